@@ -1,0 +1,261 @@
+"""The contract between a distribution strategy and everything else.
+
+A strategy says where variables live, how a global batch is divided among
+replicas, and how their shares are summed. It knows nothing about models,
+losses, optimizers or files. This module does not import TensorFlow, so that a
+configuration can be read and checked before TensorFlow is loaded.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from strategies import discovery
+from strategies.settings import UsageError, check_settings, setting
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tensorflow as tf
+
+    from strategies.cluster import Cluster
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """What the rest of the program may assume about a strategy.
+
+    Behaviour follows these, never a strategy's name. They are written as
+    literals in the strategy's class, because discovery reads them from the
+    source without importing it.
+
+    Attributes:
+      synchronous: every update uses gradients of the current weights.
+      multi_process: replicas are in more than one process.
+      matches_one_device: the training equals that of one device to rounding.
+      max_replicas: the most replicas it can have, or None for no limit.
+      roles: the jobs its cluster consists of; empty for one process.
+      summary: one sentence for the table of strategies.
+    """
+
+    synchronous: bool
+    multi_process: bool
+    matches_one_device: bool
+    max_replicas: int | None = None
+    roles: tuple[str, ...] = ()
+    summary: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StrategyConfig:
+    """Strategy and devices."""
+
+    strategy: str = setting(
+        "one_device",
+        "How training is distributed.",
+        choices=discovery.names,
+    )
+    num_replicas: int | None = setting(
+        None,
+        "Copies of the computation. Default: every GPU; without a GPU, as many "
+        "logical CPU devices as the strategy wants.",
+        minimum=1,
+    )
+    cross_device_reduction: str = setting(
+        "auto",
+        "How mirrored sums over devices: auto is nccl on several GPUs and "
+        "one_device on CPUs.",
+        choices=("auto", "nccl", "hierarchical", "one_device"),
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        most = discovery.traits(self.strategy).max_replicas
+        if most is not None and (self.num_replicas or 1) > most:
+            raise UsageError(
+                f"--num_replicas={self.num_replicas} does not fit "
+                f"--strategy={self.strategy}, which has at most {most}: lower it "
+                "or choose another strategy."
+            )
+
+
+class Batch(NamedTuple):
+    """Examples of one update: a whole global batch or a replica's rows of it.
+
+    Attributes:
+      step: int64 scalar, the index of the update these examples belong to.
+      replica: int64 scalar, which share this is; 0 for a whole batch.
+      global_size: int64 scalar, examples in the global batch.
+      num_rows: int64 scalar, examples in this share that count. An empty share
+        still carries one row, which must weigh nothing: a kernel that meets no
+        row at all can end the process (see `strategies.batch`).
+      indices: int64 [rows], which examples of the data set these are.
+      features: tensor or structure of tensors [rows, ...].
+      labels: tensor or structure of tensors [rows, ...].
+    """
+
+    step: tf.Tensor
+    replica: tf.Tensor
+    global_size: tf.Tensor
+    num_rows: tf.Tensor
+    indices: tf.Tensor
+    features: Any
+    labels: Any
+
+
+class Shares(NamedTuple):
+    """What replicas contribute to one update. Adding shares up is the only reduction.
+
+    Attributes:
+      gradients: for each trainable variable its gradient of
+        (sum of this share's losses / examples in the global batch), a tensor or
+        IndexedSlices, or None where the loss does not depend on the variable.
+      state: for each non-trainable variable that training changes, this
+        share's part of the new value (a structure of tensors).
+      sums: named scalars: numerators and denominators of losses and metrics.
+    """
+
+    gradients: Sequence[Any]
+    state: Any
+    sums: Mapping[str, Any]
+
+
+class Update(Protocol):
+    """Turns the sum of all shares into new weights. Runs once a step, after the sum."""
+
+    def apply(self, shares: Shares) -> None:
+        """Clips, then changes weights, state and the step counter."""
+
+    def observe(self, shares: Shares, closely: tf.Tensor) -> Mapping[str, tf.Tensor]:
+        """Small tensors that describe this update, such as norms.
+
+        Args:
+          shares: the sum over replicas.
+          closely: bool scalar, whether to spend time on histograms.
+        """
+
+
+class Observe(enum.IntEnum):
+    """How closely to look at a step."""
+
+    NOT = 0
+    NORMS = 1
+    CLOSELY = 2
+
+
+class Pending(Protocol):
+    """Results of steps that may still be running."""
+
+    def fetch(self) -> StepResults:
+        """Waits for the steps and returns what they reported."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepResults:
+    """What a number of consecutive steps reported.
+
+    Attributes:
+      applied_steps: updates applied; fewer than asked if a loss was not finite.
+      sums: float64 [attempted] each: the named scalars of `Shares.sums`, summed
+        over replicas, step by step.
+      step_seconds: float64 [attempted], duration of each step, input included.
+      input_seconds: float64 [attempted], of them spent waiting for input.
+      details: what `Update.observe` returned for the last step, if asked for.
+    """
+
+    applied_steps: int
+    sums: Mapping[str, np.ndarray]
+    step_seconds: np.ndarray
+    input_seconds: np.ndarray
+    details: Mapping[str, np.ndarray]
+
+
+ReplicaStep = Callable[[Batch], Shares]
+MakeBatches = Callable[[int, int], "tf.data.Dataset"]
+
+
+class RunSteps(Protocol):
+    """Runs steps inside the runtime."""
+
+    def trace(self, batches: Any) -> tf.Graph:
+        """Traces without running, so that its time can be told apart."""
+
+    def __call__(
+        self, batches: Any, num_steps: int, observe: Observe = Observe.NOT
+    ) -> Pending:
+        """Starts `num_steps` steps and observes the last of them."""
+
+    def num_traces(self) -> int:
+        """How often it was traced. More than once means a shape or type varied."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Communication:
+    """What a replica sends for one update, from the algorithm, not measured."""
+
+    algorithm: str
+    bytes_per_step_per_replica: int
+
+
+class Strategy(abc.ABC):
+    """Where variables are, who computes which rows, and how shares are summed.
+
+    Implementations are final classes, one a file, and inherit only from this.
+    """
+
+    name: ClassVar[str]
+    traits: ClassVar[Traits]
+
+    @classmethod
+    @abc.abstractmethod
+    def create(cls, config: StrategyConfig, cluster: Cluster) -> Strategy:
+        """Takes its devices.
+
+        Raises:
+          UsageError: this machine or cluster cannot run the configuration.
+        """
+
+    @property
+    @abc.abstractmethod
+    def devices(self) -> Sequence[str]:
+        """The device of each replica, such as `/device:CPU:0`."""
+
+    @property
+    def num_replicas(self) -> int:
+        return len(self.devices)
+
+    @abc.abstractmethod
+    def scope(self) -> AbstractContextManager[Any]:
+        """Variables made inside live where this strategy wants them."""
+
+    @abc.abstractmethod
+    def distribute(self, make_batches: MakeBatches) -> Any:
+        """Opens the input.
+
+        Args:
+          make_batches: `(share, num_shares)` to a dataset of that share's rows
+            of every global batch; `(0, 1)` gives whole global batches.
+        """
+
+    @abc.abstractmethod
+    def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
+        """Joins the two sides of a step around the sum of shares, which it owns.
+
+        Args:
+          replica_step: computes one replica's shares.
+          update: applies their sum; None to only add up, as evaluation does.
+        """
+
+    @abc.abstractmethod
+    def communication(self, gradient_bytes: int) -> Communication | None:
+        """Bytes a replica sends for one update; None if there is nothing to send."""
+
+    def synchronize(self) -> None:
+        """Waits until every scheduled step is applied."""
+
+    def close(self) -> None:
+        """Gives back threads, processes and devices."""

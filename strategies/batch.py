@@ -1,0 +1,53 @@
+"""Which rows of a global batch belong to which replica."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from strategies.base import Batch
+
+
+def share_rows(
+    num_rows: tf.Tensor, share: tf.Tensor | int, num_shares: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Divides rows as evenly as they go, the longer shares first.
+
+    A share with nothing to do is still given one row to compute on, to be
+    weighed by zero. TensorFlow 2.21's oneDNN kernels are not safe on zero rows:
+    the gradient of max pooling ends the whole process with `Check failed:
+    dtype() == expected_dtype` (seen on CPU, tests/test_tensorflow_facts.py).
+
+    Args:
+      num_rows: int64 scalar, rows of the global batch, at least one.
+      share: which share, from 0 to num_shares - 1.
+      num_shares: into how many shares the batch is divided.
+
+    Returns:
+      First row, row after the last, and how many of them count (int64 scalars).
+    """
+    share = tf.cast(share, tf.int64)
+    first = -((-share * num_rows) // num_shares)
+    stop = -((-(share + 1) * num_rows) // num_shares)
+    start = tf.minimum(first, num_rows - 1)
+    return start, tf.maximum(stop, start + 1), stop - first
+
+
+def take_share(batch: Batch, share: tf.Tensor | int, num_shares: int) -> Batch:
+    """One replica's rows of a whole global batch."""
+    start, stop, num_rows = share_rows(batch.num_rows, share, num_shares)
+    indices, features, labels = tf.nest.map_structure(
+        lambda rows: rows[start:stop], (batch.indices, batch.features, batch.labels)
+    )
+    return batch._replace(
+        replica=tf.cast(share, tf.int64),
+        num_rows=num_rows,
+        indices=indices,
+        features=features,
+        labels=labels,
+    )
+
+
+def row_weights(batch: Batch, dtype: tf.DType) -> tf.Tensor:
+    """1 for rows that count, 0 for the stand-in row of an empty share. Shape [rows]."""
+    rows = tf.range(tf.shape(batch.indices, out_type=tf.int64)[0])
+    return tf.cast(rows < batch.num_rows, dtype)

@@ -1,0 +1,69 @@
+"""One replica on one device: the control that other strategies are measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.base import (
+    Batch,
+    MakeBatches,
+    ReplicaStep,
+    Shares,
+    Strategy,
+    StrategyConfig,
+    Traits,
+    Update,
+)
+from strategies.cluster import Cluster
+from strategies.devices import replica_devices
+from strategies.inner_loop import InnerLoop, Step
+
+
+class OneDevice(Strategy):
+    """The whole global batch on the first GPU, or on the CPU without one."""
+
+    name = "one_device"
+    traits = Traits(
+        synchronous=True,
+        multi_process=False,
+        matches_one_device=True,
+        max_replicas=1,
+        summary="No distribution: the control that the others are compared with.",
+    )
+
+    def __init__(self, device: str):
+        self._device = device
+
+    @classmethod
+    def create(cls, config: StrategyConfig, cluster: Cluster) -> OneDevice:
+        del cluster
+        (device,) = replica_devices(num_replicas=1, replicas_without_gpu=1)
+        return cls(device)
+
+    @property
+    def devices(self) -> Sequence[str]:
+        return (self._device,)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return tf.device(self._device)
+
+    def distribute(self, make_batches: MakeBatches) -> Any:
+        return iter(make_batches(0, 1))
+
+    def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
+        def sum_shares(batch: Batch) -> Shares:
+            with tf.device(self._device):
+                return replica_step(batch)
+
+        def apply(update: Update, shares: Shares) -> None:
+            with tf.device(self._device):
+                update.apply(shares)
+
+        return InnerLoop(Step(sum_shares, apply, lambda shares: shares), update)
+
+    def communication(self, gradient_bytes: int) -> None:
+        return None

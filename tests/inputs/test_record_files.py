@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from strategies.settings import UsageError
+from trainers.inputs import record_files
+from trainers.inputs.record_files import read_records
+
+
+def write(path: Path, payloads: list[bytes]) -> Path:
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for payload in payloads:
+            writer.write(payload)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UsageError) as raised:
+        read_records(path)
+    message = str(raised.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    return message
+
+
+def test_what_tensorflow_writes_is_read_back(tmp_path):
+    payloads = [b"first", b"", b"x" * 1000, bytes(range(256)), b"last"]
+    records = read_records(write(tmp_path / "a.tfrecord", payloads))
+    assert records.payloads == payloads
+    sizes = [16 + len(payload) for payload in payloads]
+    assert records.offsets.tolist() == np.cumsum([0, *sizes[:-1]]).tolist()
+    assert records.place(1) == f"{tmp_path / 'a.tfrecord'}: record 1 at byte 21"
+
+
+@given(payloads=st.lists(st.binary(max_size=70), min_size=1, max_size=40))
+@settings(deadline=None, max_examples=50)
+def test_any_payloads_are_read_back(tmp_path_factory, payloads):
+    path = write(tmp_path_factory.getbasetemp() / "any.tfrecord", payloads)
+    assert read_records(path).payloads == payloads
+
+
+@pytest.mark.parametrize("difference", [-1, 0, 1])
+def test_records_as_long_as_a_chunk_are_read_back(tmp_path, difference):
+    random = np.random.default_rng(0)
+    chunk = record_files._CHUNK_BYTES
+    sizes = [3, chunk + difference, 0, 2 * chunk + difference, chunk // 2]
+    payloads = [random.bytes(size) for size in sizes]
+    path = write(tmp_path / "long.tfrecord", payloads)
+    assert read_records(path).payloads == payloads
+
+
+# RFC 3720, appendix B.4, "CRC Examples".
+@pytest.mark.parametrize(
+    ("payload", "checksum"),
+    [
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (bytes(range(31, -1, -1)), 0x113FDB5C),
+    ],
+    ids=["zeros", "ones", "rising", "falling"],
+)
+def test_the_checksum_is_the_one_of_the_standard(tmp_path, payload, checksum):
+    path = write(tmp_path / "a.tfrecord", [payload])
+    content = path.read_bytes()
+    rotated = checksum >> 15 | (checksum << 17) % 2**32
+    masked = (rotated + 0xA282EAD8) % 2**32
+    path.write_bytes(content[:-4] + struct.pack("<I", masked))
+    assert read_records(path).payloads == [payload]
+    path.write_bytes(content[:-4] + struct.pack("<I", masked ^ 1))
+    assert "record 0 at byte 0: its data is damaged" in refusal(path)
+
+
+def test_a_file_cut_anywhere_is_refused_or_has_fewer_records(tmp_path):
+    payloads = [b"one", b"", b"three and more"]
+    path = write(tmp_path / "cut.tfrecord", payloads)
+    content = path.read_bytes()
+    boundaries = {19: 1, 35: 2}
+    for size in range(len(content)):
+        path.write_bytes(content[:size])
+        if size in boundaries:
+            assert read_records(path).payloads == payloads[: boundaries[size]]
+        else:
+            refusal(path)
+
+
+def test_every_flipped_bit_is_found_in_the_record_that_has_it(tmp_path):
+    path = write(tmp_path / "flipped.tfrecord", [b"one", b"", b"three"])
+    content = path.read_bytes()
+    starts = [0, 19, 35]
+    for place in range(len(content)):
+        index = sum(place >= start for start in starts) - 1
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << bit
+            path.write_bytes(damaged)
+            assert f"record {index} at byte {starts[index]}: its " in refusal(path)
+
+
+def header(length: int) -> bytes:
+    """A header whose checksum is right, whatever length it claims."""
+    length_bytes = struct.pack("<Q", length)
+    crc = 0xFFFFFFFF
+    for byte in length_bytes:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    rotated = crc >> 15 | (crc << 17) % 2**32
+    return length_bytes + struct.pack("<I", (rotated + 0xA282EAD8) % 2**32)
+
+
+@pytest.mark.parametrize("length", [4, 2**31, 2**32 - 4, 2**40, 2**63, 2**64 - 1])
+def test_a_length_beyond_the_end_is_refused(tmp_path, length):
+    path = tmp_path / "huge.tfrecord"
+    path.write_bytes(header(length) + b"abc")
+    assert f"record 0 at byte 0: it claims {length} bytes" in refusal(path)
+
+
+def test_a_length_beyond_the_end_is_refused_after_good_records(tmp_path):
+    path = write(tmp_path / "huge.tfrecord", [b"good"])
+    path.write_bytes(path.read_bytes() + header(2**40) + b"abc")
+    assert f"record 1 at byte 20: it claims {2**40} bytes" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "byte 0: the file is empty: write it again"),
+        (b"abc", "record 0 at byte 0: only 3 of its 12 header bytes exist"),
+        (bytes(64), "record 0 at byte 0: its length is damaged"),
+        (b"sample,label\n1 2 3 4 5,0\n", "if it is a TFRecord file at all"),
+        (b"\x1f\x8b\x08" + bytes(20), "decompress it with gunzip first"),
+    ],
+    ids=["empty", "short", "zeros", "text", "gzip"],
+)
+def test_what_is_not_a_record_file_is_refused(tmp_path, content, expected):
+    path = tmp_path / "other.tfrecord"
+    path.write_bytes(content)
+    assert expected in refusal(path)
+
+
+def test_what_cannot_be_opened_is_refused(tmp_path):
+    assert "cannot be read (Is a directory)" in refusal(tmp_path)
+    missing = tmp_path / "missing.tfrecord"
+    assert "cannot be read (No such file or directory)" in refusal(missing)
+
+
+def test_a_hundred_thousand_records_take_about_a_second(tmp_path):
+    path = write(tmp_path / "many.tfrecord", [b"x" * 60] * 100_000)
+    start = time.perf_counter()
+    records = read_records(path)
+    seconds = time.perf_counter() - start
+    assert len(records.payloads) == 100_000
+    # It takes 0.2 s; the rest is for a machine that is busy with other tests.
+    assert seconds < 3

@@ -1,0 +1,1 @@
+"""Training, evaluation and what they leave behind."""

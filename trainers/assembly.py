@@ -1,0 +1,153 @@
+"""Puts a run together from its configuration: strategy, data, model, update."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import keras
+import tensorflow as tf
+
+import models
+from strategies import discovery
+from strategies.base import MakeBatches, RunSteps, Strategy
+from strategies.cluster import Cluster
+from strategies.settings import UsageError
+from trainers import inputs
+from trainers.config import Config, ModelConfig
+from trainers.evaluation import Evaluation
+from trainers.inputs.data import Data
+from trainers.inputs.order import Order, global_batches
+from trainers.optimizers import LearningRate, build_optimizer
+from trainers.step import EvalStep, Objective, TrainStep
+from trainers.update import ModelUpdate
+
+_DEFAULT_TRAIN_STEPS = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """The parts of a run, ready to train or evaluate.
+
+    Attributes:
+      config: what it was made from.
+      strategy: holds the devices.
+      data: training and held-out examples.
+      order: which examples each step sees.
+      train_steps: updates at the end of the run.
+      model: with new weights.
+      optimizer: with new variables.
+      learning_rate: from the number of applied updates.
+      step: int64 scalar, the number of applied updates.
+      run_steps: the inner training loop, not traced yet.
+      evaluation: over the held-out examples, not traced yet.
+    """
+
+    config: Config
+    strategy: Strategy
+    data: Data
+    order: Order
+    train_steps: int
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    learning_rate: LearningRate
+    step: tf.Variable
+    run_steps: RunSteps
+    evaluation: Evaluation
+
+    def batches(self, first_step: int) -> MakeBatches:
+        """Training batches from a step to the end of the run."""
+        return global_batches(self.data.train, self.order, first_step, self.train_steps)
+
+    def gradient_bytes(self) -> int:
+        """Size of one gradient of all trainable variables."""
+        return sum(
+            variable.value.dtype.size * variable.value.shape.num_elements()
+            for variable in self.model.trainable_variables
+        )
+
+
+def assemble(config: Config, cluster: Cluster) -> Assembly:
+    """Takes devices, opens data, builds model and update. Writes no file.
+
+    Raises:
+      UsageError: the parts do not fit each other, this machine or the data.
+    """
+    strategy = discovery.load(config.strategy.strategy).create(config.strategy, cluster)
+    _check_batch_size(config, strategy)
+    data = inputs.load(config.data)
+    order = Order(
+        num_examples=data.train.num_examples,
+        global_batch_size=config.length.global_batch_size,
+        seed=config.run.seed,
+    )
+    train_steps = _train_steps(config, order)
+    spec = models.load(config.model.model)
+    objective = Objective(
+        loss=spec.make_loss(config.optimizer.label_smoothing), metrics=dict(spec.metrics)
+    )
+    learning_rate = LearningRate(config.optimizer, train_steps)
+    _set_precision(config.model.dtype)
+    keras.utils.set_random_seed(config.run.seed)
+    with strategy.scope():
+        model = _build_model(spec, config.model, data)
+        optimizer = build_optimizer(config.optimizer, learning_rate, model)
+        step = tf.Variable(
+            0,
+            dtype=tf.int64,
+            trainable=False,
+            name="applied_updates",
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+    update = ModelUpdate(model, optimizer, step, config.optimizer.clip_global_norm)
+    return Assembly(
+        config=config,
+        strategy=strategy,
+        data=data,
+        order=order,
+        train_steps=train_steps,
+        model=model,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        step=step,
+        run_steps=strategy.compile(TrainStep(model, objective, config.run.seed), update),
+        evaluation=Evaluation(
+            strategy,
+            EvalStep(model, objective),
+            data.evaluation,
+            config.report.eval_global_batch_size,
+        ),
+    )
+
+
+def _check_batch_size(config: Config, strategy: Strategy) -> None:
+    """Config checks a number of replicas that was given; here it is the real one."""
+    size = config.length.global_batch_size
+    if size < strategy.num_replicas:
+        raise UsageError(
+            f"--global_batch_size={size} is smaller than the {strategy.num_replicas} "
+            "replicas: every replica needs an example; raise it or give a smaller "
+            "--num_replicas."
+        )
+
+
+def _train_steps(config: Config, order: Order) -> int:
+    if config.length.epochs is not None:
+        return config.length.epochs * order.steps_per_epoch
+    return config.length.train_steps or _DEFAULT_TRAIN_STEPS
+
+
+def _set_precision(dtype: str) -> None:
+    keras.config.set_floatx("float64" if dtype == "float64" else "float32")
+    keras.config.set_dtype_policy(dtype)
+
+
+def _build_model(spec: models.ModelSpec, config: ModelConfig, data: Data) -> keras.Model:
+    try:
+        return spec.build(
+            input_shape=data.input_shape,
+            num_classes=data.num_classes,
+            hidden_units=config.hidden_units,
+            dropout=config.dropout,
+        )
+    except ValueError as error:
+        raise UsageError(" ".join(str(error).split())) from error

@@ -1,0 +1,55 @@
+"""Where a run's time goes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+
+import psutil
+
+_KINDS = ("startup", "trace", "train", "input", "eval", "checkpoint", "summary")
+
+
+@dataclasses.dataclass(slots=True)
+class Timer:
+    """The duration of one measured block, once it has ended."""
+
+    seconds: float = 0.0
+
+
+class Clock:
+    """Seconds by kind of work, as result.json reports them.
+
+    `input` is the part of `train` that steps spent waiting for examples; the other
+    kinds do not overlap.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(_KINDS, 0.0)
+        process = psutil.Process()
+        self._start_of_process = time.perf_counter() - (
+            time.time() - process.create_time()
+        )
+
+    @contextlib.contextmanager
+    def measure(self, kind: str) -> Iterator[Timer]:
+        """Adds the duration of a block to one kind, and tells it afterwards."""
+        timer = Timer()
+        start = time.perf_counter()
+        try:
+            yield timer
+        finally:
+            timer.seconds = time.perf_counter() - start
+            self._seconds[kind] += timer.seconds
+
+    def add(self, kind: str, seconds: float) -> None:
+        self._seconds[kind] += seconds
+
+    def started(self) -> None:
+        """Ends start-up, which begins with the process: imports belong to it."""
+        self._seconds["startup"] = time.perf_counter() - self._start_of_process
+
+    def seconds(self) -> dict[str, float]:
+        return {kind: round(value, 6) for kind, value in self._seconds.items()}

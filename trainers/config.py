@@ -1,0 +1,323 @@
+"""The configuration of a run: small frozen groups, each of which checks itself.
+
+A field here is a flag, a line of `--help`, a key of config.json and a check.
+The groups only order `--help` and keep what belongs together in one object;
+in files and on the command line all fields share one flat namespace. Nothing
+here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import models
+from strategies.base import StrategyConfig
+from strategies.settings import UsageError, check_settings, setting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Run: what to do and where to keep it."""
+
+    mode: str = setting(
+        "train",
+        "What to do: train a model, or evaluate the newest checkpoint of --run_dir.",
+        choices=("train", "evaluate"),
+    )
+    run_dir: str | None = setting(
+        None,
+        "Folder of the run. Default: a new one under runs/, named after strategy, "
+        "model, data set and time.",
+    )
+    resume: str = setting(
+        "never",
+        "auto continues the run in --run_dir from its newest checkpoint, or "
+        "starts it if there is none; never refuses a folder that holds a run.",
+        choices=("never", "auto"),
+    )
+    seed: int = setting(
+        0,
+        "Decides initial weights, the order of examples and dropout.",
+        minimum=0,
+        maximum=2**31 - 1,
+    )
+    verbose: bool = setting(False, "Show tracebacks and TensorFlow's own log.")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LengthConfig:
+    """Training length."""
+
+    train_steps: int | None = setting(
+        None, "Updates to apply. Default: 1000, unless --epochs is given.", minimum=1
+    )
+    epochs: int | None = setting(
+        None, "Passes over the training examples, instead of --train_steps.", minimum=1
+    )
+    global_batch_size: int = setting(
+        64, "Examples of one update, over all replicas together.", minimum=1
+    )
+    steps_per_loop: int | None = setting(
+        None,
+        "Steps run inside the runtime for one call from Python. Default: as many "
+        "as take about 50 ms. Does not change the training.",
+        minimum=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.train_steps is not None and self.epochs is not None:
+            raise UsageError(
+                f"--train_steps={self.train_steps} and --epochs={self.epochs} both "
+                "say how long to train: give one of them."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Model."""
+
+    model: str = setting("convnet", "What is trained.", choices=models.names)
+    hidden_units: tuple[int, ...] = setting(
+        (128, 64), "Width of each hidden layer of mlp.", minimum=1
+    )
+    dropout: float = setting(
+        0.0, "Fraction of activations dropped in training.", minimum=0, below=1
+    )
+    dtype: str = setting(
+        "float32",
+        "Precision: mixed_bfloat16 computes in bfloat16 and keeps float32 weights.",
+        choices=("float32", "float64", "mixed_bfloat16"),
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Data."""
+
+    dataset: str = setting(
+        "digits",
+        "digits: 8x8 images of handwritten digits. tfrecord: files at --data_path. "
+        "synthetic: random examples of any shape, for measuring.",
+        choices=("digits", "synthetic", "tfrecord"),
+    )
+    data_path: str | None = setting(
+        None, "A TFRecord file, or a folder of *.tfrecord files, to train on."
+    )
+    eval_data_path: str | None = setting(
+        None, "The same for evaluation. Default: --eval_fraction of --data_path."
+    )
+    eval_fraction: float = setting(
+        0.2, "Fraction of examples held out for evaluation.", above=0, below=1
+    )
+    record_schema: str = setting(
+        "sample:int64:5,label:int64",
+        "Features of a TFRecord example as name:type:shape, the label last, such "
+        "as image:float32:28x28x1,label:int64.",
+    )
+    num_examples: int = setting(
+        4096, "Training examples of synthetic; an eighth as many to evaluate.", minimum=8
+    )
+    input_shape: tuple[int, ...] = setting(
+        (32, 32, 3), "Shape of one example of synthetic.", minimum=1
+    )
+    num_classes: int = setting(10, "Classes of synthetic.", minimum=2)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.dataset == "tfrecord" and self.data_path is None:
+            raise UsageError(
+                "--dataset=tfrecord needs --data_path: give a TFRecord file or a "
+                "folder of them (python -m trainers.write_tfrecord makes one)."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Update."""
+
+    optimizer: str = setting(
+        "adam", "Rule of the update.", choices=("sgd", "momentum", "adam", "adamw")
+    )
+    learning_rate: float = setting(1e-3, "Peak learning rate.", above=0)
+    learning_rate_schedule: str = setting(
+        "constant",
+        "cosine falls to zero at the last step; step divides by ten at 50 and 75 "
+        "percent of the steps.",
+        choices=("constant", "cosine", "step"),
+    )
+    warmup_steps: int = setting(
+        0, "Steps over which the rate rises linearly from zero.", minimum=0
+    )
+    momentum: float = setting(
+        0.9, "Momentum of --optimizer=momentum.", minimum=0, below=1
+    )
+    weight_decay: float = setting(
+        0.0, "Decoupled weight decay, multiplied by the learning rate.", minimum=0
+    )
+    clip_global_norm: float | None = setting(
+        None, "Scale the summed gradient down to this norm if it is larger.", above=0
+    )
+    label_smoothing: float = setting(
+        0.0, "Share of each label spread over all classes.", minimum=0, below=1
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """Summaries, evaluation and checkpoints."""
+
+    summary_every_steps: int = setting(
+        100, "Steps between lines of metrics.jsonl and TensorBoard scalars.", minimum=1
+    )
+    histogram_every_steps: int | None = setting(
+        500, "Steps between histograms; null in --config for none.", minimum=1
+    )
+    eval_every_steps: int | None = setting(
+        None, "Steps between evaluations. Default: only at the end.", minimum=1
+    )
+    eval_global_batch_size: int = setting(
+        500, "Examples evaluated at a time, over all replicas.", minimum=1
+    )
+    checkpoint_every_steps: int | None = setting(
+        500, "Steps between checkpoints; there is always one at the end.", minimum=1
+    )
+    keep_checkpoints: int = setting(3, "Newest checkpoints that are kept.", minimum=1)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+GROUPS: Mapping[str, type] = {
+    "run": RunConfig,
+    "strategy": StrategyConfig,
+    "length": LengthConfig,
+    "model": ModelConfig,
+    "data": DataConfig,
+    "optimizer": OptimizerConfig,
+    "report": ReportConfig,
+}
+
+
+@functools.cache
+def all_fields() -> Mapping[str, tuple[type, dataclasses.Field]]:
+    """Every setting by name, with the group it belongs to, in the order of --help."""
+    return {
+        field.name: (group, field)
+        for group in GROUPS.values()
+        for field in dataclasses.fields(group)
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides a run."""
+
+    run: RunConfig = dataclasses.field(default_factory=RunConfig)
+    strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
+    length: LengthConfig = dataclasses.field(default_factory=LengthConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
+
+    def __post_init__(self) -> None:
+        """Checks what concerns more than one group.
+
+        Raises:
+          UsageError: two settings contradict each other.
+        """
+        replicas = self.strategy.num_replicas or 1
+        if self.length.global_batch_size < replicas:
+            raise UsageError(
+                f"--global_batch_size={self.length.global_batch_size} is smaller "
+                f"than --num_replicas={replicas}: every replica needs an example; "
+                "raise the one or lower the other."
+            )
+        if self.run.mode == "evaluate" and self.run.run_dir is None:
+            raise UsageError(
+                "--mode=evaluate needs --run_dir: give the folder of a finished run."
+            )
+
+    def replace(self, **values: Any) -> Config:
+        """A copy with some settings changed, by their flat names.
+
+        Raises:
+          UsageError: a name is unknown or a value not accepted.
+        """
+        changes: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            if name not in all_fields():
+                raise UsageError(
+                    f"{name!r} is not a setting: --help lists the accepted names."
+                )
+            group_class = all_fields()[name][0]
+            (group,) = (key for key, value_ in GROUPS.items() if value_ is group_class)
+            changes.setdefault(group, {})[name] = value
+        groups = {
+            group: dataclasses.replace(getattr(self, group), **settings)
+            for group, settings in changes.items()
+        }
+        return dataclasses.replace(self, **groups)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings by their flat names, as JSON has them."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for group in GROUPS
+            for name, value in dataclasses.asdict(getattr(self, group)).items()
+        }
+
+
+def config_from_dict(settings: Mapping[str, Any]) -> Config:
+    """Turns `Config.to_dict` back; settings that are absent keep their defaults.
+
+    Raises:
+      UsageError: a name is unknown or a value not accepted.
+    """
+    return Config().replace(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in settings.items()
+        }
+    )
+
+
+def config_from_file(path: str) -> Config:
+    """Reads a configuration file: a JSON object of settings by name.
+
+    Raises:
+      UsageError: the file cannot be read or is not such an object.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            settings = json.load(file)
+    except OSError as error:
+        raise UsageError(
+            f"--config={path} cannot be read ({error.strerror}): give a JSON file "
+            "of settings, such as a run's config.json."
+        ) from error
+    except ValueError as error:
+        raise UsageError(
+            f"--config={path} is not JSON ({' '.join(str(error).split())}): give a "
+            "file of settings, such as a run's config.json."
+        ) from error
+    if not isinstance(settings, dict):
+        raise UsageError(
+            f"--config={path} holds {type(settings).__name__}: it takes one JSON "
+            "object of settings by name."
+        )
+    return config_from_dict(settings)

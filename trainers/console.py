@@ -1,0 +1,111 @@
+"""What a person sees: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+from typing import IO
+
+import rich.console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+
+class Console:
+    """Prints lines and progress, and keeps the lines in a log file.
+
+    On a terminal progress is a bar. Elsewhere it is a line every few seconds, so
+    that a log stays short however fast steps are.
+    """
+
+    _SECONDS_BETWEEN_LINES = 5.0
+
+    def __init__(self) -> None:
+        self._rich = rich.console.Console(highlight=False, soft_wrap=True)
+        self._log: IO[str] | None = None
+        self._progress: Progress | None = None
+        self._last_line = time.monotonic()
+
+    def open_log(self, path: pathlib.Path) -> None:
+        """Keeps what is said from here on in a file as well."""
+        self._log = path.open("a", encoding="utf-8")
+
+    def say(self, line: str) -> None:
+        """One line for the reader."""
+        self._rich.print(line, markup=False)
+        self._write_log(line)
+
+    def warn(self, line: str) -> None:
+        """One line that asks for attention, on standard error."""
+        if self._progress is not None:
+            self._progress.console.print(f"warning: {line}", markup=False)
+        else:
+            print(f"warning: {line}", file=sys.stderr)
+        self._write_log(f"warning: {line}")
+
+    def start_progress(self, step: int, last_step: int) -> None:
+        """Shows the bar, if this is a terminal."""
+        if not self._rich.is_terminal:
+            return
+        self._progress = Progress(
+            TextColumn("train"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            console=self._rich,
+        )
+        self._progress.start()
+        self._progress.add_task("train", total=last_step, completed=step, figures="")
+
+    def advance(self, step: int, last_step: int, figures: Figures) -> None:
+        """Shows how far training is."""
+        if self._progress is not None:
+            task = self._progress.task_ids[0]
+            self._progress.update(task, completed=step, figures=figures.short())
+        elif self._line_is_due(step, last_step):
+            self.say(f"train | step {step:>7}/{last_step} | {figures.long()}")
+
+    def stop_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def close(self) -> None:
+        self.stop_progress()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def _line_is_due(self, step: int, last_step: int) -> bool:
+        now = time.monotonic()
+        due = step == last_step or now - self._last_line >= self._SECONDS_BETWEEN_LINES
+        if due:
+            self._last_line = now
+        return due
+
+    def _write_log(self, line: str) -> None:
+        if self._log is not None:
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            self._log.flush()
+
+
+class Figures:
+    """Loss and speed of the steps just run, as text."""
+
+    def __init__(self, loss: float, examples_per_second: float, step_seconds: float):
+        self._loss = f"loss {loss:.4f}"
+        self._speed = f"{examples_per_second:,.1f} examples/s"
+        self._step = f"{1e3 * step_seconds:.1f} ms/step"
+
+    def short(self) -> str:
+        return f"{self._loss} {self._speed}"
+
+    def long(self) -> str:
+        return f"{self._loss} | {self._speed} | {self._step}"

@@ -1,0 +1,77 @@
+"""A run in words, for TensorBoard and the terminal."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shlex
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from trainers.assembly import Assembly
+from trainers.run_dir import RunFolder
+from trainers.summaries import table
+
+
+def describe_run(assembly: Assembly) -> dict[str, str]:
+    """Markdown tables by tag: configuration, devices, where each variable lies."""
+    settings = assembly.config.to_dict()
+    replicas = list(enumerate(assembly.strategy.devices))
+    physical = [(d.name, d.device_type) for d in tf.config.list_physical_devices()]
+    return {
+        "configuration": table(("setting", "value"), list(settings.items())),
+        "devices": table(("replica", "device"), replicas)
+        + "\n\n"
+        + table(("physical device", "kind"), physical),
+        "variables": table(
+            ("variable", "shape", "type", "devices"), _placements(assembly)
+        ),
+    }
+
+
+def _placements(assembly: Assembly) -> list[tuple[str, ...]]:
+    rows = []
+    for variable in [*assembly.model.variables, *assembly.optimizer.variables]:
+        # A mirrored variable holds one copy per device in `values`.
+        copies = getattr(variable.value, "values", (variable.value,))
+        devices = ", ".join(_short(copy.device) for copy in copies)
+        rows.append((variable.path, str(tuple(variable.shape)), variable.dtype, devices))
+    return rows
+
+
+def _short(device: str) -> str:
+    return device.rsplit("/device:", maxsplit=1)[-1]
+
+
+def hyperparameters(assembly: Assembly) -> dict[str, Any]:
+    """The row of TensorBoard's HParams dashboard."""
+    settings = assembly.config.to_dict()
+    kept = (
+        "strategy",
+        "model",
+        "dataset",
+        "global_batch_size",
+        "optimizer",
+        "learning_rate",
+        "learning_rate_schedule",
+        "weight_decay",
+        "dropout",
+        "label_smoothing",
+        "dtype",
+        "seed",
+    )
+    row = {name: settings[name] for name in kept}
+    return {**row, "num_replicas": assembly.strategy.num_replicas}
+
+
+def tensorboard_command(folder: RunFolder) -> str:
+    """The command that shows a run, on this machine only."""
+    program = pathlib.Path(sys.executable).with_name("tensorboard")
+    if not program.exists():
+        words = [sys.executable, "-m", "tensorboard.main"]
+    else:
+        relative = os.path.relpath(program)
+        words = [str(program) if relative.startswith("..") else relative]
+    return shlex.join([*words, f"--logdir={folder.tensorboard}", "--host=localhost"])

@@ -1,0 +1,107 @@
+"""What a data set is to the rest of the program: examples that can be read by index.
+
+Reading by index, rather than as a stream, is what makes the order of examples a
+property of the run: any step can be the first one, on any number of replicas.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.settings import UsageError
+
+
+class Source(Protocol):
+    """Examples addressed by index."""
+
+    @property
+    def num_examples(self) -> int: ...
+
+    def read(self, indices: tf.Tensor) -> tuple[Any, Any]:
+        """Features and labels of some examples, as graph operations.
+
+        Args:
+          indices: int64 [n], each from 0 to num_examples - 1.
+
+        Returns:
+          Features [n, ...] and labels [n, ...], in the order of `indices`.
+        """
+
+
+class ArraySource:
+    """Examples held in memory."""
+
+    def __init__(self, features: np.ndarray, labels: np.ndarray):
+        """Keeps both arrays on the host.
+
+        Args:
+          features: [num_examples, ...].
+          labels: [num_examples, ...].
+        """
+        with tf.device("/device:CPU:0"):
+            self._features = tf.constant(features)
+            self._labels = tf.constant(labels)
+        self.num_examples = len(features)
+
+    def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.gather(self._features, indices), tf.gather(self._labels, indices)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """A data set, ready to be trained on.
+
+    Attributes:
+      train: examples to learn from.
+      evaluation: examples held out.
+      input_shape: of one example's features, without the batch dimension.
+      num_classes: labels are int64 from 0 to num_classes - 1.
+    """
+
+    train: Source
+    evaluation: Source
+    input_shape: tuple[int, ...]
+    num_classes: int
+
+
+def hold_out(
+    features: np.ndarray, labels: np.ndarray, fraction: float, num_classes: int
+) -> Data:
+    """Splits arrays into training examples and held-out ones.
+
+    The split is the same in every run, whatever its seed, so that results of
+    different seeds are measured on the same examples. Where every class is
+    frequent enough it keeps the classes' proportions.
+
+    Raises:
+      UsageError: one of the two parts would be empty.
+    """
+    from sklearn.model_selection import train_test_split
+
+    num_held_out = round(len(labels) * fraction)
+    if not 0 < num_held_out < len(labels):
+        raise UsageError(
+            f"--eval_fraction={fraction} of {len(labels)} examples holds out "
+            f"{num_held_out}: both parts need at least one; change the fraction "
+            "or give more examples."
+        )
+    frequencies = np.bincount(labels, minlength=num_classes)
+    smaller_part = min(num_held_out, len(labels) - num_held_out)
+    can_stratify = frequencies[frequencies > 0].min() >= 2 and smaller_part >= num_classes
+    x_train, x_held_out, y_train, y_held_out = train_test_split(
+        features,
+        labels,
+        test_size=num_held_out,
+        random_state=0,
+        stratify=labels if can_stratify else None,
+    )
+    return Data(
+        train=ArraySource(x_train, y_train),
+        evaluation=ArraySource(x_held_out, y_held_out),
+        input_shape=tuple(features.shape[1:]),
+        num_classes=num_classes,
+    )

@@ -1,0 +1,104 @@
+"""Which examples each step of a run sees.
+
+Global batch k of an epoch depends on (seed, epoch, k) alone: not on how many
+replicas share it, not on what ran before. A run can therefore start at any step
+and see what it would have seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from strategies.base import Batch, MakeBatches
+from strategies.batch import share_rows
+from trainers.inputs.data import Source
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """The sequence of global batches.
+
+    Every epoch visits each example exactly once; its last batch holds what is
+    left over and may be smaller than the others.
+
+    Attributes:
+      num_examples: examples of an epoch.
+      global_batch_size: examples of a batch, the last of an epoch excepted.
+      seed: decides the permutation of each epoch; None for ascending order.
+    """
+
+    num_examples: int
+    global_batch_size: int
+    seed: int | None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self.num_examples // self.global_batch_size)
+
+    def examples_before(self, step: int) -> int:
+        """Examples in all batches before a step, counted over epochs."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        return epoch * self.num_examples + batch * self.global_batch_size
+
+    def indices(
+        self, step: tf.Tensor, share: int, num_shares: int
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The examples of one share of a step.
+
+        Args:
+          step: int64 scalar.
+          share: which share of the global batch.
+          num_shares: into how many it is divided.
+
+        Returns:
+          int64 indices [rows] (one stand-in row for an empty share), how many of
+          them count, and the size of the global batch.
+        """
+        epoch = step // self.steps_per_epoch
+        first = (step % self.steps_per_epoch) * self.global_batch_size
+        global_size = tf.minimum(
+            tf.constant(self.global_batch_size, tf.int64), self.num_examples - first
+        )
+        start, stop, num_rows = share_rows(global_size, share, num_shares)
+        positions = tf.range(first + start, first + stop)
+        return self._shuffled(positions, epoch), num_rows, global_size
+
+    def _shuffled(self, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+        if self.seed is None:
+            return positions
+        # Evaluates a random permutation at single positions, so that nothing of
+        # the size of the data set is stored or made anew for each epoch.
+        return tf.random.experimental.index_shuffle(
+            positions,
+            seed=tf.stack([tf.constant(self.seed, tf.int64), epoch]),
+            max_index=tf.constant(self.num_examples - 1, tf.int64),
+        )
+
+
+def global_batches(
+    source: Source, order: Order, first_step: int, last_step: int
+) -> MakeBatches:
+    """Batches of the steps from `first_step` up to, but not including, `last_step`."""
+
+    def make_batches(share: int, num_shares: int) -> tf.data.Dataset:
+        def read(step: tf.Tensor) -> Batch:
+            indices, num_rows, global_size = order.indices(step, share, num_shares)
+            features, labels = source.read(indices)
+            return Batch(
+                step=step,
+                replica=tf.constant(share, tf.int64),
+                global_size=global_size,
+                num_rows=num_rows,
+                indices=indices,
+                features=features,
+                labels=labels,
+            )
+
+        steps = tf.data.Dataset.range(first_step, last_step)
+        return steps.map(
+            read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        ).prefetch(tf.data.AUTOTUNE)
+
+    return make_batches

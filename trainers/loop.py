@@ -1,0 +1,160 @@
+"""The outer loop: plain Python that advances the run and hands out reports.
+
+The inner loop runs steps inside the runtime. Between two of its calls, and never
+inside one, hooks write files, evaluate and print.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from strategies.base import Observe, RunSteps, StepResults
+from trainers.clock import Clock
+from trainers.outcome import DivergedError
+
+# Long enough that Python between two calls (about a millisecond) is lost in it,
+# short enough that signals and the progress bar are attended to at once.
+TARGET_CALL_SECONDS = 0.05
+_MOST_STEPS_PER_CALL = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What hooks learn after a call of the inner loop.
+
+    Attributes:
+      step: applied updates since the beginning of the run.
+      last_step: where the run ends.
+      results: of the steps of this call.
+      call_seconds: wall time of the call, Python's part included.
+    """
+
+    step: int
+    last_step: int
+    results: StepResults
+    call_seconds: float
+
+    @property
+    def is_last(self) -> bool:
+        return self.step == self.last_step
+
+
+Hook = Callable[[StepReport], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Every:
+    """Runs a hook whenever the step is a multiple of a number, and at the end.
+
+    Attributes:
+      steps: the number; None for only at the end.
+      hook: what to run.
+      observe: how closely the step before the hook is looked at.
+    """
+
+    steps: int | None
+    hook: Hook
+    observe: Observe = Observe.NOT
+
+    def next_after(self, step: int, last_step: int) -> int:
+        """The first step after this one at which the hook is due."""
+        if self.steps is None:
+            return last_step
+        return min(last_step, (step // self.steps + 1) * self.steps)
+
+    def is_due(self, report: StepReport) -> bool:
+        due = self.steps is not None and report.step % self.steps == 0
+        return due or report.is_last
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Always:
+    """Runs a hook after every call, however many steps it had."""
+
+    hook: Hook
+    observe: Observe = Observe.NOT
+
+    def next_after(self, step: int, last_step: int) -> int:
+        return last_step
+
+    def is_due(self, report: StepReport) -> bool:
+        return True
+
+
+class CallLength:
+    """How many steps the next call should run."""
+
+    def __init__(self, steps_per_loop: int | None):
+        """Takes a fixed number, or None to aim at `TARGET_CALL_SECONDS`."""
+        self._fixed = steps_per_loop
+        self._steps = steps_per_loop or 1
+
+    @property
+    def steps(self) -> int:
+        return self._steps
+
+    def learn(self, step_seconds: np.ndarray) -> None:
+        """Adapts to how long steps took."""
+        if self._fixed is None and len(step_seconds):
+            typical = max(float(np.median(step_seconds)), 1e-9)
+            wanted = int(TARGET_CALL_SECONDS / typical)
+            self._steps = min(max(wanted, 1), _MOST_STEPS_PER_CALL)
+
+
+def run_loop(
+    run_steps: RunSteps,
+    batches: Any,
+    *,
+    first_step: int,
+    last_step: int,
+    call_length: CallLength,
+    hooks: Sequence[Every | Always],
+    clock: Clock,
+) -> None:
+    """Advances from one step to another.
+
+    Args:
+      run_steps: the inner loop.
+      batches: what it reads, beginning with the batch of `first_step`.
+      first_step: updates already applied.
+      last_step: updates applied when this returns.
+      call_length: decides how many steps a call has; a call also ends at the next
+        step at which a hook is due.
+      hooks: run in this order whenever they are due.
+      clock: told how long training and its input took.
+
+    Raises:
+      DivergedError: a loss was not finite; that update was not applied.
+    """
+    step = first_step
+    while step < last_step:
+        due = min(when.next_after(step, last_step) for when in hooks)
+        stop = min(due, last_step, step + call_length.steps)
+        observe = max(
+            (w.observe for w in hooks if w.next_after(step, last_step) == stop),
+            default=Observe.NOT,
+        )
+        with clock.measure("train") as timer:
+            results = run_steps(batches, stop - step, observe).fetch()
+        clock.add("input", float(results.input_seconds.sum()))
+        step += results.applied_steps
+        if step < stop:
+            raise DivergedError(step + 1, _last_loss(results))
+        call_length.learn(results.step_seconds)
+        report = StepReport(
+            step=step,
+            last_step=last_step,
+            results=results,
+            call_seconds=timer.seconds,
+        )
+        for when in hooks:
+            if when.is_due(report):
+                when.hook(report)
+
+
+def _last_loss(results: StepResults) -> float:
+    return float(results.sums["loss"][-1] / results.sums["examples"][-1])

@@ -1,0 +1,77 @@
+"""Optimizers and learning-rate schedules, from Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.keras_internals import stop_reducing_gradients
+from trainers.config import OptimizerConfig
+
+
+def build_optimizer(
+    config: OptimizerConfig, learning_rate: LearningRate, model: keras.Model
+) -> keras.optimizers.Optimizer:
+    """An optimizer with its variables made, which applies gradients as they are.
+
+    Args:
+      config: the rule and its settings.
+      learning_rate: of each step.
+      model: whose trainable variables it will change.
+    """
+    settings: dict[str, Any] = {
+        "learning_rate": learning_rate,
+        "weight_decay": config.weight_decay or None,
+    }
+    optimizers = {
+        "sgd": lambda: keras.optimizers.SGD(**settings),
+        "momentum": lambda: keras.optimizers.SGD(momentum=config.momentum, **settings),
+        "adam": lambda: keras.optimizers.Adam(**settings),
+        "adamw": lambda: keras.optimizers.AdamW(
+            **{**settings, "weight_decay": config.weight_decay}
+        ),
+    }
+    optimizer = optimizers[config.optimizer]()
+    optimizer.build(model.trainable_variables)
+    stop_reducing_gradients(optimizer)
+    return optimizer
+
+
+class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
+    """The learning rate of a step: a linear warm-up, then the chosen schedule.
+
+    With peak rate r, w warm-up steps, n steps in all and x = (step - w) / (n - w):
+    warm-up is r (step + 1) / w; cosine is r (1 + cos(pi x)) / 2 (Loshchilov and
+    Hutter, SGDR, 2016, without restarts); step is r, r/10 from x = 0.5 and r/100
+    from x = 0.75 on.
+    """
+
+    def __init__(self, config: OptimizerConfig, train_steps: int):
+        self._config = config
+        self._train_steps = train_steps
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        warmup = self._config.warmup_steps
+        step = tf.cast(step, tf.float32)
+        decay_steps = max(self._train_steps - warmup, 1)
+        progress = tf.clip_by_value((step - warmup) / decay_steps, 0.0, 1.0)
+        factor = _FACTORS[self._config.learning_rate_schedule](progress)
+        if warmup:
+            factor = tf.where(step < warmup, (step + 1) / warmup, factor)
+        return self._config.learning_rate * factor
+
+    def get_config(self) -> dict[str, Any]:
+        raise NotImplementedError("The run's config.json describes the schedule.")
+
+
+def _cosine(progress: tf.Tensor) -> tf.Tensor:
+    return (1 + tf.cos(tf.constant(3.141592653589793) * progress)) / 2
+
+
+def _step(progress: tf.Tensor) -> tf.Tensor:
+    return tf.where(progress < 0.5, 1.0, tf.where(progress < 0.75, 0.1, 0.01))
+
+
+_FACTORS = {"constant": tf.ones_like, "cosine": _cosine, "step": _step}

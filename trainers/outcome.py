@@ -1,0 +1,35 @@
+"""Ways in which training ends other than by reaching its last step."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """What the entry point returns to the shell."""
+
+    DONE = 0
+    BUG = 1
+    USAGE = 2
+    DIVERGED = 3
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class DivergedError(Exception):
+    """A loss was not finite. The weights are those before that step."""
+
+    def __init__(self, step: int, loss: float):
+        super().__init__(
+            f"the loss of step {step} is {loss}: training has diverged; lower "
+            "--learning_rate, set --clip_global_norm, or check the data."
+        )
+        self.step = step
+
+
+class StopRequested(Exception):
+    """A signal asked the run to end."""
+
+    def __init__(self, exit_code: ExitCode):
+        super().__init__(f"stopped by {exit_code.name.lower()}")
+        self.exit_code = exit_code

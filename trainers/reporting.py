@@ -1,0 +1,156 @@
+"""What a run writes while it trains: the hooks of the outer loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from strategies.base import Observe
+from trainers.assembly import Assembly
+from trainers.checkpoints import Checkpoints
+from trainers.clock import Clock
+from trainers.console import Console, Figures
+from trainers.inspection import Inspection
+from trainers.interval import Interval
+from trainers.loop import Always, Every, StepReport
+from trainers.results import FinalFigures
+from trainers.run_dir import RunFolder
+from trainers.summaries import EVAL, TRAIN, Summaries
+
+_HISTOGRAM_PREFIX = "gradients/"
+
+
+class Reporting:
+    """Owns the files a run writes and decides what goes into them."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        folder: RunFolder,
+        checkpoints: Checkpoints,
+        console: Console,
+        clock: Clock,
+    ):
+        self._assembly = assembly
+        self._folder = folder
+        self._checkpoints = checkpoints
+        self._console = console
+        self._clock = clock
+        self._interval = Interval()
+        self._inspection = Inspection(assembly.model, assembly.data)
+        self.summaries = Summaries(folder.tensorboard)
+        self.final = FinalFigures()
+
+    def hooks(self) -> list[Every | Always]:
+        """In the order they run; the checkpoint last, when all else is written."""
+        report = self._assembly.config.report
+        hooks: list[Every | Always] = [
+            Always(self._interval),
+            Always(self._show_progress),
+            Every(report.summary_every_steps, self._write_metrics, Observe.NORMS),
+        ]
+        if report.histogram_every_steps is not None:
+            every = report.histogram_every_steps
+            hooks.append(Every(every, self._write_histograms, Observe.CLOSELY))
+        return [
+            *hooks,
+            Every(report.eval_every_steps, self._evaluate),
+            Every(report.checkpoint_every_steps, lambda _: self.save_checkpoint()),
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides variables."""
+        return {"interval_sums": self._interval.sums()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._interval.restore(state["interval_sums"])
+
+    def save_checkpoint(self) -> None:
+        with self._clock.measure("checkpoint"):
+            self._checkpoints.save(self.state())
+
+    def close(self) -> None:
+        self.summaries.close()
+
+    def _show_progress(self, report: StepReport) -> None:
+        results = report.results
+        examples = float(results.sums["examples"].sum())
+        figures = Figures(
+            loss=float(results.sums["loss"].sum()) / examples,
+            examples_per_second=examples / report.call_seconds,
+            step_seconds=report.call_seconds / results.applied_steps,
+        )
+        self._console.advance(report.step, report.last_step, figures)
+
+    def _write_metrics(self, report: StepReport) -> None:
+        with self._clock.measure("summary"):
+            means = self._interval.means()
+            milliseconds = self._interval.milliseconds()
+            speed = self._interval.examples_per_second()
+            norms = {
+                name: float(value)
+                for name, value in report.results.details.items()
+                if not name.startswith(_HISTOGRAM_PREFIX)
+            }
+            scalars = {
+                **means,
+                **norms,
+                "learning_rate": self._learning_rate(report.step),
+                "examples_per_second": speed,
+                **{f"step_milliseconds/{k}": v for k, v in milliseconds.items()},
+            }
+            self.summaries.scalars(TRAIN, scalars, report.step)
+            row = {
+                "step": report.step,
+                **{f"train_{name}": value for name, value in means.items()},
+                **norms,
+                "learning_rate": scalars["learning_rate"],
+                "examples_per_second": speed,
+                "step_milliseconds": milliseconds,
+                "seconds": self._clock.seconds(),
+            }
+            self._folder.append_metrics(row)
+            self.summaries.flush()
+        self._set_final(train_loss=means["loss"])
+        self._interval.reset()
+
+    def _learning_rate(self, step: int) -> float:
+        """The rate of the update that led to this step."""
+        return float(self._assembly.learning_rate(step - 1))
+
+    def _write_histograms(self, report: StepReport) -> None:
+        with self._clock.measure("summary"):
+            gradients = {
+                name: rows
+                for name, rows in report.results.details.items()
+                if name.startswith(_HISTOGRAM_PREFIX)
+            }
+            histograms = {**gradients, **self._inspection.histograms()}
+            self.summaries.histograms(histograms, report.step)
+
+    def _evaluate(self, report: StepReport) -> None:
+        with self._clock.measure("eval"):
+            means = self._assembly.evaluation.run()
+        with self._clock.measure("summary"):
+            finite = {name: v for name, v in means.items() if math.isfinite(v)}
+            self.summaries.scalars(EVAL, finite, report.step)
+            grid = self._inspection.sample_grid()
+            if grid is not None:
+                self.summaries.image("samples", grid, report.step)
+            self._folder.append_metrics(
+                {"step": report.step, **{f"eval_{k}": v for k, v in finite.items()}}
+            )
+            self.summaries.flush()
+        self._set_final(eval_loss=means.get("loss"), eval_accuracy=means.get("accuracy"))
+        if not report.is_last:
+            self._console.say(f"eval  | step {report.step:>7} | {in_words(means)}")
+
+    def _set_final(self, **figures: float | None) -> None:
+        self.final = dataclasses.replace(self.final, **figures)
+
+
+def in_words(means: dict[str, float]) -> str:
+    """Losses and metrics on one line."""
+    return " | ".join(f"{name} {value:.4f}" for name, value in means.items())

@@ -1,0 +1,140 @@
+"""result.json: what a run came to, in the form other tools read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+import resource
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import psutil
+import tensorflow as tf
+
+from strategies.base import Communication
+from strategies.cluster import Cluster
+from strategies.devices import cpu_model
+from trainers.assembly import Assembly
+from trainers.checkpoints import weights_sha256
+from trainers.clock import Clock
+from trainers.loop import StepReport
+
+_WARM_UP_CALLS = 2
+
+
+class Throughput:
+    """Step times and speed of a run, its first calls left out. A hook."""
+
+    def __init__(self) -> None:
+        self._step_seconds: list[np.ndarray] = []
+        self._examples_per_second: list[float] = []
+
+    def __call__(self, report: StepReport) -> None:
+        self._step_seconds.append(report.results.step_seconds)
+        examples = report.results.sums["examples"].sum()
+        self._examples_per_second.append(float(examples / report.call_seconds))
+
+    def summary(self) -> dict[str, Any]:
+        """Median speed over calls, and percentiles over single steps."""
+        skip = min(_WARM_UP_CALLS, max(len(self._step_seconds) - 1, 0))
+        if not self._step_seconds:
+            return {"examples_per_second": None, "step_milliseconds": None}
+        milliseconds = 1e3 * np.concatenate(self._step_seconds[skip:])
+        percentiles = np.percentile(milliseconds, (50, 90, 99))
+        return {
+            "examples_per_second": float(np.median(self._examples_per_second[skip:])),
+            "step_milliseconds": dict(
+                zip(("p50", "p90", "p99"), map(float, percentiles), strict=True)
+            ),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FinalFigures:
+    """Loss and accuracy at the end; None where not measured or not finite."""
+
+    train_loss: float | None = None
+    eval_loss: float | None = None
+    eval_accuracy: float | None = None
+
+
+def build_result(
+    assembly: Assembly,
+    cluster: Cluster,
+    *,
+    status: str,
+    final: FinalFigures,
+    throughput: Throughput,
+    clock: Clock,
+    initial_weights_sha256: str,
+) -> dict[str, Any]:
+    """Everything result.json holds but its schema_version."""
+    steps = int(assembly.step.numpy())
+    strategy = assembly.strategy
+    return {
+        "status": status,
+        "strategy": strategy.name,
+        "traits": _traits(assembly),
+        "num_replicas": strategy.num_replicas,
+        "cluster": dict(cluster.addresses) or None,
+        "steps": steps,
+        "examples_seen": assembly.order.examples_before(steps),
+        "final": {
+            name: _finite(value) for name, value in dataclasses.asdict(final).items()
+        },
+        "throughput": throughput.summary(),
+        "seconds": clock.seconds(),
+        "peak_memory_mib": {cluster.task: peak_memory_mib()},
+        "communication": _communication(
+            strategy.communication(assembly.gradient_bytes())
+        ),
+        "staleness": None,
+        "weights_sha256": weights_sha256(assembly.model),
+        "initial_weights_sha256": initial_weights_sha256,
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+
+
+def peak_memory_mib() -> float:
+    """The most memory this process has held. Linux counts it in KiB."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+
+
+def versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def hardware() -> dict[str, Any]:
+    return {
+        "cpu": cpu_model(),
+        "cpu_cores": os.cpu_count(),
+        "memory_mib": psutil.virtual_memory().total >> 20,
+        "gpus": [
+            tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name)
+            for gpu in tf.config.list_physical_devices("GPU")
+        ],
+    }
+
+
+def _traits(assembly: Assembly) -> dict[str, Any]:
+    traits = dataclasses.asdict(assembly.strategy.traits)
+    return {name: value for name, value in traits.items() if name != "summary"}
+
+
+def _communication(communication: Communication | None) -> Mapping[str, Any] | None:
+    return None if communication is None else dataclasses.asdict(communication)
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no word for what is not a number."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,120 @@
+"""What one replica computes: its shares of the global batch's loss and gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.base import PerExample
+from strategies.base import Batch, Shares
+from strategies.batch import row_weights
+from trainers.layer_state import LayerState
+from trainers.randomness import keyed_states, seed_states
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Objective:
+    """What is minimized, and what is reported besides.
+
+    Attributes:
+      loss: per-example loss of (labels, predictions), [n].
+      metrics: named per-example metrics of the same, [n] each.
+    """
+
+    loss: PerExample
+    metrics: dict[str, PerExample]
+
+
+class TrainStep:
+    """The shares of one training step. Satisfies `ReplicaStep`.
+
+    Losses are summed over this replica's examples and divided by the number of
+    examples in the global batch, so that adding all replicas' gradients gives the
+    gradient of the mean over the global batch, uneven shares included.
+    Regularization and other losses that layers add are means over a batch
+    already; they count in proportion to the share's examples.
+    """
+
+    def __init__(self, model: keras.Model, objective: Objective, seed: int):
+        self._model = model
+        self._objective = objective
+        self._seed = seed
+        self._layer_state = LayerState(model)
+        self._seed_states = seed_states(model)
+
+    def __call__(self, batch: Batch) -> Shares:
+        keyed = keyed_states(self._seed_states, self._seed, batch)
+        variables = [v.value for v in self._model.trainable_variables]
+        with keras.StatelessScope(state_mapping=keyed, collect_losses=True) as scope:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(variables)
+                predictions = self._model(batch.features, training=True)
+                sums = _weighted_sums(self._objective, batch, predictions)
+                added = _added_losses(self._model, scope)
+                if added:
+                    rows = tf.cast(batch.num_rows, sums["loss"].dtype)
+                    sums["loss"] += rows * tf.add_n(
+                        [tf.cast(loss, rows.dtype) for loss in added]
+                    )
+                share = sums["loss"] / tf.cast(batch.global_size, sums["loss"].dtype)
+            gradients = tape.gradient(share, variables)
+        return Shares(
+            gradients=gradients,
+            state=self._layer_state.shares(scope, batch),
+            sums=_reported(sums, batch),
+        )
+
+
+class EvalStep:
+    """The sums of one evaluation batch; no gradients, nothing random."""
+
+    def __init__(self, model: keras.Model, objective: Objective):
+        self._model = model
+        self._objective = objective
+
+    def __call__(self, batch: Batch) -> Shares:
+        with keras.StatelessScope():
+            predictions = self._model(batch.features, training=False)
+        sums = _weighted_sums(self._objective, batch, predictions)
+        return Shares(gradients=[], state={}, sums=_reported(sums, batch))
+
+
+def _weighted_sums(
+    objective: Objective, batch: Batch, predictions: Any
+) -> dict[str, tf.Tensor]:
+    """Sums over the rows that count, by name: the loss and each metric."""
+    functions = {"loss": objective.loss, **objective.metrics}
+    sums = {}
+    for name, function in functions.items():
+        values = function(batch.labels, predictions)
+        sums[name] = tf.reduce_sum(values * row_weights(batch, values.dtype))
+    return sums
+
+
+def _reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
+    """Numerators and their denominator, in double precision for exact counts."""
+    reported = {name: tf.cast(value, tf.float64) for name, value in sums.items()}
+    reported["examples"] = tf.cast(batch.num_rows, tf.float64)
+    return reported
+
+
+def _added_losses(model: keras.Model, scope: keras.StatelessScope) -> list[tf.Tensor]:
+    """Losses that layers added in this call, and weight regularization.
+
+    `Model.losses` would be both, but inside a StatelessScope it hands the
+    regularizers None for every variable that the scope does not map (Keras 3.15,
+    keras/src/layers/layer.py, `_get_regularization_losses`).
+    """
+    return [*scope.losses, *weight_penalties(model)]
+
+
+def weight_penalties(model: keras.Model) -> list[tf.Tensor]:
+    """The regularization of each variable that has one."""
+    return [
+        variable.regularizer(variable)
+        for variable in model.trainable_variables
+        if variable.regularizer is not None
+    ]

@@ -1,0 +1,53 @@
+"""Ending a run on a signal, between two steps and with a checkpoint."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+from trainers.loop import StepReport
+from trainers.outcome import ExitCode, StopRequested
+
+_EXIT_CODES = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+}
+
+
+class StopSignals:
+    """Remembers SIGINT and SIGTERM until the step at hand is done. A hook.
+
+    A second signal is handled as it was before, which ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self._received: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in _EXIT_CODES:
+            self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    def __call__(self, report: StepReport) -> None:
+        """Raises StopRequested if a signal came; a finished run just ends."""
+        if self._received is not None and not report.is_last:
+            raise StopRequested(_EXIT_CODES[signal.Signals(self._received)])
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._received = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)

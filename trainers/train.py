@@ -1,0 +1,158 @@
+"""--mode=train: a run from its configuration to its result."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from strategies.cluster import Cluster
+from strategies.devices import describe
+from trainers.assembly import Assembly, assemble
+from trainers.checkpoints import Checkpoints, weights_sha256
+from trainers.clock import Clock
+from trainers.config import Config
+from trainers.console import Console
+from trainers.description import describe_run, hyperparameters, tensorboard_command
+from trainers.loop import Always, CallLength, run_loop
+from trainers.outcome import DivergedError, ExitCode, StopRequested
+from trainers.reporting import Reporting, in_words
+from trainers.results import Throughput, build_result
+from trainers.run_dir import RunFolder
+from trainers.stopping import StopSignals
+
+
+def train(config: Config, console: Console) -> ExitCode:
+    """Trains, and leaves the run folder behind.
+
+    Raises:
+      UsageError: the configuration cannot be run; nothing has been written.
+    """
+    clock = Clock()
+    folder = RunFolder.for_training(config)
+    cluster = Cluster()
+    assembly = assemble(config, cluster)
+    initial_weights_sha256 = weights_sha256(assembly.model)
+    checkpoints = Checkpoints(
+        folder.checkpoints,
+        model=assembly.model,
+        optimizer=assembly.optimizer,
+        step=assembly.step,
+        keep=config.report.keep_checkpoints,
+    )
+    state = checkpoints.restore_newest(console.warn) if folder.holds_a_run else None
+    first_step = int(assembly.step.numpy())
+    if first_step >= assembly.train_steps and folder.read_result() is not None:
+        console.say(f"{folder.path} is complete at step {first_step}: nothing to do.")
+        return ExitCode.DONE
+    folder.begin(config, first_step)
+    console.open_log(folder.log_path(cluster.task))
+    _introduce(assembly, folder, first_step, console)
+    reporting = Reporting(assembly, folder, checkpoints, console, clock)
+    if state is not None:
+        reporting.restore(state)
+    run = _Run(assembly, cluster, folder, reporting, console, clock)
+    return run.to_the_end(first_step, initial_weights_sha256)
+
+
+def _introduce(
+    assembly: Assembly, folder: RunFolder, first_step: int, console: Console
+) -> None:
+    strategy = assembly.strategy
+    replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
+    console.say(f"strategy  {strategy.name}: {replicas} on {describe(strategy.devices)}")
+    console.say(
+        f"model     {assembly.config.model.model}, "
+        f"{assembly.model.count_params():,} parameters"
+    )
+    console.say(
+        f"data      {assembly.config.data.dataset}, "
+        f"{assembly.data.train.num_examples:,} examples to train, "
+        f"{assembly.data.evaluation.num_examples:,} held out"
+    )
+    resumed = f", continued at step {first_step}" if first_step else ""
+    console.say(f"run       {folder.path}{resumed}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    """The part of training in which files are written."""
+
+    assembly: Assembly
+    cluster: Cluster
+    folder: RunFolder
+    reporting: Reporting
+    console: Console
+    clock: Clock
+    throughput: Throughput = dataclasses.field(default_factory=Throughput)
+
+    def to_the_end(self, first_step: int, initial_weights_sha256: str) -> ExitCode:
+        """Trains until the last step, a signal or a loss that is not finite."""
+        status, exit_code = "failed", ExitCode.BUG
+        try:
+            self._advance(first_step)
+            status, exit_code = "completed", ExitCode.DONE
+        except DivergedError as error:
+            status, exit_code = "diverged", ExitCode.DIVERGED
+            self.console.stop_progress()
+            self.console.warn(str(error))
+        except StopRequested as stop:
+            status, exit_code = "preempted", stop.exit_code
+            self.reporting.save_checkpoint()
+        finally:
+            self.console.stop_progress()
+            self.reporting.close()
+            self.folder.write_result(
+                build_result(
+                    self.assembly,
+                    self.cluster,
+                    status=status,
+                    final=self.reporting.final,
+                    throughput=self.throughput,
+                    clock=self.clock,
+                    initial_weights_sha256=initial_weights_sha256,
+                )
+            )
+            self.assembly.strategy.close()
+        self._conclude(status)
+        return exit_code
+
+    def _advance(self, first_step: int) -> None:
+        assembly = self.assembly
+        batches = assembly.strategy.distribute(assembly.batches(first_step))
+        self.clock.started()
+        with self.clock.measure("trace"):
+            graph = assembly.run_steps.trace(batches)
+        with self.clock.measure("summary"):
+            summaries = self.reporting.summaries
+            summaries.graph(graph)
+            summaries.texts(describe_run(assembly))
+            summaries.hparams(hyperparameters(assembly))
+        with StopSignals() as signals:
+            self.console.start_progress(first_step, assembly.train_steps)
+            run_loop(
+                assembly.run_steps,
+                batches,
+                first_step=first_step,
+                last_step=assembly.train_steps,
+                call_length=CallLength(assembly.config.length.steps_per_loop),
+                hooks=[
+                    Always(self.throughput),
+                    *self.reporting.hooks(),
+                    Always(signals),
+                ],
+                clock=self.clock,
+            )
+
+    def _conclude(self, status: str) -> None:
+        final = dataclasses.asdict(self.reporting.final)
+        measured = {name: value for name, value in final.items() if value is not None}
+        step = int(self.assembly.step.numpy())
+        line = f"{status} | step {step}"
+        self.console.say(f"{line} | {in_words(measured)}" if measured else line)
+        speed = self.throughput.summary()
+        if speed["step_milliseconds"]:
+            self.console.say(
+                f"speed     {speed['examples_per_second']:,.1f} examples/s, "
+                f"{speed['step_milliseconds']['p50']:.2f} ms/step"
+            )
+        self.console.say(f"run       {self.folder.path}")
+        self.console.say(f"look at   {tensorboard_command(self.folder)}")

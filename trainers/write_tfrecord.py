@@ -1,0 +1,181 @@
+"""Writes a small TFRecord file to try training on.
+
+    python -m trainers.write_tfrecord --path=data/train.tfrecord
+
+Each record is a tf.train.Example as in the TensorFlow 1 tutorials: `sample`, 5
+int64 from 0 to 9, and `label`, an int64 that is 0 or 1. The rule to be learned is
+
+    label = 1  if  |sample[0] + 2 sample[1] - sample[2] - 2 sample[3]| > sample[4] + 2
+
+which holds for about half of all samples. No single weighted sum tells the two
+classes apart (logistic regression gets 67 percent right), but a hidden layer of
+ten units does: 1000 steps of 64 examples with adam at 0.01 got 96 to 100 percent
+of unseen examples right, over 40 seeds of data, weights and order.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import flags
+
+from strategies.settings import UsageError
+from trainers.quiet import native_log_hidden
+
+# Samples are made at once in memory, at 40 bytes each.
+_MOST_EXAMPLES = 10_000_000
+
+
+def make_flags() -> flags.FlagValues:
+    """The flags of this command, apart from those of any other program."""
+    values = flags.FlagValues()
+    flags.DEFINE_string(
+        "path", None, "File to write, such as data/train.tfrecord.", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "num_examples",
+        5000,
+        "Examples to write.",
+        lower_bound=1,
+        upper_bound=_MOST_EXAMPLES,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "seed",
+        0,
+        "Decides the samples: the same seed writes the same file.",
+        lower_bound=0,
+        upper_bound=2**31 - 1,
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "overwrite", False, "Replace the file if it exists.", flag_values=values
+    )
+    flags.DEFINE_bool("help", False, "Show this text.", flag_values=values)
+    return values
+
+
+def label_of(samples: np.ndarray) -> np.ndarray:
+    """The rule in the text at the top of this file.
+
+    Args:
+      samples: int64 [n, 5], values from 0 to 9.
+
+    Returns:
+      int64 [n], each 0 or 1.
+    """
+    balance = samples @ np.array([1, 2, -1, -2, 0])
+    return (np.abs(balance) > samples[:, 4] + 2).astype(np.int64)
+
+
+def make_examples(num_examples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Samples int64 [num_examples, 5] and their labels int64 [num_examples]."""
+    samples = np.random.default_rng(seed).integers(0, 10, (num_examples, 5))
+    return samples, label_of(samples)
+
+
+def write(path: Path, samples: np.ndarray, labels: np.ndarray) -> None:
+    """Writes a TFRecord file that appears under its name only when complete.
+
+    Args:
+      path: of the file; folders on the way are made, an existing file is replaced.
+      samples: int64 [n, 5].
+      labels: int64 [n].
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    # Not *.tfrecord, so that nobody who reads the folder takes it for data.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Made before TensorFlow is loaded, so that a wrong path is refused at once.
+    unfinished.touch()
+    try:
+        _write_records(unfinished, samples, labels)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _write_records(path: Path, samples: np.ndarray, labels: np.ndarray) -> None:
+    with native_log_hidden():
+        import tensorflow as tf
+    try:
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for sample, label in zip(samples.tolist(), labels.tolist(), strict=True):
+                example = tf.train.Example()
+                feature = example.features.feature
+                feature["sample"].int64_list.value.extend(sample)
+                feature["label"].int64_list.value.append(label)
+                writer.write(example.SerializeToString(deterministic=True))
+    except tf.errors.OpError as error:
+        raise OSError(errno.EIO, error.message) from error
+
+
+def run(argv: Sequence[str]) -> str:
+    """Does what the command line asks for.
+
+    Args:
+      argv: the program's name and its arguments.
+
+    Returns:
+      What to print on standard output.
+
+    Raises:
+      UsageError: an argument is wrong or the file cannot be written.
+    """
+    values = make_flags()
+    try:
+        _, *positional = values(list(argv))
+    except flags.Error as error:
+        raise UsageError(" ".join(str(error).split())) from error
+    if values.help:
+        names = ("path", "num_examples", "seed", "overwrite")
+        lines = [f"  --{n}: {values[n].help} Default: {values[n].value}" for n in names]
+        return "\n".join([str(__doc__), "Flags:", *lines])
+    if positional:
+        raise UsageError(
+            f"{positional[0]!r} is not a flag: give every setting as --name=value."
+        )
+    if not values.path:
+        raise UsageError("--path is missing: name a file, such as data/train.tfrecord.")
+    path = Path(values.path)
+    try:
+        _check_path(path, values.overwrite)
+        write(path, *make_examples(values.num_examples, values.seed))
+    except OSError as error:
+        raise UsageError(
+            f"--path={path} cannot be written ({error.strerror}): name another file."
+        ) from error
+    return (
+        f"wrote {values.num_examples} examples to {path}; train on them with: "
+        "python -m trainers.main --dataset=tfrecord "
+        f"--data_path={shlex.quote(str(path))} --model=mlp --hidden_units=10"
+    )
+
+
+def _check_path(path: Path, overwrite: bool) -> None:
+    if path.is_dir():
+        raise UsageError(f"--path={path} is a folder: name a file in it.")
+    if path.exists() and not overwrite:
+        raise UsageError(f"--path={path} exists: add --overwrite or name another file.")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit code: 0, or 2 for a usage error."""
+    try:
+        print(run(argv))
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
