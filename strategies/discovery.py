@@ -69,9 +69,7 @@ def _declarations() -> dict[str, _Declaration]:
                 for base in node.bases
             ):
                 name, traits = _literals(node, path)
-                found[name] = _Declaration(
-                    f"strategies.{path.stem}", node.name, traits
-                )
+                found[name] = _Declaration(f"strategies.{path.stem}", node.name, traits)
     return found
 
 

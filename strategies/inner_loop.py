@@ -50,7 +50,9 @@ class InnerLoop:
 
     def trace(self, batches: Any) -> tf.Graph:
         """Traces the loop without running a step, and returns its graph."""
-        return self._function.get_concrete_function(batches, *_arguments(0, Observe.NOT)).graph
+        return self._function.get_concrete_function(
+            batches, *_arguments(0, Observe.NOT)
+        ).graph
 
     def num_traces(self) -> int:
         return self._function.experimental_get_tracing_count()

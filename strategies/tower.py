@@ -114,7 +114,7 @@ def average_gradients(tower_gradients: Sequence[Sequence[Any]]) -> list[Any]:
     Returns:
       For each variable the averaged gradient, IndexedSlices where towers' are.
     """
-    averaged = []
+    averaged: list[Any] = []
     for gradients in zip(*tower_gradients, strict=True):
         if gradients[0] is None:
             averaged.append(None)

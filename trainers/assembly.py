@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 import models
+from models.base import ModelSpec
 from strategies import discovery
 from strategies.base import MakeBatches, RunSteps, Strategy
 from strategies.cluster import Cluster
@@ -73,32 +74,41 @@ def assemble(config: Config, cluster: Cluster) -> Assembly:
       UsageError: the parts do not fit each other, this machine or the data.
     """
     strategy = discovery.load(config.strategy.strategy).create(config.strategy, cluster)
+    return assemble_parts(
+        config, strategy, inputs.load(config.data), models.load(config.model.model)
+    )
+
+
+def assemble_parts(
+    config: Config, strategy: Strategy, data: Data, spec: ModelSpec
+) -> Assembly:
+    """The same for a strategy, data and a model that are at hand already."""
     _check_batch_size(config, strategy)
-    data = inputs.load(config.data)
     order = Order(
         num_examples=data.train.num_examples,
         global_batch_size=config.length.global_batch_size,
         seed=config.run.seed,
     )
     train_steps = _train_steps(config, order)
-    spec = models.load(config.model.model)
-    objective = Objective(
-        loss=spec.make_loss(config.optimizer.label_smoothing), metrics=dict(spec.metrics)
-    )
     learning_rate = LearningRate(config.optimizer, train_steps)
     _set_precision(config.model.dtype)
     keras.utils.set_random_seed(config.run.seed)
     with strategy.scope():
         model = _build_model(spec, config.model, data)
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
-        step = tf.Variable(
-            0,
-            dtype=tf.int64,
-            trainable=False,
-            name="applied_updates",
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
+        step = _make_step_variable()
+    objective = Objective(
+        loss=spec.make_loss(config.optimizer.label_smoothing),
+        metrics=dict(spec.metrics),
+    )
+    train_step = TrainStep(model, objective, config.run.seed)
     update = ModelUpdate(model, optimizer, step, config.optimizer.clip_global_norm)
+    evaluation = Evaluation(
+        strategy,
+        EvalStep(model, objective),
+        data.evaluation,
+        config.report.eval_global_batch_size,
+    )
     return Assembly(
         config=config,
         strategy=strategy,
@@ -109,13 +119,19 @@ def assemble(config: Config, cluster: Cluster) -> Assembly:
         optimizer=optimizer,
         learning_rate=learning_rate,
         step=step,
-        run_steps=strategy.compile(TrainStep(model, objective, config.run.seed), update),
-        evaluation=Evaluation(
-            strategy,
-            EvalStep(model, objective),
-            data.evaluation,
-            config.report.eval_global_batch_size,
-        ),
+        run_steps=strategy.compile(train_step, update),
+        evaluation=evaluation,
+    )
+
+
+def _make_step_variable() -> tf.Variable:
+    """Counts applied updates; under mirrored variables one replica does it for all."""
+    return tf.Variable(
+        0,
+        dtype=tf.int64,
+        trainable=False,
+        name="applied_updates",
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
 
 
@@ -141,7 +157,7 @@ def _set_precision(dtype: str) -> None:
     keras.config.set_dtype_policy(dtype)
 
 
-def _build_model(spec: models.ModelSpec, config: ModelConfig, data: Data) -> keras.Model:
+def _build_model(spec: ModelSpec, config: ModelConfig, data: Data) -> keras.Model:
     try:
         return spec.build(
             input_shape=data.input_shape,

@@ -181,9 +181,15 @@ def _read_commit(folder: pathlib.Path) -> Mapping[str, Any]:
         path = folder / name
         if path.parent != folder or path.is_symlink():
             raise ValueError(f"commit.json names {name!r}, which is outside")
-        if path.stat().st_size != expected["bytes"] or _sha256(path) != expected["sha256"]:
+        if (
+            path.stat().st_size != expected["bytes"]
+            or _sha256(path) != expected["sha256"]
+        ):
             raise ValueError(f"{name} is not what was written")
-    if not isinstance(commit["state"], dict) or "variables.index" not in commit["files"]:
+    if (
+        not isinstance(commit["state"], dict)
+        or "variables.index" not in commit["files"]
+    ):
         raise ValueError("commit.json is incomplete")
     return commit
 

@@ -126,7 +126,9 @@ class DataConfig:
         "as image:float32:28x28x1,label:int64.",
     )
     num_examples: int = setting(
-        4096, "Training examples of synthetic; an eighth as many to evaluate.", minimum=8
+        4096,
+        "Training examples of synthetic; an eighth as many to evaluate.",
+        minimum=8,
     )
     input_shape: tuple[int, ...] = setting(
         (32, 32, 3), "Shape of one example of synthetic.", minimum=1

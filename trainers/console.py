@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import sys
 import time
+import traceback
 from typing import IO
 
 import rich.console
@@ -48,6 +49,16 @@ class Console:
         else:
             print(f"warning: {line}", file=sys.stderr)
         self._write_log(f"warning: {line}")
+
+    def report_bug(self, error: Exception, verbose: bool) -> None:
+        """One line on standard error; the traceback goes to the log of the run."""
+        text = "".join(traceback.format_exception(error))
+        self._write_log(text)
+        if verbose or self._log is None:
+            print(text, file=sys.stderr)
+        where = "" if self._log is None else f"; the traceback is in {self._log.name}"
+        words = " ".join(str(error).split())[:300]
+        print(f"error: {type(error).__name__}: {words}{where}", file=sys.stderr)
 
     def start_progress(self, step: int, last_step: int) -> None:
         """Shows the bar, if this is a terminal."""

@@ -31,13 +31,15 @@ def describe_run(assembly: Assembly) -> dict[str, str]:
     }
 
 
-def _placements(assembly: Assembly) -> list[tuple[str, ...]]:
-    rows = []
+def _placements(assembly: Assembly) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
     for variable in [*assembly.model.variables, *assembly.optimizer.variables]:
         # A mirrored variable holds one copy per device in `values`.
         copies = getattr(variable.value, "values", (variable.value,))
         devices = ", ".join(_short(copy.device) for copy in copies)
-        rows.append((variable.path, str(tuple(variable.shape)), variable.dtype, devices))
+        rows.append(
+            (variable.path, str(tuple(variable.shape)), variable.dtype, devices)
+        )
     return rows
 
 

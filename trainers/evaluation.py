@@ -57,3 +57,7 @@ class Evaluation:
             length.learn(results.step_seconds)
             step += count
         return means_over_examples(sums)
+
+    def num_traces(self) -> int:
+        """How often its inner loop was traced."""
+        return self._run_steps.num_traces()

@@ -139,7 +139,9 @@ def _number(name: str, text: str, kind: type) -> Any:
         return kind(text)
     except ValueError as error:
         words = "whole numbers" if kind is int else "numbers"
-        raise UsageError(f"--{name}={text} is not accepted: it takes {words}.") from error
+        raise UsageError(
+            f"--{name}={text} is not accepted: it takes {words}."
+        ) from error
 
 
 def _as_text(value: Any) -> str:

@@ -50,7 +50,9 @@ class Inspection:
             f"weights/{weight.path}": histogram(weight.value)
             for weight in self._model.trainable_variables
         }
-        if isinstance(self._model, keras.Sequential) or hasattr(self._model, "operations"):
+        if isinstance(self._model, keras.Sequential) or hasattr(
+            self._model, "operations"
+        ):
             layers = [
                 layer
                 for layer in self._model.layers

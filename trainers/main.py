@@ -50,6 +50,9 @@ def _run(config: Config) -> ExitCode:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
+    except Exception as error:
+        console.report_bug(error, config.run.verbose)
+        return ExitCode.BUG
     finally:
         console.close()
 

@@ -143,7 +143,9 @@ class Reporting:
                 {"step": report.step, **{f"eval_{k}": v for k, v in finite.items()}}
             )
             self.summaries.flush()
-        self._set_final(eval_loss=means.get("loss"), eval_accuracy=means.get("accuracy"))
+        self._set_final(
+            eval_loss=means.get("loss"), eval_accuracy=means.get("accuracy")
+        )
         if not report.is_last:
             self._console.say(f"eval  | step {report.step:>7} | {in_words(means)}")
 

@@ -106,6 +106,7 @@ def peak_memory_mib() -> float:
 
 
 def versions() -> dict[str, str]:
+    """Of everything that can change a result."""
     return {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
@@ -115,6 +116,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
+    """What the run had at hand."""
     return {
         "cpu": cpu_model(),
         "cpu_cores": os.cpu_count(),

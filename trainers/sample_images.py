@@ -37,7 +37,11 @@ def draw_grid(
         top = row * (_TILE_PIXELS + _CAPTION_PIXELS)
         grid.paste(_tile(image), (left, top + _CAPTION_PIXELS))
         right = labels[index] == predictions[index]
-        caption = str(labels[index]) if right else f"{labels[index]}, not {predictions[index]}"
+        caption = (
+            str(labels[index])
+            if right
+            else f"{labels[index]}, not {predictions[index]}"
+        )
         draw.text((left + 2, top + 1), caption, fill=_RIGHT if right else _WRONG)
     return np.asarray(grid)
 

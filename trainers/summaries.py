@@ -86,7 +86,9 @@ class Summaries:
         metric's group.
         """
         writer = tf.summary.create_file_writer(str(self._folder))
-        metrics = [hparams_api.Metric(tag, group=group) for group, tag in _HPARAM_METRICS]
+        metrics = [
+            hparams_api.Metric(tag, group=group) for group, tag in _HPARAM_METRICS
+        ]
         with writer.as_default(step=0):
             hparams_api.hparams_config(hparams=[], metrics=metrics)
             hparams_api.hparams(dict(settings))

@@ -58,7 +58,9 @@ def _introduce(
 ) -> None:
     strategy = assembly.strategy
     replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
-    console.say(f"strategy  {strategy.name}: {replicas} on {describe(strategy.devices)}")
+    console.say(
+        f"strategy  {strategy.name}: {replicas} on {describe(strategy.devices)}"
+    )
     console.say(
         f"model     {assembly.config.model.model}, "
         f"{assembly.model.count_params():,} parameters"

@@ -91,7 +91,9 @@ def hold_out(
         )
     frequencies = np.bincount(labels, minlength=num_classes)
     smaller_part = min(num_held_out, len(labels) - num_held_out)
-    can_stratify = frequencies[frequencies > 0].min() >= 2 and smaller_part >= num_classes
+    can_stratify = (
+        frequencies[frequencies > 0].min() >= 2 and smaller_part >= num_classes
+    )
     x_train, x_held_out, y_train, y_held_out = train_test_split(
         features,
         labels,

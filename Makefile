@@ -1,0 +1,120 @@
+# Needs make and Python 3.10 to 3.13. `make help` lists what there is to do.
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-builtin-rules
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+UV_VERSION := 0.13.8
+
+python := $(VENV)/bin/python
+
+# Wheels only: compiling TensorFlow's dependencies would fail late and at length.
+install = $(python) -m pip install --quiet --no-input --no-user \
+	--disable-pip-version-check --only-binary=:all: --require-hashes --requirement
+
+# A test that ends its process ends the run: pytest-xdist 3.8 would run it again and
+# again in new ones, or wait for ever.
+in_parallel := --numprocesses=2 --dist=loadfile --max-worker-restart=0
+
+.PHONY: help
+help: ## List these targets
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
+	@echo
+	@echo 'ARGS="..." is handed on by train, test and lock, as in'
+	@echo '  make train ARGS="--strategy=tower --num_replicas=4"'
+	@echo '  make test ARGS="-k mirrored"'
+	@echo '  make lock ARGS=--upgrade'
+	@echo 'PYTHON=python3.12 chooses the Python that .venv is made with.'
+
+.PHONY: train
+train: $(VENV)/.runtime ## Train under the mirrored strategy
+	$(python) -m trainers.main --strategy=mirrored $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.test ## Run every test
+	$(python) -m pytest $(in_parallel) $(ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.test ## Check style and types
+	$(python) -m ruff check
+	$(python) -m ruff format --check
+	$(python) -m mypy
+
+.PHONY: format
+format: $(VENV)/.test ## Sort imports, mend what can be mended, lay out the code
+	$(python) -m ruff check --fix-only
+	$(python) -m ruff format
+
+.PHONY: install
+install: $(VENV)/.runtime ## Install what training needs into .venv
+
+.PHONY: install-test
+install-test: $(VENV)/.test ## Install what tests need as well
+
+.PHONY: install-gpu
+install-gpu: $(VENV)/.gpu ## Install NVIDIA's libraries as well (Linux)
+
+.PHONY: lock
+lock: build/uv/.$(UV_VERSION) ## Pin anew what pyproject.toml names
+	$(call compile,runtime)
+	$(call compile,test,--extra=test --constraints=requirements/runtime.lock)
+	$(call compile,gpu,--extra=gpu --constraints=requirements/runtime.lock)
+
+.PHONY: clean
+clean: ## Remove .venv, caches and build/; runs/ stays
+	rm -rf $(VENV) build .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One lock holds every Python version and platform, told apart by markers.
+compile = build/uv/bin/uv pip compile pyproject.toml \
+	--output-file=requirements/$(1).lock $(2) $(ARGS) \
+	--universal --python-version=3.10 --generate-hashes --only-binary=:all: \
+	--no-python-downloads --quiet \
+	--no-header --no-emit-index-url --no-emit-find-links
+
+build/uv/.$(UV_VERSION):
+	$(complain)
+	$(PYTHON) -m venv --clear build/uv
+	build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	touch $@
+
+# An empty file in .venv marks each step that is done. A newer lock repeats it.
+$(VENV)/.runtime: $(VENV)/.made requirements/runtime.lock
+	@echo 'Installing TensorFlow and Keras into $(VENV): 700 MB the first time, so minutes.'
+	@$(install) requirements/runtime.lock
+	@touch $@
+
+$(VENV)/.test $(VENV)/.gpu: $(VENV)/.%: $(VENV)/.runtime requirements/%.lock
+	@echo 'Installing requirements/$*.lock into $(VENV).'
+	@$(install) requirements/$*.lock
+	@touch $@
+
+# .venv stays until it no longer works or PYTHON asks for another version.
+asked := $(if $(filter file,$(origin PYTHON)),,$(PYTHON))
+venv_fits := $(shell $(python) -c 'import pip' 2>/dev/null && \
+	{ test -z "$(asked)" || \
+	test "$$($(python) -V 2>&1)" = "$$($(asked) -V 2>&1)"; } && echo yes)
+
+$(VENV)/.made: $(if $(venv_fits),,always)
+	$(complain)
+	@echo 'Making $(VENV) with $(PYTHON).'
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+.PHONY: always
+always:
+
+# Ends make with one line if PYTHON will not do.
+complain = @$(if $(problem),$(error $(problem)))
+problem = $(shell \
+	version=$$($(PYTHON) -c "import sys; print('%d.%d.%d' % sys.version_info[:3])" \
+		2>/dev/null) || \
+		{ echo "$(PYTHON) does not run; $(remedy)"; exit; }; \
+	case $$version in \
+		(3.1[0-3].*) ;; \
+		(*) echo "$(PYTHON) is Python $$version, and TensorFlow 2.21 needs 3.10 to 3.13; $(remedy)"; exit ;; \
+	esac; \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		echo "$(PYTHON) cannot make virtual environments; install its venv package (apt-get install python$${version%.*}-venv), or $(remedy)")
+remedy = name a Python 3.10 to 3.13 that is installed: make PYTHON=python3.12 $(MAKECMDGOALS)

@@ -1,0 +1,63 @@
+"""Models and data made for one property, under any strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.base import ModelSpec, PerExample
+from strategies import discovery
+from strategies.cluster import Cluster
+from trainers.assembly import Assembly, assemble_parts
+from trainers.inputs.data import ArraySource, Data
+
+from tests.conformance.harness import small_config  # isort: skip
+
+
+def assemble_custom(
+    strategy: str,
+    replicas: int,
+    layers: Callable[[], Sequence[keras.layers.Layer]],
+    features: np.ndarray,
+    *,
+    loss: PerExample | None = None,
+    metrics: dict[str, PerExample] | None = None,
+    **settings: object,
+) -> Assembly:
+    """A stack of layers on given features [n, ...]; labels count the examples."""
+    config = small_config(strategy=strategy, num_replicas=replicas, **settings)
+    labels = np.arange(len(features), dtype=np.int64)
+    source = ArraySource(features, labels)
+
+    def build(*, input_shape: Sequence[int], **unused: object) -> keras.Model:
+        return keras.Sequential([keras.Input(tuple(input_shape)), *layers()])
+
+    spec = ModelSpec(
+        build=build,
+        make_loss=lambda label_smoothing: loss or _mean_square,
+        metrics=metrics or {},
+    )
+    data = Data(
+        train=source,
+        evaluation=source,
+        input_shape=features.shape[1:],
+        num_classes=2,
+    )
+    created = discovery.load(strategy).create(config.strategy, Cluster())
+    return assemble_parts(config, created, data, spec)
+
+
+def train(assembly: Assembly, num_steps: int) -> dict[str, np.ndarray]:
+    """Runs steps from the first on; sums [steps] by name."""
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    results = assembly.run_steps(batches, num_steps).fetch()
+    assert results.applied_steps == num_steps
+    return dict(results.sums)
+
+
+def _mean_square(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    del labels
+    return tf.reduce_mean(tf.square(tf.reshape(outputs, [tf.shape(outputs)[0], -1])), 1)

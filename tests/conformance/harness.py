@@ -1,0 +1,153 @@
+"""Runs any strategy on small problems and keeps what it did."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from strategies import discovery
+from strategies.base import Observe
+from strategies.cluster import Cluster
+from trainers.assembly import Assembly, assemble
+from trainers.config import Config
+from trainers.inputs.order import Order, global_batches
+
+NUM_STEPS = 30
+REPLICAS = (1, 2, 3, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How many examples there are and how they fall into global batches."""
+
+    num_examples: int
+    global_batch_size: int
+
+
+LAYOUTS = {
+    "even": Layout(num_examples=96, global_batch_size=24),
+    # 97 = 4 x 24 + 1: the last batch leaves every replica but one without work.
+    "uneven": Layout(num_examples=97, global_batch_size=24),
+    "batch_of_10": Layout(num_examples=64, global_batch_size=10),
+}
+
+UPDATES = {
+    "sgd": {"optimizer": "sgd", "learning_rate": 0.1},
+    "adamw": {
+        "optimizer": "adamw",
+        "learning_rate": 0.003,
+        "learning_rate_schedule": "cosine",
+        "warmup_steps": 5,
+        "weight_decay": 0.05,
+        # Smaller than every gradient norm seen here, so that it always clips.
+        "clip_global_norm": 0.1,
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run of a few steps did.
+
+    Attributes:
+      losses: float64 [steps], mean loss of each step.
+      variables: weights and layer state at the end, in the model's order.
+      applied_steps: as the inner loop counts them.
+      step: as the step variable counts them.
+      gradient_norm: of the last summed gradient.
+    """
+
+    losses: np.ndarray
+    variables: Sequence[np.ndarray]
+    applied_steps: int
+    step: int
+    gradient_norm: float
+
+
+def in_one_process() -> list[str]:
+    """The strategies that this suite runs, by trait."""
+    return [
+        name for name in discovery.names() if not discovery.traits(name).multi_process
+    ]
+
+
+def subjects() -> list[tuple[str, int]]:
+    """Every strategy with every number of replicas it can have here."""
+    return [
+        (name, replicas)
+        for name in in_one_process()
+        for replicas in REPLICAS
+        if replicas <= (discovery.traits(name).max_replicas or max(REPLICAS))
+    ]
+
+
+def small_config(**settings: object) -> Config:
+    """A run small enough to be compared many times."""
+    defaults: dict[str, object] = {
+        "dataset": "synthetic",
+        "num_examples": 128,
+        "input_shape": (8, 8, 1),
+        "num_classes": 5,
+        "hidden_units": (16,),
+        "train_steps": NUM_STEPS,
+    }
+    return Config().replace(**{**defaults, **settings})
+
+
+class Subject:
+    """A strategy with a model, which can be started over without tracing again."""
+
+    def __init__(self, assembly: Assembly):
+        self.assembly = assembly
+        self._variables = [
+            assembly.step,
+            *(v.value for v in assembly.model.variables),
+            *(v.value for v in assembly.optimizer.variables),
+        ]
+        self._initial = [variable.numpy() for variable in self._variables]
+
+    @classmethod
+    def of(cls, config: Config) -> Subject:
+        return cls(assemble(config, Cluster()))
+
+    def run(
+        self, layout: Layout, num_steps: int = NUM_STEPS, calls: int = 1
+    ) -> Outcome:
+        """Trains from the initial weights, in one call of the inner loop or several."""
+        for variable, value in zip(self._variables, self._initial, strict=True):
+            variable.assign(value)
+        order = Order(
+            num_examples=layout.num_examples,
+            global_batch_size=layout.global_batch_size,
+            seed=1,
+        )
+        make_batches = global_batches(
+            _First(self.assembly.data.train, layout.num_examples), order, 0, num_steps
+        )
+        batches = self.assembly.strategy.distribute(make_batches)
+        results = [
+            self.assembly.run_steps(batches, num_steps // calls, Observe.NORMS).fetch()
+            for _ in range(calls)
+        ]
+        losses = [r.sums["loss"] / r.sums["examples"] for r in results]
+        return Outcome(
+            losses=np.concatenate(losses),
+            variables=[weight.numpy() for weight in self.assembly.model.weights],
+            applied_steps=sum(result.applied_steps for result in results),
+            step=int(self.assembly.step.numpy()),
+            gradient_norm=float(results[-1].details["gradient_norm"]),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _First:
+    """The first examples of a source."""
+
+    source: object
+    num_examples: int
+
+    def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return self.source.read(indices)  # type: ignore[attr-defined]

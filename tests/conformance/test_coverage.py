@@ -1,0 +1,44 @@
+"""No strategy escapes the conformance suite."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+from strategies import discovery
+from tests.conformance.harness import in_one_process, subjects
+
+# Strategies that this suite does not run, each with the test that stands in.
+EXCEPTIONS: dict[str, str] = {}
+
+
+def test_every_strategy_is_in_the_suite_or_excused() -> None:
+    covered = {name for name, _ in subjects()}
+    assert covered == set(in_one_process())
+    assert covered | set(EXCEPTIONS) == set(discovery.names())
+    assert not covered & set(EXCEPTIONS)
+
+
+def test_every_class_that_calls_itself_a_strategy_is_discovered() -> None:
+    """Counts in another way than discovery does: by the attribute `traits`."""
+    folder = pathlib.Path(discovery.__file__).parent
+    declaring = {
+        node.name
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and any(
+            isinstance(statement, ast.Assign)
+            and any(getattr(t, "id", None) == "traits" for t in statement.targets)
+            for statement in node.body
+        )
+    }
+    assert declaring == {discovery.load(name).__name__ for name in discovery.names()}
+
+
+def test_what_is_read_from_the_source_is_what_an_import_gives() -> None:
+    for name in discovery.names():
+        loaded = discovery.load(name)
+        assert loaded.name == name
+        assert loaded.traits == discovery.traits(name)
+        assert loaded.traits.summary

@@ -1,0 +1,74 @@
+"""Dropout is a function of (seed, step, replica)."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.conformance.custom import assemble_custom, train
+from tests.conformance.harness import subjects
+
+WIDTH = 32
+NUM_STEPS = 4
+SEVERAL_REPLICAS = [s for s in subjects() if s[1] > 1]
+
+
+def masks(strategy: str, replicas: int, seed: int = 0) -> np.ndarray:
+    """The dropout mask of each step and replica as one number, [steps, replicas].
+
+    Every example is a row of ones, and every replica gets one example, so that an
+    example's output is its replica's mask.
+    """
+
+    def mask_of(example: int):  # type: ignore[no-untyped-def]
+        def metric(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+            bits = tf.cast(outputs != 0, tf.float64)
+            number = tf.reduce_sum(bits * 2.0 ** np.arange(WIDTH), axis=1)
+            return tf.where(labels == example, number, 0)
+
+        return metric
+
+    assembly = assemble_custom(
+        strategy,
+        replicas,
+        # The second layer only gives the optimizer something to train.
+        lambda: [
+            keras.layers.Dropout(0.5),
+            keras.layers.EinsumDense("bi,i->bi", WIDTH, kernel_initializer="ones"),
+        ],
+        np.ones([replicas, WIDTH], np.float32),
+        metrics={f"mask_{i}": mask_of(i) for i in range(replicas)},
+        global_batch_size=replicas,
+        learning_rate=1e-30,
+        optimizer="sgd",
+        seed=seed,
+    )
+    sums = train(assembly, NUM_STEPS)
+    return np.stack([sums[f"mask_{i}"] for i in range(replicas)], axis=1)
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), SEVERAL_REPLICAS)
+def test_replicas_get_different_masks_in_every_step(
+    strategy: str, replicas: int
+) -> None:
+    drawn = masks(strategy, replicas)
+    assert drawn.shape == (NUM_STEPS, replicas)
+    assert len(np.unique(drawn)) == drawn.size
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+def test_a_rerun_gets_the_same_masks_and_another_seed_others(
+    strategy: str, replicas: int
+) -> None:
+    drawn = masks(strategy, replicas)
+    np.testing.assert_array_equal(drawn, masks(strategy, replicas))
+    assert not np.intersect1d(drawn, masks(strategy, replicas, seed=1)).size
+
+
+def test_strategies_draw_the_same_masks() -> None:
+    drawn = [np.sort(masks(*subject)) for subject in SEVERAL_REPLICAS if subject[1] == 2]
+    assert len(drawn) >= 2
+    for other in drawn[1:]:
+        np.testing.assert_array_equal(drawn[0], other)

@@ -1,0 +1,122 @@
+"""Exactly the steps that were asked for, from one trace, leaving nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.base import Observe
+from tests.conformance.custom import assemble_custom
+from tests.conformance.harness import (
+    LAYOUTS,
+    Subject,
+    in_one_process,
+    small_config,
+    subjects,
+)
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+def test_n_steps_are_n_applied_updates_from_one_trace(
+    strategy: str, replicas: int
+) -> None:
+    config = small_config(strategy=strategy, num_replicas=replicas, model="mlp")
+    subject = Subject.of(config)
+    assembly = subject.assembly
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    assembly.run_steps.trace(batches)
+    assert int(assembly.step.numpy()) == 0
+    for layout in LAYOUTS.values():
+        for calls in (1, 5):
+            outcome = subject.run(layout, num_steps=30, calls=calls)
+            assert outcome.applied_steps == outcome.step == 30
+            assert int(assembly.optimizer.iterations.numpy()) == 30
+    for observe in Observe:
+        assembly.run_steps(batches, 1, observe).fetch()
+    assert assembly.run_steps.num_traces() == 1
+    assembly.evaluation.run()
+    assembly.evaluation.run()
+    assert assembly.evaluation.num_traces() == 1
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+def test_how_steps_are_divided_into_calls_does_not_matter(
+    strategy: str, replicas: int
+) -> None:
+    config = small_config(strategy=strategy, num_replicas=replicas, model="convnet")
+    subject = Subject.of(config)
+    at_once = subject.run(LAYOUTS["uneven"], calls=1)
+    one_by_one = subject.run(LAYOUTS["uneven"], calls=30)
+    np.testing.assert_array_equal(at_once.losses, one_by_one.losses)
+    for got, want in zip(one_by_one.variables, at_once.variables, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+def test_a_loss_that_is_not_finite_leaves_the_weights_alone(
+    strategy: str, replicas: int
+) -> None:
+    features = np.ones([64, 4], np.float32)
+    features[40] = np.nan
+    assembly = assemble_custom(
+        strategy,
+        replicas,
+        lambda: [keras.layers.Dense(3)],
+        features,
+        global_batch_size=8,
+        optimizer="adam",
+    )
+    batches = list(assembly.batches(0)(0, 1).take(8))
+    (bad,) = (i for i, batch in enumerate(batches) if 40 in batch.indices.numpy())
+    iterator = assembly.strategy.distribute(assembly.batches(0))
+    if bad:
+        assert assembly.run_steps(iterator, bad).fetch().applied_steps == bad
+    before = [v.numpy() for v in (*assembly.model.weights, *assembly.optimizer.variables)]
+    results = assembly.run_steps(iterator, 10).fetch()
+    assert results.applied_steps == 0
+    assert len(results.sums["loss"]) == 1
+    assert np.isnan(results.sums["loss"][0])
+    assert int(assembly.step.numpy()) == bad
+    after = [*assembly.model.weights, *assembly.optimizer.variables]
+    for got, want in zip(after, before, strict=True):
+        np.testing.assert_array_equal(got.numpy(), want)
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+def test_evaluation_counts_every_example_once(strategy: str, replicas: int) -> None:
+    """37 = 3 x 10 + 7 held-out examples, each worth its own index."""
+    assembly = assemble_custom(
+        strategy,
+        replicas,
+        lambda: [keras.layers.Dense(1)],
+        np.zeros([37, 2], np.float32),
+        metrics={"index": lambda labels, outputs: tf.cast(labels, tf.float32)},
+        eval_global_batch_size=10,
+    )
+    assert assembly.evaluation.run()["index"] == sum(range(37)) / 37
+
+
+@pytest.mark.parametrize("strategy", in_one_process())
+def test_nothing_is_left_after_close(strategy: str) -> None:
+    """In a process of its own, because TensorFlow's pools outlive every strategy."""
+    program = f"""
+import threading, psutil
+from strategies import discovery
+from strategies.cluster import Cluster
+from tests.conformance.harness import LAYOUTS, Subject, small_config
+subject = Subject.of(small_config(strategy={strategy!r}, model="mlp"))
+subject.run(LAYOUTS["even"])
+subject.assembly.strategy.close()
+others = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+print("left:", others, psutil.Process().children())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "left: [] []\n"

@@ -1,0 +1,49 @@
+"""What all tests share: one TensorFlow with four logical CPU devices."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+LOGICAL_CPUS = 4
+
+
+def pytest_configure() -> None:
+    """Splits the CPU before any test touches TensorFlow."""
+    import tensorflow as tf
+
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fails a test that leaks an environment variable, a thread or a process."""
+    environment = dict(os.environ)
+    threads = {thread.ident for thread in threading.enumerate()}
+    children = {child.pid for child in psutil.Process().children()}
+    yield
+    changed = {
+        name
+        for name in {*environment, *os.environ}
+        if environment.get(name) != os.environ.get(name)
+    } - {"PYTEST_CURRENT_TEST"}
+    assert not changed, f"environment variables left changed: {changed}"
+    left = [
+        thread.name
+        for thread in threading.enumerate()
+        if thread.ident not in threads and thread.is_alive() and not thread.daemon
+    ]
+    assert not left, f"threads left running: {left}"
+    processes = [
+        child for child in psutil.Process().children() if child.pid not in children
+    ]
+    assert not processes, f"processes left running: {processes}"
