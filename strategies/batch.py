@@ -10,7 +10,7 @@ from strategies.base import Batch
 def share_rows(
     num_rows: tf.Tensor, share: tf.Tensor | int, num_shares: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Divides rows as evenly as they go, the longer shares first.
+    """Divides rows as evenly as they go; the first share always has one.
 
     A share with nothing to do is still given one row to compute on, to be
     weighed by zero. TensorFlow 2.21's oneDNN kernels are not safe on zero rows:

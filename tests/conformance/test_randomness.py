@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.base import PerExample
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import subjects
 
@@ -22,7 +23,7 @@ def masks(strategy: str, replicas: int, seed: int = 0) -> np.ndarray:
     example's output is its replica's mask.
     """
 
-    def mask_of(example: int):  # type: ignore[no-untyped-def]
+    def mask_of(example: int) -> PerExample:
         def metric(labels: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
             bits = tf.cast(outputs != 0, tf.float64)
             number = tf.reduce_sum(bits * 2.0 ** np.arange(WIDTH), axis=1)
@@ -68,7 +69,9 @@ def test_a_rerun_gets_the_same_masks_and_another_seed_others(
 
 
 def test_strategies_draw_the_same_masks() -> None:
-    drawn = [np.sort(masks(*subject)) for subject in SEVERAL_REPLICAS if subject[1] == 2]
+    drawn = [
+        np.sort(masks(*subject)) for subject in SEVERAL_REPLICAS if subject[1] == 2
+    ]
     assert len(drawn) >= 2
     for other in drawn[1:]:
         np.testing.assert_array_equal(drawn[0], other)

@@ -76,7 +76,9 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(
     iterator = assembly.strategy.distribute(assembly.batches(0))
     if bad:
         assert assembly.run_steps(iterator, bad).fetch().applied_steps == bad
-    before = [v.numpy() for v in (*assembly.model.weights, *assembly.optimizer.variables)]
+    before = [
+        v.numpy() for v in (*assembly.model.weights, *assembly.optimizer.variables)
+    ]
     results = assembly.run_steps(iterator, 10).fetch()
     assert results.applied_steps == 0
     assert len(results.sums["loss"]) == 1

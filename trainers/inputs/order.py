@@ -15,6 +15,14 @@ from strategies.base import Batch, MakeBatches
 from strategies.batch import share_rows
 from trainers.inputs.data import Source
 
+# index_shuffle evaluates a permutation at single positions, so that nothing of the
+# size of the data set is stored or made anew each epoch. Its four rounds are weak,
+# though: keyed by plain (seed, epoch), which example came first in 6,000 epochs of
+# 1,438 was far from uniform (chi-squared p < 1e-300). Keys that are random numbers
+# themselves mend that (p = 0.6), and a second pass mends it for the smallest data
+# sets too (10 examples: p = 0.015 with one pass, 0.35 with two).
+_PASSES = 2
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
@@ -68,13 +76,17 @@ class Order:
     def _shuffled(self, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
         if self.seed is None:
             return positions
-        # Evaluates a random permutation at single positions, so that nothing of
-        # the size of the data set is stored or made anew for each epoch.
-        return tf.random.experimental.index_shuffle(
-            positions,
-            seed=tf.stack([tf.constant(self.seed, tf.int64), epoch]),
-            max_index=tf.constant(self.num_examples - 1, tf.int64),
+        keys = tf.random.stateless_uniform(
+            [_PASSES, 2],
+            tf.stack([tf.constant(self.seed, tf.int64), epoch]),
+            minval=None,
+            maxval=None,
+            dtype=tf.int64,
         )
+        last = tf.constant(self.num_examples - 1, tf.int64)
+        for key in tf.unstack(keys):
+            positions = tf.random.experimental.index_shuffle(positions, key, last)
+        return positions
 
 
 def global_batches(

@@ -1,0 +1,121 @@
+"""Starts the program as a user does, and looks at what it leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# A run of these tests takes seconds. The rest is for machines with much else to do.
+PATIENCE_SECONDS = 180.0
+
+_SECONDS_BETWEEN_LOOKS = 0.01
+
+
+def command(*flags: str) -> list[str]:
+    return [sys.executable, "-m", "trainers.main", *flags]
+
+
+def environment() -> dict[str, str]:
+    """A user's: without what tests set for TensorFlow, importable from any folder."""
+    ours = {name: v for name, v in os.environ.items() if not name.startswith("TF_")}
+    return {**ours, "PYTHONPATH": str(ROOT)}
+
+
+def run(*flags: str, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """Runs the program to its end, in a folder."""
+    return subprocess.run(
+        command(*flags),
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def started(
+    *flags: str, folder: pathlib.Path, begin: list[str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Starts the program in a folder, and ends it if it still runs afterwards.
+
+    Args:
+      flags: its arguments.
+      folder: its working directory.
+      begin: what to run instead of the program, with the flags after it.
+    """
+    process = subprocess.Popen(
+        command(*flags) if begin is None else [*begin, *flags],
+        cwd=folder,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def end_of(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    """Waits for a process to end by itself."""
+    stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def wait_until(
+    holds: Callable[[], bool], what: str, process: subprocess.Popen[str]
+) -> None:
+    """Looks again and again until something holds while a process runs."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        if process.poll() is not None:
+            raise AssertionError(f"ended before {what}: {end_of(process)}")
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {PATIENCE_SECONDS} seconds for {what}")
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes | str | None]:
+    """Everything below a folder: the bytes of files, the targets of links."""
+    found: dict[str, bytes | str | None] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        else:
+            found[name] = path.read_bytes() if path.is_file() else None
+    return found
+
+
+def result_of(run_folder: pathlib.Path) -> dict[str, Any]:
+    return json.loads((run_folder / "result.json").read_text(encoding="utf-8"))
+
+
+def last_step_of(run_folder: pathlib.Path) -> int:
+    """The step of the last whole line of metrics.jsonl; 0 if there is none."""
+    try:
+        text = (run_folder / "metrics.jsonl").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return 0
+    whole_lines = text.split("\n")[:-1]
+    return json.loads(whole_lines[-1])["step"] if whole_lines else 0
+
+
+def checkpoints_of(run_folder: pathlib.Path) -> list[str]:
+    return sorted(path.name for path in (run_folder / "checkpoints").glob("step-*"))

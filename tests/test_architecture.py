@@ -1,0 +1,157 @@
+"""Layers point in one direction, and each concern has one place."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+from strategies import discovery
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGES = ("strategies", "models", "trainers")
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+# Commands of their own, which read their own few flags.
+TOOLS = {"trainers/write_tfrecord.py"}
+
+
+def name_of(path: pathlib.Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def tree_of(path: pathlib.Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported_modules(path: pathlib.Path) -> set[str]:
+    """Everything a file imports anywhere, by its full dotted name."""
+    found = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)} imports relatively"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def imports_package(path: pathlib.Path, package: str) -> bool:
+    return any(name.split(".")[0] == package for name in imported_modules(path))
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("models", "strategies"),
+        ("models", "trainers"),
+        ("strategies", "models"),
+        ("strategies", "trainers"),
+    ],
+)
+def test_lower_layers_do_not_import_higher_ones(package: str, forbidden: str) -> None:
+    offenders = [
+        name_of(path)
+        for path in FILES
+        if name_of(path).startswith(f"{package}/") and imports_package(path, forbidden)
+    ]
+    assert offenders == []
+
+
+def test_only_flags_reads_the_command_line() -> None:
+    readers = {name_of(path) for path in FILES if imports_package(path, "absl")}
+    assert readers == {"trainers/flags.py"} | TOOLS
+
+
+def test_only_summaries_writes_event_files() -> None:
+    writers = {
+        name_of(path)
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node).startswith("tf.summary")
+    }
+    assert writers == {"trainers/summaries.py"}
+
+
+def test_private_names_of_libraries_are_in_one_place() -> None:
+    """`thing._name` where thing is neither self nor cls."""
+    offenders = {
+        f"{name_of(path)}: {ast.unparse(node)}"
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and re.match(r"_[a-z]", node.attr)
+        and ast.unparse(node.value) not in ("self", "cls")
+        and node.attr not in own_private_names(path) | {"_replace"}
+        and name_of(path) != "strategies/keras_internals.py"
+    }
+    assert offenders == set()
+
+
+def own_private_names(path: pathlib.Path) -> set[str]:
+    """What the file itself defines on its own classes."""
+    return {
+        node.attr
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    } | {
+        node.name
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def test_nothing_branches_on_the_name_of_a_strategy() -> None:
+    """Compares no value with a strategy's name, outside that strategy's own file."""
+    offenders = {
+        f"{name_of(path)}: {ast.unparse(node)}"
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, (ast.Compare, ast.match_case))
+        for constant in ast.walk(node)
+        if isinstance(constant, ast.Constant)
+        and constant.value in discovery.names()
+        and path.stem != constant.value
+    }
+    assert offenders == set()
+
+
+def test_strategies_inherit_only_from_the_contract() -> None:
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and "Strategy" in map(
+                ast.unparse, node.bases
+            ):
+                assert len(node.bases) == 1, f"{name_of(path)}: {node.name}"
+
+
+def test_library_code_has_no_assert_and_swallows_nothing() -> None:
+    for path in FILES:
+        for node in ast.walk(tree_of(path)):
+            assert not isinstance(node, ast.Assert), f"{name_of(path)}:{node.lineno}"
+            if isinstance(node, ast.ExceptHandler):
+                assert node.type is not None, f"{name_of(path)}:{node.lineno}"
+                only_passes = [type(s) for s in node.body] == [ast.Pass]
+                assert not only_passes, f"{name_of(path)}:{node.lineno}"
+
+
+def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
+    light = (
+        "strategies/settings.py",
+        "strategies/base.py",
+        "strategies/cluster.py",
+        "strategies/discovery.py",
+        "models/__init__.py",
+        "trainers/config.py",
+        "trainers/flags.py",
+    )
+    for name in light:
+        for node in tree_of(ROOT / name).body:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                assert "tensorflow" not in ast.unparse(node), name
+                assert "keras" not in ast.unparse(node), name

@@ -1,0 +1,145 @@
+"""What this project relies on TensorFlow and Keras to do, and works around.
+
+When one of these fails after an upgrade, the code that names it can change.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.keras_internals import flat_layers, stop_reducing_gradients
+
+
+def two_devices() -> tf.distribute.MirroredStrategy:
+    return tf.distribute.MirroredStrategy(
+        ["/cpu:0", "/cpu:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+
+
+def apply_ones(stop: bool) -> float:
+    """What sgd at rate 1 subtracts for a gradient of one, over two replicas."""
+    strategy = two_devices()
+    with strategy.scope():
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        layer.build((None, 1))
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build(layer.trainable_variables)
+    if stop:
+        stop_reducing_gradients(optimizer)
+
+    @tf.function
+    def step() -> None:
+        strategy.run(
+            lambda: optimizer.apply([tf.ones([1, 1])], layer.trainable_variables)
+        )
+
+    step()
+    return -float(layer.kernel.numpy().item())
+
+
+def test_a_keras_optimizer_reduces_gradients_unless_told_to_stop() -> None:
+    assert apply_ones(stop=False) == 2
+    assert apply_ones(stop=True) == 1
+
+
+def test_flat_layers_finds_what_a_layer_keeps_to_itself() -> None:
+    class Block(keras.layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = keras.layers.BatchNormalization()
+
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            return self.inner(inputs)
+
+    model = keras.Sequential([keras.Input((2,)), Block()])
+    found = [type(layer).__name__ for layer in flat_layers(model)]
+    assert "BatchNormalization" in found
+    assert "BatchNormalization" not in [type(la).__name__ for la in model.layers]
+
+
+def test_random_layers_keep_their_counter_under_a_known_name() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dropout(0.5)])
+    assert [v.name for v in model.variables] == ["seed_generator_state"]
+    assert model.weights == []
+
+
+def test_a_stateless_scope_replaces_the_counter_of_a_random_layer() -> None:
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5)])
+    (state,) = model.variables
+    before = state.numpy()
+
+    def draw(seed: int) -> np.ndarray:
+        mapping = [(state, tf.constant([seed, 0], tf.int64))]
+        with keras.StatelessScope(state_mapping=mapping):
+            return model(tf.ones([1, 64]), training=True).numpy()
+
+    np.testing.assert_array_equal(draw(1), draw(1))
+    assert (draw(1) != draw(2)).any()
+    np.testing.assert_array_equal(state.numpy(), before)
+
+
+def test_a_stateless_scope_catches_what_layers_write() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization()])
+    mean = model.layers[0].moving_mean
+    with keras.StatelessScope() as scope:
+        model(tf.constant([[1.0, 2.0], [3.0, 4.0]]), training=True)
+    np.testing.assert_allclose(scope.get_current_value(mean), [0.02, 0.03], rtol=1e-6)
+    np.testing.assert_array_equal(mean.numpy(), [0, 0])
+
+
+def test_model_losses_cannot_be_read_in_a_scope_that_maps_no_weights() -> None:
+    """The reason why regularizers are called one by one."""
+    dense = keras.layers.Dense(1, kernel_regularizer="l2")
+    model = keras.Sequential([keras.Input((2,)), dense])
+    with (
+        keras.StatelessScope(collect_losses=True),
+        pytest.raises(AttributeError, match="NoneType"),
+    ):
+        _ = model.losses
+
+
+def test_a_checkpoint_leaves_random_counters_out(tmp_path: pathlib.Path) -> None:
+    """The reason why random numbers are keyed and not stateful."""
+    dropout = keras.layers.Dropout(0.5)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), dropout])
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "variables"))
+    saved = [name for name, _ in tf.train.list_variables(path)]
+    assert any("kernel" in name for name in saved)
+    assert not any("seed" in name for name in saved)
+
+
+@pytest.mark.slow
+def test_the_gradient_of_max_pooling_over_no_rows_ends_the_process() -> None:
+    """The reason why an empty share still computes on one row."""
+    program = """
+import tensorflow as tf
+@tf.function
+def gradient(images):
+    with tf.GradientTape() as tape:
+        tape.watch(images)
+        pooled = tf.nn.max_pool2d(tf.nn.relu(images), 2, 2, "VALID")
+    return tape.gradient(pooled, images)
+print(gradient(tf.zeros([0, 8, 8, 4])).shape)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode != 0
+    assert "Check failed" in done.stderr
+
+
+def test_index_shuffle_permutes_ranges_of_every_small_length() -> None:
+    for length in range(1, 66):
+        permuted = tf.random.experimental.index_shuffle(
+            tf.range(length, dtype=tf.int64),
+            seed=tf.constant([7, 3], tf.int64),
+            max_index=tf.constant(length - 1, tf.int64),
+        )
+        assert sorted(permuted.numpy()) == list(range(length))

@@ -1,0 +1,233 @@
+"""The main job, through the real entry point, for every strategy of one process."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from typing import Any
+
+import jsonschema
+import pytest
+
+from strategies import discovery
+from tests.command import ROOT, read_metrics, read_result, run_main, train
+from tests.conformance.harness import in_one_process
+from tests.event_files import Events, read_events
+
+STEPS = 60
+FLAGS = (
+    f"--train_steps={STEPS}",
+    "--summary_every_steps=20",
+    "--histogram_every_steps=30",
+    "--eval_every_steps=30",
+    "--checkpoint_every_steps=30",
+    "--dropout=0.1",
+    "--clip_global_norm=1",
+)
+
+
+@pytest.fixture(scope="module", params=in_one_process())
+def run(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, pathlib.Path, str]:
+    """A short run of one strategy: its name, its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    done = run_main(f"--strategy={request.param}", f"--run_dir={folder}", *FLAGS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr == ""
+    return request.param, folder, done.stdout
+
+
+Run = tuple[str, pathlib.Path, str]
+
+
+def test_result_holds_what_the_schema_asks_for(run: Run) -> None:
+    strategy, folder, _ = run
+    result = read_result(folder)
+    schema = json.loads((ROOT / "docs" / "result.schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(result)
+    traits = discovery.traits(strategy)
+    assert result["status"] == "completed"
+    assert result["strategy"] == strategy
+    assert result["traits"]["synchronous"] == traits.synchronous
+    assert result["num_replicas"] == (traits.max_replicas or 2)
+    assert result["steps"] == STEPS
+    # 1438 examples are 22 batches of 64 and one of 30.
+    assert result["examples_seen"] == 2 * 1438 + 14 * 64
+    assert (result["communication"] is None) == (result["num_replicas"] == 1)
+    assert result["weights_sha256"] != result["initial_weights_sha256"]
+    assert set(result["peak_memory_mib"]) == {"chief-0"}
+    milliseconds = result["throughput"]["step_milliseconds"]
+    assert 0 < milliseconds["p50"] <= milliseconds["p90"] <= milliseconds["p99"]
+
+
+def test_seconds_add_up_to_no_more_than_the_run_took(run: Run) -> None:
+    seconds = read_result(run[1])["seconds"]
+    assert all(value > 0 for value in seconds.values()), seconds
+    assert seconds["input"] < seconds["train"]
+
+
+def test_metrics_have_a_line_for_every_interval_and_evaluation(run: Run) -> None:
+    rows = read_metrics(run[1])
+    trained = [row for row in rows if "train_loss" in row]
+    evaluated = [row for row in rows if "eval_loss" in row]
+    assert [row["step"] for row in trained] == [20, 40, 60]
+    assert [row["step"] for row in evaluated] == [30, 60]
+    final = read_result(run[1])["final"]
+    assert trained[-1]["train_loss"] == final["train_loss"]
+    assert evaluated[-1]["eval_loss"] == final["eval_loss"]
+    assert evaluated[-1]["eval_accuracy"] == final["eval_accuracy"]
+    for row in trained:
+        assert row["learning_rate"] == pytest.approx(1e-3)
+        assert row["examples_per_second"] > 0
+        assert row["gradient_norm"] > 0
+        parts = row["step_milliseconds"]
+        assert parts["total"] == pytest.approx(
+            parts["input"] + parts["compute"] + parts["rest"]
+        )
+
+
+def test_tensorboard_scalars_are_those_of_the_metrics(run: Run) -> None:
+    _, folder, _ = run
+    rows = read_metrics(folder)
+    events = {split: read_events(folder / "tb" / split) for split in ("train", "eval")}
+    for split, tags in {
+        "train": ("loss", "accuracy"),
+        "eval": ("loss", "accuracy"),
+    }.items():
+        for tag in tags:
+            key = f"{split}_{tag}"
+            expected = {row["step"]: row[key] for row in rows if key in row}
+            assert events[split].scalars(tag) == pytest.approx(expected, rel=1e-6)
+    for tag in ("learning_rate", "gradient_norm", "weight_norm", "examples_per_second"):
+        expected = {row["step"]: row[tag] for row in rows if tag in row}
+        assert events["train"].scalars(tag) == pytest.approx(expected, rel=1e-6)
+    for part in ("total", "input", "compute", "rest"):
+        scalars = events["train"].scalars(f"step_milliseconds/{part}")
+        assert set(scalars) == {20, 40, 60}
+
+
+def test_histograms_count_every_weight_gradient_and_activation(run: Run) -> None:
+    events = read_events(run[1] / "tb" / "train")
+    tags = events.plugins()["histograms"]
+    # Ten variables' worth of convnet: 2 convolutions, 2 dense layers.
+    sizes = {
+        "convolution_1/kernel": 3 * 3 * 1 * 32,
+        "convolution_1/bias": 32,
+        "convolution_2/kernel": 3 * 3 * 32 * 64,
+        "convolution_2/bias": 64,
+        "hidden/kernel": 256 * 128,
+        "hidden/bias": 128,
+        "logits/kernel": 128 * 10,
+        "logits/bias": 10,
+    }
+    for name, size in sizes.items():
+        for kind in ("weights", "gradients"):
+            points = events.points[f"{kind}/{name}"]
+            assert [point.step for point in points] == [30, 60]
+            for point in points:
+                assert point.value.shape == (30, 3)
+                assert point.value[:, 2].sum() == size
+                assert (point.value[:, 0] < point.value[:, 1]).all()
+    activations = {tag for tag in tags if tag.startswith("activations/")}
+    assert activations == {
+        f"activations/{name}"
+        for name in (
+            "convolution_1",
+            "pooling_1",
+            "convolution_2",
+            "pooling_2",
+            "flatten",
+            "hidden",
+            "dropout",
+            "logits",
+        )
+    }
+
+
+def test_tensorboard_shows_graph_texts_images_and_hparams(run: Run) -> None:
+    strategy, folder, _ = run
+    train_events = read_events(folder / "tb" / "train")
+    (graph,) = train_events.graphs
+    assert b"convolution_1" in graph
+    assert train_events.plugins()["text"] == {"configuration", "devices", "variables"}
+    configuration = text_of(train_events, "configuration")
+    assert f"| strategy | {strategy} |" in configuration
+    assert "| dropout | 0.1 |" in configuration
+    variables = text_of(train_events, "variables")
+    assert "| convolution_1/kernel | (3, 3, 1, 32) | float32 | CPU:0" in variables
+    assert "| replica | device |" in text_of(train_events, "devices")
+    images = read_events(folder / "tb" / "eval").points["samples"]
+    assert [point.step for point in images] == [30, 60]
+    # Width, height, then the picture itself.
+    assert images[0].value[2].startswith(b"\x89PNG")
+    hparams = read_events(folder / "tb").plugins()["hparams"]
+    assert "_hparams_/session_start_info" in hparams
+
+
+def test_tags_are_the_same_under_every_strategy(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    base = tmp_path_factory.getbasetemp()
+    folders = [path.parent for path in base.glob("runs[0-9]*/run/result.json")]
+    assert len(folders) == len(in_one_process())
+    for split in ("train", "eval"):
+        tags = [set(read_events(folder / "tb" / split).points) for folder in folders]
+        assert all(tag == tags[0] for tag in tags)
+
+
+def test_the_terminal_shows_progress_figures_folder_and_command(run: Run) -> None:
+    strategy, folder, printed = run
+    lines = printed.splitlines()
+    assert lines[0].startswith(f"strategy  {strategy}: ")
+    assert any(
+        line.startswith(f"train | step      {STEPS}/{STEPS} | loss ") for line in lines
+    )
+    assert any(line.startswith("completed | step 60 | train_loss ") for line in lines)
+    assert f"run       {folder}" in lines
+    assert lines[-1].endswith(f"--logdir={folder}/tb --host=localhost")
+    assert (folder / "logs" / "chief-0.log").read_text("utf-8").count("\n") >= 5
+    if read_result(folder)["num_replicas"] > 1:
+        assert "the CPU split into 2 logical devices (no GPU found)" in lines[0]
+
+
+def test_the_configuration_of_a_run_is_accepted_back(
+    run: Run, tmp_path: pathlib.Path
+) -> None:
+    """The same configuration is the same training, to the last bit."""
+    _, folder, _ = run
+    again = train(tmp_path / "again", f"--config={folder / 'config.json'}")
+    assert again["weights_sha256"] == read_result(folder)["weights_sha256"]
+
+
+def test_evaluate_repeats_the_final_evaluation(run: Run) -> None:
+    strategy, folder, _ = run
+    before = snapshot(folder)
+    done = run_main("--mode=evaluate", f"--run_dir={folder}", f"--strategy={strategy}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    final = read_result(folder)["final"]
+    assert f"loss {final['eval_loss']:.4f}" in done.stdout
+    assert f"accuracy {final['eval_accuracy']:.4f}" in done.stdout
+    assert snapshot(folder) == before
+
+
+def test_the_default_run_learns_the_digits(tmp_path: pathlib.Path) -> None:
+    """How long that takes is a figure of README.md: this machine may be busy."""
+    result = train(tmp_path / "run", "--strategy=mirrored")
+    assert result["final"]["eval_accuracy"] >= 0.97
+    assert math.isfinite(result["final"]["eval_loss"])
+
+
+def text_of(events: Events, tag: str) -> str:
+    (point,) = events.points[tag]
+    (text,) = point.value.reshape(-1).tolist()
+    return text.decode()
+
+
+def snapshot(folder: pathlib.Path) -> dict[str, Any]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
