@@ -13,7 +13,10 @@ from tests.conformance.harness import subjects
 
 WIDTH = 32
 NUM_STEPS = 4
-SEVERAL_REPLICAS = [s for s in subjects() if s[1] > 1]
+# Each drawing traces a model anew; three replicas show nothing that two and four
+# do not.
+SEVERAL_REPLICAS = [s for s in subjects() if s[1] in (2, 4)]
+ONE_OR_TWO_REPLICAS = [s for s in subjects() if s[1] in (1, 2)]
 
 
 def masks(strategy: str, replicas: int, seed: int = 0) -> np.ndarray:
@@ -59,7 +62,7 @@ def test_replicas_get_different_masks_in_every_step(
     assert len(np.unique(drawn)) == drawn.size
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+@pytest.mark.parametrize(("strategy", "replicas"), ONE_OR_TWO_REPLICAS)
 def test_a_rerun_gets_the_same_masks_and_another_seed_others(
     strategy: str, replicas: int
 ) -> None:
