@@ -85,7 +85,7 @@ def test_divergence_names_the_step_and_keeps_the_checkpoints_before_it(
     assert result["status"] == "diverged"
     steps = result["steps"]
     assert 20 < steps < 60, "not where float32 ends"
-    assert f"step {steps + 1} " in line
+    assert f"step {steps + 1}: " in line
     assert "--learning_rate" in line
 
     last = steps // 10 * 10
@@ -117,7 +117,7 @@ def test_divergence_at_once_is_one_line_and_leaves_finite_weights(
     )
     assert diverged.returncode == 3
     (line,) = diverged.stderr.splitlines()
-    assert "step 2 " in line
+    assert "step 2: " in line
     assert "nan" in line
     assert processes.result_of(run)["status"] == "diverged"
     assert processes.result_of(run)["steps"] == 1

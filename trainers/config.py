@@ -219,7 +219,7 @@ class ReportConfig:
         100, "Steps between lines of metrics.jsonl and TensorBoard scalars.", minimum=1
     )
     histogram_every_steps: int | None = setting(
-        500, "Steps between histograms; null in --config for none.", minimum=1
+        500, "Steps between histograms; none for no histograms at all.", minimum=1
     )
     eval_every_steps: int | None = setting(
         None, "Steps between evaluations. Default: only at the end.", minimum=1

@@ -141,7 +141,7 @@ class RunFolder:
                 f"--run_dir={self.path} has been filled by another process meanwhile: "
                 "give every run a folder of its own."
             )
-        kept = [row for row in self._read_metrics() if row["step"] <= first_step]
+        kept = [row for row in self.read_metrics() if row["step"] <= first_step]
         self._result.unlink(missing_ok=True)
         # First of all, because without it what is in the folder is not a run.
         resolved = config.replace(run_dir=str(self.path), resume="never")
@@ -150,7 +150,7 @@ class RunFolder:
             path.mkdir(exist_ok=True)
         write_atomically(self._metrics, "".join(json.dumps(row) + "\n" for row in kept))
 
-    def _read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[dict[str, Any]]:
         """Whole lines only: the last one of a killed run may be torn."""
         if not self._metrics.exists():
             return []
