@@ -37,8 +37,8 @@ class Step:
 class InnerLoop:
     """Runs a step repeatedly inside one `tf.function`. Satisfies `RunSteps`.
 
-    Nothing that is not finite reaches the weights: if any sum of a step (its
-    loss among them) is not, the update is not applied and the loop ends.
+    If any sum of a step (its loss among them) is not finite, its update is not
+    applied and the loop ends.
     """
 
     def __init__(self, step: Step, update: Update | None):
@@ -199,5 +199,8 @@ class _Results:
             sums=self.sums.unpack(sums),
             step_seconds=np.diff(np.append(starts, stop)),
             input_seconds=waits,
-            details=self.details.unpack(details) if self.details else {},
+            # A loop that ended early has not come to the step to be observed.
+            details=self.details.unpack(details)
+            if self.details and details.size
+            else {},
         )
