@@ -72,6 +72,34 @@ class StrategyConfig:
         choices=("auto", "nccl", "hierarchical", "one_device"),
     )
 
+    num_workers: int | None = setting(
+        None,
+        "Worker processes of a strategy that has several. Default: 2.",
+        minimum=1,
+    )
+    num_ps: int | None = setting(
+        None,
+        "Parameter server processes, of strategies that have them. Default: 1.",
+        minimum=1,
+    )
+    collective_implementation: str = setting(
+        "auto",
+        "How multi_worker_mirrored sums: auto is nccl on GPUs and ring on CPUs.",
+        choices=("auto", "ring", "nccl"),
+    )
+    all_reduce_dtype: str = setting(
+        "as_is",
+        "Type of gradients on the wire between processes; narrower ones halve the "
+        "traffic and are no longer exactly the same training.",
+        choices=("as_is", "bfloat16", "float16"),
+    )
+    peer_timeout_seconds: float = setting(
+        10.0, "How long a silent peer is waited for within a step.", above=0
+    )
+    startup_timeout_seconds: float = setting(
+        60.0, "How long a cluster may take to assemble.", above=0
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
         most = discovery.traits(self.strategy).max_replicas
@@ -147,6 +175,22 @@ class Observe(enum.IntEnum):
     CLOSELY = 2
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Agreed:
+    """What processes decide together, carried along with every step's sum.
+
+    Each process proposes its own values and all of them get the mean, so that
+    processes take the same turns without a message of their own.
+
+    Attributes:
+      stop_requested: above zero if any process was asked to stop.
+      step_seconds: how long a step takes; zero if not known yet.
+    """
+
+    stop_requested: float = 0.0
+    step_seconds: float = 0.0
+
+
 class Pending(Protocol):
     """Results of steps that may still be running."""
 
@@ -165,6 +209,7 @@ class StepResults:
       step_seconds: float64 [attempted], duration of each step, input included.
       input_seconds: float64 [attempted], of them spent waiting for input.
       details: what `Update.observe` returned for the last step, if asked for.
+      agreed: the mean over replicas of what their processes proposed.
     """
 
     applied_steps: int
@@ -172,6 +217,7 @@ class StepResults:
     step_seconds: np.ndarray
     input_seconds: np.ndarray
     details: Mapping[str, np.ndarray]
+    agreed: Agreed
 
 
 ReplicaStep = Callable[[Batch], Shares]
@@ -185,7 +231,11 @@ class RunSteps(Protocol):
         """Traces without running, so that its time can be told apart."""
 
     def __call__(
-        self, batches: Any, num_steps: int, observe: Observe = Observe.NOT
+        self,
+        batches: Any,
+        num_steps: int,
+        observe: Observe = Observe.NOT,
+        proposed: Agreed | None = None,
     ) -> Pending:
         """Starts `num_steps` steps and observes the last of them."""
 

@@ -38,6 +38,12 @@ def replica_devices(num_replicas: int | None, replicas_without_gpu: int) -> list
     return _logical_cpus(num_replicas or replicas_without_gpu)
 
 
+def require_gpus(setting: str, instead: str) -> None:
+    """Raises UsageError if this machine has no GPU, which `setting` needs."""
+    if not tf.config.list_physical_devices("GPU"):
+        raise UsageError(f"{setting} needs GPUs and none was found: use {instead}.")
+
+
 def _logical_cpus(wanted: int) -> list[str]:
     most = max(8, 2 * (os.cpu_count() or 1))
     if wanted > most:

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from strategies.base import Batch, Observe, Shares, StepResults, Update
+from strategies.base import (
+    Agreed,
+    Batch,
+    Observe,
+    ReplicaStep,
+    Shares,
+    StepResults,
+    Update,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,12 +32,12 @@ class Step:
     that exist once for every replica.
 
     Attributes:
-      sum_shares: computes every replica's shares of a batch and sums them.
+      sum_shares: runs a replica's step on every replica and sums their shares.
       apply: runs the update on the sum, in the right context.
       first: the sum as the first replica sees it, as plain tensors.
     """
 
-    sum_shares: Callable[[Batch], Any]
+    sum_shares: Callable[[ReplicaStep, Any], Any]
     apply: Callable[[Update, Any], None]
     first: Callable[[Any], Shares]
 
@@ -41,8 +49,16 @@ class InnerLoop:
     loss among them) is not, the update is not applied and the loop ends.
     """
 
-    def __init__(self, step: Step, update: Update | None):
+    def __init__(self, step: Step, replica_step: ReplicaStep, update: Update | None):
+        """Joins the two sides of a step.
+
+        Args:
+          step: a strategy's way of running the sides.
+          replica_step: computes one replica's shares.
+          update: applies their sum; None to only add up, as evaluation does.
+        """
         self._step = step
+        self._replica_step = replica_step
         self._update = update
         self._sums = _Packing()
         self._details = _Packing()
@@ -50,63 +66,68 @@ class InnerLoop:
 
     def trace(self, batches: Any) -> tf.Graph:
         """Traces the loop without running a step, and returns its graph."""
-        return self._function.get_concrete_function(
-            batches, *_arguments(0, Observe.NOT)
-        ).graph
+        arguments = _arguments(0, Observe.NOT, Agreed())
+        return self._function.get_concrete_function(batches, *arguments).graph
 
     def num_traces(self) -> int:
         return self._function.experimental_get_tracing_count()
 
     def __call__(
-        self, batches: Any, num_steps: int, observe: Observe = Observe.NOT
+        self,
+        batches: Any,
+        num_steps: int,
+        observe: Observe = Observe.NOT,
+        proposed: Agreed | None = None,
     ) -> _Results:
-        outputs = self._function(batches, *_arguments(num_steps, observe))
+        arguments = _arguments(num_steps, observe, proposed or Agreed())
+        outputs = self._function(batches, *arguments)
         return _Results(outputs, self._sums, self._details if observe else None)
 
     def _run(
-        self, batches: Any, num_steps: tf.Tensor, observe: tf.Tensor
+        self,
+        batches: Any,
+        num_steps: tf.Tensor,
+        observe: tf.Tensor,
+        proposed: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
-        def proceed(attempted, finite, *_):  # type: ignore[no-untyped-def]
-            return finite & (attempted < num_steps)
+        def proceed(*state: Any) -> tf.Tensor:
+            return _State(*state).finite & (_State(*state).attempted < num_steps)
 
-        def body(attempted, finite, sums, starts, waits, details):  # type: ignore[no-untyped-def]
+        def body(*loop_state: Any) -> _State:
+            state = _State(*loop_state)
             batch, start, wait = _timed_next(batches)
-            summed = self._step.sum_shares(batch)
+            summed = self._step.sum_shares(self._with_proposal(proposed), batch)
             packed = self._sums.pack(self._step.first(summed).sums)
             finite = tf.reduce_all(tf.math.is_finite(packed))
-            is_last = tf.equal(attempted, num_steps - 1)
-            details = self._look(summed, tf.where(is_last, observe, 0), details)
+            is_last = tf.equal(state.attempted, num_steps - 1)
+            details = self._look(summed, tf.where(is_last, observe, 0), state.details)
             self._apply_if(finite, summed)
-            return (
-                attempted + 1,
-                finite,
-                sums.write(attempted, packed),
-                starts.write(attempted, start),
-                waits.write(attempted, wait),
-                details,
+            return _State(
+                attempted=state.attempted + 1,
+                finite=finite,
+                sums=state.sums.write(state.attempted, packed),
+                starts=state.starts.write(state.attempted, start),
+                waits=state.waits.write(state.attempted, wait),
+                details=details,
             )
 
-        def per_step(shape):  # type: ignore[no-untyped-def]
-            return tf.TensorArray(
-                tf.float64, size=0, dynamic_size=True, element_shape=shape
-            )
-
-        start = tf.zeros((), tf.int32), tf.constant(True)
-        arrays = per_step([None]), per_step([]), per_step([])
-        attempted, finite, sums, starts, waits, details = tf.while_loop(
-            proceed,
-            body,
-            (*start, *arrays, tf.zeros([0], tf.float64)),
-            shape_invariants=(
-                *(tf.TensorShape([]) for _ in start),
-                *(tf.TensorShape(None) for _ in arrays),
-                tf.TensorShape([None]),
-            ),
-        )
-        with tf.control_dependencies([attempted]):
+        state = _State(*tf.while_loop(proceed, body, _initial_state(), _INVARIANTS))
+        with tf.control_dependencies([state.attempted]):
             stop = tf.timestamp()
-        applied = attempted - tf.cast(~finite, tf.int32)
-        return applied, sums.stack(), starts.stack(), stop, waits.stack(), details
+        applied = state.attempted - tf.cast(~state.finite, tf.int32)
+        sums, starts, waits = (
+            array.stack() for array in (state.sums, state.starts, state.waits)
+        )
+        return applied, sums, starts, stop, waits, state.details
+
+    def _with_proposal(self, proposed: tf.Tensor) -> ReplicaStep:
+        """The replica's step, its shares carrying what this process proposes."""
+
+        def step(batch: Batch) -> Shares:
+            shares = self._replica_step(batch)
+            return shares._replace(sums={**shares.sums, **_proposal(proposed)})
+
+        return step
 
     def _look(self, summed: Any, observe: tf.Tensor, details: tf.Tensor) -> tf.Tensor:
         update = self._update
@@ -134,9 +155,62 @@ class InnerLoop:
         tf.cond(finite, apply, lambda: tf.constant(0))
 
 
-def _arguments(num_steps: int, observe: Observe) -> tuple[tf.Tensor, tf.Tensor]:
+class _State(NamedTuple):
+    """What is carried from one step of the loop to the next."""
+
+    attempted: tf.Tensor
+    finite: tf.Tensor
+    sums: tf.TensorArray
+    starts: tf.TensorArray
+    waits: tf.TensorArray
+    details: tf.Tensor
+
+
+# The number of packed values is known once the step has been traced.
+_INVARIANTS = _State(
+    attempted=tf.TensorShape([]),
+    finite=tf.TensorShape([]),
+    sums=tf.TensorShape(None),
+    starts=tf.TensorShape(None),
+    waits=tf.TensorShape(None),
+    details=tf.TensorShape([None]),
+)
+
+
+def _initial_state() -> _State:
+    def per_step(shape: list[None]) -> tf.TensorArray:
+        return tf.TensorArray(tf.float64, 0, dynamic_size=True, element_shape=shape)
+
+    return _State(
+        attempted=tf.constant(0),
+        finite=tf.constant(True),
+        sums=per_step([None]),
+        starts=per_step([]),
+        waits=per_step([]),
+        details=tf.zeros([0], tf.float64),
+    )
+
+
+def _proposal(proposed: tf.Tensor) -> dict[str, tf.Tensor]:
+    """What a replica adds to the sums, besides one to count the replicas."""
+    names = [_AGREED + field.name for field in dataclasses.fields(Agreed)]
+    values = dict(zip(names, tf.unstack(proposed), strict=True))
+    return {**values, _REPLICAS: tf.ones([], tf.float64)}
+
+
+_AGREED = "agreed/"
+_REPLICAS = _AGREED + "replicas"
+
+
+def _arguments(
+    num_steps: int, observe: Observe, proposed: Agreed
+) -> tuple[tf.Tensor, ...]:
     """As tensors: a Python number would be traced anew for each value."""
-    return tf.constant(num_steps, tf.int32), tf.constant(int(observe), tf.int32)
+    return (
+        tf.constant(num_steps, tf.int32),
+        tf.constant(int(observe), tf.int32),
+        tf.constant(dataclasses.astuple(proposed), tf.float64),
+    )
 
 
 def _timed_next(batches: Any) -> tuple[Batch, tf.Tensor, tf.Tensor]:
@@ -193,11 +267,26 @@ class _Results:
     details: _Packing | None
 
     def fetch(self) -> StepResults:
-        applied, sums, starts, stop, waits, details = (v.numpy() for v in self.outputs)
+        applied, packed, starts, stop, waits, details = (
+            v.numpy() for v in self.outputs
+        )
+        sums = self.sums.unpack(packed)
         return StepResults(
             applied_steps=int(applied),
-            sums=self.sums.unpack(sums),
+            sums={k: v for k, v in sums.items() if not k.startswith(_AGREED)},
+            agreed=_mean_of_last(sums),
             step_seconds=np.diff(np.append(starts, stop)),
             input_seconds=waits,
             details=self.details.unpack(details) if self.details else {},
         )
+
+
+def _mean_of_last(sums: Mapping[str, np.ndarray]) -> Agreed:
+    """Over replicas, of the last step: the same on every process."""
+    replicas = sums[_REPLICAS][-1:]
+    if not len(replicas):
+        return Agreed()
+    names = [field.name for field in dataclasses.fields(Agreed)]
+    return Agreed(
+        **{name: float(sums[_AGREED + name][-1] / replicas[0]) for name in names}
+    )

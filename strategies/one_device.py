@@ -55,7 +55,7 @@ class OneDevice(Strategy):
         return iter(make_batches(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
-        def sum_shares(batch: Batch) -> Shares:
+        def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:
             with tf.device(self._device):
                 return replica_step(batch)
 
@@ -63,7 +63,9 @@ class OneDevice(Strategy):
             with tf.device(self._device):
                 update.apply(shares)
 
-        return InnerLoop(Step(sum_shares, apply, lambda shares: shares), update)
+        return InnerLoop(
+            Step(sum_shares, apply, lambda shares: shares), replica_step, update
+        )
 
     def communication(self, gradient_bytes: int) -> None:
         return None

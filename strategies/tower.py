@@ -69,7 +69,7 @@ class Tower(Strategy):
         return iter(make_batches(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
-        def sum_shares(batch: Batch) -> Shares:
+        def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:
             towers = []
             for index, device in enumerate(self._devices):
                 with tf.device(device), tf.name_scope(f"tower_{index}"):
@@ -86,7 +86,9 @@ class Tower(Strategy):
             with tf.device(self._parameter_device):
                 update.apply(shares)
 
-        return InnerLoop(Step(sum_shares, apply, lambda shares: shares), update)
+        return InnerLoop(
+            Step(sum_shares, apply, lambda shares: shares), replica_step, update
+        )
 
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1:
