@@ -221,7 +221,38 @@ class StepResults:
 
 
 ReplicaStep = Callable[[Batch], Shares]
-MakeBatches = Callable[[int, int], "tf.data.Dataset"]
+
+
+class GlobalBatches(Protocol):
+    """The global batches of a stretch of steps, whole or in shares."""
+
+    @property
+    def first_step(self) -> int:
+        """The step of the first batch."""
+
+    def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
+        """One share's rows of every global batch, in order.
+
+        Args:
+          share: which share; `(0, 1)` gives whole global batches.
+          num_shares: into how many a global batch is divided.
+        """
+
+    def resident(self) -> tf.data.Dataset:
+        """What `at` reads from, again and again the same element.
+
+        A process that computes any step on request keeps this close by.
+        """
+
+    def at(self, resident: Any, step: tf.Tensor, share: int, num_shares: int) -> Batch:
+        """One share of one step, as graph operations.
+
+        Args:
+          resident: an element of `resident()`.
+          step: int64 scalar.
+          share: which share of the global batch.
+          num_shares: into how many it is divided.
+        """
 
 
 class RunSteps(Protocol):
@@ -283,13 +314,8 @@ class Strategy(abc.ABC):
         """Variables made inside live where this strategy wants them."""
 
     @abc.abstractmethod
-    def distribute(self, make_batches: MakeBatches) -> Any:
-        """Opens the input.
-
-        Args:
-          make_batches: `(share, num_shares)` to a dataset of that share's rows
-            of every global batch; `(0, 1)` gives whole global batches.
-        """
+    def distribute(self, batches: GlobalBatches) -> Any:
+        """Opens the input: what `RunSteps` takes its batches from."""
 
     @abc.abstractmethod
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:

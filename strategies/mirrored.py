@@ -11,7 +11,7 @@ import tensorflow as tf
 from strategies.base import (
     Batch,
     Communication,
-    MakeBatches,
+    GlobalBatches,
     ReplicaStep,
     Strategy,
     StrategyConfig,
@@ -67,8 +67,8 @@ class Mirrored(Strategy):
     def scope(self) -> AbstractContextManager[Any]:
         return self._strategy.scope()
 
-    def distribute(self, make_batches: MakeBatches) -> Any:
-        return iter(make_batches(0, 1))
+    def distribute(self, batches: GlobalBatches) -> Any:
+        return iter(batches.dataset(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
         def own_share(batch: Batch, context: tf.distribute.ReplicaContext) -> Batch:

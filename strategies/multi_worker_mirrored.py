@@ -11,7 +11,7 @@ import tensorflow as tf
 from strategies.base import (
     Batch,
     Communication,
-    MakeBatches,
+    GlobalBatches,
     ReplicaStep,
     Shares,
     Strategy,
@@ -68,11 +68,11 @@ class MultiWorkerMirrored(Strategy):
     def scope(self) -> AbstractContextManager[Any]:
         return self._strategy.scope()
 
-    def distribute(self, make_batches: MakeBatches) -> Any:
+    def distribute(self, batches: GlobalBatches) -> Any:
         """Each process reads the rows of its own replicas, and only those."""
         first = self._worker * self._num_local
         shares = [
-            make_batches(first + local, self.num_replicas)
+            batches.dataset(first + local, self.num_replicas)
             for local in range(self._num_local)
         ]
         return iter(tf.data.Dataset.zip(tuple(shares)))
@@ -84,10 +84,14 @@ class MultiWorkerMirrored(Strategy):
             if self._num_local == 1:
                 return shares[0]
             local = context.replica_id_in_sync_group % self._num_local
-            return tf.switch_case(local, [lambda share=share: share for share in shares])
+            return tf.switch_case(
+                local, [lambda share=share: share for share in shares]
+            )
 
         def summed(context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
-            return sum_as_one_buffer(context, shares, WIRE_TYPES[self._all_reduce_dtype])
+            return sum_as_one_buffer(
+                context, shares, WIRE_TYPES[self._all_reduce_dtype]
+            )
 
         return compile_replicated(
             self._strategy, own_share, summed, replica_step, update

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from strategies.base import (
     Batch,
-    MakeBatches,
+    GlobalBatches,
     ReplicaStep,
     Shares,
     Strategy,
@@ -51,8 +51,8 @@ class OneDevice(Strategy):
     def scope(self) -> AbstractContextManager[Any]:
         return tf.device(self._device)
 
-    def distribute(self, make_batches: MakeBatches) -> Any:
-        return iter(make_batches(0, 1))
+    def distribute(self, batches: GlobalBatches) -> Any:
+        return iter(batches.dataset(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
         def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:

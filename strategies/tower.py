@@ -23,7 +23,7 @@ import tensorflow as tf
 from strategies.base import (
     Batch,
     Communication,
-    MakeBatches,
+    GlobalBatches,
     ReplicaStep,
     Shares,
     Strategy,
@@ -65,8 +65,8 @@ class Tower(Strategy):
     def scope(self) -> AbstractContextManager[Any]:
         return tf.device(self._parameter_device)
 
-    def distribute(self, make_batches: MakeBatches) -> Any:
-        return iter(make_batches(0, 1))
+    def distribute(self, batches: GlobalBatches) -> Any:
+        return iter(batches.dataset(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
         def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:

@@ -7,7 +7,7 @@ from collections import Counter
 
 from strategies.base import ReplicaStep, Strategy
 from trainers.inputs.data import Source
-from trainers.inputs.order import Order, global_batches
+from trainers.inputs.order import Order, SourceBatches
 from trainers.interval import means_over_examples
 from trainers.loop import CallLength
 
@@ -43,7 +43,12 @@ class Evaluation:
         """Means over every example exactly once; nan where one is not finite."""
         num_steps = self._order.steps_per_epoch
         batches = self._strategy.distribute(
-            global_batches(self._source, self._order, 0, num_steps)
+            SourceBatches(
+                source=self._source,
+                order=self._order,
+                first_step=0,
+                last_step=num_steps,
+            )
         )
         length = CallLength(None)
         sums: Counter[str] = Counter()
