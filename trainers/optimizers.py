@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.keras_internals import stop_reducing_gradients
+from strategies.library_internals import stop_reducing_gradients
 from trainers.config import OptimizerConfig
 
 
