@@ -156,7 +156,13 @@ class Update(Protocol):
     """Turns the sum of all shares into new weights. Runs once a step, after the sum."""
 
     def apply(self, shares: Shares) -> None:
-        """Clips, then changes weights, state and the step counter."""
+        """Clips, then changes weights and state."""
+
+    def count(self) -> tf.Tensor:
+        """Adds one to the number of applied updates, atomically, and returns it."""
+
+    def applied_updates(self) -> tf.Tensor:
+        """The number of applied updates."""
 
     def observe(self, shares: Shares, closely: tf.Tensor) -> Mapping[str, tf.Tensor]:
         """Small tensors that describe this update, such as norms.
@@ -218,6 +224,7 @@ class StepResults:
     input_seconds: np.ndarray
     details: Mapping[str, np.ndarray]
     agreed: Agreed
+    workers: np.ndarray | None = None
 
 
 ReplicaStep = Callable[[Batch], Shares]

@@ -59,9 +59,11 @@ class OneDevice(Strategy):
             with tf.device(self._device):
                 return replica_step(batch)
 
-        def apply(update: Update, shares: Shares) -> None:
+        def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:
             with tf.device(self._device):
                 update.apply(shares)
+                update.count()
+            return {}
 
         return InnerLoop(
             Step(sum_shares, apply, lambda shares: shares), replica_step, update

@@ -38,8 +38,13 @@ def compile_replicated(
 
         return strategy.run(on_each_replica)
 
-    def apply(update: Update, summed: Any) -> None:
-        strategy.run(update.apply, args=(summed,))
+    def apply(update: Update, summed: Any) -> dict[str, tf.Tensor]:
+        def on_each_replica(shares: Shares) -> None:
+            update.apply(shares)
+            update.count()
+
+        strategy.run(on_each_replica, args=(summed,))
+        return {}
 
     def first(summed: Any) -> Shares:
         """The sum on the first local device; all devices hold the same."""

@@ -82,9 +82,11 @@ class Tower(Strategy):
                     sums=_sum_structures([tower.sums for tower in towers]),
                 )
 
-        def apply(update: Update, shares: Shares) -> None:
+        def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:
             with tf.device(self._parameter_device):
                 update.apply(shares)
+                update.count()
+            return {}
 
         return InnerLoop(
             Step(sum_shares, apply, lambda shares: shares), replica_step, update
