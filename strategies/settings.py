@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +22,32 @@ class UsageError(ValueError):
     The message is one line that says what was received, what is accepted and
     what to change. The entry point prints it and ends with exit code 2.
     """
+
+
+# Enough of a value to recognize it by. A pasted page stays one readable line.
+_MOST_CHARACTERS_SHOWN = 100
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: words as they are, the rest as in JSON."""
+    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    if len(text) > _MOST_CHARACTERS_SHOWN:
+        text = text[:_MOST_CHARACTERS_SHOWN] + "..."
+    return printable(text)
+
+
+def as_argument(value: Any) -> str:
+    """A value as one gives it on the command line."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return "none" if value is None else str(value)
+
+
+def printable(text: str) -> str:
+    """The text with line breaks, control characters and the like written out."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def setting(
@@ -87,16 +113,31 @@ def check_settings(config: Any) -> None:
     Raises:
       UsageError: a value has the wrong type, is out of bounds or not a choice.
     """
+    config_class: type = type(config)
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        hint, optional = field_types(type(config))[field.name]
-        if value is None and optional:
-            continue
-        _check_type(field.name, value, hint, optional)
-        _check_choice(field, value)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, (int, float)) and not isinstance(number, bool):
-                _check_bounds(field, number)
+        check_setting(config_class, field, getattr(config, field.name))
+
+
+def check_setting(config_class: type, field: dataclasses.Field, value: Any) -> None:
+    """Checks the value of one field of a configuration.
+
+    Raises:
+      UsageError: it has the wrong type, is out of bounds or not a choice.
+    """
+    hint, optional = field_types(config_class)[field.name]
+    if value is None and optional:
+        return
+    _check_type(field.name, value, hint, optional)
+    if optional and value == "":
+        # An empty path could be taken for none.
+        raise UsageError(
+            f"--{field.name}= is empty: give a value after the equals sign, or none."
+        )
+    for item in value if isinstance(value, tuple) else (value,):
+        if isinstance(item, str):
+            _check_word(field, item)
+        elif not isinstance(item, bool):
+            _check_bounds(field, item)
 
 
 _TYPE_WORDS = {
@@ -112,24 +153,41 @@ def _check_type(name: str, value: Any, hint: Any, optional: bool) -> None:
     values: tuple[Any, ...] = (value,)
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
-        values = value if isinstance(value, tuple) else (None,)
+        values = value if isinstance(value, tuple) and value else (None,)
     accepted = (int, float) if item is float else (item,)
     if all(type(v) in accepted for v in values):
         return
     words = _TYPE_WORDS[item]
     if item is not hint:
-        words = f"a list of which each is {words}"
+        words = f"a list of one or more, each {words}"
     if optional:
-        words += ", or nothing"
-    raise UsageError(f"--{name}={value!r} is not accepted: it takes {words}.")
+        words += ", or none"
+    received = f"'{shown(value)}'" if isinstance(value, str) else shown(value)
+    raise UsageError(f"--{name}={received} is not accepted: it takes {words}.")
 
 
-def _check_choice(field: dataclasses.Field, value: Any) -> None:
+def _check_word(field: dataclasses.Field, value: str) -> None:
     choices = choices_of(field)
-    if choices is not None and value not in choices:
+    if choices is not None:
+        if value not in choices:
+            raise UsageError(
+                f"--{field.name}={shown(value)} is unknown; choose one of "
+                f"{', '.join(choices)}."
+            )
+    elif "\0" in value or not _is_unicode(value):
         raise UsageError(
-            f"--{field.name}={value} is unknown; choose one of {', '.join(choices)}."
+            f"--{field.name}={shown(value)} is not accepted: it takes text in UTF-8 "
+            "without null characters."
         )
+
+
+def _is_unicode(text: str) -> bool:
+    """Bytes of a command line that are not UTF-8 arrive as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 _BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
@@ -139,15 +197,25 @@ _BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
     ("below", "less than {}", lambda number, bound: number < bound),
 )
 
+# TensorFlow counts in int64 and computes in float32, where more is infinite.
+_LARGEST_WHOLE_NUMBER = 2**63 - 1
+_LARGEST_NUMBER = 3.4e38
+
 
 def _check_bounds(field: dataclasses.Field, number: float) -> None:
-    holds = math.isfinite(number)
+    largest = _LARGEST_WHOLE_NUMBER if isinstance(number, int) else _LARGEST_NUMBER
+    # Every comparison with nan is false, so that it is out of range.
+    holds = is_representable = -largest <= number <= largest
     words = []
     for key, phrase, within in _BOUNDS:
         bound = field.metadata[key]
         if bound is not None:
             words.append(phrase.format(bound))
             holds = holds and within(number, bound)
-    if not holds:
-        accepted = " and ".join(words) or "a finite number"
-        raise UsageError(f"--{field.name}={number} is out of range: give {accepted}.")
+    if holds:
+        return
+    has_upper_bound = any(field.metadata[k] is not None for k in ("maximum", "below"))
+    if not is_representable and not has_upper_bound:
+        words.append(f"at most {largest}")
+    received, accepted = shown(str(number)), " and ".join(words)
+    raise UsageError(f"--{field.name}={received} is out of range: give {accepted}.")

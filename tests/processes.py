@@ -117,5 +117,16 @@ def last_step_of(run_folder: pathlib.Path) -> int:
     return json.loads(whole_lines[-1])["step"] if whole_lines else 0
 
 
+def metrics_of(run_folder: pathlib.Path) -> list[dict[str, Any]]:
+    text = (run_folder / "metrics.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def train_losses_of(run_folder: pathlib.Path) -> dict[int, float]:
+    """By step, of every line that has one."""
+    rows = metrics_of(run_folder)
+    return {row["step"]: row["train_loss"] for row in rows if "train_loss" in row}
+
+
 def checkpoints_of(run_folder: pathlib.Path) -> list[str]:
     return sorted(path.name for path in (run_folder / "checkpoints").glob("step-*"))

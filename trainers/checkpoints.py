@@ -1,33 +1,31 @@
 """Checkpoints that are complete or absent, and checked before they are believed.
 
 A checkpoint is a folder `step-00000500` that holds what tf.train.Checkpoint
-writes and a commit.json with the size and digest of every file. It is written
-under another name and renamed when all of it is on disk, so that a run killed
-at any moment leaves no half of one. TensorFlow's own CheckpointManager trusts a
-text file that lists paths, and deletes what that file says; here only the names
-of folders count.
+writes and a commit.json (see `trainers.commit`). It is written under another name
+and renamed when all of it is on disk, so that a run killed at any moment leaves no
+half of one. TensorFlow's own CheckpointManager trusts a text file that lists paths,
+and deletes what that file says; here only the names of folders count.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import pathlib
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from strategies.settings import UsageError
+from trainers.commit import Commit, DamagedError, Variable, read_commit, write_commit
+from trainers.files import sync_to_disk
 
-_FOLDER_NAME = re.compile(r"step-(\d{8,})")
-_TEMPORARY_PREFIX = ".writing-"
-_COMMIT = "commit.json"
-_SCHEMA_VERSION = 1
+_NAME = re.compile(r"step-([0-9]{8,18})")
+_UNFINISHED = ".writing-"
 
 
 class Checkpoints:
@@ -54,6 +52,7 @@ class Checkpoints:
         self._folder = folder
         self._step = step
         self._keep = keep
+        self._owners = {"model": model.weights, "optimizer": optimizer.variables}
         self._checkpoint = tf.train.Checkpoint(
             model=model, optimizer=optimizer, step=step
         )
@@ -64,19 +63,16 @@ class Checkpoints:
         Args:
           state: further values that a resumed run needs, as JSON has them.
         """
+        step = int(self._step.numpy())
+        final = self._folder / _name_of(step)
         self._remove_unfinished()
-        name = f"step-{int(self._step.numpy()):08d}"
-        temporary = self._folder / f"{_TEMPORARY_PREFIX}{name}"
-        final = self._folder / name
+        temporary = self._folder / f"{_UNFINISHED}{final.name}"
         temporary.mkdir(parents=True)
         self._checkpoint.write(str(temporary / "variables"))
-        _write_commit(temporary, int(self._step.numpy()), state)
-        if final.exists():
-            shutil.rmtree(final)
-        temporary.rename(final)
-        _sync_to_disk(self._folder)
-        for old in _folders(self._folder)[self._keep :]:
-            shutil.rmtree(old)
+        commit = Commit(step=step, variables=self._variables(), state=state)
+        write_commit(temporary, commit)
+        self._replace(final, temporary)
+        self._remove_old(step)
         return final
 
     def restore_newest(self, warn: Callable[[str], None]) -> Mapping[str, Any] | None:
@@ -92,40 +88,90 @@ class Checkpoints:
           UsageError: there are checkpoints and every one is damaged, or one does
             not fit this model and optimizer.
         """
-        folders = _folders(self._folder)
-        for folder in folders:
+        found = _checkpoints_in(self._folder)
+        for step in sorted(found, reverse=True):
             try:
-                commit = _read_commit(folder)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                warn(f"checkpoint {folder} is damaged ({_one_line(error)}).")
+                commit = read_commit(found[step], step)
+            except DamagedError as error:
+                warn(f"checkpoint {found[step]} is damaged: {error}.")
                 continue
-            self._read(folder)
-            return commit["state"]
-        if folders:
+            self._check_fits(found[step], commit)
+            self._read(found[step])
+            return commit.state
+        if found:
             raise UsageError(
                 f"every checkpoint in {self._folder} is damaged: restore one from a "
                 "copy, or choose another --run_dir to start from the beginning."
             )
         return None
 
+    def _variables(self) -> dict[str, list[Variable]]:
+        return {
+            owner: [
+                Variable(path=v.path, dtype=str(v.dtype), shape=tuple(v.shape))
+                for v in variables
+            ]
+            for owner, variables in self._owners.items()
+        }
+
+    def _check_fits(self, folder: pathlib.Path, commit: Commit) -> None:
+        """Compares types and shapes before anything is restored.
+
+        Paths are not compared: Keras numbers the names of what is made repeatedly.
+        """
+        for owner, here in self._variables().items():
+            there = commit.variables.get(owner, [])
+            for ours, theirs in zip_longest(here, there):
+                if (
+                    ours is None
+                    or theirs is None
+                    or (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape)
+                ):
+                    raise _does_not_fit(
+                        folder,
+                        f"its {owner} has {theirs or 'no more variables'}, "
+                        f"this one {ours or 'no more variables'}",
+                    )
+
     def _read(self, folder: pathlib.Path) -> None:
+        """Restores one checkpoint, and makes sure that nothing is left over."""
         try:
             status = self._checkpoint.read(str(folder / "variables"))
-            status.assert_existing_objects_matched()
+            # Otherwise TensorFlow prints what is left over once it is deleted.
+            status.expect_partial()
+            status.assert_consumed()
         except (ValueError, AssertionError, tf.errors.OpError) as error:
-            raise UsageError(
-                f"checkpoint {folder} does not fit this model and optimizer "
-                f"({_one_line(error)}): use the settings of its run's config.json."
-            ) from error
+            words = " ".join(str(error).split())[:200]
+            raise _does_not_fit(folder, words) from error
+
+    def _replace(self, final: pathlib.Path, temporary: pathlib.Path) -> None:
+        """Gives a finished checkpoint its name, at no moment being without one."""
+        if _is_intact(final, int(self._step.numpy())):
+            # Saved at this step already; a run saves again when a signal stops it.
+            shutil.rmtree(temporary)
+            return
+        _remove(final)
+        temporary.rename(final)
+        sync_to_disk(self._folder)
+
+    def _remove_old(self, step: int) -> None:
+        """Keeps the newest up to this step.
+
+        Those of later steps were passed over as damaged, or this step would not
+        have been reached again: they neither count nor are they ours to delete.
+        """
+        steps = sorted(s for s in _checkpoints_in(self._folder) if s <= step)
+        for old in steps[: -self._keep]:
+            _remove(self._folder / _name_of(old))
 
     def _remove_unfinished(self) -> None:
-        for leftover in self._folder.glob(f"{_TEMPORARY_PREFIX}step-*"):
-            shutil.rmtree(leftover)
+        for leftover in self._folder.glob(f"{_UNFINISHED}step-*"):
+            _remove(leftover)
 
 
 def has_checkpoint(folder: pathlib.Path) -> bool:
     """Whether a folder holds any checkpoint, damaged or not."""
-    return bool(_folders(folder))
+    return bool(_checkpoints_in(folder))
 
 
 def weights_sha256(model: keras.Model) -> str:
@@ -138,78 +184,45 @@ def weights_sha256(model: keras.Model) -> str:
     return digest.hexdigest()
 
 
-def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Finished checkpoints, newest first. Links are not followed."""
+def _does_not_fit(folder: pathlib.Path, why: str) -> UsageError:
+    return UsageError(
+        f"checkpoint {folder} does not fit this model and optimizer ({why}): use the "
+        "settings of its run's config.json."
+    )
+
+
+def _name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _checkpoints_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
+    """By step, all that has the name of a checkpoint, be it damaged.
+
+    A file or a link of such a name counts, so that a run whose checkpoint was
+    replaced by one does not begin anew as if there had been none.
+    """
     if not folder.is_dir():
-        return []
-    found = {
-        int(match.group(1)): path
-        for path in folder.iterdir()
-        if (match := _FOLDER_NAME.fullmatch(path.name))
-        and path.is_dir()
-        and not path.is_symlink()
-    }
-    return [found[step] for step in sorted(found, reverse=True)]
+        return {}
+    found = {}
+    for path in folder.iterdir():
+        match = _NAME.fullmatch(path.name)
+        # One step has one name, whatever zeros others put in front of it.
+        if match and path.name == _name_of(int(match[1])):
+            found[int(match[1])] = path
+    return found
 
 
-def _write_commit(folder: pathlib.Path, step: int, state: Mapping[str, Any]) -> None:
-    """Writes the file that declares a checkpoint complete, after all others."""
-    files = {}
-    for path in sorted(folder.iterdir()):
-        _sync_to_disk(path)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-    commit = {
-        "schema_version": _SCHEMA_VERSION,
-        "step": step,
-        "files": files,
-        "state": dict(state),
-    }
-    path = folder / _COMMIT
-    path.write_text(json.dumps(commit, indent=2) + "\n", encoding="utf-8")
-    _sync_to_disk(path)
-    _sync_to_disk(folder)
-
-
-def _read_commit(folder: pathlib.Path) -> Mapping[str, Any]:
-    """Reads commit.json and checks every file against it."""
-    commit = json.loads((folder / _COMMIT).read_text(encoding="utf-8"))
-    if commit["schema_version"] != _SCHEMA_VERSION:
-        raise ValueError(f"schema_version {commit['schema_version']} is unknown")
-    if f"step-{commit['step']:08d}" != folder.name:
-        raise ValueError(f"commit.json is of step {commit['step']}")
-    for name, expected in commit["files"].items():
-        path = folder / name
-        if path.parent != folder or path.is_symlink():
-            raise ValueError(f"commit.json names {name!r}, which is outside")
-        if (
-            path.stat().st_size != expected["bytes"]
-            or _sha256(path) != expected["sha256"]
-        ):
-            raise ValueError(f"{name} is not what was written")
-    if (
-        not isinstance(commit["state"], dict)
-        or "variables.index" not in commit["files"]
-    ):
-        raise ValueError("commit.json is incomplete")
-    return commit
-
-
-def _sha256(path: pathlib.Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _sync_to_disk(path: pathlib.Path) -> None:
-    """Without this a power cut can keep the new name and lose the content."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _is_intact(folder: pathlib.Path, step: int) -> bool:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        read_commit(folder, step)
+    except DamagedError:
+        return False
+    return True
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+def _remove(path: pathlib.Path) -> None:
+    """Removes a folder, a file or a link, but never what a link leads to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -9,14 +9,15 @@ here imports TensorFlow.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
-import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import models
 from strategies.base import StrategyConfig
-from strategies.settings import UsageError, check_settings, setting
+from strategies.settings import UsageError, check_settings, setting, shown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,7 @@ class LengthConfig:
         "Steps run inside the runtime for one call from Python. Default: as many "
         "as take about 50 ms. Does not change the training.",
         minimum=1,
+        maximum=1_000_000,
     )
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class LengthConfig:
         if self.train_steps is not None and self.epochs is not None:
             raise UsageError(
                 f"--train_steps={self.train_steps} and --epochs={self.epochs} both "
-                "say how long to train: give one of them."
+                "say how long to train: give one of them, or none for the other."
             )
 
 
@@ -86,7 +88,7 @@ class ModelConfig:
 
     model: str = setting("convnet", "What is trained.", choices=models.names)
     hidden_units: tuple[int, ...] = setting(
-        (128, 64), "Width of each hidden layer of mlp.", minimum=1
+        (128, 64), "Width of each hidden layer of mlp.", minimum=1, maximum=1_000_000
     )
     dropout: float = setting(
         0.0, "Fraction of activations dropped in training.", minimum=0, below=1
@@ -99,6 +101,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+# 8 GiB. Random numbers say nothing new about speed after that.
+_MOST_SYNTHETIC_NUMBERS = 2**31
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +139,9 @@ class DataConfig:
     input_shape: tuple[int, ...] = setting(
         (32, 32, 3), "Shape of one example of synthetic.", minimum=1
     )
-    num_classes: int = setting(10, "Classes of synthetic.", minimum=2)
+    num_classes: int = setting(
+        10, "Classes of synthetic.", minimum=2, maximum=1_000_000
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -141,6 +149,24 @@ class DataConfig:
             raise UsageError(
                 "--dataset=tfrecord needs --data_path: give a TFRecord file or a "
                 "folder of them (python -m trainers.write_tfrecord makes one)."
+            )
+        for name in ("data_path", "eval_data_path"):
+            path = getattr(self, name)
+            if path is not None and self.dataset != "tfrecord":
+                raise UsageError(
+                    f"--{name}={path} is not read by --dataset={self.dataset}: add "
+                    "--dataset=tfrecord, or leave the path out."
+                )
+        self._check_synthetic()
+
+    def _check_synthetic(self) -> None:
+        size = self.num_examples * math.prod(self.input_shape)
+        if self.dataset == "synthetic" and size > _MOST_SYNTHETIC_NUMBERS:
+            shape = ",".join(map(str, self.input_shape))
+            raise UsageError(
+                f"--num_examples={self.num_examples} of --input_shape={shape} are "
+                f"{size:,} numbers to hold in memory, more than the accepted "
+                f"{_MOST_SYNTHETIC_NUMBERS:,}: lower one of them."
             )
 
 
@@ -176,6 +202,13 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        default = OptimizerConfig.__dataclass_fields__["momentum"].default
+        if self.optimizer != "momentum" and self.momentum != default:
+            raise UsageError(
+                f"--momentum={self.momentum} is not used by "
+                f"--optimizer={self.optimizer}: add --optimizer=momentum, or leave it "
+                "out."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,7 +219,7 @@ class ReportConfig:
         100, "Steps between lines of metrics.jsonl and TensorBoard scalars.", minimum=1
     )
     histogram_every_steps: int | None = setting(
-        500, "Steps between histograms; null in --config for none.", minimum=1
+        500, "Steps between histograms; none for no histograms at all.", minimum=1
     )
     eval_every_steps: int | None = setting(
         None, "Steps between evaluations. Default: only at the end.", minimum=1
@@ -224,6 +257,23 @@ def all_fields() -> Mapping[str, tuple[type, dataclasses.Field]]:
     }
 
 
+def field_of(name: str) -> tuple[type, dataclasses.Field]:
+    """A setting by its name, with the group it belongs to.
+
+    Raises:
+      UsageError: there is none of that name.
+    """
+    found = all_fields().get(name)
+    if found is None:
+        nearest = difflib.get_close_matches(name, all_fields(), n=1)
+        suggestion = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise UsageError(
+            f"'{shown(name)}' is not a setting: {suggestion}--help lists the accepted "
+            "names."
+        )
+    return found
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything that decides a run."""
@@ -254,7 +304,8 @@ class Config:
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."
             )
 
-    def replace(self, **values: Any) -> Config:
+    # The slash lets a file hold a setting called self, to be refused as unknown.
+    def replace(self, /, **values: Any) -> Config:
         """A copy with some settings changed, by their flat names.
 
         Raises:
@@ -262,11 +313,7 @@ class Config:
         """
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
-            if name not in all_fields():
-                raise UsageError(
-                    f"{name!r} is not a setting: --help lists the accepted names."
-                )
-            group_class = all_fields()[name][0]
+            group_class, _ = field_of(name)
             (group,) = (key for key, value_ in GROUPS.items() if value_ is group_class)
             changes.setdefault(group, {})[name] = value
         groups = {
@@ -291,35 +338,10 @@ def config_from_dict(settings: Mapping[str, Any]) -> Config:
       UsageError: a name is unknown or a value not accepted.
     """
     return Config().replace(
-        **{
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in settings.items()
-        }
+        **{name: without_lists(value) for name, value in settings.items()}
     )
 
 
-def config_from_file(path: str) -> Config:
-    """Reads a configuration file: a JSON object of settings by name.
-
-    Raises:
-      UsageError: the file cannot be read or is not such an object.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            settings = json.load(file)
-    except OSError as error:
-        raise UsageError(
-            f"--config={path} cannot be read ({error.strerror}): give a JSON file "
-            "of settings, such as a run's config.json."
-        ) from error
-    except ValueError as error:
-        raise UsageError(
-            f"--config={path} is not JSON ({' '.join(str(error).split())}): give a "
-            "file of settings, such as a run's config.json."
-        ) from error
-    if not isinstance(settings, dict):
-        raise UsageError(
-            f"--config={path} holds {type(settings).__name__}: it takes one JSON "
-            "object of settings by name."
-        )
-    return config_from_dict(settings)
+def without_lists(value: Any) -> Any:
+    """JSON has lists where settings are tuples."""
+    return tuple(value) if isinstance(value, list) else value

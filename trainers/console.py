@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 import time
@@ -18,6 +19,16 @@ from rich.progress import (
 )
 
 
+class _Terminal(rich.console.Console):
+    """Falls silent when its reader has gone, as after `| head -1`."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process, and the run with it."""
+        self.quiet = True
+        # Python flushes standard output once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Console:
     """Prints lines and progress, and keeps the lines in a log file.
 
@@ -28,7 +39,7 @@ class Console:
     _SECONDS_BETWEEN_LINES = 5.0
 
     def __init__(self) -> None:
-        self._rich = rich.console.Console(highlight=False, soft_wrap=True)
+        self._rich = _Terminal(highlight=False, soft_wrap=True)
         self._log: IO[str] | None = None
         self._progress: Progress | None = None
         self._last_line = time.monotonic()
@@ -49,6 +60,12 @@ class Console:
         else:
             print(f"warning: {line}", file=sys.stderr)
         self._write_log(f"warning: {line}")
+
+    def fail(self, line: str) -> None:
+        """One line that says why the run ends."""
+        self.stop_progress()
+        print(f"error: {line}", file=sys.stderr)
+        self._write_log(f"error: {line}")
 
     def report_bug(self, error: Exception, verbose: bool) -> None:
         """One line on standard error; the traceback goes to the log of the run."""

@@ -8,6 +8,8 @@ flags alone.
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import textwrap
 import typing
 from collections.abc import Sequence
@@ -15,8 +17,15 @@ from typing import Any
 
 from absl import flags
 
-from strategies.settings import UsageError, choices_of, field_types
-from trainers.config import Config, all_fields, config_from_file
+from strategies.settings import (
+    UsageError,
+    as_argument,
+    choices_of,
+    field_types,
+    shown,
+)
+from trainers.config import Config, all_fields
+from trainers.config_file import settings_from_file
 
 _DESCRIPTION = """\
 Trains a Keras model under a distribution strategy.
@@ -46,23 +55,66 @@ def parse(argv: Sequence[str]) -> Config:
         that is not a flag.
     """
     values = _define()
-    try:
-        stray = values(list(argv))[1:]
-    except flags.Error as error:
-        raise UsageError(_one_line(error)) from error
+    stray = _read(values, list(argv))
     if values.help:
         raise HelpRequested(help_text())
     if stray:
         raise UsageError(
-            f"{stray[0]!r} is not a flag: every setting is given as --name=value."
+            f"'{shown(stray[0])}' is not a flag: every setting is given as "
+            "--name=value; --help lists them."
         )
     given = {
         name: _converted(name, field, values[name].value)
         for name, (_, field) in all_fields().items()
         if field.metadata["has_flag"] and values[name].present
     }
-    base = config_from_file(values.config) if values.config else Config()
-    return base.replace(**given)
+    settings = {}
+    if values["config"].present:
+        settings = settings_from_file(os.path.expanduser(values.config))
+    return Config().replace(**{**settings, **given})
+
+
+def wants_tracebacks(argv: Sequence[str]) -> bool:
+    """Whether --verbose is among the arguments, even if others are unusable."""
+    return any(re.fullmatch(r"--?verbose(=(true|t|1|yes|y))?", a) for a in argv[1:])
+
+
+def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:
+    """Sets the flags, and returns what is not a flag."""
+    for argument in argv[1:]:
+        # absl reads these two before any other, whether they are defined or not.
+        if re.fullmatch(r"--?(flagfile|undefok)(=.*)?", argument, re.DOTALL):
+            raise _unknown(argument.lstrip("-").partition("=")[0], ())
+    try:
+        return values(argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        _, _, nearest = str(error).partition("Did you mean: ")
+        raise _unknown(error.flagname, nearest.rstrip(" ?").split(", ")) from error
+    except flags.IllegalFlagValueError as error:
+        # Words that do not fit a switch; other flags take any text here.
+        argument = str(error).removeprefix("flag ").partition(": ")[0]
+        name = argument.removeprefix("--").partition("=")[0]
+        raise _not_a_switch(argument, name) from error
+    except flags.Error as error:
+        raise UsageError(f"{error}: give it as --name=value.") from error
+    except ValueError as error:
+        # absl's answer to --noverbose=1.
+        argument = str(error).partition(" ")[0]
+        name = argument.removeprefix("--no").partition("=")[0]
+        raise _not_a_switch(argument, name) from error
+
+
+def _unknown(name: str, nearest: Sequence[str]) -> UsageError:
+    suggestions = " or ".join(f"--{other}" for other in nearest if other)
+    hint = f"did you mean {suggestions}? " if suggestions else ""
+    return UsageError(f"--{shown(name)} is unknown: {hint}--help lists all flags.")
+
+
+def _not_a_switch(argument: str, name: str) -> UsageError:
+    return UsageError(
+        f"{shown(argument)} is not accepted: give --{name} or --no{name}, or "
+        f"--{name}= with true or false."
+    )
 
 
 def help_text() -> str:
@@ -81,7 +133,7 @@ def help_text() -> str:
 
 
 _CONFIG_HELP = (
-    "JSON file of settings by name, such as a run's config.json; flags go before it."
+    "JSON file of settings by name, such as a run's config.json; flags override it."
 )
 
 
@@ -93,7 +145,7 @@ def _help_of(name: str, config_class: type, field: dataclasses.Field) -> list[st
         text += f" One of: {', '.join(choices)}."
     if hint is bool:
         return _entry(f"--[no]{name}", text)
-    default = "" if field.default is None else _as_text(field.default)
+    default = "" if field.default is None else as_argument(field.default)
     return _entry(f"--{name}={default}", text)
 
 
@@ -109,10 +161,11 @@ def _define() -> flags.FlagValues:
         if not field.metadata["has_flag"]:
             continue
         hint, _ = field_types(config_class)[name]
+        text = field.metadata["help"]
         if hint is bool:
-            flags.DEFINE_boolean(name, field.default, field.metadata["help"], values)
+            flags.DEFINE_boolean(name, bool(field.default), text, values)
         else:
-            flags.DEFINE_string(name, None, field.metadata["help"], values)
+            flags.DEFINE_string(name, None, text, values)
     flags.DEFINE_string("config", None, _CONFIG_HELP, values)
     flags.DEFINE_boolean("help", False, "Show this text.", values, short_name="h")
     return values
@@ -126,28 +179,16 @@ def _converted(name: str, field: dataclasses.Field, value: Any) -> Any:
         return value
     if optional and value == "none":
         return None
-    if typing.get_origin(hint) is tuple:
-        (item, *_) = typing.get_args(hint)
-        return tuple(_number(name, part, item) for part in value.split(","))
-    return _number(name, value, hint)
-
-
-def _number(name: str, text: str, kind: type) -> Any:
-    if kind is str:
-        return text
+    is_list = typing.get_origin(hint) is tuple
+    item = typing.get_args(hint)[0] if is_list else hint
+    if item is str:
+        # The shell leaves a tilde alone that stands after an equals sign.
+        return os.path.expanduser(value)
     try:
-        return kind(text)
+        return tuple(map(item, value.split(","))) if is_list else item(value)
     except ValueError as error:
-        words = "whole numbers" if kind is int else "numbers"
+        words = "whole numbers" if item is int else "numbers"
+        words += ", separated by commas" if is_list else ""
         raise UsageError(
-            f"--{name}={text} is not accepted: it takes {words}."
+            f"--{name}={shown(value)} is not accepted: it takes {words}."
         ) from error
-
-
-def _as_text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{text.rstrip('.')}. --help lists all flags."

@@ -143,7 +143,7 @@ def run_loop(
         clock.add("input", float(results.input_seconds.sum()))
         step += results.applied_steps
         if step < stop:
-            raise DivergedError(step + 1, _last_loss(results))
+            raise DivergedError(step + 1, f"the loss is {_last_loss(results)} at")
         call_length.learn(results.step_seconds)
         report = StepReport(
             step=step,

@@ -17,12 +17,18 @@ class ExitCode(enum.IntEnum):
 
 
 class DivergedError(Exception):
-    """A loss was not finite. The weights are those before that step."""
+    """A loss or a weight is not finite."""
 
-    def __init__(self, step: int, loss: float):
+    def __init__(self, step: int, what: str):
+        """Says at which step.
+
+        Args:
+          step: the update that failed, counted from one.
+          what: begins the message, and is followed by the step.
+        """
         super().__init__(
-            f"the loss of step {step} is {loss}: training has diverged; lower "
-            "--learning_rate, set --clip_global_norm, or check the data."
+            f"{what} step {step}: training has diverged; lower --learning_rate, set "
+            "--clip_global_norm, or check the data."
         )
         self.step = step
 

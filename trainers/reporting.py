@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from strategies.base import Observe
 from trainers.assembly import Assembly
 from trainers.checkpoints import Checkpoints
@@ -15,6 +17,7 @@ from trainers.console import Console, Figures
 from trainers.inspection import Inspection
 from trainers.interval import Interval
 from trainers.loop import Always, Every, StepReport
+from trainers.outcome import DivergedError
 from trainers.results import FinalFigures
 from trainers.run_dir import RunFolder
 from trainers.summaries import EVAL, TRAIN, Summaries
@@ -65,10 +68,23 @@ class Reporting:
         return {"interval_sums": self._interval.sums()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._interval.restore(state["interval_sums"])
+        """Takes up what a checkpoint and the lines before it have kept."""
+        self._interval.restore(state.get("interval_sums", {}))
+        for row in self._folder.read_metrics():
+            figures = (field.name for field in dataclasses.fields(FinalFigures))
+            self._set_final(**{name: row[name] for name in figures if name in row})
 
     def save_checkpoint(self) -> None:
+        """Saves the present state, unless it is past saving.
+
+        Raises:
+          DivergedError: a weight is not finite; the checkpoints before are kept.
+        """
         with self._clock.measure("checkpoint"):
+            step = int(self._assembly.step.numpy())
+            for weight in self._assembly.model.weights:
+                if not np.isfinite(weight.numpy()).all():
+                    raise DivergedError(step, f"{weight.path} is not finite after")
             self._checkpoints.save(self.state())
 
     def close(self) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import time
 from collections.abc import Mapping
+from errno import EISDIR, ENOTDIR
 from typing import Any
 
-from strategies.settings import UsageError
-from trainers.config import (
-    Config,
-    DataConfig,
-    ModelConfig,
-    OptimizerConfig,
-    config_from_file,
-)
+from strategies.settings import UsageError, as_argument
+from trainers.config import Config, DataConfig, ModelConfig, OptimizerConfig
+from trainers.config_file import config_from_file
+from trainers.files import FolderLock, without_nan, write_atomically, write_json
 
 SCHEMA_VERSION = 1
 
@@ -27,6 +25,9 @@ _FIXED = ["seed", "global_batch_size"] + [
     for group in (ModelConfig, DataConfig, OptimizerConfig)
     for field in dataclasses.fields(group)
 ]
+
+# A schedule other than a constant one depends on the last step.
+_FIXED_WITH_A_SCHEDULE = ["train_steps", "epochs"]
 
 
 class RunFolder:
@@ -39,6 +40,9 @@ class RunFolder:
         self._config = path / "config.json"
         self._metrics = path / "metrics.jsonl"
         self._result = path / "result.json"
+        self._folders = (self.checkpoints, self.tensorboard, path / "logs")
+        self._lock = FolderLock(path)
+        self._must_be_new = False
 
     @classmethod
     def for_training(cls, config: Config) -> RunFolder:
@@ -49,14 +53,15 @@ class RunFolder:
             not given, holds a run of other settings, or cannot be written.
         """
         folder = cls(pathlib.Path(config.run.run_dir or default_path(config)))
-        _check_writable(folder.path)
-        if folder.holds_a_run:
-            folder._check_continues(config)
-        elif folder.path.exists() and any(folder.path.iterdir()):
-            raise UsageError(
-                f"--run_dir={folder.path} holds files that are not a run: choose a "
-                "new or empty folder."
-            )
+        try:
+            folder._check_writable()
+            if folder.holds_a_run:
+                folder._check_continues(config)
+            else:
+                folder._must_be_new = True
+                folder._check_empty()
+        except OSError as error:
+            raise folder._unusable(error) from error
         return folder
 
     @classmethod
@@ -67,9 +72,14 @@ class RunFolder:
           UsageError: it does not.
         """
         folder = cls(pathlib.Path(path))
-        if not folder.holds_a_run:
+        try:
+            holds_a_run = folder.holds_a_run
+        except OSError as error:
+            raise folder._unusable(error) from error
+        if not holds_a_run:
             raise UsageError(
-                f"--run_dir={path} is not the folder of a run: it has no config.json."
+                f"--run_dir={path} is not the folder of a run: it has no config.json; "
+                "give the --run_dir of a run."
             )
         return folder
 
@@ -82,46 +92,104 @@ class RunFolder:
 
     def read_config(self) -> Config:
         """Raises UsageError if config.json is damaged."""
-        return config_from_file(str(self._config))
+        return config_from_file(
+            str(self._config),
+            name=f"--run_dir={self.path}: its config.json",
+            remedy="restore it from a copy, or choose another folder",
+        )
 
     def read_result(self) -> Mapping[str, Any] | None:
         """result.json, or None if the run has not ended properly."""
         try:
-            return json.loads(self._result.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            result = json.loads(self._result.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
             return None
+        return result if isinstance(result, dict) else None
 
     def begin(self, config: Config, first_step: int) -> None:
-        """Makes the folder, or takes back what a run wrote after its checkpoint."""
-        for path in (self.checkpoints, self.tensorboard, self.path / "logs"):
-            path.mkdir(parents=True, exist_ok=True)
-        self._result.unlink(missing_ok=True)
-        resolved = config.replace(run_dir=str(self.path), resume="never")
-        _write_atomically(self._config, resolved.to_dict())
-        kept = [row for row in self._read_metrics() if row["step"] <= first_step]
-        lines = "".join(json.dumps(row) + "\n" for row in kept)
-        self._metrics.write_text(lines, encoding="utf-8")
+        """Makes the folder, or takes back what a run wrote after its checkpoint.
+
+        From here until the result is written, or this process ends, no other
+        process can begin in this folder.
+
+        Raises:
+          UsageError: it cannot be written, or another process is writing to it.
+        """
+        try:
+            self._begin(config, first_step)
+        except OSError as error:
+            if self._must_be_new:
+                # Only if it is empty, which is how it was found or was made here.
+                with contextlib.suppress(OSError):
+                    self.path.rmdir()
+            raise self._unusable(error) from error
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(without_nan(row)) + "\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        _write_atomically(self._result, {"schema_version": SCHEMA_VERSION, **result})
+        """Writes result.json, the last file of a run."""
+        write_json(self._result, {"schema_version": SCHEMA_VERSION, **result})
+        self._lock.release()
 
-    def _read_metrics(self) -> list[dict[str, Any]]:
+    def _begin(self, config: Config, first_step: int) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
+        if self._must_be_new and self.holds_a_run:
+            raise UsageError(
+                f"--run_dir={self.path} has been filled by another process meanwhile: "
+                "give every run a folder of its own."
+            )
+        kept = [row for row in self.read_metrics() if row["step"] <= first_step]
+        self._result.unlink(missing_ok=True)
+        # First of all, because without it what is in the folder is not a run.
+        resolved = config.replace(run_dir=str(self.path), resume="never")
+        write_json(self._config, resolved.to_dict())
+        for path in self._folders:
+            path.mkdir(exist_ok=True)
+        write_atomically(self._metrics, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
         """Whole lines only: the last one of a killed run may be torn."""
         if not self._metrics.exists():
             return []
         rows = []
-        for line in self._metrics.read_text(encoding="utf-8").splitlines():
+        text = self._metrics.read_text(encoding="utf-8", errors="replace")
+        for line in text.split("\n"):
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and isinstance(row.get("step"), int):
                 rows.append(row)
         return rows
+
+    def _check_writable(self) -> None:
+        """Checks without making anything, so that a refused run leaves no folder."""
+        existing = self.path.absolute()
+        while not _is_there(existing):
+            existing = existing.parent
+        if not existing.is_dir():
+            reason = f"{existing} is not a folder"
+        elif not os.access(existing, os.W_OK | os.X_OK):
+            reason = f"{existing} is not writable"
+        else:
+            return
+        raise UsageError(
+            f"--run_dir={self.path} cannot be used: {reason}; choose another."
+        )
+
+    def _check_empty(self) -> None:
+        if not self.path.exists():
+            return
+        # A run that is killed while it begins may leave this, and nothing else.
+        harmless = {f".{self._config.name}.writing"}
+        if any(path.name not in harmless for path in self.path.iterdir()):
+            raise UsageError(
+                f"--run_dir={self.path} holds files that are not a run: choose a "
+                "new or empty folder."
+            )
 
     def _check_continues(self, config: Config) -> None:
         if config.run.resume != "auto":
@@ -129,46 +197,47 @@ class RunFolder:
                 f"--run_dir={self.path} already holds a run: add --resume=auto to "
                 "continue it, or choose another folder."
             )
+        for path in self._folders:
+            if _is_there(path) and not path.is_dir():
+                raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), str(path))
+        for path in (self._metrics, self._result):
+            if path.is_dir():
+                raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
         was, now = self.read_config().to_dict(), config.to_dict()
-        changed = [name for name in _FIXED if was[name] != now[name]]
-        if changed:
-            differences = ", ".join(
-                f"--{name}={now[name]} (was {was[name]})" for name in changed
-            )
+        has_schedule = config.optimizer.learning_rate_schedule != "constant"
+        fixed = _FIXED + (_FIXED_WITH_A_SCHEDULE if has_schedule else [])
+        differences = ", ".join(
+            f"--{name}={as_argument(now[name])} (was {as_argument(was[name])})"
+            for name in fixed
+            if was[name] != now[name]
+        )
+        if differences:
             raise UsageError(
                 f"--resume=auto cannot continue {self.path} with {differences}: use "
                 "the run's own settings, or another --run_dir."
             )
 
+    def _unusable(self, error: OSError) -> UsageError:
+        where = f"{error.filename}: " if error.filename else ""
+        return UsageError(
+            f"--run_dir={self.path} cannot be used ({where}{error.strerror}): mend "
+            "that, or choose another folder."
+        )
+
 
 def default_path(config: Config) -> str:
-    """A name that tells what was run, with the time to keep names apart."""
+    """A name that tells what was run; time and process keep names apart."""
     when = time.strftime("%Y%m%d-%H%M%S")
     return (
         f"runs/{config.strategy.strategy}-{config.model.model}-"
-        f"{config.data.dataset}-{when}"
+        f"{config.data.dataset}-{when}-{os.getpid()}"
     )
 
 
-def _check_writable(path: pathlib.Path) -> None:
-    """Checks without making anything, so that a refused run leaves no folder."""
-    existing = path.absolute()
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    if not existing.is_dir():
-        reason = f"{existing} is not a folder"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        reason = f"{existing} is not writable"
-    else:
-        return
-    raise UsageError(f"--run_dir={path} cannot be used: {reason}; choose another.")
-
-
-def _write_atomically(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Readers see the old file or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+def _is_there(path: pathlib.Path) -> bool:
+    """Whether there is anything of that name, be it a link to nowhere."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True

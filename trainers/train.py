@@ -90,15 +90,10 @@ class _Run:
         """Trains until the last step, a signal or a loss that is not finite."""
         status, exit_code = "failed", ExitCode.BUG
         try:
-            self._advance(first_step)
-            status, exit_code = "completed", ExitCode.DONE
+            status, exit_code = self._until_stopped(first_step)
         except DivergedError as error:
             status, exit_code = "diverged", ExitCode.DIVERGED
-            self.console.stop_progress()
-            self.console.warn(str(error))
-        except StopRequested as stop:
-            status, exit_code = "preempted", stop.exit_code
-            self.reporting.save_checkpoint()
+            self.console.fail(str(error))
         finally:
             self.console.stop_progress()
             self.reporting.close()
@@ -116,6 +111,14 @@ class _Run:
             self.assembly.strategy.close()
         self._conclude(status)
         return exit_code
+
+    def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
+        try:
+            self._advance(first_step)
+        except StopRequested as stop:
+            self.reporting.save_checkpoint()
+            return "preempted", stop.exit_code
+        return "completed", ExitCode.DONE
 
     def _advance(self, first_step: int) -> None:
         assembly = self.assembly

@@ -1,0 +1,66 @@
+"""Ends of a run that are easy to mistake for a good one."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+from tests.command import ROOT, read_result, run_main, train
+
+QUICK = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
+
+
+def test_weights_that_overflow_in_the_last_step_are_not_a_success(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The loss of that step, computed before it, is still finite."""
+    run_dir = tmp_path / "run"
+    done = run_main(
+        f"--run_dir={run_dir}",
+        "--model=mlp",
+        "--train_steps=1",
+        "--optimizer=sgd",
+        "--learning_rate=1e38",
+        "--weight_decay=1e38",
+    )
+    assert done.returncode == 3, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "is not finite after step 1: training has diverged" in line
+    assert read_result(run_dir)["status"] == "diverged"
+    assert list((run_dir / "checkpoints").iterdir()) == []
+
+
+def test_a_run_killed_before_its_result_is_finished_with_all_figures(
+    tmp_path: pathlib.Path,
+) -> None:
+    run_dir = tmp_path / "run"
+    before = train(run_dir, *QUICK)
+    (run_dir / "result.json").unlink()
+    after = train(run_dir, *QUICK, "--resume=auto")
+    assert after["final"] == before["final"]
+    assert None not in after["final"].values()
+    assert after["status"] == "completed"
+    assert after["weights_sha256"] == before["weights_sha256"]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: pathlib.Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "trainers.main", f"--run_dir={run_dir}", *QUICK]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert read_result(run_dir)["status"] == "completed"

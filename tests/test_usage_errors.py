@@ -1,0 +1,617 @@
+"""Whatever the user gets wrong is one line, exit code 2, and nothing is touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import tensorflow as tf
+
+from tests import processes
+from trainers.main import main
+
+HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
+
+SMALL_RUN = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A wrong command line.
+
+    Attributes:
+      arguments: of the program.
+      named: what the message must contain.
+      prepare: makes the files the arguments speak of, in the working directory.
+    """
+
+    arguments: tuple[str, ...]
+    named: tuple[str, ...]
+    prepare: Callable[[pathlib.Path], object] = lambda folder: None
+
+    def __str__(self) -> str:
+        return " ".join(self.arguments).encode("unicode_escape").decode()[:60]
+
+
+def row(
+    arguments: str, *named: str, prepare: Callable[[pathlib.Path], object] | None = None
+) -> Row:
+    """A row whose arguments hold no spaces."""
+    return Row(tuple(arguments.split(" ")), named, prepare or (lambda folder: None))
+
+
+def write(name: str, content: str | bytes) -> Callable[[pathlib.Path], object]:
+    """Makes one file."""
+
+    def prepare(folder: pathlib.Path) -> None:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = content.encode() if isinstance(content, str) else content
+        path.write_bytes(data)
+
+    return prepare
+
+
+# Known to be wrong before TensorFlow is loaded.
+BEFORE_TENSORFLOW = [
+    row("--strategy=magic", "--strategy=magic", "mirrored, one_device, tower"),
+    row("--strategy=", "--strategy= ", "mirrored"),
+    row("--strategy=Mirrored", "--strategy=Mirrored"),
+    row("--strateg=tower", "--strateg ", "--strategy"),
+    row("--num-replicas=2", "--num-replicas", "--num_replicas"),
+    row("--batch_size=64", "--batch_size"),
+    row("--nomodel", "--nomodel", "--model"),
+    row("train", "'train'", "--name=value"),
+    row("--seed=1 more", "'more'", "--name=value"),
+    row("-- --seed=1", "'--seed=1'", "--name=value"),
+    row("--seed", "--seed", "--name=value"),
+    row("--seed=", "--seed=", "whole numbers"),
+    row("--seed=-1", "--seed=-1", "0 or more"),
+    row("--seed=1.5", "--seed=1.5", "whole numbers"),
+    row("--seed=4294967296", "--seed=4294967296", "at most 2147483647"),
+    row("--seed=" + "9" * 5000, "--seed=999", "whole numbers"),
+    row("--train_steps=0", "--train_steps=0", "1 or more"),
+    row("--train_steps=1e3", "--train_steps=1e3", "whole numbers"),
+    row("--train_steps=" + "9" * 400, "--train_steps=999", "at most 9223372"),
+    row("--train_steps=5 --epochs=2", "--train_steps=5", "--epochs=2"),
+    row("--global_batch_size=0", "--global_batch_size=0", "1 or more"),
+    row("--steps_per_loop=0", "--steps_per_loop=0", "1 or more"),
+    row("--steps_per_loop=9999999999", "--steps_per_loop=9999999999", "at most"),
+    row("--num_replicas=0 --strategy=tower", "--num_replicas=0", "1 or more"),
+    row("--num_replicas=two", "--num_replicas=two", "whole numbers"),
+    row("--num_replicas=2", "--num_replicas=2", "--strategy=one_device"),
+    row(
+        "--strategy=mirrored --num_replicas=8 --global_batch_size=7",
+        "--global_batch_size=7",
+        "--num_replicas=8",
+    ),
+    row("--learning_rate=nan", "--learning_rate=nan", "more than 0"),
+    row("--learning_rate=inf", "--learning_rate=inf", "at most"),
+    row("--learning_rate=0", "--learning_rate=0", "more than 0"),
+    row("--learning_rate=-0.1", "--learning_rate=-0.1", "more than 0"),
+    row("--learning_rate=fast", "--learning_rate=fast", "numbers"),
+    row("--dropout=1", "--dropout=1", "less than 1"),
+    row("--momentum=0.5", "--momentum=0.5", "--optimizer=momentum"),
+    row("--optimizer=lion", "--optimizer=lion", "adamw"),
+    row("--dtype=float16", "--dtype=float16", "mixed_bfloat16"),
+    row("--model=resnet999", "--model=resnet999", "convnet, mlp"),
+    row("--hidden_units=", "--hidden_units=", "whole numbers"),
+    row("--hidden_units=3,", "--hidden_units=3,", "whole numbers"),
+    row("--hidden_units=3,0", "--hidden_units=0", "1 or more"),
+    row("--dataset=imagenet", "--dataset=imagenet", "digits"),
+    row("--dataset=tfrecord", "--dataset=tfrecord", "--data_path"),
+    row("--data_path=some.tfrecord", "--data_path=some.tfrecord", "--dataset=tfrecord"),
+    row("--eval_fraction=1", "--eval_fraction=1", "less than 1"),
+    row("--input_shape=28x28", "--input_shape=28x28", "separated by commas"),
+    row(
+        "--dataset=synthetic --num_examples=999999999",
+        "--num_examples=999999999",
+        "--input_shape=32,32,3",
+    ),
+    row("--checkpoint_every_steps=0", "--checkpoint_every_steps=0", "1 or more"),
+    row("--keep_checkpoints=0", "--keep_checkpoints=0", "1 or more"),
+    row("--mode=verifry", "--mode=verifry", "train"),
+    row("--mode=evaluate", "--mode=evaluate", "--run_dir"),
+    row("--resume=always", "--resume=always", "auto"),
+    row("--run_dir=", "--run_dir= ", "empty"),
+    row("--verbose=perhaps", "--verbose=perhaps", "true or false"),
+    row("--noverbose=1", "--noverbose=1", "true or false"),
+    row("--flagfile=flags.txt", "--flagfile", prepare=write("flags.txt", "--seed=1")),
+    row("--undefok=sed --sed=3", "--undefok"),
+    row("--config=", "--config= "),
+    row("--config=missing.json", "--config=missing.json", "No such file"),
+    row("--config=.", "--config=.", "directory"),
+    row("--config=a.json", "--config=a.json", "not JSON", prepare=write("a.json", "{")),
+    row("--config=a.json", "--config=a.json", prepare=write("a.json", b"\xff\xfe")),
+    row("--config=a.json", "--config=a.json", prepare=write("a.json", "[" * 100_000)),
+    row("--config=a.json", "--config=a.json", "[1]", prepare=write("a.json", "[1]")),
+    row(
+        "--config=a.json",
+        "--config=a.json",
+        "'sed'",
+        "'seed'",
+        prepare=write("a.json", '{"sed": 3}'),
+    ),
+    row(
+        "--config=a.json --seed=3",
+        "--config=a.json",
+        "--seed=true",
+        prepare=write("a.json", '{"seed": true}'),
+    ),
+    row(
+        "--config=a.json --epochs=3",
+        "--train_steps=4",
+        "--epochs=3",
+        prepare=write("a.json", '{"train_steps": 4}'),
+    ),
+    Row(("--model=two\nlines",), ("--model=two\\nlines",)),
+    Row(("--model=\x1b[31mred",), ("--model=\\x1b[31mred",)),
+    Row(("--run_dir=\udcff",), ("--run_dir=\\udcff", "UTF-8")),
+    Row(("--config=a\nb",), ("--config=a\\nb",)),
+    Row(("--seed=1", ""), ("''", "--name=value")),
+    Row(("--str\nategy=x",), ("--str\\nategy",)),
+]
+
+
+def assert_one_line(stderr: str, named: tuple[str, ...]) -> None:
+    """One error, of one line, that names what is wrong."""
+    (line,) = stderr.splitlines()
+    assert stderr == line + "\n"
+    assert line.startswith("error: ")
+    assert line.isprintable()
+    for words in named:
+        assert words in line
+    assert line.endswith("."), "not a sentence"
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """An empty working directory."""
+    path = tmp_path / "here"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    return path
+
+
+@pytest.mark.parametrize("wrong", BEFORE_TENSORFLOW, ids=str)
+def test_refused_in_one_line_without_a_trace(
+    wrong: Row, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong.prepare(folder)
+    before = processes.contents(folder)
+    assert main(["main", *wrong.arguments]) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert_one_line(captured.err, wrong.named)
+    assert processes.contents(folder) == before
+
+
+@pytest.mark.parametrize("switch", ["--verbose", "--verbose=true", "-verbose"])
+def test_verbose_shows_the_traceback_before_the_line(
+    switch: str, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["main", "--seed=x", switch]) == 2
+    *traceback, line = capfd.readouterr().err.splitlines()
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert any(text.startswith("ValueError: ") for text in traceback), "the cause"
+    assert_one_line(line + "\n", ("--seed=x",))
+
+
+@pytest.mark.parametrize("switch", ["--noverbose", "--verbose=false"])
+def test_verbose_switched_off_shows_no_traceback(
+    switch: str, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["main", "--seed=x", switch]) == 2
+    assert_one_line(capfd.readouterr().err, ("--seed=x",))
+
+
+# What a parent process may leave a program with
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_change_nothing_but_what_is_seen(
+    closed: str, folder: pathlib.Path
+) -> None:
+    line = shlex.join(processes.command("--seed=x"))
+    finished = subprocess.run(
+        f"{line} {closed}",
+        shell=True,
+        env=processes.environment(),
+        capture_output=True,
+        timeout=processes.PATIENCE_SECONDS,
+        check=False,
+    )
+    assert (finished.returncode, finished.stdout, finished.stderr) == (2, b"", b"")
+
+
+def test_a_terminal_without_the_characters_shows_escapes(folder: pathlib.Path) -> None:
+    finished = subprocess.run(
+        processes.command("--model=é", "--seed=1"),
+        env={**processes.environment(), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=processes.PATIENCE_SECONDS,
+        check=False,
+    )
+    assert finished.returncode == 2
+    assert_one_line(finished.stderr, ("--model=\\xe9",))
+
+
+# Known to be wrong only once there are devices, data, or a folder.
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The folder of a short run that ended well. To be copied, not changed."""
+    path = tmp_path_factory.mktemp("finished") / "run"
+    finished = processes.run(*SMALL_RUN, f"--run_dir={path}", folder=path.parent)
+    assert finished.returncode == 0, finished.stderr
+    return path
+
+
+@pytest.fixture
+def run(finished_run: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """A copy of a finished run, as `run` in the working directory."""
+    shutil.copytree(finished_run, folder / "run")
+    return folder / "run"
+
+
+def write_records(folder: pathlib.Path) -> pathlib.Path:
+    """A TFRecord file of what --record_schema expects by default."""
+    path = folder / "some.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number in range(20):
+            example = tf.train.Example()
+            values = example.features.feature
+            values["sample"].int64_list.value.extend([number] * 5)
+            values["label"].int64_list.value.append(number % 2)
+            writer.write(example.SerializeToString())
+    return path
+
+
+def write_damaged_records(folder: pathlib.Path) -> None:
+    path = write_records(folder)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+RECORDS = "--model=mlp --dataset=tfrecord --data_path=some.tfrecord"
+
+NEEDS_DEVICES_OR_DATA = [
+    row("--strategy=mirrored --num_replicas=1000", "--num_replicas=1000", "--num_rep"),
+    row(
+        "--strategy=tower --global_batch_size=1", "--global_batch_size=1", "2 replicas"
+    ),
+    row(
+        "--strategy=mirrored --cross_device_reduction=nccl",
+        "--cross_device_reduction=nccl",
+        "GPU",
+    ),
+    row(
+        "--dataset=tfrecord --data_path=some.tfrecord",
+        "--model=convnet",
+        "--model=mlp",
+        prepare=write_records,
+    ),
+    row(RECORDS, "--data_path=some.tfrecord", "does not exist"),
+    row(RECORDS, "some.tfrecord", "damaged", prepare=write_damaged_records),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(HAS_GPU, reason="rows are for CPUs")
+@pytest.mark.parametrize("wrong", NEEDS_DEVICES_OR_DATA, ids=str)
+def test_a_process_refuses_devices_and_data_in_one_line(
+    wrong: Row, folder: pathlib.Path
+) -> None:
+    wrong.prepare(folder)
+    before = processes.contents(folder)
+    finished = processes.run(*wrong.arguments, folder=folder)
+    assert finished.returncode == 2
+    assert finished.stdout == ""
+    assert_one_line(finished.stderr, wrong.named)
+    assert processes.contents(folder) == before
+
+
+@pytest.mark.slow
+def test_a_process_shows_the_traceback_with_verbose(folder: pathlib.Path) -> None:
+    finished = processes.run(*RECORDS.split(), "--verbose", folder=folder)
+    assert finished.returncode == 2
+    *others, line = finished.stderr.splitlines()
+    assert "Traceback (most recent call last):" in others
+    assert_one_line(line + "\n", ("--data_path=some.tfrecord",))
+    assert processes.contents(folder) == {}
+
+
+NO_SUCH_DEVICES_OR_DATA = [
+    row("--strategy=tower --num_replicas=1000 --global_batch_size=2000", "=1000"),
+    row(
+        "--strategy=mirrored --num_replicas=2 --cross_device_reduction=nccl",
+        "--cross_device_reduction=nccl",
+    ),
+    row(RECORDS, "some.tfrecord", "empty", prepare=write("some.tfrecord", "")),
+    row(
+        RECORDS,
+        "some.tfrecord",
+        prepare=lambda folder: (folder / "some.tfrecord").mkdir(),
+    ),
+    row(
+        f"{RECORDS} --record_schema=image:uint8",
+        "--record_schema=",
+        prepare=write_records,
+    ),
+    row(
+        f"{RECORDS} --record_schema=picture:int64:5,label:int64",
+        "--record_schema=",
+        "'picture'",
+        prepare=write_records,
+    ),
+    row("--eval_fraction=0.0001", "--eval_fraction=0.0001"),
+]
+
+
+@pytest.mark.skipif(HAS_GPU, reason="rows are for CPUs")
+@pytest.mark.parametrize("wrong", NO_SUCH_DEVICES_OR_DATA, ids=str)
+def test_devices_and_data_are_refused_in_one_line(
+    wrong: Row, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    test_refused_in_one_line_without_a_trace(wrong, folder, capfd)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 3 TiB"),
+        tf.errors.ResourceExhaustedError(None, None, "OOM when\nallocating"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_too_little_memory_is_something_the_user_can_change(
+    error: Exception,
+    folder: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("trainers.train.assemble", fail)
+    assert main(["main", *SMALL_RUN]) == 2
+    assert_one_line(capfd.readouterr().err, ("memory", "llocat", "--global_batch_size"))
+    assert processes.contents(folder) == {}
+
+
+def test_anything_else_is_a_bug_with_a_traceback_and_exit_code_1(
+    folder: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr("trainers.train.assemble", fail)
+    assert main(["main", *SMALL_RUN]) == 1
+    *traceback, line = capfd.readouterr().err.splitlines()
+    assert "Traceback (most recent call last):" in traceback
+    assert line.startswith("error: ZeroDivisionError: of ours")
+
+
+def make_link(folder: pathlib.Path) -> None:
+    (folder / "link").symlink_to("nowhere")
+
+
+def make_loop(folder: pathlib.Path) -> None:
+    (folder / "link").symlink_to("link")
+
+
+NO_FOLDER = [
+    row("--run_dir=file/run", "--run_dir=file/run", prepare=write("file", "x")),
+    row("--run_dir=/dev/null/run", "--run_dir=/dev/null/run", "not a folder"),
+    row("--run_dir=/proc/self/x/y", "--run_dir=/proc/self/x/y"),
+    row("--run_dir=file", "--run_dir=file", "not a folder", prepare=write("file", "x")),
+    row("--run_dir=file/..", "--run_dir=file/..", prepare=write("file", "x")),
+    row("--run_dir=link", "--run_dir=link", prepare=make_link),
+    row("--run_dir=link/run", "--run_dir=link/run", prepare=make_link),
+    row("--run_dir=link", "--run_dir=link", prepare=make_loop),
+    row(f"--run_dir={'x' * 300}", f"--run_dir={'x' * 300}"),
+    row(f"--run_dir={'x/' * 3000}", "--run_dir=x/x/"),
+    row("--run_dir=.", "--run_dir=.", "not a run", prepare=write("notes.txt", "mine")),
+    row("--run_dir=mine", "--run_dir=mine", prepare=write("mine/result.json", "{}")),
+    row("--run_dir=mine", "--run_dir=mine", prepare=write("mine/.hidden", "")),
+    row(
+        "--run_dir=mine --resume=auto",
+        "--run_dir=mine",
+        "config.json",
+        prepare=write("mine/config.json", '{"architectures": ["BertModel"]}'),
+    ),
+    row(
+        "--run_dir=mine --resume=auto",
+        "--run_dir=mine",
+        "config.json",
+        prepare=write("mine/config.json", "[1, 2]"),
+    ),
+    row(
+        "--run_dir=mine --resume=auto",
+        "--run_dir=mine",
+        "not a run",
+        prepare=lambda folder: (folder / "mine/config.json").mkdir(parents=True),
+    ),
+    row("--mode=evaluate --run_dir=none", "--mode=evaluate", "--run_dir"),
+    row("--mode=evaluate --run_dir=nowhere", "--run_dir=nowhere"),
+    row("--mode=evaluate --run_dir=.", "--run_dir=."),
+    row(
+        "--mode=evaluate --run_dir=file/run",
+        "--run_dir=file/run",
+        prepare=write("file", "x"),
+    ),
+    row(f"--mode=evaluate --run_dir={'x' * 300}", f"--run_dir={'x' * 300}"),
+]
+
+
+@pytest.mark.parametrize("wrong", NO_FOLDER, ids=str)
+def test_a_folder_that_is_no_run_is_refused_and_left_as_it_is(
+    wrong: Row, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    test_refused_in_one_line_without_a_trace(wrong, folder, capfd)
+
+
+@pytest.mark.parametrize("mode", [0o555, 0o000])
+def test_a_folder_without_permission_is_refused(
+    mode: int, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    locked = folder / "locked"
+    locked.mkdir(mode=mode)
+    if os.access(locked, os.W_OK):
+        pytest.skip("this user, such as root, may write everywhere")
+    assert main(["main", *SMALL_RUN, "--run_dir=locked/run"]) == 2
+    assert_one_line(capfd.readouterr().err, ("--run_dir=locked/run",))
+    locked.chmod(0o755)
+    assert processes.contents(folder) == {"locked": None}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not pathlib.Path("/proc/self").exists(), reason="needs Linux")
+def test_a_process_refuses_a_folder_that_nobody_can_make(folder: pathlib.Path) -> None:
+    finished = processes.run(*SMALL_RUN, "--run_dir=/proc/run", folder=folder)
+    assert finished.returncode == 2
+    assert_one_line(finished.stderr, ("--run_dir=/proc/run",))
+    assert not pathlib.Path("/proc/run").exists()
+    assert processes.contents(folder) == {}
+
+
+def remove_checkpoints(run: pathlib.Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+
+
+def damage_checkpoints(run: pathlib.Path) -> None:
+    for path in (run / "checkpoints").glob("*/variables.index"):
+        path.write_bytes(b"")
+
+
+def change_config(**settings: object) -> Callable[[pathlib.Path], object]:
+    def change(run: pathlib.Path) -> None:
+        path = run / "config.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**content, **settings}), encoding="utf-8")
+
+    return change
+
+
+TRAIN = " ".join(SMALL_RUN)
+RESUME = f"{TRAIN} --resume=auto --run_dir=run"
+EVALUATE = "--mode=evaluate --run_dir=run"
+
+# The preparation of these is told the folder of a finished run.
+RUN_EXISTS = [
+    row(f"{TRAIN} --run_dir=run", "--run_dir=run", "--resume=auto"),
+    row("--run_dir=run", "--run_dir=run", "--resume=auto"),
+    row("--config=run/config.json", "--run_dir=", "run already holds", "--resume=auto"),
+    row(f"{RESUME} --seed=1", "--resume=auto", "--seed=1 (was 0)", "--run_dir"),
+    row(f"{RESUME} --model=convnet", "--model=convnet (was mlp)"),
+    row(f"{RESUME} --hidden_units=9", "--hidden_units=9 (was 8)"),
+    row(f"{RESUME} --learning_rate=0.5", "--learning_rate=0.5 (was 0.001)"),
+    row(f"{RESUME} --clip_global_norm=1", "--clip_global_norm=1.0 (was none)"),
+    row(f"{RESUME} --global_batch_size=8", "--global_batch_size=8 (was 64)"),
+    row(
+        f"{RESUME} --dropout=0.5 --optimizer=sgd",
+        "--dropout=0.5 (was 0.0)",
+        "--optimizer=sgd (was adam)",
+    ),
+    row(
+        f"{RESUME} --learning_rate_schedule=cosine --train_steps=40",
+        "--train_steps=40 (was 20)",
+        prepare=change_config(learning_rate_schedule="cosine"),
+    ),
+    row(
+        RESUME,
+        "--run_dir=run",
+        "config.json",
+        prepare=lambda run: (run / "config.json").write_text("{"),
+    ),
+    row(RESUME, "--run_dir=run", "--seed=", prepare=change_config(seed="x")),
+    row(RESUME, "--run_dir=run", "'sed'", prepare=change_config(sed=1)),
+    row(RESUME, "checkpoint", "damaged", "--run_dir", prepare=damage_checkpoints),
+    row(EVALUATE, "--run_dir=run", "no checkpoint", prepare=remove_checkpoints),
+    row(
+        EVALUATE,
+        "--run_dir=run",
+        "config.json",
+        prepare=lambda run: (run / "config.json").write_text(""),
+    ),
+    row(
+        EVALUATE, "--hidden_units", "config.json", prepare=change_config(hidden_units=8)
+    ),
+    row(
+        EVALUATE, "checkpoint", "does not fit", prepare=change_config(hidden_units=[9])
+    ),
+    row(
+        EVALUATE,
+        "checkpoint",
+        "does not fit",
+        prepare=change_config(hidden_units=[8, 8]),
+    ),
+    row(EVALUATE, "checkpoint", "does not fit", prepare=change_config(optimizer="sgd")),
+    row(f"{EVALUATE} --strategy=tower --num_replicas=1000", "--num_replicas=1000"),
+]
+
+
+@pytest.mark.parametrize("wrong", RUN_EXISTS, ids=str)
+def test_a_run_that_exists_is_left_byte_for_byte_as_it_is(
+    wrong: Row,
+    run: pathlib.Path,
+    folder: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    wrong.prepare(run)
+    before = processes.contents(folder)
+    assert main(["main", *wrong.arguments]) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    *warnings, line = captured.err.splitlines()
+    assert_one_line(line + "\n", wrong.named)
+    for text in warnings:
+        assert text.startswith("warning: checkpoint ")
+        assert text.isprintable()
+    assert bool(warnings) == (wrong.prepare is damage_checkpoints)
+    assert processes.contents(folder) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        row(f"{TRAIN} --run_dir=run", "--run_dir=run", "--resume=auto"),
+        row(f"{RESUME} --seed=1", "--seed=1 (was 0)"),
+        row(EVALUATE, "--run_dir=run", "no checkpoint", prepare=remove_checkpoints),
+    ],
+    ids=str,
+)
+def test_a_process_leaves_a_run_that_exists_as_it_is(
+    wrong: Row, run: pathlib.Path, folder: pathlib.Path
+) -> None:
+    wrong.prepare(run)
+    before = processes.contents(folder)
+    finished = processes.run(*wrong.arguments, folder=folder)
+    assert finished.returncode == 2
+    assert finished.stdout == ""
+    assert_one_line(finished.stderr, wrong.named)
+    assert processes.contents(folder) == before
+
+
+def test_a_complete_run_is_left_as_it_is(
+    run: pathlib.Path, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = processes.contents(folder)
+    assert main(["main", *RESUME.split()]) == 0
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    assert "nothing to do" in captured.out
+    assert processes.contents(folder) == before

@@ -1,0 +1,95 @@
+"""Writing files and folders so that they stay whole if the process is killed."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from strategies.settings import UsageError
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Readers see the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.unlink(missing_ok=True)
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_to_disk(path.parent)
+
+
+def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+    """The same for an object that is to be read by people, too."""
+    write_atomically(path, json.dumps(without_nan(content), indent=2) + "\n")
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no word for numbers that are not finite; null stands for them."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    is_nan = isinstance(value, float) and not math.isfinite(value)
+    return None if is_nan else value
+
+
+def sync_to_disk(path: pathlib.Path) -> None:
+    """Without this a power cut can keep the new name and lose the content."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class FolderLock:
+    """Keeps other processes from using a folder as long as this process lives.
+
+    The system gives the lock back however the process ends, and it leaves no file.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self._path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Takes the lock.
+
+        Raises:
+          UsageError: another process has it.
+        """
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise UsageError(
+                f"--run_dir={self._path} is being written to by another process: wait "
+                "for it, end it, or choose another folder."
+            ) from error
+        except OSError:
+            # Some network file systems have no locks. One process is the rule, and
+            # works without.
+            os.close(descriptor)
+            return
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Gives the lock back, if it was taken."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __del__(self) -> None:
+        self.release()
