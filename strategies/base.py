@@ -39,6 +39,7 @@ class Traits:
       matches_one_device: the training equals that of one device to rounding.
       max_replicas: the most replicas it can have, or None for no limit.
       roles: the jobs its cluster consists of; empty for one process.
+      optional_roles: jobs that it may have besides.
       summary: one sentence for the table of strategies.
     """
 
@@ -47,6 +48,7 @@ class Traits:
     matches_one_device: bool
     max_replicas: int | None = None
     roles: tuple[str, ...] = ()
+    optional_roles: tuple[str, ...] = ()
     summary: str = ""
 
 
@@ -339,6 +341,13 @@ class Strategy(abc.ABC):
 
     def synchronize(self) -> None:
         """Waits until every scheduled step is applied."""
+
+    def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
+        """Gives every process the chief's values of variables it has copies of.
+
+        All processes have to call it, with the same variables, and none returns
+        before all have; with no variables it is a barrier.
+        """
 
     def close(self) -> None:
         """Gives back threads, processes and devices."""

@@ -50,6 +50,16 @@ class Cluster:
         return self.job == "worker" and self.index == 0
 
     @property
+    def computing(self) -> tuple[str, ...]:
+        """Addresses of the tasks that hold replicas: a chief counts as a worker."""
+        return (*self.addresses.get("chief", ()), *self.addresses.get("worker", ()))
+
+    @property
+    def rank(self) -> int:
+        """This task's place in `computing`."""
+        return self.computing.index(self.address)
+
+    @property
     def address(self) -> str:
         """host:port of this process."""
         return self.addresses[self.job][self.index]
@@ -70,6 +80,39 @@ class Cluster:
                 "task": {"type": self.job, "index": self.index},
             }
         )
+
+
+def from_environment(environment: Mapping[str, str]) -> Cluster | None:
+    """The task that the environment says this process is, or None if it is alone.
+
+    TF_CONFIG goes before Slurm's variables.
+
+    Raises:
+      UsageError: TF_CONFIG is malformed.
+    """
+    text = environment.get("TF_CONFIG", "")
+    if text.strip():
+        return parse_tf_config(text)
+    return None
+
+
+def check_roles(
+    cluster: Cluster, required: Sequence[str], allowed: Sequence[str]
+) -> None:
+    """Checks that a cluster has the tasks a strategy needs, and no others.
+
+    Raises:
+      UsageError: naming the job that is missing or has no place.
+    """
+    for job in required:
+        if job not in cluster.addresses:
+            raise _refusal(f"cluster.{job}", "is missing, which this strategy needs")
+    for job in cluster.addresses:
+        if job not in (*required, *allowed):
+            accepted = ", ".join((*required, *allowed))
+            raise _refusal(
+                f"cluster.{job}", f"has no place in this strategy, which has {accepted}"
+            )
 
 
 def parse_tf_config(text: str) -> Cluster:

@@ -34,12 +34,13 @@ class MultiWorkerMirrored(Strategy):
         multi_process=True,
         matches_one_device=True,
         roles=("worker",),
+        optional_roles=("chief",),
         summary="A copy of the weights per process, gradients summed over the network.",
     )
 
     def __init__(self, config: StrategyConfig, cluster: Cluster):
-        self._worker = cluster.index
-        self._num_workers = len(cluster.addresses["worker"])
+        self._worker = cluster.rank
+        self._num_workers = len(cluster.computing)
         self._all_reduce_dtype = config.all_reduce_dtype
         communication = tf.distribute.experimental.CommunicationOptions(
             timeout_seconds=config.peer_timeout_seconds,
@@ -96,6 +97,26 @@ class MultiWorkerMirrored(Strategy):
         return compile_replicated(
             self._strategy, own_share, summed, replica_step, update
         )
+
+    def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
+        """Sums what only the chief contributes, so that no file need be shared."""
+        holds = tf.constant(self._worker == 0)
+
+        def on_each_replica() -> list[tf.Tensor]:
+            context = tf.distribute.get_replica_context()
+            is_first = holds & tf.equal(context.replica_id_in_sync_group, 0)
+            mine = [
+                tf.where(is_first, v, tf.zeros_like(v))
+                for v in (*variables, tf.zeros([]))
+            ]
+            shares = Shares(gradients=[], state=mine, sums={})
+            return sum_as_one_buffer(context, shares, send_as=None).state
+
+        summed = tf.function(
+            lambda: self._strategy.run(on_each_replica), autograph=False
+        )()
+        for variable, value in zip(variables, summed, strict=False):
+            variable.assign(self._strategy.experimental_local_results(value)[0])
 
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1:

@@ -198,7 +198,9 @@ class _WorkerSteps:
     def _read_and_compute(
         self, update: Update | None
     ) -> Callable[[ReplicaStep, Batch], tuple[Shares, tf.Tensor]]:
-        def compute(replica_step: ReplicaStep, batch: Batch) -> tuple[Shares, tf.Tensor]:
+        def compute(
+            replica_step: ReplicaStep, batch: Batch
+        ) -> tuple[Shares, tf.Tensor]:
             if update is None:
                 return self._strategy.run(replica_step, args=(batch,)), tf.zeros([])
             version = update.applied_updates()

@@ -64,6 +64,11 @@ class Assembly:
             last_step=self.train_steps,
         )
 
+    def state_variables(self) -> list[tf.Variable]:
+        """All that a checkpoint holds: weights, layer and optimizer state, the step."""
+        tracked = [*self.model.weights, *self.optimizer.variables]
+        return [*(variable.value for variable in tracked), self.step]
+
     def gradient_bytes(self) -> int:
         """Size of one gradient of all trainable variables."""
         return sum(

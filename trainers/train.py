@@ -20,15 +20,14 @@ from trainers.run_dir import RunFolder
 from trainers.stopping import StopSignals
 
 
-def train(config: Config, console: Console) -> ExitCode:
-    """Trains, and leaves the run folder behind.
+def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
+    """Trains as the chief, and leaves the run folder behind.
 
     Raises:
       UsageError: the configuration cannot be run; nothing has been written.
     """
     clock = Clock()
     folder = RunFolder.for_training(config)
-    cluster = Cluster()
     assembly = assemble(config, cluster)
     initial_weights_sha256 = weights_sha256(assembly.model)
     checkpoints = Checkpoints(
@@ -39,6 +38,7 @@ def train(config: Config, console: Console) -> ExitCode:
         keep=config.report.keep_checkpoints,
     )
     state = checkpoints.restore_newest(console.warn) if folder.holds_a_run else None
+    assembly.strategy.share_from_chief(assembly.state_variables())
     first_step = int(assembly.step.numpy())
     if first_step >= assembly.train_steps and folder.read_result() is not None:
         console.say(f"{folder.path} is complete at step {first_step}: nothing to do.")
@@ -110,6 +110,7 @@ class _Run:
             )
             self.assembly.strategy.close()
         self._conclude(status)
+        self.assembly.strategy.share_from_chief([])
         return exit_code
 
     def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
@@ -145,6 +146,7 @@ class _Run:
                     Always(signals),
                 ],
                 clock=self.clock,
+                stop_requested=lambda: signals.requested,
             )
 
     def _conclude(self, status: str) -> None:
