@@ -40,6 +40,7 @@ class Traits:
       max_replicas: the most replicas it can have, or None for no limit.
       roles: the jobs its cluster consists of; empty for one process.
       optional_roles: jobs that it may have besides.
+      serving_roles: jobs whose tasks only lend themselves to the chief.
       summary: one sentence for the table of strategies.
     """
 
@@ -49,6 +50,7 @@ class Traits:
     max_replicas: int | None = None
     roles: tuple[str, ...] = ()
     optional_roles: tuple[str, ...] = ()
+    serving_roles: tuple[str, ...] = ()
     summary: str = ""
 
 
@@ -299,6 +301,10 @@ class Strategy(abc.ABC):
 
     name: ClassVar[str]
     traits: ClassVar[Traits]
+    # How long a call of the inner loop should take: long enough that Python between
+    # two calls (about a millisecond) is lost in it, short enough that signals and the
+    # progress bar are attended to at once.
+    call_seconds: ClassVar[float] = 0.05
 
     @classmethod
     @abc.abstractmethod
@@ -347,6 +353,25 @@ class Strategy(abc.ABC):
 
         All processes have to call it, with the same variables, and none returns
         before all have; with no variables it is a barrier.
+        """
+
+    @classmethod
+    def serve(cls, config: StrategyConfig, cluster: Cluster, ending: str) -> int:
+        """Runs a task of `Traits.serving_roles` to its end; returns its exit code.
+
+        Args:
+          config: the chief's as well.
+          cluster: whose task this is.
+          ending: path of the file that `dismiss` writes, with {task} for its name.
+        """
+        raise NotImplementedError(f"{cls.name} has no tasks that only serve")
+
+    def dismiss(self, ending: str, exit_code: int) -> None:
+        """Tells the tasks that serve this process that they may end.
+
+        Args:
+          ending: path of a file on each task's machine, with {task} for its name.
+          exit_code: that of this process, which becomes theirs.
         """
 
     def close(self) -> None:

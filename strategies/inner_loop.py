@@ -70,6 +70,7 @@ class InnerLoop:
         self._sums = _Packing()
         self._details = _Packing()
         self.function = tf.function(self._run, autograph=False)
+        self.graph: tf.Graph | None = None
 
     def trace(self, batches: Any) -> tf.Graph:
         """Traces the loop without running a step, and returns its graph."""
@@ -109,6 +110,8 @@ class InnerLoop:
         observe: tf.Tensor,
         proposed: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
+        self.graph = tf.compat.v1.get_default_graph()
+
         def proceed(*state: Any) -> tf.Tensor:
             return _State(*state).finite & (_State(*state).attempted < num_steps)
 

@@ -22,7 +22,9 @@ from strategies.base import (
 from strategies.cluster import Cluster
 from strategies.devices import require_gpus
 from strategies.inner_loop import InnerLoop
+from strategies.rendezvous import meet
 from strategies.replicated import compile_replicated, sum_as_one_buffer
+from strategies.resolver import resolver_of
 
 
 class MultiWorkerMirrored(Strategy):
@@ -46,8 +48,9 @@ class MultiWorkerMirrored(Strategy):
             timeout_seconds=config.peer_timeout_seconds,
             implementation=_IMPLEMENTATIONS[config.collective_implementation],
         )
+        meet(cluster, config.startup_timeout_seconds)
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            _resolver(cluster), communication
+            resolver_of(cluster), communication
         )
         self._num_local = self._strategy.num_replicas_in_sync // self._num_workers
 
@@ -138,13 +141,3 @@ _IMPLEMENTATIONS = {
     for name in ("auto", "ring", "nccl")
 }
 WIRE_TYPES = {"as_is": None, "bfloat16": tf.bfloat16, "float16": tf.float16}
-
-
-def _resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:
-    addresses = {job: list(found) for job, found in cluster.addresses.items()}
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(addresses),
-        task_type=cluster.job,
-        task_id=cluster.index,
-        rpc_layer="grpc",
-    )

@@ -18,6 +18,7 @@ from strategies.base import (
     Observe,
     Pending,
     ReplicaStep,
+    RunSteps,
     Shares,
     StepResults,
     Strategy,
@@ -29,6 +30,9 @@ from strategies.cluster import Cluster
 from strategies.inner_loop import InnerLoop, Step, loop_arguments
 from strategies.library_internals import worker_of
 from strategies.placement import BySize
+from strategies.rendezvous import wait_for_tasks
+from strategies.resolver import resolver_of
+from strategies.server import serve
 
 
 class ParameterServer(Strategy):
@@ -46,12 +50,19 @@ class ParameterServer(Strategy):
         multi_process=True,
         matches_one_device=False,
         roles=("chief", "worker", "ps"),
+        serving_roles=("worker", "ps"),
         summary="Weights on parameter servers; workers update them without waiting.",
     )
 
-    def __init__(self, cluster: Cluster):
+    # Workers idle at the end of a call while the last closure runs, about 20 ms.
+    call_seconds = 0.5
+
+    def __init__(self, config: StrategyConfig, cluster: Cluster):
+        self._cluster = cluster
         self._num_workers = len(cluster.addresses["worker"])
-        self._strategy = tf.distribute.ParameterServerStrategy(_resolver(cluster))
+        servers = {t: a for t, a in cluster.tasks().items() if t != cluster.task}
+        wait_for_tasks(servers, config.startup_timeout_seconds)
+        self._strategy = tf.distribute.ParameterServerStrategy(resolver_of(cluster))
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._placement = BySize(
             [
@@ -63,8 +74,11 @@ class ParameterServer(Strategy):
 
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> ParameterServer:
-        del config
-        return cls(cluster)
+        return cls(config, cluster)
+
+    @classmethod
+    def serve(cls, config: StrategyConfig, cluster: Cluster, ending: str) -> int:
+        return serve(cluster, config.startup_timeout_seconds, ending)
 
     @property
     def devices(self) -> Sequence[str]:
@@ -80,7 +94,7 @@ class ParameterServer(Strategy):
             self._residents[batches] = iter(dataset)
         return _Feed(self._residents[batches], batches, batches.first_step)
 
-    def compile(self, replica_step: ReplicaStep, update: Update | None) -> _WorkerSteps:
+    def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
         return _WorkerSteps(
             self._coordinator, self._strategy, self._num_workers, replica_step, update
         )
@@ -93,6 +107,14 @@ class ParameterServer(Strategy):
 
     def synchronize(self) -> None:
         self._coordinator.join()
+
+    def dismiss(self, ending: str, exit_code: int) -> None:
+        for job in self.traits.serving_roles:
+            for index in range(len(self._cluster.addresses[job])):
+                with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
+                    tf.io.write_file(
+                        ending.format(task=f"{job}-{index}"), str(exit_code)
+                    )
 
 
 @dataclasses.dataclass(slots=True)
@@ -135,41 +157,36 @@ class _WorkerSteps:
         )
         self._loop = InnerLoop(step, replica_step, update)
 
-    def trace(self, feed: _Feed) -> tf.Graph:
-        self._batches = feed.batches
-        arguments = self._arguments(feed.next_step, 0, Observe.NOT, Agreed())
-        with self._strategy.scope():
-            first, *others = arguments
-            spec = tf.nest.map_structure(lambda v: v, first)
-            return self._loop.function.get_concrete_function(
-                (feed.residents._values[0]._type_spec, spec), *others
-            ).graph
+    def trace(self, batches: _Feed) -> tf.Graph:
+        """Traces by running no step: a closure's input exists on workers only."""
+        self(batches, 0).fetch()
+        return self._loop.graph
 
     def num_traces(self) -> int:
         return self._loop.num_traces()
 
     def __call__(
         self,
-        feed: _Feed,
+        batches: _Feed,
         num_steps: int,
         observe: Observe = Observe.NOT,
         proposed: Agreed | None = None,
     ) -> Pending:
-        self._batches = feed.batches
-        closures = []
+        self._batches = batches.batches
+        closures: list[tuple[Any, Observe]] = []
         remaining = num_steps
-        while remaining:
+        while remaining or not closures:
             count = min(remaining, self._steps_per_closure)
             remaining -= count
             looked = Observe.NOT if remaining else observe
             position, *others = self._arguments(
-                feed.next_step, count, looked, proposed or Agreed()
+                batches.next_step, count, looked, proposed or Agreed()
             )
             closure = self._coordinator.schedule(
-                self._loop.function, args=((feed.residents, position), *others)
+                self._loop.function, args=((batches.residents, position), *others)
             )
             closures.append((closure, looked))
-            feed.next_step += count
+            batches.next_step += count
         return _Scheduled(closures, self)
 
     def _arguments(
@@ -183,6 +200,8 @@ class _WorkerSteps:
 
     def learn(self, step_seconds: np.ndarray) -> None:
         """Adapts how many steps a closure has to how long they take on a worker."""
+        if not len(step_seconds):
+            return
         typical = max(float(np.median(step_seconds)), 1e-6)
         self._steps_per_closure = max(1, int(_TARGET_CLOSURE_SECONDS / typical))
 
@@ -191,6 +210,8 @@ class _WorkerSteps:
         return self._num_workers
 
     def _next_batch(self, batches: Any, index: tf.Tensor) -> Batch:
+        if self._batches is None:
+            raise RuntimeError("steps are traced before there is input")
         residents, first_step = batches
         step = first_step + tf.cast(index, tf.int64)
         return self._batches.at(next(residents), step, 0, 1)
@@ -255,24 +276,3 @@ class _Scheduled:
             agreed=parts[-1].agreed,
             workers=np.repeat(workers, [len(p.step_seconds) for p in parts]),
         )
-
-
-def _resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:
-    addresses = {job: list(found) for job, found in cluster.addresses.items()}
-    return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(addresses),
-        task_type=cluster.job,
-        task_id=cluster.index,
-        rpc_layer="grpc",
-    )
-
-
-def serve(cluster: Cluster) -> None:
-    """Lends this process to the chief."""
-    server = tf.distribute.Server(
-        tf.train.ClusterSpec({k: list(v) for k, v in cluster.addresses.items()}),
-        job_name=cluster.job,
-        task_index=cluster.index,
-        protocol="grpc",
-    )
-    server.join()

@@ -35,7 +35,9 @@ def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:
                 strategy.distribute(assembly.batches(first_step)),
                 first_step=first_step,
                 last_step=assembly.train_steps,
-                call_length=CallLength(config.length.steps_per_loop),
+                call_length=CallLength(
+                    config.length.steps_per_loop, strategy.call_seconds
+                ),
                 hooks=[*_hooks(assembly), Always(signals)],
                 clock=Clock(),
                 stop_requested=lambda: signals.requested,

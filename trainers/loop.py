@@ -16,9 +16,6 @@ from strategies.base import Agreed, Observe, RunSteps, StepResults
 from trainers.clock import Clock
 from trainers.outcome import DivergedError
 
-# Long enough that Python between two calls (about a millisecond) is lost in it,
-# short enough that signals and the progress bar are attended to at once.
-TARGET_CALL_SECONDS = 0.05
 _MOST_STEPS_PER_CALL = 10_000
 
 
@@ -88,9 +85,7 @@ class Always:
 class CallLength:
     """How many steps the next call should run."""
 
-    def __init__(
-        self, steps_per_loop: int | None, target_seconds: float = TARGET_CALL_SECONDS
-    ):
+    def __init__(self, steps_per_loop: int | None, target_seconds: float):
         """Takes a fixed number, or None to aim at a duration."""
         self._target_seconds = target_seconds
         self._fixed = steps_per_loop

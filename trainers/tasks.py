@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pathlib
 from collections.abc import Mapping
 
 from strategies import discovery
@@ -10,6 +11,7 @@ from strategies.cluster import Cluster, check_roles, from_environment
 from strategies.settings import UsageError
 from trainers.config import Config
 from trainers.console import Console
+from trainers.run_dir import RunFolder
 
 
 def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None:
@@ -38,11 +40,22 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
         )
     if cluster is not None:
         check_roles(cluster, traits.roles, traits.optional_roles)
+        if config.run.run_dir is None:
+            raise UsageError(
+                "--run_dir is missing: all tasks of a cluster must be given the same "
+                "folder of the run."
+            )
     return cluster
 
 
 def run_task(config: Config, cluster: Cluster, console: Console) -> int:
     """Runs this process's part to its end; imports TensorFlow."""
+    strategy = config.strategy.strategy
+    if cluster.job in discovery.traits(strategy).serving_roles:
+        folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
+        return discovery.load(strategy).serve(
+            config.strategy, cluster, folder.ending_path()
+        )
     mode = config.run.mode if cluster.is_chief else "follow"
     module = importlib.import_module(f"trainers.{mode}")
     return getattr(module, mode)(config, cluster, console)

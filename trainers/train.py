@@ -111,6 +111,7 @@ class _Run:
             self.assembly.strategy.close()
         self._conclude(status)
         self.assembly.strategy.share_from_chief([])
+        self.assembly.strategy.dismiss(self.folder.ending_path(), exit_code)
         return exit_code
 
     def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
@@ -139,7 +140,10 @@ class _Run:
                 batches,
                 first_step=first_step,
                 last_step=assembly.train_steps,
-                call_length=CallLength(assembly.config.length.steps_per_loop),
+                call_length=CallLength(
+                    assembly.config.length.steps_per_loop,
+                    assembly.strategy.call_seconds,
+                ),
                 hooks=[
                     Always(self.throughput),
                     *self.reporting.hooks(),
