@@ -31,6 +31,8 @@ help: ## List these targets
 train: $(VENV)/.runtime ## Train under the mirrored strategy
 	$(python) -m trainers.main --strategy=mirrored $(ARGS)
 
+# Files in the order of their names: with the most tests first, as is the default, the
+# few long ones come last and one process waits for the other.
 .PHONY: test
 test: $(VENV)/.test ## Run every test
 	$(python) -m pytest $(in_parallel) $(ARGS)

@@ -52,8 +52,8 @@ class Step:
 class InnerLoop:
     """Runs a step repeatedly inside one `tf.function`. Satisfies `RunSteps`.
 
-    Nothing that is not finite reaches the weights: if any sum of a step (its
-    loss among them) is not, the update is not applied and the loop ends.
+    If any sum of a step (its loss among them) is not finite, its update is not
+    applied and the loop ends.
     """
 
     def __init__(self, step: Step, replica_step: ReplicaStep, update: Update | None):
@@ -100,7 +100,8 @@ class InnerLoop:
             agreed=_mean_of_last(sums),
             step_seconds=np.diff(np.append(starts, stop)),
             input_seconds=waits,
-            details=self._details.unpack(details) if observe else {},
+            # A loop that ended early has not come to the step to be observed.
+            details=self._details.unpack(details) if details.size else {},
         )
 
     def _run(

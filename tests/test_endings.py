@@ -32,6 +32,20 @@ def test_weights_that_overflow_in_the_last_step_are_not_a_success(
     assert list((run_dir / "checkpoints").iterdir()) == []
 
 
+def test_divergence_before_the_step_that_was_to_be_observed(
+    tmp_path: pathlib.Path,
+) -> None:
+    done = run_main(
+        f"--run_dir={tmp_path / 'run'}",
+        "--model=mlp",
+        "--optimizer=sgd",
+        "--learning_rate=1e10",
+        "--steps_per_loop=100",
+    )
+    assert done.returncode == 3, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_run_killed_before_its_result_is_finished_with_all_figures(
     tmp_path: pathlib.Path,
 ) -> None:

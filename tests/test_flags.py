@@ -472,6 +472,9 @@ def configs(draw: st.DrawFn) -> Config:
     return Config()
 
 
+# Making a configuration of 40 fields is slow by itself on a busy machine, which
+# Hypothesis would take for a fault of the test.
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(configs())
 def test_a_configuration_survives_its_file_and_its_command_line(config: Config) -> None:
     settings_ = json.loads(json.dumps(config.to_dict(), allow_nan=False))

@@ -28,6 +28,7 @@ def test_every_value_is_counted_once_in_its_bucket() -> None:
         ([np.nan, np.inf], 0),
         ([], 0),
         ([3.0, 3.0], 2),
+        ([1e30, 1e30], 2),
         ([1e308, -1e308], 2),
     ],
 )

@@ -163,7 +163,7 @@ def test_tensorboard_shows_graph_texts_images_and_hparams(run: Run) -> None:
     # Width, height, then the picture itself.
     assert images[0].value[2].startswith(b"\x89PNG")
     hparams = read_events(folder / "tb").plugins()["hparams"]
-    assert "_hparams_/session_start_info" in hparams
+    assert {"_hparams_/session_start_info", "_hparams_/experiment"} <= hparams
 
 
 def test_tags_are_the_same_under_every_strategy(
@@ -186,7 +186,7 @@ def test_the_terminal_shows_progress_figures_folder_and_command(run: Run) -> Non
     )
     assert any(line.startswith("completed | step 60 | train_loss ") for line in lines)
     assert f"run       {folder}" in lines
-    assert lines[-1].endswith(f"--logdir={folder}/tb --host=localhost")
+    assert lines[-1].endswith(f"--logdir={folder} --host=localhost")
     assert (folder / "logs" / "chief-0.log").read_text("utf-8").count("\n") >= 5
     if read_result(folder)["num_replicas"] > 1:
         assert "the CPU split into 2 logical devices (no GPU found)" in lines[0]

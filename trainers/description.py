@@ -76,4 +76,4 @@ def tensorboard_command(folder: RunFolder) -> str:
     else:
         relative = os.path.relpath(program)
         words = [str(program) if relative.startswith("..") else relative]
-    return shlex.join([*words, f"--logdir={folder.tensorboard}", "--host=localhost"])
+    return shlex.join([*words, f"--logdir={folder.path}", "--host=localhost"])

@@ -27,8 +27,9 @@ def histogram(values: tf.Tensor) -> tf.Tensor:
 
 def _count(values: tf.Tensor) -> tf.Tensor:
     low, high = tf.reduce_min(values), tf.reduce_max(values)
-    # A tensor of equal values still needs buckets of some width.
-    high = tf.where(high > low, high, low + 1)
+    # A tensor of equal values still needs buckets of some width, which from 1e16 on
+    # adding one would not give them.
+    high = tf.where(high > low, high, low + tf.maximum(1e-3 * tf.abs(low), 1))
     edges = tf.linspace(low, high, NUM_BUCKETS + 1)
     counts = tf.histogram_fixed_width(values, [low, high], NUM_BUCKETS)
     return tf.stack([edges[:-1], edges[1:], tf.cast(counts, tf.float64)], axis=1)

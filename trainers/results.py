@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import resource
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,8 +102,9 @@ def build_result(
 
 
 def peak_memory_mib() -> float:
-    """The most memory this process has held. Linux counts it in KiB."""
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+    """The most memory this process has held. Linux counts it in KiB, macOS in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20, 1)
 
 
 def versions() -> dict[str, str]:

@@ -90,7 +90,8 @@ class Summaries:
             hparams_api.Metric(tag, group=group) for group, tag in _HPARAM_METRICS
         ]
         with writer.as_default(step=0):
-            hparams_api.hparams_config(hparams=[], metrics=metrics)
+            names = [hparams_api.HParam(name) for name in settings]
+            hparams_api.hparams_config(hparams=names, metrics=metrics)
             hparams_api.hparams(dict(settings))
         writer.close()
 
