@@ -15,7 +15,10 @@ install = $(python) -m pip install --quiet --no-input --no-user \
 
 # A test that ends its process ends the run: pytest-xdist 3.8 would run it again and
 # again in new ones, or wait for ever.
-in_parallel := --numprocesses=2 --dist=loadfile --max-worker-restart=0
+# In the order of the files' names: with the most tests first, as is the default, the
+# few long ones come last and one process waits for the other.
+in_parallel := --numprocesses=2 --dist=loadfile --no-loadscope-reorder \
+	--max-worker-restart=0
 
 .PHONY: help
 help: ## List these targets
@@ -31,8 +34,6 @@ help: ## List these targets
 train: $(VENV)/.runtime ## Train under the mirrored strategy
 	$(python) -m trainers.main --strategy=mirrored $(ARGS)
 
-# Files in the order of their names: with the most tests first, as is the default, the
-# few long ones come last and one process waits for the other.
 .PHONY: test
 test: $(VENV)/.test ## Run every test
 	$(python) -m pytest $(in_parallel) $(ARGS)
