@@ -39,7 +39,8 @@ class LayerState:
             for layer in flat_layers(model)
             if isinstance(layer, keras.layers.BatchNormalization)
             and layer.built
-            and not layer.renorm
+            # Keras 3.12, the newest for Python 3.10, has no renormalization yet.
+            and not getattr(layer, "renorm", False)
         ]
 
     def shares(self, scope: keras.StatelessScope, batch: Batch) -> dict[str, Any]:
