@@ -220,6 +220,9 @@ class StepResults:
       input_seconds: float64 [attempted], of them spent waiting for input.
       details: what `Update.observe` returned for the last step, if asked for.
       agreed: the mean over replicas of what their processes proposed.
+      staleness: float64 [attempted], for each update how many others were applied
+        between reading the weights and applying it; None if always zero.
+      workers: str [attempted], which task computed each update; None if all did.
     """
 
     applied_steps: int
@@ -228,6 +231,7 @@ class StepResults:
     input_seconds: np.ndarray
     details: Mapping[str, np.ndarray]
     agreed: Agreed
+    staleness: np.ndarray | None = None
     workers: np.ndarray | None = None
 
 

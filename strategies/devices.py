@@ -68,6 +68,9 @@ def _logical_cpus(wanted: int) -> list[str]:
 
 def describe(devices: Sequence[str]) -> str:
     """The devices in words, such as `2 logical CPU devices (no GPU found)`."""
+    if devices[0].startswith("/job:"):
+        tasks = {device.rsplit("/device:", 1)[0] for device in devices}
+        return f"the devices of {len(tasks)} processes"
     kind = "GPU" if "GPU" in devices[0] else "CPU"
     if kind == "GPU":
         return ", ".join(device.removeprefix("/device:") for device in devices)

@@ -96,7 +96,12 @@ class InnerLoop:
         sums = self._sums.unpack(packed)
         return StepResults(
             applied_steps=int(applied),
-            sums={k: v for k, v in sums.items() if not k.startswith(_AGREED)},
+            sums={
+                name: values
+                for name, values in sums.items()
+                if not name.startswith(_AGREED) and name not in self._step.reported
+            },
+            staleness=sums.get("staleness"),
             agreed=_mean_of_last(sums),
             step_seconds=np.diff(np.append(starts, stop)),
             input_seconds=waits,

@@ -274,5 +274,8 @@ class _Scheduled:
             / self.steps.num_workers,
             details=parts[-1].details,
             agreed=parts[-1].agreed,
+            staleness=None
+            if parts[0].staleness is None
+            else np.concatenate([p.staleness for p in parts]),
             workers=np.repeat(workers, [len(p.step_seconds) for p in parts]),
         )

@@ -12,8 +12,12 @@ from strategies.rendezvous import is_listening, wait_for_tasks
 from strategies.resolver import cluster_spec
 
 LOST_PEER = 138
+# With one thread, which TensorFlow chooses on one core, a scheduled function that
+# calls another waits for ever (TensorFlow 2.21, worker pinned with sched_setaffinity).
+_INTER_OP_THREADS = 4
 _POLL_SECONDS = 0.2
 _SECONDS_UNTIL_LOST = 3.0
+_SECONDS_TO_GIVE_BACK = 10.0
 
 
 def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
@@ -40,6 +44,7 @@ def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
         job_name=cluster.job,
         task_index=cluster.index,
         protocol="grpc",
+        config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_INTER_OP_THREADS),
     )
     del server  # It serves until the process ends.
     chief = cluster.addresses["chief"][0]
@@ -47,11 +52,19 @@ def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
     seen = time.monotonic()
     while time.monotonic() - seen < _SECONDS_UNTIL_LOST:
         if dismissal.exists():
-            return _exit_code(dismissal)
+            return _wait_until_gone(chief, _exit_code(dismissal))
         if is_listening(chief):
             seen = time.monotonic()
         time.sleep(_POLL_SECONDS)
     return LOST_PEER
+
+
+def _wait_until_gone(chief: str, exit_code: int) -> int:
+    """Stays until the chief has ended, which still gives back what it holds here."""
+    deadline = time.monotonic() + _SECONDS_TO_GIVE_BACK
+    while is_listening(chief) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return exit_code
 
 
 def _exit_code(dismissal: pathlib.Path) -> int:

@@ -15,7 +15,7 @@ from trainers.description import describe_run, hyperparameters, tensorboard_comm
 from trainers.loop import Always, CallLength, run_loop
 from trainers.outcome import DivergedError, ExitCode, StopRequested
 from trainers.reporting import Reporting, in_words
-from trainers.results import Throughput, build_result
+from trainers.results import Staleness, Throughput, build_result
 from trainers.run_dir import RunFolder
 from trainers.stopping import StopSignals
 
@@ -85,6 +85,7 @@ class _Run:
     console: Console
     clock: Clock
     throughput: Throughput = dataclasses.field(default_factory=Throughput)
+    staleness: Staleness = dataclasses.field(default_factory=Staleness)
 
     def to_the_end(self, first_step: int, initial_weights_sha256: str) -> ExitCode:
         """Trains until the last step, a signal or a loss that is not finite."""
@@ -104,6 +105,7 @@ class _Run:
                     status=status,
                     final=self.reporting.final,
                     throughput=self.throughput,
+                    staleness=self.staleness,
                     clock=self.clock,
                     initial_weights_sha256=initial_weights_sha256,
                 )
@@ -146,6 +148,7 @@ class _Run:
                 ),
                 hooks=[
                     Always(self.throughput),
+                    Always(self.staleness),
                     *self.reporting.hooks(),
                     Always(signals),
                 ],
