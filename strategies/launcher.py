@@ -60,12 +60,14 @@ class Plan:
     Attributes:
       command: of every task; what differs is in the environment.
       addresses: host:port of each task by job.
+      serving: the jobs whose tasks only lend themselves to the chief.
       computing: the jobs whose tasks compute, among whom the cores are divided.
       logs: folder for the tasks' output, used once it exists.
     """
 
     command: Sequence[str]
     addresses: Mapping[str, tuple[str, ...]]
+    serving: Sequence[str]
     computing: Sequence[str]
     logs: pathlib.Path
 
@@ -149,7 +151,8 @@ class Launcher:
                 self._forward_signal()
                 break
             time.sleep(_POLL_SECONDS)
-        self._wait(_SECONDS_FOR_OTHERS_TO_END, self._tasks)
+        else:
+            self._wait(_SECONDS_FOR_OTHERS_TO_END, self._tasks)
         failed = next((t for t in [chief, *self._tasks] if t.process.poll()), None)
         return 0 if failed is None else self._report(failed)
 
@@ -164,8 +167,10 @@ class Launcher:
         return code if code > 0 else 128 - code
 
     def _forward_signal(self) -> None:
+        """To the tasks that train; those that serve end when the chief lets them."""
         for task in self._tasks:
-            task.send(self._signal or signal.SIGTERM)
+            if task.cluster.job not in self._plan.serving:
+                task.send(self._signal or signal.SIGTERM)
         self._wait(_SECONDS_TO_STOP, self._tasks)
 
     def _wait(self, seconds: float, tasks: Sequence[_Task]) -> None:

@@ -29,14 +29,15 @@ def launch(config: Config, argv: Sequence[str], console: Console) -> int:
         "worker": config.strategy.num_workers or 2,
         "ps": config.strategy.num_ps or 1,
     }
-    roles = discovery.traits(config.strategy.strategy).roles
+    traits = discovery.traits(config.strategy.strategy)
     plan = Plan(
         command=[
             *(sys.executable, "-m", "trainers.main"),
             *argv[1:],
             f"--run_dir={folder.path}",
         ],
-        addresses=local_cluster({job: num_tasks[job] for job in roles}),
+        addresses=local_cluster({job: num_tasks[job] for job in traits.roles}),
+        serving=traits.serving_roles,
         computing=("worker",),
         logs=folder.path / "logs",
     )
