@@ -25,6 +25,16 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(autouse=True)
+def single_precision_again() -> Iterator[None]:
+    """Takes back the precision that a test has set for all of Keras."""
+    yield
+    import keras
+
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fails a test that leaks an environment variable, a thread or a process."""
     environment = dict(os.environ)
