@@ -39,6 +39,8 @@ class Traits:
       matches_one_device: the training equals that of one device to rounding.
       max_replicas: the most replicas it can have, or None for no limit.
       roles: the jobs its cluster consists of; empty for one process.
+      optional_roles: jobs that it may have besides.
+      serving_roles: jobs whose tasks only lend themselves to the chief.
       summary: one sentence for the table of strategies.
     """
 
@@ -47,6 +49,8 @@ class Traits:
     matches_one_device: bool
     max_replicas: int | None = None
     roles: tuple[str, ...] = ()
+    optional_roles: tuple[str, ...] = ()
+    serving_roles: tuple[str, ...] = ()
     summary: str = ""
 
 
@@ -70,6 +74,34 @@ class StrategyConfig:
         "How mirrored sums over devices: auto is nccl on several GPUs and "
         "one_device on CPUs.",
         choices=("auto", "nccl", "hierarchical", "one_device"),
+    )
+
+    num_workers: int | None = setting(
+        None,
+        "Worker processes of a strategy that has several. Default: 2.",
+        minimum=1,
+    )
+    num_ps: int | None = setting(
+        None,
+        "Parameter server processes, of strategies that have them. Default: 1.",
+        minimum=1,
+    )
+    collective_implementation: str = setting(
+        "auto",
+        "How multi_worker_mirrored sums: auto is nccl on GPUs and ring on CPUs.",
+        choices=("auto", "ring", "nccl"),
+    )
+    all_reduce_dtype: str = setting(
+        "as_is",
+        "Type of gradients on the wire between processes; narrower ones halve the "
+        "traffic and are no longer exactly the same training.",
+        choices=("as_is", "bfloat16", "float16"),
+    )
+    peer_timeout_seconds: float = setting(
+        10.0, "How long a silent peer is waited for within a step.", above=0
+    )
+    startup_timeout_seconds: float = setting(
+        60.0, "How long a cluster may take to assemble.", above=0
     )
 
     def __post_init__(self) -> None:
@@ -128,7 +160,13 @@ class Update(Protocol):
     """Turns the sum of all shares into new weights. Runs once a step, after the sum."""
 
     def apply(self, shares: Shares) -> None:
-        """Clips, then changes weights, state and the step counter."""
+        """Clips, then changes weights and state."""
+
+    def count(self) -> tf.Tensor:
+        """Adds one to the number of applied updates, atomically, and returns it."""
+
+    def applied_updates(self) -> tf.Tensor:
+        """The number of applied updates."""
 
     def observe(self, shares: Shares, closely: tf.Tensor) -> Mapping[str, tf.Tensor]:
         """Small tensors that describe this update, such as norms.
@@ -145,6 +183,22 @@ class Observe(enum.IntEnum):
     NOT = 0
     NORMS = 1
     CLOSELY = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Agreed:
+    """What processes decide together, carried along with every step's sum.
+
+    Each process proposes its own values and all of them get the mean, so that
+    processes take the same turns without a message of their own.
+
+    Attributes:
+      stop_requested: above zero if any process was asked to stop.
+      step_seconds: how long a step takes; zero if not known yet.
+    """
+
+    stop_requested: float = 0.0
+    step_seconds: float = 0.0
 
 
 class Pending(Protocol):
@@ -165,6 +219,10 @@ class StepResults:
       step_seconds: float64 [attempted], duration of each step, input included.
       input_seconds: float64 [attempted], of them spent waiting for input.
       details: what `Update.observe` returned for the last step, if asked for.
+      agreed: the mean over replicas of what their processes proposed.
+      staleness: float64 [attempted], for each update how many others were applied
+        between reading the weights and applying it; None if always zero.
+      workers: str [attempted], which task computed each update; None if all did.
     """
 
     applied_steps: int
@@ -172,10 +230,44 @@ class StepResults:
     step_seconds: np.ndarray
     input_seconds: np.ndarray
     details: Mapping[str, np.ndarray]
+    agreed: Agreed
+    staleness: np.ndarray | None = None
+    workers: np.ndarray | None = None
 
 
 ReplicaStep = Callable[[Batch], Shares]
-MakeBatches = Callable[[int, int], "tf.data.Dataset"]
+
+
+class GlobalBatches(Protocol):
+    """The global batches of a stretch of steps, whole or in shares."""
+
+    @property
+    def first_step(self) -> int:
+        """The step of the first batch."""
+
+    def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
+        """One share's rows of every global batch, in order.
+
+        Args:
+          share: which share; `(0, 1)` gives whole global batches.
+          num_shares: into how many a global batch is divided.
+        """
+
+    def resident(self) -> tf.data.Dataset:
+        """What `at` reads from, again and again the same element.
+
+        A process that computes any step on request keeps this close by.
+        """
+
+    def at(self, resident: Any, step: tf.Tensor, share: int, num_shares: int) -> Batch:
+        """One share of one step, as graph operations.
+
+        Args:
+          resident: an element of `resident()`.
+          step: int64 scalar.
+          share: which share of the global batch.
+          num_shares: into how many it is divided.
+        """
 
 
 class RunSteps(Protocol):
@@ -185,7 +277,11 @@ class RunSteps(Protocol):
         """Traces without running, so that its time can be told apart."""
 
     def __call__(
-        self, batches: Any, num_steps: int, observe: Observe = Observe.NOT
+        self,
+        batches: Any,
+        num_steps: int,
+        observe: Observe = Observe.NOT,
+        proposed: Agreed | None = None,
     ) -> Pending:
         """Starts `num_steps` steps and observes the last of them."""
 
@@ -209,6 +305,10 @@ class Strategy(abc.ABC):
 
     name: ClassVar[str]
     traits: ClassVar[Traits]
+    # How long a call of the inner loop should take: long enough that Python between
+    # two calls (about a millisecond) is lost in it, short enough that signals and the
+    # progress bar are attended to at once.
+    call_seconds: ClassVar[float] = 0.05
 
     @classmethod
     @abc.abstractmethod
@@ -233,13 +333,8 @@ class Strategy(abc.ABC):
         """Variables made inside live where this strategy wants them."""
 
     @abc.abstractmethod
-    def distribute(self, make_batches: MakeBatches) -> Any:
-        """Opens the input.
-
-        Args:
-          make_batches: `(share, num_shares)` to a dataset of that share's rows
-            of every global batch; `(0, 1)` gives whole global batches.
-        """
+    def distribute(self, batches: GlobalBatches) -> Any:
+        """Opens the input: what `RunSteps` takes its batches from."""
 
     @abc.abstractmethod
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
@@ -256,6 +351,32 @@ class Strategy(abc.ABC):
 
     def synchronize(self) -> None:
         """Waits until every scheduled step is applied."""
+
+    def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
+        """Gives every process the chief's values of variables it has copies of.
+
+        All processes have to call it, with the same variables, and none returns
+        before all have; with no variables it is a barrier.
+        """
+
+    @classmethod
+    def serve(cls, config: StrategyConfig, cluster: Cluster, ending: str) -> int:
+        """Runs a task of `Traits.serving_roles` to its end; returns its exit code.
+
+        Args:
+          config: the chief's as well.
+          cluster: whose task this is.
+          ending: path of the file that `dismiss` writes, with {task} for its name.
+        """
+        raise NotImplementedError(f"{cls.name} has no tasks that only serve")
+
+    def dismiss(self, ending: str, exit_code: int) -> None:
+        """Tells the tasks that serve this process that they may end.
+
+        Args:
+          ending: path of a file on each task's machine, with {task} for its name.
+          exit_code: that of this process, which becomes theirs.
+        """
 
     def close(self) -> None:
         """Gives back threads, processes and devices."""

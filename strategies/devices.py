@@ -38,6 +38,12 @@ def replica_devices(num_replicas: int | None, replicas_without_gpu: int) -> list
     return _logical_cpus(num_replicas or replicas_without_gpu)
 
 
+def require_gpus(setting: str, instead: str) -> None:
+    """Raises UsageError if this machine has no GPU, which `setting` needs."""
+    if not tf.config.list_physical_devices("GPU"):
+        raise UsageError(f"{setting} needs GPUs and none was found: use {instead}.")
+
+
 def _logical_cpus(wanted: int) -> list[str]:
     most = max(8, 2 * (os.cpu_count() or 1))
     if wanted > most:
@@ -62,6 +68,9 @@ def _logical_cpus(wanted: int) -> list[str]:
 
 def describe(devices: Sequence[str]) -> str:
     """The devices in words, such as `2 logical CPU devices (no GPU found)`."""
+    if devices[0].startswith("/job:"):
+        tasks = {device.rsplit("/device:", 1)[0] for device in devices}
+        return f"the devices of {len(tasks)} processes"
     kind = "GPU" if "GPU" in devices[0] else "CPU"
     if kind == "GPU":
         return ", ".join(device.removeprefix("/device:") for device in devices)

@@ -7,13 +7,22 @@ summed and in where the update runs. The loop around that is the same, and here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from strategies.base import Batch, Observe, Shares, StepResults, Update
+from strategies.base import (
+    Agreed,
+    Batch,
+    Observe,
+    Pending,
+    ReplicaStep,
+    Shares,
+    StepResults,
+    Update,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,14 +33,20 @@ class Step:
     that exist once for every replica.
 
     Attributes:
-      sum_shares: computes every replica's shares of a batch and sums them.
-      apply: runs the update on the sum, in the right context.
+      sum_shares: runs a replica's step on every replica and sums their shares.
+      apply: runs the update on the sum, in the right context, and returns the
+        values it reports.
       first: the sum as the first replica sees it, as plain tensors.
+      next_batch: takes the batch of a step out of the input, given how many steps
+        of this call came before.
+      reported: names of the values that `apply` returns.
     """
 
-    sum_shares: Callable[[Batch], Any]
-    apply: Callable[[Update, Any], None]
+    sum_shares: Callable[[ReplicaStep, Any], Any]
+    apply: Callable[[Update, Any], Mapping[str, tf.Tensor]]
     first: Callable[[Any], Shares]
+    next_batch: Callable[[Any, tf.Tensor], Any] = lambda batches, index: next(batches)
+    reported: tuple[str, ...] = ()
 
 
 class InnerLoop:
@@ -41,72 +56,108 @@ class InnerLoop:
     applied and the loop ends.
     """
 
-    def __init__(self, step: Step, update: Update | None):
+    def __init__(self, step: Step, replica_step: ReplicaStep, update: Update | None):
+        """Joins the two sides of a step.
+
+        Args:
+          step: a strategy's way of running the sides.
+          replica_step: computes one replica's shares.
+          update: applies their sum; None to only add up, as evaluation does.
+        """
         self._step = step
+        self._replica_step = replica_step
         self._update = update
         self._sums = _Packing()
         self._details = _Packing()
-        self._function = tf.function(self._run, autograph=False)
+        self.function = tf.function(self._run, autograph=False)
+        self.graph: tf.Graph | None = None
 
     def trace(self, batches: Any) -> tf.Graph:
         """Traces the loop without running a step, and returns its graph."""
-        return self._function.get_concrete_function(
-            batches, *_arguments(0, Observe.NOT)
-        ).graph
+        arguments = loop_arguments(0, Observe.NOT, Agreed())
+        return self.function.get_concrete_function(batches, *arguments).graph
 
     def num_traces(self) -> int:
-        return self._function.experimental_get_tracing_count()
+        return self.function.experimental_get_tracing_count()
 
     def __call__(
-        self, batches: Any, num_steps: int, observe: Observe = Observe.NOT
-    ) -> _Results:
-        outputs = self._function(batches, *_arguments(num_steps, observe))
-        return _Results(outputs, self._sums, self._details if observe else None)
+        self,
+        batches: Any,
+        num_steps: int,
+        observe: Observe = Observe.NOT,
+        proposed: Agreed | None = None,
+    ) -> Pending:
+        arguments = loop_arguments(num_steps, observe, proposed or Agreed())
+        return _Ready(self.results(self.function(batches, *arguments), observe))
+
+    def results(self, outputs: Sequence[tf.Tensor], observe: Observe) -> StepResults:
+        """What the steps of one call reported, from what `function` returned."""
+        applied, packed, starts, stop, waits, details = (v.numpy() for v in outputs)
+        sums = self._sums.unpack(packed)
+        return StepResults(
+            applied_steps=int(applied),
+            sums={
+                name: values
+                for name, values in sums.items()
+                if not name.startswith(_AGREED) and name not in self._step.reported
+            },
+            staleness=sums.get("staleness"),
+            agreed=_mean_of_last(sums),
+            step_seconds=np.diff(np.append(starts, stop)),
+            input_seconds=waits,
+            # A loop that ended early has not come to the step to be observed.
+            details=self._details.unpack(details) if details.size else {},
+        )
 
     def _run(
-        self, batches: Any, num_steps: tf.Tensor, observe: tf.Tensor
+        self,
+        batches: Any,
+        num_steps: tf.Tensor,
+        observe: tf.Tensor,
+        proposed: tf.Tensor,
     ) -> tuple[tf.Tensor, ...]:
-        def proceed(attempted, finite, *_):  # type: ignore[no-untyped-def]
-            return finite & (attempted < num_steps)
+        self.graph = tf.compat.v1.get_default_graph()
 
-        def body(attempted, finite, sums, starts, waits, details):  # type: ignore[no-untyped-def]
-            batch, start, wait = _timed_next(batches)
-            summed = self._step.sum_shares(batch)
-            packed = self._sums.pack(self._step.first(summed).sums)
-            finite = tf.reduce_all(tf.math.is_finite(packed))
-            is_last = tf.equal(attempted, num_steps - 1)
-            details = self._look(summed, tf.where(is_last, observe, 0), details)
-            self._apply_if(finite, summed)
-            return (
-                attempted + 1,
-                finite,
-                sums.write(attempted, packed),
-                starts.write(attempted, start),
-                waits.write(attempted, wait),
-                details,
+        def proceed(*state: Any) -> tf.Tensor:
+            return _State(*state).finite & (_State(*state).attempted < num_steps)
+
+        def body(*loop_state: Any) -> _State:
+            state = _State(*loop_state)
+            batch, start, wait = _timed(
+                lambda: self._step.next_batch(batches, state.attempted)
+            )
+            summed = self._step.sum_shares(self._with_proposal(proposed), batch)
+            sums = self._step.first(summed).sums
+            finite = tf.reduce_all(tf.math.is_finite(tf.stack(list(sums.values()))))
+            is_last = tf.equal(state.attempted, num_steps - 1)
+            details = self._look(summed, tf.where(is_last, observe, 0), state.details)
+            packed = self._sums.pack({**sums, **self._apply_if(finite, summed)})
+            return _State(
+                attempted=state.attempted + 1,
+                finite=finite,
+                sums=state.sums.write(state.attempted, packed),
+                starts=state.starts.write(state.attempted, start),
+                waits=state.waits.write(state.attempted, wait),
+                details=details,
             )
 
-        def per_step(shape):  # type: ignore[no-untyped-def]
-            return tf.TensorArray(
-                tf.float64, size=0, dynamic_size=True, element_shape=shape
-            )
-
-        start = tf.zeros((), tf.int32), tf.constant(True)
-        arrays = per_step([None]), per_step([]), per_step([])
-        attempted, finite, sums, starts, waits, details = tf.while_loop(
-            proceed,
-            body,
-            (*start, *arrays, tf.zeros([0], tf.float64)),
-            shape_invariants=(
-                *(tf.TensorShape([]) for _ in start),
-                *(tf.TensorShape(None) for _ in arrays),
-                tf.TensorShape([None]),
-            ),
-        )
-        with tf.control_dependencies([attempted]):
+        state = _State(*tf.while_loop(proceed, body, _initial_state(), _INVARIANTS))
+        with tf.control_dependencies([state.attempted]):
             stop = tf.timestamp()
-        applied = attempted - tf.cast(~finite, tf.int32)
-        return applied, sums.stack(), starts.stack(), stop, waits.stack(), details
+        applied = state.attempted - tf.cast(~state.finite, tf.int32)
+        sums, starts, waits = (
+            array.stack() for array in (state.sums, state.starts, state.waits)
+        )
+        return applied, sums, starts, stop, waits, state.details
+
+    def _with_proposal(self, proposed: tf.Tensor) -> ReplicaStep:
+        """The replica's step, its shares carrying what this process proposes."""
+
+        def step(batch: Batch) -> Shares:
+            shares = self._replica_step(batch)
+            return shares._replace(sums={**shares.sums, **_proposal(proposed)})
+
+        return step
 
     def _look(self, summed: Any, observe: tf.Tensor, details: tf.Tensor) -> tf.Tensor:
         update = self._update
@@ -120,27 +171,83 @@ class InnerLoop:
             lambda: details,
         )
 
-    def _apply_if(self, finite: tf.Tensor, summed: Any) -> None:
+    def _apply_if(self, finite: tf.Tensor, summed: Any) -> dict[str, tf.Tensor]:
         update = self._update
         if update is None:
-            return
+            return {}
 
-        def apply() -> tf.Tensor:
-            self._step.apply(update, summed)
-            return tf.constant(0)
+        def apply() -> list[tf.Tensor]:
+            reported = self._step.apply(update, summed)
+            values = [tf.cast(reported[n], tf.float64) for n in self._step.reported]
+            return [tf.zeros([], tf.float64), *values]
 
         # The condition stands outside every replica's own function, because
         # MirroredStrategy cannot merge replicas inside a branch of one.
-        tf.cond(finite, apply, lambda: tf.constant(0))
+        zeros = [tf.zeros([], tf.float64)] * (1 + len(self._step.reported))
+        values = tf.cond(finite, apply, lambda: zeros)
+        return dict(zip(self._step.reported, values[1:], strict=True))
 
 
-def _arguments(num_steps: int, observe: Observe) -> tuple[tf.Tensor, tf.Tensor]:
+class _State(NamedTuple):
+    """What is carried from one step of the loop to the next."""
+
+    attempted: tf.Tensor
+    finite: tf.Tensor
+    sums: tf.TensorArray
+    starts: tf.TensorArray
+    waits: tf.TensorArray
+    details: tf.Tensor
+
+
+# The number of packed values is known once the step has been traced.
+_INVARIANTS = _State(
+    attempted=tf.TensorShape([]),
+    finite=tf.TensorShape([]),
+    sums=tf.TensorShape(None),
+    starts=tf.TensorShape(None),
+    waits=tf.TensorShape(None),
+    details=tf.TensorShape([None]),
+)
+
+
+def _initial_state() -> _State:
+    def per_step(shape: list[None]) -> tf.TensorArray:
+        return tf.TensorArray(tf.float64, 0, dynamic_size=True, element_shape=shape)
+
+    return _State(
+        attempted=tf.constant(0),
+        finite=tf.constant(True),
+        sums=per_step([None]),
+        starts=per_step([]),
+        waits=per_step([]),
+        details=tf.zeros([0], tf.float64),
+    )
+
+
+def _proposal(proposed: tf.Tensor) -> dict[str, tf.Tensor]:
+    """What a replica adds to the sums, besides one to count the replicas."""
+    names = [_AGREED + field.name for field in dataclasses.fields(Agreed)]
+    values = dict(zip(names, tf.unstack(proposed), strict=True))
+    return {**values, _REPLICAS: tf.ones([], tf.float64)}
+
+
+_AGREED = "agreed/"
+_REPLICAS = _AGREED + "replicas"
+
+
+def loop_arguments(
+    num_steps: int, observe: Observe, proposed: Agreed
+) -> tuple[tf.Tensor, ...]:
     """As tensors: a Python number would be traced anew for each value."""
-    return tf.constant(num_steps, tf.int32), tf.constant(int(observe), tf.int32)
+    return (
+        tf.constant(num_steps, tf.int32),
+        tf.constant(int(observe), tf.int32),
+        tf.constant(dataclasses.astuple(proposed), tf.float64),
+    )
 
 
-def _timed_next(batches: Any) -> tuple[Batch, tf.Tensor, tf.Tensor]:
-    """The next batch, when it was asked for, and how many seconds it took to come.
+def _timed(get_batch: Callable[[], Any]) -> tuple[Any, tf.Tensor, tf.Tensor]:
+    """A batch, when it was asked for, and how many seconds it took to come.
 
     The clock's readings are held in their order by control dependencies, which
     cost nothing measurable (131.7 against 130.4 microseconds a step of a
@@ -148,7 +255,7 @@ def _timed_next(batches: Any) -> tuple[Batch, tf.Tensor, tf.Tensor]:
     """
     start = tf.timestamp()
     with tf.control_dependencies([start]):
-        batch = next(batches)
+        batch = get_batch()
     with tf.control_dependencies(tf.nest.flatten(batch)):
         received = tf.timestamp()
     with tf.control_dependencies([received]):
@@ -187,20 +294,21 @@ class _Packing:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Results:
-    outputs: tuple[tf.Tensor, ...]
-    sums: _Packing
-    details: _Packing | None
+class _Ready:
+    """Results that need not be waited for. Satisfies `Pending`."""
+
+    results: StepResults
 
     def fetch(self) -> StepResults:
-        applied, sums, starts, stop, waits, details = (v.numpy() for v in self.outputs)
-        return StepResults(
-            applied_steps=int(applied),
-            sums=self.sums.unpack(sums),
-            step_seconds=np.diff(np.append(starts, stop)),
-            input_seconds=waits,
-            # A loop that ended early has not come to the step to be observed.
-            details=self.details.unpack(details)
-            if self.details and details.size
-            else {},
-        )
+        return self.results
+
+
+def _mean_of_last(sums: Mapping[str, np.ndarray]) -> Agreed:
+    """Over replicas, of the last step: the same on every process."""
+    replicas = sums[_REPLICAS][-1:]
+    if not len(replicas):
+        return Agreed()
+    names = [field.name for field in dataclasses.fields(Agreed)]
+    return Agreed(
+        **{name: float(sums[_AGREED + name][-1] / replicas[0]) for name in names}
+    )

@@ -11,9 +11,8 @@ import tensorflow as tf
 from strategies.base import (
     Batch,
     Communication,
-    MakeBatches,
+    GlobalBatches,
     ReplicaStep,
-    Shares,
     Strategy,
     StrategyConfig,
     Traits,
@@ -21,9 +20,9 @@ from strategies.base import (
 )
 from strategies.batch import take_share
 from strategies.cluster import Cluster
-from strategies.devices import replica_devices
-from strategies.inner_loop import InnerLoop, Step
-from strategies.settings import UsageError
+from strategies.devices import replica_devices, require_gpus
+from strategies.inner_loop import InnerLoop
+from strategies.replicated import compile_replicated, sum_one_by_one
 
 
 class Mirrored(Strategy):
@@ -55,11 +54,8 @@ class Mirrored(Strategy):
         devices = replica_devices(config.num_replicas, replicas_without_gpu=2)
         on_gpus = "GPU" in devices[0]
         reduction = config.cross_device_reduction
-        if reduction == "nccl" and not on_gpus:
-            raise UsageError(
-                "--cross_device_reduction=nccl needs GPUs and none was found: use "
-                "auto, hierarchical or one_device."
-            )
+        if reduction == "nccl":
+            require_gpus("--cross_device_reduction=nccl", "auto or one_device")
         if reduction == "auto":
             reduction = "nccl" if on_gpus and len(devices) > 1 else "one_device"
         return cls(devices, reduction)
@@ -71,28 +67,16 @@ class Mirrored(Strategy):
     def scope(self) -> AbstractContextManager[Any]:
         return self._strategy.scope()
 
-    def distribute(self, make_batches: MakeBatches) -> Any:
-        return iter(make_batches(0, 1))
+    def distribute(self, batches: GlobalBatches) -> Any:
+        return iter(batches.dataset(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
-        def sum_shares(batch: Batch) -> Any:
-            def on_each_replica() -> Shares:
-                context = tf.distribute.get_replica_context()
-                replica = context.replica_id_in_sync_group
-                shares = replica_step(take_share(batch, replica, self.num_replicas))
-                return _sum_over_replicas(context, shares)
+        def own_share(batch: Batch, context: tf.distribute.ReplicaContext) -> Batch:
+            replica = context.replica_id_in_sync_group
+            return take_share(batch, replica, self.num_replicas)
 
-            return self._strategy.run(on_each_replica)
-
-        def apply(update: Update, summed: Any) -> None:
-            self._strategy.run(update.apply, args=(summed,))
-
-        return InnerLoop(Step(sum_shares, apply, self._first), update)
-
-    def _first(self, summed: Any) -> Shares:
-        """The sum on the first device; all devices hold the same."""
-        return tf.nest.map_structure(
-            lambda value: self._strategy.experimental_local_results(value)[0], summed
+        return compile_replicated(
+            self._strategy, own_share, sum_one_by_one, replica_step, update
         )
 
     def communication(self, gradient_bytes: int) -> Communication | None:
@@ -114,12 +98,3 @@ _REDUCTIONS = {
     "hierarchical": tf.distribute.HierarchicalCopyAllReduce,
     "one_device": tf.distribute.ReductionToOneDevice,
 }
-
-
-def _sum_over_replicas(context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
-    """Adds up every replica's shares: the only reduction of a step."""
-    flat = tf.nest.flatten(shares)
-    present = [value for value in flat if value is not None]
-    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
-    flat = [None if value is None else next(summed) for value in flat]
-    return tf.nest.pack_sequence_as(shares, flat)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from strategies.base import (
     Batch,
-    MakeBatches,
+    GlobalBatches,
     ReplicaStep,
     Shares,
     Strategy,
@@ -51,19 +51,23 @@ class OneDevice(Strategy):
     def scope(self) -> AbstractContextManager[Any]:
         return tf.device(self._device)
 
-    def distribute(self, make_batches: MakeBatches) -> Any:
-        return iter(make_batches(0, 1))
+    def distribute(self, batches: GlobalBatches) -> Any:
+        return iter(batches.dataset(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
-        def sum_shares(batch: Batch) -> Shares:
+        def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:
             with tf.device(self._device):
                 return replica_step(batch)
 
-        def apply(update: Update, shares: Shares) -> None:
+        def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:
             with tf.device(self._device):
                 update.apply(shares)
+                update.count()
+            return {}
 
-        return InnerLoop(Step(sum_shares, apply, lambda shares: shares), update)
+        return InnerLoop(
+            Step(sum_shares, apply, lambda shares: shares), replica_step, update
+        )
 
     def communication(self, gradient_bytes: int) -> None:
         return None

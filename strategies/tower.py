@@ -23,7 +23,7 @@ import tensorflow as tf
 from strategies.base import (
     Batch,
     Communication,
-    MakeBatches,
+    GlobalBatches,
     ReplicaStep,
     Shares,
     Strategy,
@@ -65,11 +65,11 @@ class Tower(Strategy):
     def scope(self) -> AbstractContextManager[Any]:
         return tf.device(self._parameter_device)
 
-    def distribute(self, make_batches: MakeBatches) -> Any:
-        return iter(make_batches(0, 1))
+    def distribute(self, batches: GlobalBatches) -> Any:
+        return iter(batches.dataset(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
-        def sum_shares(batch: Batch) -> Shares:
+        def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:
             towers = []
             for index, device in enumerate(self._devices):
                 with tf.device(device), tf.name_scope(f"tower_{index}"):
@@ -82,11 +82,15 @@ class Tower(Strategy):
                     sums=_sum_structures([tower.sums for tower in towers]),
                 )
 
-        def apply(update: Update, shares: Shares) -> None:
+        def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:
             with tf.device(self._parameter_device):
                 update.apply(shares)
+                update.count()
+            return {}
 
-        return InnerLoop(Step(sum_shares, apply, lambda shares: shares), update)
+        return InnerLoop(
+            Step(sum_shares, apply, lambda shares: shares), replica_step, update
+        )
 
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1:

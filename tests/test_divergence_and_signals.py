@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import psutil
 import pytest
 
+from strategies.base import Agreed, StepResults
 from tests import processes
+from trainers.loop import StepReport
 from trainers.main import main
 from trainers.outcome import ExitCode, StopRequested
 from trainers.stopping import StopSignals
@@ -236,11 +239,19 @@ def test_a_signal_before_the_first_step_leaves_a_folder_that_can_be_used_again(
 # StopSignals by itself
 
 
-class Report:
-    """As much of a StepReport as a hook for signals looks at."""
-
-    def __init__(self, is_last: bool = False):
-        self.is_last = is_last
+def report(signals: StopSignals, is_last: bool = False) -> StepReport:
+    """A step that carried what this process proposed, as a single process's does."""
+    results = StepResults(
+        applied_steps=1,
+        sums={},
+        step_seconds=np.zeros(1),
+        input_seconds=np.zeros(1),
+        details={},
+        agreed=Agreed(stop_requested=float(signals.requested)),
+    )
+    return StepReport(
+        step=1, last_step=1 if is_last else 2, results=results, call_seconds=0.0
+    )
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -257,11 +268,11 @@ def test_the_first_signal_waits_for_a_step_and_gives_the_next_one_back(
 ) -> None:
     before = [signal.getsignal(n) for n in SIGNALS]
     with StopSignals() as signals:
-        signals(Report())  # type: ignore[arg-type]
+        signals(report(signals))
         os.kill(os.getpid(), number)
         assert [signal.getsignal(n) for n in SIGNALS] == before
         with pytest.raises(StopRequested) as raised:
-            signals(Report())  # type: ignore[arg-type]
+            signals(report(signals))
     assert raised.value.exit_code == 128 + number
     assert [signal.getsignal(n) for n in SIGNALS] == before
 
@@ -269,4 +280,4 @@ def test_the_first_signal_waits_for_a_step_and_gives_the_next_one_back(
 def test_a_signal_in_the_last_step_lets_the_run_complete() -> None:
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        signals(Report(is_last=True))  # type: ignore[arg-type]
+        signals(report(signals, is_last=True))

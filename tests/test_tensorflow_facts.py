@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.keras_internals import flat_layers, stop_reducing_gradients
+from strategies.library_internals import flat_layers, stop_reducing_gradients
 
 
 def two_devices() -> tf.distribute.MirroredStrategy:

@@ -10,14 +10,14 @@ import tensorflow as tf
 import models
 from models.base import ModelSpec
 from strategies import discovery
-from strategies.base import MakeBatches, RunSteps, Strategy
+from strategies.base import GlobalBatches, RunSteps, Strategy
 from strategies.cluster import Cluster
 from strategies.settings import UsageError
 from trainers import inputs
 from trainers.config import Config, ModelConfig
 from trainers.evaluation import Evaluation
 from trainers.inputs.data import Data
-from trainers.inputs.order import Order, global_batches
+from trainers.inputs.order import Order, SourceBatches
 from trainers.optimizers import LearningRate, build_optimizer
 from trainers.step import EvalStep, Objective, TrainStep
 from trainers.update import ModelUpdate
@@ -55,9 +55,19 @@ class Assembly:
     run_steps: RunSteps
     evaluation: Evaluation
 
-    def batches(self, first_step: int) -> MakeBatches:
+    def batches(self, first_step: int) -> GlobalBatches:
         """Training batches from a step to the end of the run."""
-        return global_batches(self.data.train, self.order, first_step, self.train_steps)
+        return SourceBatches(
+            source=self.data.train,
+            order=self.order,
+            first_step=first_step,
+            last_step=self.train_steps,
+        )
+
+    def state_variables(self) -> list[tf.Variable]:
+        """All that a checkpoint holds: weights, layer and optimizer state, the step."""
+        tracked = [*self.model.weights, *self.optimizer.variables]
+        return [*(variable.value for variable in tracked), self.step]
 
     def gradient_bytes(self) -> int:
         """Size of one gradient of all trainable variables."""

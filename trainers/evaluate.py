@@ -13,7 +13,7 @@ from trainers.reporting import in_words
 from trainers.run_dir import RunFolder
 
 
-def evaluate(config: Config, console: Console) -> ExitCode:
+def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """Prints loss and metrics. Writes nothing.
 
     The model, data and update are those of the run; the strategy may be another.
@@ -28,7 +28,7 @@ def evaluate(config: Config, console: Console) -> ExitCode:
             strategy=config.strategy.strategy,
             num_replicas=config.strategy.num_replicas,
         ),
-        Cluster(),
+        cluster,
     )
     checkpoints = Checkpoints(
         folder.checkpoints,

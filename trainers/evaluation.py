@@ -7,9 +7,11 @@ from collections import Counter
 
 from strategies.base import ReplicaStep, Strategy
 from trainers.inputs.data import Source
-from trainers.inputs.order import Order, global_batches
+from trainers.inputs.order import Order, SourceBatches
 from trainers.interval import means_over_examples
-from trainers.loop import CallLength
+
+# The same in every process, whatever its speed: their sums are joined step by step.
+_STEPS_PER_CALL = 100
 
 
 class Evaluation:
@@ -43,18 +45,21 @@ class Evaluation:
         """Means over every example exactly once; nan where one is not finite."""
         num_steps = self._order.steps_per_epoch
         batches = self._strategy.distribute(
-            global_batches(self._source, self._order, 0, num_steps)
+            SourceBatches(
+                source=self._source,
+                order=self._order,
+                first_step=0,
+                last_step=num_steps,
+            )
         )
-        length = CallLength(None)
         sums: Counter[str] = Counter()
         step = 0
         while step < num_steps:
-            count = min(length.steps, num_steps - step)
+            count = min(_STEPS_PER_CALL, num_steps - step)
             results = self._run_steps(batches, count).fetch()
             if results.applied_steps < count:
                 return {name: math.nan for name in results.sums if name != "examples"}
             sums.update({name: values.sum() for name, values in results.sums.items()})
-            length.learn(results.step_seconds)
             step += count
         return means_over_examples(sums)
 

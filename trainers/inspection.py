@@ -20,7 +20,7 @@ class Inspection:
         self._model = model
         count = min(_NUM_SAMPLES, data.evaluation.num_examples)
         self._features, self._labels = data.evaluation.read(
-            tf.range(count, dtype=tf.int64)
+            data.evaluation.tensors(), tf.range(count, dtype=tf.int64)
         )
         self._draws_images = can_draw(data.input_shape)
         self._histograms = tf.function(self._compute_histograms, autograph=False)

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from strategies.base import Batch
-from strategies.keras_internals import flat_layers
+from strategies.library_internals import flat_layers
 from trainers.randomness import seed_states
 
 

@@ -12,13 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from strategies.base import Observe, RunSteps, StepResults
+from strategies.base import Agreed, Observe, RunSteps, StepResults
 from trainers.clock import Clock
 from trainers.outcome import DivergedError
 
-# Long enough that Python between two calls (about a millisecond) is lost in it,
-# short enough that signals and the progress bar are attended to at once.
-TARGET_CALL_SECONDS = 0.05
 _MOST_STEPS_PER_CALL = 10_000
 
 
@@ -88,8 +85,9 @@ class Always:
 class CallLength:
     """How many steps the next call should run."""
 
-    def __init__(self, steps_per_loop: int | None):
-        """Takes a fixed number, or None to aim at `TARGET_CALL_SECONDS`."""
+    def __init__(self, steps_per_loop: int | None, target_seconds: float):
+        """Takes a fixed number, or None to aim at a duration."""
+        self._target_seconds = target_seconds
         self._fixed = steps_per_loop
         self._steps = steps_per_loop or 1
 
@@ -97,11 +95,10 @@ class CallLength:
     def steps(self) -> int:
         return self._steps
 
-    def learn(self, step_seconds: np.ndarray) -> None:
-        """Adapts to how long steps took."""
-        if self._fixed is None and len(step_seconds):
-            typical = max(float(np.median(step_seconds)), 1e-9)
-            wanted = int(TARGET_CALL_SECONDS / typical)
+    def learn(self, step_seconds: float) -> None:
+        """Adapts to how long a step takes; zero if that is not known."""
+        if self._fixed is None and step_seconds:
+            wanted = int(self._target_seconds / step_seconds)
             self._steps = min(max(wanted, 1), _MOST_STEPS_PER_CALL)
 
 
@@ -114,6 +111,7 @@ def run_loop(
     call_length: CallLength,
     hooks: Sequence[Every | Always],
     clock: Clock,
+    stop_requested: Callable[[], bool] = lambda: False,
 ) -> None:
     """Advances from one step to another.
 
@@ -126,11 +124,14 @@ def run_loop(
         step at which a hook is due.
       hooks: run in this order whenever they are due.
       clock: told how long training and its input took.
+      stop_requested: whether this process was asked to stop; all processes learn
+        of it with the next step.
 
     Raises:
       DivergedError: a loss was not finite; that update was not applied.
     """
     step = first_step
+    step_seconds = 0.0
     while step < last_step:
         due = min(when.next_after(step, last_step) for when in hooks)
         stop = min(due, last_step, step + call_length.steps)
@@ -139,12 +140,16 @@ def run_loop(
             default=Observe.NOT,
         )
         with clock.measure("train") as timer:
-            results = run_steps(batches, stop - step, observe).fetch()
+            proposed = Agreed(
+                stop_requested=float(stop_requested()), step_seconds=step_seconds
+            )
+            results = run_steps(batches, stop - step, observe, proposed).fetch()
         clock.add("input", float(results.input_seconds.sum()))
         step += results.applied_steps
         if step < stop:
             raise DivergedError(step + 1, f"the loss is {_last_loss(results)} at")
-        call_length.learn(results.step_seconds)
+        step_seconds = float(np.median(results.step_seconds))
+        call_length.learn(results.agreed.step_seconds)
         report = StepReport(
             step=step,
             last_step=last_step,

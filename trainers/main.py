@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
+from strategies.launcher import end_with_launcher
 from strategies.settings import UsageError, printable
 from trainers import flags
 from trainers.config import Config
 from trainers.console import Console
+from trainers.launch import launch
 from trainers.outcome import ExitCode
 from trainers.quiet import native_log_hidden, prepare_standard_streams
+from trainers.tasks import cluster_of, run_task
 
 
-def main(argv: Sequence[str]) -> ExitCode:
+def main(argv: Sequence[str]) -> int:
     """Runs one command line and returns its exit code."""
     try:
         config = flags.parse(argv)
@@ -28,7 +30,7 @@ def main(argv: Sequence[str]) -> ExitCode:
         return _refuse(error, flags.wants_tracebacks(argv))
     console = Console()
     try:
-        return _run(config, console)
+        return _run(config, argv, console)
     except UsageError as error:
         return _refuse(error, config.run.verbose)
     except KeyboardInterrupt:
@@ -43,11 +45,14 @@ def main(argv: Sequence[str]) -> ExitCode:
         console.close()
 
 
-def _run(config: Config, console: Console) -> ExitCode:
+def _run(config: Config, argv: Sequence[str], console: Console) -> int:
+    end_with_launcher()
+    cluster = cluster_of(config, os.environ)
+    if cluster is None:
+        return launch(config, argv, console)
     with _interrupt_ends_at_once():
         _load_tensorflow(config.run.verbose)
-    module = importlib.import_module(f"trainers.{config.run.mode}")
-    return getattr(module, config.run.mode)(config, console)
+    return run_task(config, cluster, console)
 
 
 def _load_tensorflow(verbose: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.keras_internals import stop_reducing_gradients
+from strategies.library_internals import count_atomically, stop_reducing_gradients
 from trainers.config import OptimizerConfig
 
 
@@ -36,6 +36,7 @@ def build_optimizer(
     optimizer = optimizers[config.optimizer]()
     optimizer.build(model.trainable_variables)
     stop_reducing_gradients(optimizer)
+    count_atomically(optimizer)
     return optimizer
 
 

@@ -7,9 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from strategies.base import Observe
 from trainers.assembly import Assembly
 from trainers.checkpoints import Checkpoints
 from trainers.clock import Clock
@@ -17,10 +14,10 @@ from trainers.console import Console, Figures
 from trainers.inspection import Inspection
 from trainers.interval import Interval
 from trainers.loop import Always, Every, StepReport
-from trainers.outcome import DivergedError
 from trainers.results import FinalFigures
 from trainers.run_dir import RunFolder
 from trainers.summaries import EVAL, TRAIN, Summaries
+from trainers.turns import require_finite_weights, turns
 
 _HISTOGRAM_PREFIX = "gradients/"
 
@@ -48,19 +45,16 @@ class Reporting:
 
     def hooks(self) -> list[Every | Always]:
         """In the order they run; the checkpoint last, when all else is written."""
-        report = self._assembly.config.report
-        hooks: list[Every | Always] = [
+        return [
             Always(self._interval),
             Always(self._show_progress),
-            Every(report.summary_every_steps, self._write_metrics, Observe.NORMS),
-        ]
-        if report.histogram_every_steps is not None:
-            every = report.histogram_every_steps
-            hooks.append(Every(every, self._write_histograms, Observe.CLOSELY))
-        return [
-            *hooks,
-            Every(report.eval_every_steps, self._evaluate),
-            Every(report.checkpoint_every_steps, lambda _: self.save_checkpoint()),
+            *turns(
+                self._assembly.config.report,
+                write_metrics=self._write_metrics,
+                write_histograms=self._write_histograms,
+                evaluate=self._evaluate,
+                save_checkpoint=lambda _: self.save_checkpoint(),
+            ),
         ]
 
     def state(self) -> dict[str, Any]:
@@ -82,9 +76,7 @@ class Reporting:
         """
         with self._clock.measure("checkpoint"):
             step = int(self._assembly.step.numpy())
-            for weight in self._assembly.model.weights:
-                if not np.isfinite(weight.numpy()).all():
-                    raise DivergedError(step, f"{weight.path} is not finite after")
+            require_finite_weights(self._assembly.model, step)
             self._checkpoints.save(self.state())
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,6 +55,30 @@ class Throughput:
         }
 
 
+class Staleness:
+    """How old the weights were that gradients were computed on. A hook."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def __call__(self, report: StepReport) -> None:
+        if report.results.staleness is not None:
+            self._counts.update(report.results.staleness.astype(int).tolist())
+
+    def summary(self) -> dict[str, Any] | None:
+        """Over all updates; None if there was nothing to measure."""
+        if not self._counts:
+            return None
+        values = np.repeat(list(self._counts), list(self._counts.values()))
+        return {
+            "mean": float(values.mean()),
+            "p50": float(np.percentile(values, 50)),
+            "p95": float(np.percentile(values, 95)),
+            "max": int(values.max()),
+            "histogram": {str(k): self._counts[k] for k in sorted(self._counts)},
+        }
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FinalFigures:
     """Loss and accuracy at the end; None where not measured or not finite."""
@@ -70,6 +95,7 @@ def build_result(
     status: str,
     final: FinalFigures,
     throughput: Throughput,
+    staleness: Staleness,
     clock: Clock,
     initial_weights_sha256: str,
 ) -> dict[str, Any]:
@@ -93,7 +119,7 @@ def build_result(
         "communication": _communication(
             strategy.communication(assembly.gradient_bytes())
         ),
-        "staleness": None,
+        "staleness": staleness.summary(),
         "weights_sha256": weights_sha256(assembly.model),
         "initial_weights_sha256": initial_weights_sha256,
         "versions": versions(),

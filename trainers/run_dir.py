@@ -90,6 +90,10 @@ class RunFolder:
     def log_path(self, task: str) -> pathlib.Path:
         return self.path / "logs" / f"{task}.log"
 
+    def ending_path(self) -> str:
+        """Where tasks that serve the chief learn of the end; {task} is their name."""
+        return str(self.path / "logs" / "{task}.ending")
+
     def read_config(self) -> Config:
         """Raises UsageError if config.json is damaged."""
         return config_from_file(

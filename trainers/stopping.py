@@ -38,10 +38,19 @@ class StopSignals:
     ) -> None:
         self._restore()
 
+    @property
+    def requested(self) -> bool:
+        """Whether this process has received a signal."""
+        return self._received is not None
+
     def __call__(self, report: StepReport) -> None:
-        """Raises StopRequested if a signal came; a finished run just ends."""
-        if self._received is not None and not report.is_last:
-            raise StopRequested(_EXIT_CODES[signal.Signals(self._received)])
+        """Raises StopRequested if any process got a signal before this step.
+
+        Every process learns of it with the same step. A finished run just ends.
+        """
+        if report.results.agreed.stop_requested and not report.is_last:
+            number = self._received or signal.SIGTERM
+            raise StopRequested(_EXIT_CODES[signal.Signals(number)])
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame

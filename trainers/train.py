@@ -15,20 +15,19 @@ from trainers.description import describe_run, hyperparameters, tensorboard_comm
 from trainers.loop import Always, CallLength, run_loop
 from trainers.outcome import DivergedError, ExitCode, StopRequested
 from trainers.reporting import Reporting, in_words
-from trainers.results import Throughput, build_result
+from trainers.results import Staleness, Throughput, build_result
 from trainers.run_dir import RunFolder
 from trainers.stopping import StopSignals
 
 
-def train(config: Config, console: Console) -> ExitCode:
-    """Trains, and leaves the run folder behind.
+def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
+    """Trains as the chief, and leaves the run folder behind.
 
     Raises:
       UsageError: the configuration cannot be run; nothing has been written.
     """
     clock = Clock()
     folder = RunFolder.for_training(config)
-    cluster = Cluster()
     assembly = assemble(config, cluster)
     initial_weights_sha256 = weights_sha256(assembly.model)
     checkpoints = Checkpoints(
@@ -39,6 +38,7 @@ def train(config: Config, console: Console) -> ExitCode:
         keep=config.report.keep_checkpoints,
     )
     state = checkpoints.restore_newest(console.warn) if folder.holds_a_run else None
+    assembly.strategy.share_from_chief(assembly.state_variables())
     first_step = int(assembly.step.numpy())
     if first_step >= assembly.train_steps and folder.read_result() is not None:
         console.say(f"{folder.path} is complete at step {first_step}: nothing to do.")
@@ -85,6 +85,7 @@ class _Run:
     console: Console
     clock: Clock
     throughput: Throughput = dataclasses.field(default_factory=Throughput)
+    staleness: Staleness = dataclasses.field(default_factory=Staleness)
 
     def to_the_end(self, first_step: int, initial_weights_sha256: str) -> ExitCode:
         """Trains until the last step, a signal or a loss that is not finite."""
@@ -104,12 +105,15 @@ class _Run:
                     status=status,
                     final=self.reporting.final,
                     throughput=self.throughput,
+                    staleness=self.staleness,
                     clock=self.clock,
                     initial_weights_sha256=initial_weights_sha256,
                 )
             )
             self.assembly.strategy.close()
         self._conclude(status)
+        self.assembly.strategy.share_from_chief([])
+        self.assembly.strategy.dismiss(self.folder.ending_path(), exit_code)
         return exit_code
 
     def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
@@ -138,13 +142,18 @@ class _Run:
                 batches,
                 first_step=first_step,
                 last_step=assembly.train_steps,
-                call_length=CallLength(assembly.config.length.steps_per_loop),
+                call_length=CallLength(
+                    assembly.config.length.steps_per_loop,
+                    assembly.strategy.call_seconds,
+                ),
                 hooks=[
                     Always(self.throughput),
+                    Always(self.staleness),
                     *self.reporting.hooks(),
                     Always(signals),
                 ],
                 clock=self.clock,
+                stop_requested=lambda: signals.requested,
             )
 
     def _conclude(self, status: str) -> None:

@@ -45,7 +45,12 @@ class ModelUpdate:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip_global_norm)
         self._optimizer.apply(gradients, self._model.trainable_variables)
         self._layer_state.assign(shares.state)
-        self._step.assign_add(1)
+
+    def count(self) -> tf.Tensor:
+        return self._step.assign_add(1, read_value=True)
+
+    def applied_updates(self) -> tf.Tensor:
+        return self._step.read_value()
 
     def observe(self, shares: Shares, closely: tf.Tensor) -> dict[str, tf.Tensor]:
         """Norms of the summed gradient and of the weights; histograms of gradients.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,7 +14,8 @@ from strategies.base import Observe
 from strategies.cluster import Cluster
 from trainers.assembly import Assembly, assemble
 from trainers.config import Config
-from trainers.inputs.order import Order, global_batches
+from trainers.inputs.data import Source
+from trainers.inputs.order import Order, SourceBatches
 
 NUM_STEPS = 30
 REPLICAS = (1, 2, 3, 4)
@@ -124,10 +126,14 @@ class Subject:
             global_batch_size=layout.global_batch_size,
             seed=1,
         )
-        make_batches = global_batches(
-            _First(self.assembly.data.train, layout.num_examples), order, 0, num_steps
+        batches = self.assembly.strategy.distribute(
+            SourceBatches(
+                source=_First(self.assembly.data.train, layout.num_examples),
+                order=order,
+                first_step=0,
+                last_step=num_steps,
+            )
         )
-        batches = self.assembly.strategy.distribute(make_batches)
         results = [
             self.assembly.run_steps(batches, num_steps // calls, Observe.NORMS).fetch()
             for _ in range(calls)
@@ -146,8 +152,11 @@ class Subject:
 class _First:
     """The first examples of a source."""
 
-    source: object
+    source: Source
     num_examples: int
 
-    def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return self.source.read(indices)  # type: ignore[attr-defined]
+    def tensors(self) -> Any:
+        return self.source.tensors()
+
+    def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
+        return self.source.read(tensors, indices)

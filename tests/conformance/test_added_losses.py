@@ -65,7 +65,7 @@ def test_added_losses_are_the_same_training(strategy: str, replicas: int) -> Non
 def test_the_penalties_are_in_the_loss() -> None:
     """The control itself, on its first batch, computed by hand."""
     assembly = penalized("one_device", 1)
-    batch = next(iter(assembly.batches(0)(0, 1)))
+    batch = next(iter(assembly.batches(0).dataset(0, 1)))
     first, _, second = assembly.model.layers
     rows = tf.cast(batch.features, tf.float64)
     hidden = rows @ first.kernel.numpy()

@@ -56,7 +56,7 @@ def test_moving_statistics_follow_the_definition() -> None:
     """The control itself, against batches averaged by hand."""
     assembly = normalized("one_device", 1)
     mean, variance = np.zeros(6), np.ones(6)
-    batches = iter(assembly.batches(0)(0, 1))
+    batches = iter(assembly.batches(0).dataset(0, 1))
     for _ in range(NUM_STEPS):
         rows = FEATURES[next(batches).indices.numpy()].astype(np.float64)
         mean = 0.9 * mean + 0.1 * rows.mean(axis=0)

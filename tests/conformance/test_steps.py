@@ -71,7 +71,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(
         global_batch_size=8,
         optimizer="adam",
     )
-    batches = list(assembly.batches(0)(0, 1).take(8))
+    batches = list(assembly.batches(0).dataset(0, 1).take(8))
     (bad,) = (i for i, batch in enumerate(batches) if 40 in batch.indices.numpy())
     iterator = assembly.strategy.distribute(assembly.batches(0))
     if bad:

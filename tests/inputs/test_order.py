@@ -12,7 +12,7 @@ from hypothesis import strategies as generate
 from strategies.base import Batch
 from strategies.batch import row_weights, take_share
 from trainers.inputs.data import ArraySource
-from trainers.inputs.order import Order, global_batches
+from trainers.inputs.order import Order, SourceBatches
 
 
 def make_source(num_examples: int) -> ArraySource:
@@ -24,7 +24,10 @@ def read_batches(
     order: Order, first: int, last: int, share: int = 0, shares: int = 1
 ) -> list[Batch]:
     source = make_source(order.num_examples)
-    return list(global_batches(source, order, first, last)(share, shares))
+    batches = SourceBatches(
+        source=source, order=order, first_step=first, last_step=last
+    )
+    return list(batches.dataset(share, shares))
 
 
 def counted(batch: Batch) -> list[int]:

@@ -47,7 +47,9 @@ def config(path: Path | str, **settings: Any) -> DataConfig:
 
 
 def everything(source: Source) -> tuple[np.ndarray, np.ndarray]:
-    features, labels = source.read(tf.range(source.num_examples, dtype=tf.int64))
+    features, labels = source.read(
+        source.tensors(), tf.range(source.num_examples, dtype=tf.int64)
+    )
     return features.numpy(), labels.numpy()
 
 

@@ -21,10 +21,14 @@ class Source(Protocol):
     @property
     def num_examples(self) -> int: ...
 
-    def read(self, indices: tf.Tensor) -> tuple[Any, Any]:
+    def tensors(self) -> Any:
+        """What `read` reads from: a structure of tensors that any process may hold."""
+
+    def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
         """Features and labels of some examples, as graph operations.
 
         Args:
+          tensors: from `tensors`, perhaps copied to another process.
           indices: int64 [n], each from 0 to num_examples - 1.
 
         Returns:
@@ -43,12 +47,15 @@ class ArraySource:
           labels: [num_examples, ...].
         """
         with tf.device("/device:CPU:0"):
-            self._features = tf.constant(features)
-            self._labels = tf.constant(labels)
+            self._tensors = tf.constant(features), tf.constant(labels)
         self.num_examples = len(features)
 
-    def read(self, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.gather(self._features, indices), tf.gather(self._labels, indices)
+    def tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
+        return self._tensors
+
+    def read(self, tensors: Any, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        features, labels = tensors
+        return tf.gather(features, indices), tf.gather(labels, indices)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

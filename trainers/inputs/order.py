@@ -8,10 +8,11 @@ and see what it would have seen.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import Batch, MakeBatches
+from strategies.base import Batch
 from strategies.batch import share_rows
 from trainers.inputs.data import Source
 
@@ -89,28 +90,39 @@ class Order:
         return positions
 
 
-def global_batches(
-    source: Source, order: Order, first_step: int, last_step: int
-) -> MakeBatches:
-    """Batches of the steps from `first_step` up to, but not including, `last_step`."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SourceBatches:
+    """The batches of steps from `first_step` up to, but not including, `last_step`.
 
-    def make_batches(share: int, num_shares: int) -> tf.data.Dataset:
-        def read(step: tf.Tensor) -> Batch:
-            indices, num_rows, global_size = order.indices(step, share, num_shares)
-            features, labels = source.read(indices)
-            return Batch(
-                step=step,
-                replica=tf.constant(share, tf.int64),
-                global_size=global_size,
-                num_rows=num_rows,
-                indices=indices,
-                features=features,
-                labels=labels,
-            )
+    Satisfies `GlobalBatches`.
+    """
 
-        steps = tf.data.Dataset.range(first_step, last_step)
+    source: Source
+    order: Order
+    first_step: int
+    last_step: int
+
+    def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
+        tensors = self.source.tensors()
+        steps = tf.data.Dataset.range(self.first_step, self.last_step)
         return steps.map(
-            read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+            lambda step: self.at(tensors, step, share, num_shares),
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=True,
         ).prefetch(tf.data.AUTOTUNE)
 
-    return make_batches
+    def resident(self) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(self.source.tensors()).repeat()
+
+    def at(self, resident: Any, step: tf.Tensor, share: int, num_shares: int) -> Batch:
+        indices, num_rows, global_size = self.order.indices(step, share, num_shares)
+        features, labels = self.source.read(resident, indices)
+        return Batch(
+            step=step,
+            replica=tf.constant(share, tf.int64),
+            global_size=global_size,
+            num_rows=num_rows,
+            indices=indices,
+            features=features,
+            labels=labels,
+        )

@@ -1,0 +1,57 @@
+"""Every private name of TensorFlow and Keras that this project relies on.
+
+Each is here for want of a public one, and tests/test_library_internals.py fails
+when one changes its meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+
+def stop_reducing_gradients(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer apply gradients as they are.
+
+    In a replica context a Keras 3 optimizer sums gradients over replicas by
+    itself. Ours are summed before, since clipping has to come after the sum;
+    summing twice multiplies them by the number of replicas. Keras has no public
+    switch (keras/src/backend/tensorflow/optimizer.py, `_all_reduce_sum_gradients`).
+    """
+    optimizer._all_reduce_sum_gradients = list
+
+
+def count_atomically(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer's step counter lose no count when several workers add to it.
+
+    A Keras variable reads, adds and writes: 300 steps of two asynchronous workers
+    left it at 236, and Adam's bias correction and schedules read it. The variable
+    below it adds in one operation (keras/src/backend/common/variables.py,
+    `assign_add`; the counter is `Optimizer.iterations`, a read-only property).
+    """
+    counter = optimizer._iterations
+    counter.assign_add = lambda value: counter.value.assign_add(
+        tf.cast(value, counter.value.dtype)
+    )
+
+
+def worker_of(result: tf.distribute.experimental.coordinator.RemoteValue) -> str:
+    """Which task computed a scheduled function's result, such as `worker-1`.
+
+    A result says so nowhere in public; the tensor behind it knows its device
+    (tensorflow/python/distribute/coordinator/values.py, `RemoteValueImpl._get_values`).
+    """
+    tensor = tf.nest.flatten(result._get_values())[0]
+    device = tf.DeviceSpec.from_string(tensor.backing_device)
+    return f"{device.job}-{device.task}"
+
+
+def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:
+    """All layers of a model at any depth, itself included.
+
+    `Model.layers` lists one level, and none of those that a layer of the user's
+    own keeps in its attributes (keras/src/layers/layer.py, `_flatten_layers`).
+    """
+    return model._flatten_layers()

@@ -1,0 +1,143 @@
+"""A copy of the weights in every process, kept equal by summing gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.base import (
+    Batch,
+    Communication,
+    GlobalBatches,
+    ReplicaStep,
+    Shares,
+    Strategy,
+    StrategyConfig,
+    Traits,
+    Update,
+)
+from strategies.cluster import Cluster
+from strategies.devices import require_gpus
+from strategies.inner_loop import InnerLoop
+from strategies.rendezvous import meet
+from strategies.replicated import compile_replicated, sum_as_one_buffer
+from strategies.resolver import resolver_of
+
+
+class MultiWorkerMirrored(Strategy):
+    """`tf.distribute.MultiWorkerMirroredStrategy`, one buffer for each sum."""
+
+    name = "multi_worker_mirrored"
+    traits = Traits(
+        synchronous=True,
+        multi_process=True,
+        matches_one_device=True,
+        roles=("worker",),
+        optional_roles=("chief",),
+        summary="A copy of the weights per process, gradients summed over the network.",
+    )
+
+    def __init__(self, config: StrategyConfig, cluster: Cluster):
+        self._worker = cluster.rank
+        self._num_workers = len(cluster.computing)
+        self._all_reduce_dtype = config.all_reduce_dtype
+        communication = tf.distribute.experimental.CommunicationOptions(
+            timeout_seconds=config.peer_timeout_seconds,
+            implementation=_IMPLEMENTATIONS[config.collective_implementation],
+        )
+        meet(cluster, config.startup_timeout_seconds)
+        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            resolver_of(cluster), communication
+        )
+        self._num_local = self._strategy.num_replicas_in_sync // self._num_workers
+
+    @classmethod
+    def create(cls, config: StrategyConfig, cluster: Cluster) -> MultiWorkerMirrored:
+        if config.collective_implementation == "nccl":
+            require_gpus("--collective_implementation=nccl", "auto or ring")
+        return cls(config, cluster)
+
+    @property
+    def devices(self) -> Sequence[str]:
+        kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+        return [
+            f"/job:worker/task:{worker}/device:{kind}:{index}"
+            for worker in range(self._num_workers)
+            for index in range(self._num_local)
+        ]
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return self._strategy.scope()
+
+    def distribute(self, batches: GlobalBatches) -> Any:
+        """Each process reads the rows of its own replicas, and only those."""
+        first = self._worker * self._num_local
+        shares = [
+            batches.dataset(first + local, self.num_replicas)
+            for local in range(self._num_local)
+        ]
+        return iter(tf.data.Dataset.zip(tuple(shares)))
+
+    def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
+        def own_share(
+            shares: tuple[Batch, ...], context: tf.distribute.ReplicaContext
+        ) -> Batch:
+            if self._num_local == 1:
+                return shares[0]
+            local = context.replica_id_in_sync_group % self._num_local
+            return tf.switch_case(
+                local, [lambda share=share: share for share in shares]
+            )
+
+        def summed(context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
+            return sum_as_one_buffer(
+                context, shares, WIRE_TYPES[self._all_reduce_dtype]
+            )
+
+        return compile_replicated(
+            self._strategy, own_share, summed, replica_step, update
+        )
+
+    def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
+        """Sums what only the chief contributes, so that no file need be shared."""
+        holds = tf.constant(self._worker == 0)
+
+        def on_each_replica() -> list[tf.Tensor]:
+            context = tf.distribute.get_replica_context()
+            is_first = holds & tf.equal(context.replica_id_in_sync_group, 0)
+            mine = [
+                tf.where(is_first, v, tf.zeros_like(v))
+                for v in (*variables, tf.zeros([]))
+            ]
+            shares = Shares(gradients=[], state=mine, sums={})
+            return sum_as_one_buffer(context, shares, send_as=None).state
+
+        summed = tf.function(
+            lambda: self._strategy.run(on_each_replica), autograph=False
+        )()
+        for variable, value in zip(variables, summed, strict=False):
+            variable.assign(self._strategy.experimental_local_results(value)[0])
+
+    def communication(self, gradient_bytes: int) -> Communication | None:
+        if self.num_replicas == 1:
+            return None
+        # A ring sends each of N pieces N-1 times to add and N-1 times to share:
+        # Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
+        factor = 2 * (self.num_replicas - 1) / self.num_replicas
+        wire_type = WIRE_TYPES[self._all_reduce_dtype]
+        if wire_type is not None:
+            factor *= wire_type.size / 4
+        return Communication(
+            algorithm=f"ring all-reduce, {self._all_reduce_dtype}",
+            bytes_per_step_per_replica=round(factor * gradient_bytes),
+        )
+
+
+_IMPLEMENTATIONS = {
+    name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())
+    for name in ("auto", "ring", "nccl")
+}
+WIRE_TYPES = {"as_is": None, "bfloat16": tf.bfloat16, "float16": tf.float16}

@@ -1,0 +1,105 @@
+"""Waits until every task of a cluster is there, and names those that are not.
+
+TensorFlow's own start-up waits without limit and without a word: with one worker
+missing, the leader of MultiWorkerMirroredStrategy hung for over 600 s and ignored
+SIGTERM (TensorFlow 2.21). Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator, Mapping
+
+from strategies.cluster import Cluster
+from strategies.settings import UsageError
+
+_POLL_SECONDS = 0.1
+_CONNECT_SECONDS = 1.0
+
+
+class ClusterIncompleteError(Exception):
+    """Some task did not start in time. Starting again may help."""
+
+
+def is_listening(address: str) -> bool:
+    """Whether something accepts connections at host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
+            return True
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def answering(cluster: Cluster) -> Iterator[None]:
+    """Accepts connections at this task's own address, until TensorFlow does.
+
+    Raises:
+      UsageError: another process has the address.
+    """
+    host, _, port = cluster.address.rpartition(":")
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            _bind(listener, host.strip("[]"), int(port))
+        except OSError as error:
+            raise UsageError(
+                f"the address {cluster.address} of {cluster.task} cannot be used "
+                f"({error.strerror}): give each task a free port of its own machine."
+            ) from error
+        listener.listen(64)
+        yield
+
+
+def _bind(listener: socket.socket, host: str, port: int) -> None:
+    """At the host's own address; behind a translated one, at every address."""
+    try:
+        listener.bind((host, port))
+    except socket.gaierror:
+        listener.bind(("", port))
+    except OSError as error:
+        if error.errno != 99:  # Cannot assign requested address.
+            raise
+        listener.bind(("", port))
+
+
+def wait_for_tasks(tasks: Mapping[str, str], seconds: float) -> None:
+    """Returns once every task has accepted a connection.
+
+    Args:
+      tasks: host:port by name of the task.
+      seconds: how long to wait for all of them together.
+
+    Raises:
+      ClusterIncompleteError: naming the tasks that were not there in time.
+    """
+    deadline = time.monotonic() + seconds
+    missing = dict(tasks)
+    while missing:
+        missing = {t: a for t, a in missing.items() if not is_listening(a)}
+        if missing and time.monotonic() > deadline:
+            names = ", ".join(f"{task} at {at}" for task, at in missing.items())
+            raise ClusterIncompleteError(
+                f"the cluster did not assemble within {seconds:g} s: {names} did not "
+                "start; see that task's log, or raise --startup_timeout_seconds."
+            )
+        if missing:
+            time.sleep(_POLL_SECONDS)
+
+
+def meet(cluster: Cluster, seconds: float) -> None:
+    """Returns once this task and all others have found each other.
+
+    A task that has found all stops answering before TensorFlow answers in its place;
+    others that still look for it try again until then.
+
+    Raises:
+      UsageError: this task's address is taken.
+      ClusterIncompleteError: a task did not come in time.
+    """
+    others = {t: a for t, a in cluster.tasks().items() if t != cluster.task}
+    with answering(cluster):
+        wait_for_tasks(others, seconds)

@@ -1,0 +1,26 @@
+"""A cluster in the forms that TensorFlow takes it."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from strategies.cluster import Cluster
+
+
+def cluster_spec(cluster: Cluster) -> tf.train.ClusterSpec:
+    """Addresses by job."""
+    return tf.train.ClusterSpec(
+        {job: list(addresses) for job, addresses in cluster.addresses.items()}
+    )
+
+
+def resolver_of(
+    cluster: Cluster,
+) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
+    """Addresses, and which task this process is."""
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        cluster_spec(cluster),
+        task_type=cluster.job,
+        task_id=cluster.index,
+        rpc_layer="grpc",
+    )

@@ -1,0 +1,70 @@
+"""Training in a process that is not the chief: the same steps, and nothing written."""
+
+from __future__ import annotations
+
+from strategies.cluster import Cluster
+from trainers.assembly import Assembly, assemble
+from trainers.clock import Clock
+from trainers.config import Config
+from trainers.console import Console
+from trainers.loop import Always, CallLength, Every, StepReport, run_loop
+from trainers.outcome import DivergedError, ExitCode, StopRequested
+from trainers.stopping import StopSignals
+from trainers.turns import require_finite_weights, turns
+
+
+def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:
+    """Takes part in every step and every evaluation until the chief's last.
+
+    Calls of the inner loop end at the same steps as the chief's, because a call
+    carries sums over all processes.
+
+    Raises:
+      UsageError: the configuration cannot be run here.
+    """
+    assembly = assemble(config, cluster)
+    strategy = assembly.strategy
+    strategy.share_from_chief(assembly.state_variables())
+    first_step = int(assembly.step.numpy())
+    console.say(f"{cluster.task} trains from step {first_step}")
+    exit_code = ExitCode.DONE
+    try:
+        with StopSignals() as signals:
+            run_loop(
+                assembly.run_steps,
+                strategy.distribute(assembly.batches(first_step)),
+                first_step=first_step,
+                last_step=assembly.train_steps,
+                call_length=CallLength(
+                    config.length.steps_per_loop, strategy.call_seconds
+                ),
+                hooks=[*_hooks(assembly), Always(signals)],
+                clock=Clock(),
+                stop_requested=lambda: signals.requested,
+            )
+    except DivergedError:
+        exit_code = ExitCode.DIVERGED
+    except StopRequested as stop:
+        exit_code = stop.exit_code
+    strategy.share_from_chief([])
+    console.say(f"{cluster.task} ends at step {int(assembly.step.numpy())}")
+    return exit_code
+
+
+def _hooks(assembly: Assembly) -> list[Every]:
+    def nothing(report: StepReport) -> None:
+        del report
+
+    def evaluate(report: StepReport) -> None:
+        del report
+        assembly.evaluation.run()
+
+    return turns(
+        assembly.config.report,
+        write_metrics=nothing,
+        write_histograms=nothing,
+        evaluate=evaluate,
+        save_checkpoint=lambda report: require_finite_weights(
+            assembly.model, report.step
+        ),
+    )

@@ -1,0 +1,44 @@
+"""Starts a cluster on this machine: the same command line once for each task."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from strategies import discovery
+from strategies.launcher import Launcher, Plan, local_cluster
+from trainers.config import Config
+from trainers.console import Console
+from trainers.run_dir import RunFolder
+
+
+def launch(config: Config, argv: Sequence[str], console: Console) -> int:
+    """Runs every task to its end and returns the exit code of the run.
+
+    Args:
+      config: what `argv` says.
+      argv: the program's name and its arguments.
+      console: told which task fails.
+
+    Raises:
+      UsageError: before any task is started.
+    """
+    folder = RunFolder.for_training(config)
+    num_tasks = {
+        "chief": 1,
+        "worker": config.strategy.num_workers or 2,
+        "ps": config.strategy.num_ps or 1,
+    }
+    traits = discovery.traits(config.strategy.strategy)
+    plan = Plan(
+        command=[
+            *(sys.executable, "-m", "trainers.main"),
+            *argv[1:],
+            f"--run_dir={folder.path}",
+        ],
+        addresses=local_cluster({job: num_tasks[job] for job in traits.roles}),
+        serving=traits.serving_roles,
+        computing=("worker",),
+        logs=folder.path / "logs",
+    )
+    return Launcher(plan, console.warn).run()

@@ -1,0 +1,61 @@
+"""What this process does: everything, a chief's part, or the part of another task."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+from collections.abc import Mapping
+
+from strategies import discovery
+from strategies.cluster import Cluster, check_roles, from_environment
+from strategies.settings import UsageError
+from trainers.config import Config
+from trainers.console import Console
+from trainers.run_dir import RunFolder
+
+
+def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None:
+    """This process's place, or None if a cluster is to be started on this machine.
+
+    Nothing here needs TensorFlow.
+
+    Raises:
+      UsageError: the environment's cluster is malformed or not for this strategy.
+    """
+    name = config.strategy.strategy
+    traits = discovery.traits(name)
+    cluster = from_environment(environment)
+    if not traits.multi_process:
+        if cluster is not None and len(cluster.tasks()) > 1:
+            raise UsageError(
+                f"--strategy={name} is for one process, but TF_CONFIG says that this "
+                f"is {cluster.task} of {len(cluster.tasks())} tasks: choose a strategy "
+                "for several, or unset TF_CONFIG."
+            )
+        return Cluster()
+    if config.run.mode != "train":
+        raise UsageError(
+            f"--mode={config.run.mode} is for one process, and --strategy={name} for "
+            "several: leave --strategy out."
+        )
+    if cluster is not None:
+        check_roles(cluster, traits.roles, traits.optional_roles)
+        if config.run.run_dir is None:
+            raise UsageError(
+                "--run_dir is missing: all tasks of a cluster must be given the same "
+                "folder of the run."
+            )
+    return cluster
+
+
+def run_task(config: Config, cluster: Cluster, console: Console) -> int:
+    """Runs this process's part to its end; imports TensorFlow."""
+    strategy = config.strategy.strategy
+    if cluster.job in discovery.traits(strategy).serving_roles:
+        folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
+        return discovery.load(strategy).serve(
+            config.strategy, cluster, folder.ending_path()
+        )
+    mode = config.run.mode if cluster.is_chief else "follow"
+    module = importlib.import_module(f"trainers.{mode}")
+    return getattr(module, mode)(config, cluster, console)
