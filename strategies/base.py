@@ -41,6 +41,7 @@ class Traits:
       roles: the jobs its cluster consists of; empty for one process.
       optional_roles: jobs that it may have besides.
       serving_roles: jobs whose tasks only lend themselves to the chief.
+      updates: what --update takes, the default first; empty if there is no choice.
       summary: one sentence for the table of strategies.
     """
 
@@ -51,7 +52,11 @@ class Traits:
     roles: tuple[str, ...] = ()
     optional_roles: tuple[str, ...] = ()
     serving_roles: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
     summary: str = ""
+
+
+DEFAULT_NUM_WORKERS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,18 @@ class StrategyConfig:
         "Parameter server processes, of strategies that have them. Default: 1.",
         minimum=1,
     )
+    update: str | None = setting(
+        None,
+        "sync waits for the gradients of all workers and applies their sum; async "
+        "applies each as it comes. Default: the strategy's own.",
+        choices=("sync", "async"),
+    )
+    backup_workers: int = setting(
+        0,
+        "Of the workers under --update=sync, how many an update does not wait for: "
+        "the last to finish are dropped.",
+        minimum=0,
+    )
     collective_implementation: str = setting(
         "auto",
         "How multi_worker_mirrored sums: auto is nccl on GPUs and ring on CPUs.",
@@ -112,6 +129,49 @@ class StrategyConfig:
                 f"--num_replicas={self.num_replicas} does not fit "
                 f"--strategy={self.strategy}, which has at most {most}: lower it "
                 "or choose another strategy."
+            )
+        self._check_update()
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether every update uses gradients of the current weights."""
+        if self.update is not None:
+            return self.update == "sync"
+        return discovery.traits(self.strategy).synchronous
+
+    @property
+    def traits(self) -> Traits:
+        """What the strategy declares, as it holds for this configuration."""
+        declared = discovery.traits(self.strategy)
+        if not declared.updates:
+            return declared
+        return dataclasses.replace(
+            declared,
+            synchronous=self.is_synchronous,
+            matches_one_device=self.is_synchronous and not self.backup_workers,
+        )
+
+    def _check_update(self) -> None:
+        accepted = discovery.traits(self.strategy).updates
+        if self.update is not None and self.update not in accepted:
+            raise UsageError(
+                f"--update={self.update} does not fit --strategy={self.strategy}, "
+                f"which takes {' or '.join(accepted) or 'no --update'}: leave it out, "
+                "or choose another strategy."
+            )
+        if not self.backup_workers:
+            return
+        if self.update != "sync":
+            raise UsageError(
+                f"--backup_workers={self.backup_workers} needs a strategy that can "
+                "leave gradients out, with --update=sync: add --update=sync to "
+                "--strategy=parameter_server, or leave it out."
+            )
+        workers = self.num_workers or DEFAULT_NUM_WORKERS
+        if self.backup_workers >= workers:
+            raise UsageError(
+                f"--backup_workers={self.backup_workers} of --num_workers={workers} "
+                "leaves no worker to wait for: lower the one or raise the other."
             )
 
 
@@ -168,6 +228,9 @@ class Update(Protocol):
     def applied_updates(self) -> tf.Tensor:
         """The number of applied updates."""
 
+    def devices(self) -> Sequence[str]:
+        """Where the variable of each gradient is, in the order of the gradients."""
+
     def observe(self, shares: Shares, closely: tf.Tensor) -> Mapping[str, tf.Tensor]:
         """Small tensors that describe this update, such as norms.
 
@@ -220,9 +283,13 @@ class StepResults:
       input_seconds: float64 [attempted], of them spent waiting for input.
       details: what `Update.observe` returned for the last step, if asked for.
       agreed: the mean over replicas of what their processes proposed.
+      attempted_steps: updates begun, those included that were begun anew because
+        their worker was lost.
       staleness: float64 [attempted], for each update how many others were applied
-        between reading the weights and applying it; None if always zero.
+        between reading the weights and applying it; None where that cannot be.
       workers: str [attempted], which task computed each update; None if all did.
+      late_gradients: float64 [attempted], gradients that came when their update
+        had been applied without them; None where updates wait for all.
     """
 
     applied_steps: int
@@ -231,8 +298,10 @@ class StepResults:
     input_seconds: np.ndarray
     details: Mapping[str, np.ndarray]
     agreed: Agreed
+    attempted_steps: int
     staleness: np.ndarray | None = None
     workers: np.ndarray | None = None
+    late_gradients: np.ndarray | None = None
 
 
 ReplicaStep = Callable[[Batch], Shares]
@@ -259,7 +328,9 @@ class GlobalBatches(Protocol):
         A process that computes any step on request keeps this close by.
         """
 
-    def at(self, resident: Any, step: tf.Tensor, share: int, num_shares: int) -> Batch:
+    def at(
+        self, resident: Any, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
+    ) -> Batch:
         """One share of one step, as graph operations.
 
         Args:

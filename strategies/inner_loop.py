@@ -99,9 +99,11 @@ class InnerLoop:
             sums={
                 name: values
                 for name, values in sums.items()
-                if not name.startswith(_AGREED) and name not in self._step.reported
+                if not name.startswith(_AGREED) and name not in _NOT_METRICS
             },
             staleness=sums.get("staleness"),
+            late_gradients=sums.get("late_gradients"),
+            attempted_steps=len(starts),
             agreed=_mean_of_last(sums),
             step_seconds=np.diff(np.append(starts, stop)),
             input_seconds=waits,
@@ -231,6 +233,8 @@ def _proposal(proposed: tf.Tensor) -> dict[str, tf.Tensor]:
     return {**values, _REPLICAS: tf.ones([], tf.float64)}
 
 
+# Figures of a step that travel with the sums of losses and metrics.
+_NOT_METRICS = ("staleness", "late_gradients")
 _AGREED = "agreed/"
 _REPLICAS = _AGREED + "replicas"
 

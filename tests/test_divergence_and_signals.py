@@ -247,6 +247,7 @@ def report(signals: StopSignals, is_last: bool = False) -> StepReport:
         step_seconds=np.zeros(1),
         input_seconds=np.zeros(1),
         details={},
+        attempted_steps=1,
         agreed=Agreed(stop_requested=float(signals.requested)),
     )
     return StepReport(

@@ -10,6 +10,7 @@ from trainers.console import Console
 from trainers.loop import Always, CallLength, Every, StepReport, run_loop
 from trainers.outcome import DivergedError, ExitCode, StopRequested
 from trainers.stopping import StopSignals
+from trainers.tally import Tally
 from trainers.turns import require_finite_weights, turns
 
 
@@ -40,6 +41,7 @@ def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:
                 ),
                 hooks=[*_hooks(assembly), Always(signals)],
                 clock=Clock(),
+                tally=Tally(),
                 stop_requested=lambda: signals.requested,
             )
     except DivergedError:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from strategies import discovery
+from strategies.base import DEFAULT_NUM_WORKERS
 from strategies.launcher import Launcher, Plan, local_cluster
 from trainers.config import Config
 from trainers.console import Console
@@ -26,7 +27,7 @@ def launch(config: Config, argv: Sequence[str], console: Console) -> int:
     folder = RunFolder.for_training(config)
     num_tasks = {
         "chief": 1,
-        "worker": config.strategy.num_workers or 2,
+        "worker": config.strategy.num_workers or DEFAULT_NUM_WORKERS,
         "ps": config.strategy.num_ps or 1,
     }
     traits = discovery.traits(config.strategy.strategy)

@@ -15,6 +15,7 @@ import numpy as np
 from strategies.base import Agreed, Observe, RunSteps, StepResults
 from trainers.clock import Clock
 from trainers.outcome import DivergedError
+from trainers.tally import Tally
 
 _MOST_STEPS_PER_CALL = 10_000
 
@@ -111,6 +112,7 @@ def run_loop(
     call_length: CallLength,
     hooks: Sequence[Every | Always],
     clock: Clock,
+    tally: Tally,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> None:
     """Advances from one step to another.
@@ -124,6 +126,7 @@ def run_loop(
         step at which a hook is due.
       hooks: run in this order whenever they are due.
       clock: told how long training and its input took.
+      tally: counts what was done, a step that diverged included.
       stop_requested: whether this process was asked to stop; all processes learn
         of it with the next step.
 
@@ -145,6 +148,7 @@ def run_loop(
             )
             results = run_steps(batches, stop - step, observe, proposed).fetch()
         clock.add("input", float(results.input_seconds.sum()))
+        tally.add(results)
         step += results.applied_steps
         if step < stop:
             raise DivergedError(step + 1, f"the loss is {_last_loss(results)} at")

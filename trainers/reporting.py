@@ -16,7 +16,9 @@ from trainers.interval import Interval
 from trainers.loop import Always, Every, StepReport
 from trainers.results import FinalFigures
 from trainers.run_dir import RunFolder
+from trainers.staleness import Staleness
 from trainers.summaries import EVAL, TRAIN, Summaries
+from trainers.tally import Tally
 from trainers.turns import require_finite_weights, turns
 
 _HISTOGRAM_PREFIX = "gradients/"
@@ -32,13 +34,16 @@ class Reporting:
         checkpoints: Checkpoints,
         console: Console,
         clock: Clock,
+        tally: Tally,
     ):
         self._assembly = assembly
         self._folder = folder
         self._checkpoints = checkpoints
         self._console = console
         self._clock = clock
+        self._tally = tally
         self._interval = Interval()
+        self._staleness = Staleness()
         self._inspection = Inspection(assembly.model, assembly.data)
         self.summaries = Summaries(folder.tensorboard)
         self.final = FinalFigures()
@@ -47,6 +52,7 @@ class Reporting:
         """In the order they run; the checkpoint last, when all else is written."""
         return [
             Always(self._interval),
+            Always(self._staleness),
             Always(self._show_progress),
             *turns(
                 self._assembly.config.report,
@@ -59,11 +65,12 @@ class Reporting:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides variables."""
-        return {"interval_sums": self._interval.sums()}
+        return {"interval_sums": self._interval.sums(), "tally": self._tally.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes up what a checkpoint and the lines before it have kept."""
         self._interval.restore(state.get("interval_sums", {}))
+        self._tally.restore(state.get("tally", {}))
         for row in self._folder.read_metrics():
             figures = (field.name for field in dataclasses.fields(FinalFigures))
             self._set_final(**{name: row[name] for name in figures if name in row})
@@ -108,8 +115,12 @@ class Reporting:
                 "learning_rate": self._learning_rate(report.step),
                 "examples_per_second": speed,
                 **{f"step_milliseconds/{k}": v for k, v in milliseconds.items()},
+                **self._staleness.scalars(),
             }
             self.summaries.scalars(TRAIN, scalars, report.step)
+            histogram = self._staleness.histogram()
+            if histogram is not None:
+                self.summaries.histograms({"staleness": histogram}, report.step)
             row = {
                 "step": report.step,
                 **{f"train_{name}": value for name, value in means.items()},
@@ -117,12 +128,14 @@ class Reporting:
                 "learning_rate": scalars["learning_rate"],
                 "examples_per_second": speed,
                 "step_milliseconds": milliseconds,
+                "staleness": self._staleness.summary(),
                 "seconds": self._clock.seconds(),
             }
             self._folder.append_metrics(row)
             self.summaries.flush()
         self._set_final(train_loss=means["loss"])
         self._interval.reset()
+        self._staleness.reset()
 
     def _learning_rate(self, step: int) -> float:
         """The rate of the update that led to this step."""

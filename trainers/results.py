@@ -8,7 +8,6 @@ import os
 import platform
 import resource
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +23,8 @@ from trainers.assembly import Assembly
 from trainers.checkpoints import weights_sha256
 from trainers.clock import Clock
 from trainers.loop import StepReport
+from trainers.staleness import Staleness
+from trainers.tally import Tally
 
 _WARM_UP_CALLS = 2
 
@@ -55,30 +56,6 @@ class Throughput:
         }
 
 
-class Staleness:
-    """How old the weights were that gradients were computed on. A hook."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
-    def __call__(self, report: StepReport) -> None:
-        if report.results.staleness is not None:
-            self._counts.update(report.results.staleness.astype(int).tolist())
-
-    def summary(self) -> dict[str, Any] | None:
-        """Over all updates; None if there was nothing to measure."""
-        if not self._counts:
-            return None
-        values = np.repeat(list(self._counts), list(self._counts.values()))
-        return {
-            "mean": float(values.mean()),
-            "p50": float(np.percentile(values, 50)),
-            "p95": float(np.percentile(values, 95)),
-            "max": int(values.max()),
-            "histogram": {str(k): self._counts[k] for k in sorted(self._counts)},
-        }
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FinalFigures:
     """Loss and accuracy at the end; None where not measured or not finite."""
@@ -94,13 +71,13 @@ def build_result(
     *,
     status: str,
     final: FinalFigures,
+    tally: Tally,
     throughput: Throughput,
     staleness: Staleness,
     clock: Clock,
     initial_weights_sha256: str,
 ) -> dict[str, Any]:
     """Everything result.json holds but its schema_version."""
-    steps = int(assembly.step.numpy())
     strategy = assembly.strategy
     return {
         "status": status,
@@ -108,8 +85,9 @@ def build_result(
         "traits": _traits(assembly),
         "num_replicas": strategy.num_replicas,
         "cluster": dict(cluster.addresses) or None,
-        "steps": steps,
-        "examples_seen": assembly.order.examples_before(steps),
+        "steps": int(assembly.step.numpy()),
+        "attempted_steps": tally.attempted_steps,
+        "examples_seen": tally.examples_seen,
         "final": {
             name: _finite(value) for name, value in dataclasses.asdict(final).items()
         },
@@ -120,6 +98,7 @@ def build_result(
             strategy.communication(assembly.gradient_bytes())
         ),
         "staleness": staleness.summary(),
+        "late_gradients": tally.late_gradients,
         "weights_sha256": weights_sha256(assembly.model),
         "initial_weights_sha256": initial_weights_sha256,
         "versions": versions(),
@@ -157,7 +136,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _traits(assembly: Assembly) -> dict[str, Any]:
-    traits = dataclasses.asdict(assembly.strategy.traits)
+    traits = dataclasses.asdict(assembly.config.strategy.traits)
     return {name: value for name, value in traits.items() if name != "summary"}
 
 

@@ -15,9 +15,11 @@ from trainers.description import describe_run, hyperparameters, tensorboard_comm
 from trainers.loop import Always, CallLength, run_loop
 from trainers.outcome import DivergedError, ExitCode, StopRequested
 from trainers.reporting import Reporting, in_words
-from trainers.results import Staleness, Throughput, build_result
+from trainers.results import Throughput, build_result
 from trainers.run_dir import RunFolder
+from trainers.staleness import Staleness
 from trainers.stopping import StopSignals
+from trainers.tally import Tally
 
 
 def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -46,10 +48,14 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     folder.begin(config, first_step)
     console.open_log(folder.log_path(cluster.task))
     _introduce(assembly, folder, first_step, console)
-    reporting = Reporting(assembly, folder, checkpoints, console, clock)
+    tally = Tally(
+        attempted_steps=first_step,
+        examples_seen=assembly.order.examples_before(first_step),
+    )
+    reporting = Reporting(assembly, folder, checkpoints, console, clock, tally)
     if state is not None:
         reporting.restore(state)
-    run = _Run(assembly, cluster, folder, reporting, console, clock)
+    run = _Run(assembly, cluster, folder, reporting, console, clock, tally)
     return run.to_the_end(first_step, initial_weights_sha256)
 
 
@@ -84,6 +90,7 @@ class _Run:
     reporting: Reporting
     console: Console
     clock: Clock
+    tally: Tally
     throughput: Throughput = dataclasses.field(default_factory=Throughput)
     staleness: Staleness = dataclasses.field(default_factory=Staleness)
 
@@ -104,6 +111,7 @@ class _Run:
                     self.cluster,
                     status=status,
                     final=self.reporting.final,
+                    tally=self.tally,
                     throughput=self.throughput,
                     staleness=self.staleness,
                     clock=self.clock,
@@ -153,6 +161,7 @@ class _Run:
                     Always(signals),
                 ],
                 clock=self.clock,
+                tally=self.tally,
                 stop_requested=lambda: signals.requested,
             )
 

@@ -52,6 +52,9 @@ class ModelUpdate:
     def applied_updates(self) -> tf.Tensor:
         return self._step.read_value()
 
+    def devices(self) -> list[str]:
+        return [v.value.device for v in self._model.trainable_variables]
+
     def observe(self, shares: Shares, closely: tf.Tensor) -> dict[str, tf.Tensor]:
         """Norms of the summed gradient and of the weights; histograms of gradients.
 

@@ -86,6 +86,17 @@ CLUSTERS = {
         "--num_workers=1",
         "--num_ps=2",
     ),
+    "parameter_server, synchronous, 2 workers, 2 servers": (
+        "--strategy=parameter_server",
+        "--update=sync",
+        "--num_workers=2",
+        "--num_ps=2",
+    ),
+    "parameter_server, synchronous, 3 workers, 1 server": (
+        "--strategy=parameter_server",
+        "--update=sync",
+        "--num_workers=3",
+    ),
 }
 
 

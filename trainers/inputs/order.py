@@ -52,7 +52,7 @@ class Order:
         return epoch * self.num_examples + batch * self.global_batch_size
 
     def indices(
-        self, step: tf.Tensor, share: int, num_shares: int
+        self, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """The examples of one share of a step.
 
@@ -114,12 +114,14 @@ class SourceBatches:
     def resident(self) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors(self.source.tensors()).repeat()
 
-    def at(self, resident: Any, step: tf.Tensor, share: int, num_shares: int) -> Batch:
+    def at(
+        self, resident: Any, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
+    ) -> Batch:
         indices, num_rows, global_size = self.order.indices(step, share, num_shares)
         features, labels = self.source.read(resident, indices)
         return Batch(
             step=step,
-            replica=tf.constant(share, tf.int64),
+            replica=tf.cast(share, tf.int64),
             global_size=global_size,
             num_rows=num_rows,
             indices=indices,
