@@ -48,7 +48,7 @@ class ParameterServer(Strategy):
         roles=("chief", "worker", "ps"),
         serving_roles=("worker", "ps"),
         updates=("async", "sync"),
-        summary="Weights on parameter servers; workers do not wait for each other.",
+        summary="Weights on parameter servers, gradients from workers.",
     )
 
     # Workers idle at the end of a call while the last closure runs, about 20 ms.

@@ -51,17 +51,13 @@ class ShareQueues:
         """Makes nothing yet: what is sent is known when it is traced.
 
         Args:
-          servers: a device of each.
-          gradient_devices: the device of each gradient's variable.
+          servers: a device of each, by its full name.
+          gradient_devices: the full name of the device of each gradient's variable.
           num_workers: how many may send.
           num_required: how many an update waits for.
         """
         self._servers = servers
-        tasks = [tf.DeviceSpec.from_string(server).task for server in servers]
-        self._server_of_gradient = [
-            tasks.index(tf.DeviceSpec.from_string(device).task)
-            for device in gradient_devices
-        ]
+        self._server_of_gradient = [servers.index(d) for d in gradient_devices]
         self._num_workers = num_workers
         self._num_required = num_required
         self._structure: Shares | None = None

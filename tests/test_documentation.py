@@ -14,6 +14,7 @@ import pytest
 
 from models.base import ModelSpec
 from strategies import discovery
+from strategies.base import StrategyConfig
 from tests import processes
 from tests.command import ROOT, read_metrics, read_result
 from tests.event_files import read_events
@@ -75,11 +76,16 @@ def strategies_table() -> str:
         *("synchronous", "same training", "processes", "replicas"),
     )
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    for name in discovery.names():
-        traits = discovery.traits(name)
+    kinds = [
+        (name, update)
+        for name in discovery.names()
+        for update in discovery.traits(name).updates or (None,)
+    ]
+    for name, update in kinds:
+        traits = StrategyConfig(strategy=name, update=update).traits
         several = "several: " + ", ".join(traits.roles)
         cells = (
-            f"`{name}`",
+            f"`{name}`" + (f" `--update={update}`" if update else ""),
             traits.summary,
             "yes" if traits.synchronous else "no",
             "yes" if traits.matches_one_device else "no",

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from typing import Any
 
 import numpy as np
 import psutil
@@ -14,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 from tests.command import ROOT, read_metrics, read_result, run_main, train
+from tests.event_files import read_events
 
 pytestmark = pytest.mark.cluster
 
@@ -127,34 +130,51 @@ def test_a_run_of_several_processes_is_continued_by_one(
     assert_same_training(run_dir, reference)
 
 
+@pytest.mark.parametrize(("num_workers", "num_steps"), [(2, 500), (3, 2000)])
 def test_asynchronous_workers_learn_lose_no_update_and_report_staleness(
-    tmp_path: pathlib.Path,
+    num_workers: int, num_steps: int, tmp_path: pathlib.Path
 ) -> None:
     result = train(
         tmp_path / "run",
         "--strategy=parameter_server",
-        "--num_workers=2",
+        f"--num_workers={num_workers}",
         "--model=mlp",
-        "--train_steps=500",
+        f"--train_steps={num_steps}",
         "--dropout=0.1",
     )
-    assert result["steps"] == 500
-    assert result["examples_seen"] > 0
+    assert result["steps"] == result["attempted_steps"] == num_steps
     # One device gets 0.97 to 0.98 here; three wrong digits of 359 are a percent.
     assert result["final"]["eval_accuracy"] >= 0.95
-    staleness = result["staleness"]
-    assert staleness["max"] >= 1
-    assert 0 < staleness["mean"] <= staleness["max"]
-    assert sum(staleness["histogram"].values()) == 500
+    assert result["traits"]["synchronous"] is False
+    assert result["late_gradients"] is None
+    assert_staleness_is_reported(result, num_workers, num_steps)
     saved = tf.train.load_checkpoint(
-        str(tmp_path / "run/checkpoints/step-00000500/variables")
+        str(tmp_path / f"run/checkpoints/step-{num_steps:08}/variables")
     )
     (counter,) = (
         name
         for name in saved.get_variable_to_shape_map()
         if "iterations" in name and "VARIABLE_VALUE" in name
     )
-    assert saved.get_tensor(counter) == 500
+    assert saved.get_tensor(counter) == num_steps
+    tags = read_events(tmp_path / "run/tb/train").plugins()
+    assert {"staleness/mean", "staleness/worker-0/p95"} <= tags["scalars"]
+    assert "staleness" in tags["histograms"]
+
+
+def assert_staleness_is_reported(
+    result: dict[str, Any], num_workers: int, num_steps: int
+) -> None:
+    """Somebody was in between, at least once; and the parts make up the whole."""
+    staleness = result["staleness"]
+    assert staleness["max"] >= 1
+    assert 0 < staleness["mean"] <= staleness["max"]
+    assert sum(staleness["histogram"].values()) == num_steps
+    by_worker = staleness["by_worker"]
+    assert set(by_worker) == {f"worker-{index}" for index in range(num_workers)}
+    parts = sum((Counter(w["histogram"]) for w in by_worker.values()), Counter())
+    assert parts == Counter(staleness["histogram"])
+    assert staleness["max"] == max(w["max"] for w in by_worker.values())
 
 
 def start(run_dir: pathlib.Path, *flags: str) -> subprocess.Popen[str]:

@@ -1,0 +1,126 @@
+"""Queues that add up what the first workers send, on real devices of this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.base import Shares
+from strategies.devices import replica_devices
+from strategies.share_queues import ShareQueues, Taken
+
+NUM_WORKERS = 3
+
+
+@pytest.fixture(scope="module")
+def servers() -> list[str]:
+    replica_devices(2, 2)
+    devices = tf.config.list_logical_devices("CPU")
+    prefix = "/job:localhost/replica:0/task:0"
+    return [f"{prefix}/device:CPU:{index}" for index in range(len(devices))][:2]
+
+
+class Exchange:
+    """Sends and takes through functions, as workers and the one that leads do."""
+
+    def __init__(self, servers: list[str], num_required: int):
+        gradient_devices = [servers[0], servers[1], servers[1]]
+        self.queues = ShareQueues(servers, gradient_devices, NUM_WORKERS, num_required)
+        self._send = tf.function(self._traced_send, autograph=False)
+        self._take = tf.function(self.queues.take, autograph=False)
+
+    def _traced_send(
+        self, attempt: tf.Tensor, worker: tf.Tensor, value: tf.Tensor
+    ) -> tf.Tensor:
+        with tf.control_dependencies(
+            [self.queues.send(attempt, worker, shares_of(value), value[tf.newaxis])]
+        ):
+            return tf.constant(0)
+
+    def send(self, attempt: int, worker: int, value: float) -> None:
+        self._send(
+            tf.constant(attempt, tf.int64),
+            tf.constant(worker, tf.int64),
+            tf.constant(value, tf.float64),
+        )
+
+    def take(self, attempt: int) -> Taken:
+        return self._take(tf.constant(attempt, tf.int64))
+
+
+def shares_of(value: Any) -> Shares:
+    """Dense and sparse gradients on both servers, and one that does not exist."""
+    rows = tf.reshape(tf.cast(value, tf.float32), [1, 1])
+    sparse = tf.IndexedSlices(rows, tf.constant([2], tf.int64), tf.constant([4, 1]))
+    dense = tf.cast(value, tf.float32) * tf.ones([2, 2])
+    return Shares(
+        gradients=[dense, None, sparse],
+        state={"moving": tf.cast(value, tf.float32)},
+        sums={"loss": value, "examples": tf.ones([], tf.float64)},
+    )
+
+
+def assert_sum(taken: Taken, values: list[float]) -> None:
+    total = sum(values)
+    dense, missing, sparse = taken.shares.gradients
+    np.testing.assert_array_equal(dense, np.full([2, 2], total))
+    assert missing is None
+    assert sorted(sparse.values.numpy().ravel()) == sorted(values)
+    np.testing.assert_array_equal(sparse.indices, [2] * len(values))
+    np.testing.assert_array_equal(sparse.dense_shape, [4, 1])
+    assert taken.shares.state["moving"].numpy() == total
+    assert taken.shares.sums["loss"].numpy() == total
+    assert taken.shares.sums["examples"].numpy() == len(values)
+    np.testing.assert_array_equal(taken.counts, [total])
+
+
+def test_all_workers_are_added_up(servers: list[str]) -> None:
+    exchange = Exchange(servers, num_required=3)
+    for worker, value in enumerate((1.0, 2.0, 4.0)):
+        exchange.send(1, worker, value)
+    taken = exchange.take(1)
+    assert_sum(taken, [1.0, 2.0, 4.0])
+    assert taken.late.numpy() == 0
+
+
+def test_what_comes_late_is_left_out_and_counted(servers: list[str]) -> None:
+    exchange = Exchange(servers, num_required=2)
+    for worker, value in enumerate((1.0, 2.0, 4.0)):
+        exchange.send(1, worker, value)
+    assert_sum(exchange.take(1), [1.0, 2.0])
+    exchange.send(2, 1, 16.0)
+    exchange.send(2, 2, 8.0)
+    taken = exchange.take(2)
+    assert_sum(taken, [8.0, 16.0])
+    assert taken.late.numpy() == 1
+
+
+def test_a_worker_counts_once(servers: list[str]) -> None:
+    """Its closure is run again if it was lost after it had sent."""
+    exchange = Exchange(servers, num_required=2)
+    exchange.send(1, 0, 1.0)
+    exchange.send(1, 0, 1.0)
+    exchange.send(1, 1, 2.0)
+    assert_sum(exchange.take(1), [1.0, 2.0])
+
+
+def test_all_servers_take_the_same_workers(servers: list[str]) -> None:
+    exchange = Exchange(servers, num_required=2)
+    for worker, value in enumerate((1.0, 2.0, 4.0)):
+        exchange.send(1, worker, value)
+    # The second server meets them in another order.
+    second = exchange.queues._queues[1]
+    with tf.device(servers[1]):
+        first_in = second.dequeue()
+        second.enqueue(first_in)
+    assert_sum(exchange.take(1), [1.0, 2.0])
+
+
+def test_a_wait_can_be_ended(servers: list[str]) -> None:
+    exchange = Exchange(servers, num_required=3)
+    exchange.send(1, 0, 1.0)
+    exchange.queues.give_up()
+    assert np.isnan(exchange.take(1).shares.sums["loss"])
