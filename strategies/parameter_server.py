@@ -30,7 +30,7 @@ from strategies.cluster import Cluster
 from strategies.inner_loop import InnerLoop, Step, loop_arguments
 from strategies.library_internals import worker_of
 from strategies.placement import BySize
-from strategies.rendezvous import wait_for_tasks
+from strategies.rendezvous import is_listening, meet
 from strategies.resolver import resolver_of
 from strategies.server import serve
 
@@ -50,6 +50,7 @@ class ParameterServer(Strategy):
         multi_process=True,
         matches_one_device=False,
         roles=("chief", "worker", "ps"),
+        optional_roles=("evaluator",),
         serving_roles=("worker", "ps"),
         summary="Weights on parameter servers; workers update them without waiting.",
     )
@@ -60,8 +61,7 @@ class ParameterServer(Strategy):
     def __init__(self, config: StrategyConfig, cluster: Cluster):
         self._cluster = cluster
         self._num_workers = len(cluster.addresses["worker"])
-        servers = {t: a for t, a in cluster.tasks().items() if t != cluster.task}
-        wait_for_tasks(servers, config.startup_timeout_seconds)
+        meet(cluster, config.startup_timeout_seconds)
         self._strategy = tf.distribute.ParameterServerStrategy(resolver_of(cluster))
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._placement = BySize(
@@ -110,7 +110,10 @@ class ParameterServer(Strategy):
 
     def dismiss(self, ending: str, exit_code: int) -> None:
         for job in self.traits.serving_roles:
-            for index in range(len(self._cluster.addresses[job])):
+            for index, address in enumerate(self._cluster.addresses[job]):
+                # Writing there would fail for a worker that was lost on the way.
+                if not is_listening(address):
+                    continue
                 with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
                     tf.io.write_file(
                         ending.format(task=f"{job}-{index}"), str(exit_code)

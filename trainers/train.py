@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from strategies.cluster import Cluster
+from strategies.base import Strategy
+from strategies.cluster import EVALUATOR, Cluster
 from strategies.devices import describe
-from trainers.assembly import Assembly, assemble
+from strategies.settings import UsageError
+from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.checkpoints import Checkpoints, weights_sha256
 from trainers.clock import Clock
 from trainers.config import Config
@@ -28,7 +30,27 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """
     clock = Clock()
     folder = RunFolder.for_training(config)
-    assembly = assemble(config, cluster)
+    strategy = create_strategy(config, cluster)
+    try:
+        exit_code = _train(config, cluster, strategy, folder, console, clock)
+    except UsageError:
+        strategy.dismiss(folder.ending_path(), ExitCode.USAGE)
+        raise
+    strategy.dismiss(folder.ending_path(), exit_code)
+    if EVALUATOR in cluster.addresses:
+        folder.write_ending(f"{EVALUATOR}-0", exit_code)
+    return exit_code
+
+
+def _train(
+    config: Config,
+    cluster: Cluster,
+    strategy: Strategy,
+    folder: RunFolder,
+    console: Console,
+    clock: Clock,
+) -> ExitCode:
+    assembly = assemble(config, strategy)
     initial_weights_sha256 = weights_sha256(assembly.model)
     checkpoints = Checkpoints(
         folder.checkpoints,
@@ -38,7 +60,7 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         keep=config.report.keep_checkpoints,
     )
     state = checkpoints.restore_newest(console.warn) if folder.holds_a_run else None
-    assembly.strategy.share_from_chief(assembly.state_variables())
+    strategy.share_from_chief(assembly.state_variables())
     first_step = int(assembly.step.numpy())
     if first_step >= assembly.train_steps and folder.read_result() is not None:
         console.say(f"{folder.path} is complete at step {first_step}: nothing to do.")
@@ -113,7 +135,6 @@ class _Run:
             self.assembly.strategy.close()
         self._conclude(status)
         self.assembly.strategy.share_from_chief([])
-        self.assembly.strategy.dismiss(self.folder.ending_path(), exit_code)
         return exit_code
 
     def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
