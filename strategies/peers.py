@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import tensorflow as tf
 
 from strategies.cluster import Cluster
-from strategies.rendezvous import PeerLostError, is_listening
+from strategies.rendezvous import REMEDY, PeerLostError, is_listening
 
 # What TensorFlow 2.21 raises for a process that is gone (the first two) or silent.
 _SIGNS = (
@@ -21,7 +21,6 @@ _SIGNS = (
 # count only if a task is missing.
 _CONSEQUENCES = (tf.errors.CancelledError, tf.errors.InternalError)
 _MOST_NAMED = 4
-_REMEDY = "start all tasks again, with --resume=auto to continue the run."
 
 
 @contextlib.contextmanager
@@ -54,16 +53,16 @@ def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | No
         if not is_there
     }
     if gone:
-        return PeerLostError(f"{_named(gone)} was lost: {_REMEDY}")
+        return PeerLostError(f"{_named(gone)} was lost: {REMEDY}")
     if not isinstance(error, _SIGNS):
         return None
     # A stopped process still accepts connections: its system does.
     one_of = "one of " if len(peers) > 1 else ""
     silent = f"{one_of}{_named(peers)} does not answer ({type(error).__name__})"
-    return PeerLostError(f"{silent}: {_REMEDY}")
+    return PeerLostError(f"{silent}: {REMEDY}")
 
 
-def _named(tasks: dict[str, str]) -> str:
+def _named(tasks: Mapping[str, str]) -> str:
     names = [f"{task} at {address}" for task, address in tasks.items()]
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from strategies.cluster import Cluster
 from strategies.settings import UsageError
 
+REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
 
@@ -38,6 +39,34 @@ def is_listening(address: str) -> bool:
             return True
     except OSError:
         return False
+
+
+class Needed:
+    """A task without which this one has nothing to do."""
+
+    def __init__(self, task: str, address: str, patience_seconds: float):
+        """Looks at nothing yet.
+
+        Args:
+          task: its name.
+          address: its host:port.
+          patience_seconds: how long it may be out of reach, as while one server at
+            its address takes over from another.
+        """
+        self._task = task
+        self._address = address
+        self._patience_seconds = patience_seconds
+        self._missed_since: float | None = None
+
+    def require(self) -> None:
+        """Raises PeerLostError if it has been out of reach for too long."""
+        if is_listening(self._address):
+            self._missed_since = None
+            return
+        now = time.monotonic()
+        self._missed_since = self._missed_since or now
+        if now - self._missed_since > self._patience_seconds:
+            raise PeerLostError(f"{self._task} at {self._address} was lost: {REMEDY}")
 
 
 @contextlib.contextmanager

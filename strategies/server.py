@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from strategies.cluster import Cluster
 from strategies.rendezvous import (
-    PeerLostError,
+    Needed,
     answering,
     is_listening,
     wait_for_tasks,
@@ -64,19 +64,13 @@ def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
     wait_for_tasks(cluster.peers(), startup_timeout_seconds, signals.received)
     if signals.received():
         return signals.exit_code
-    chief = cluster.addresses["chief"][0]
-    seen = time.monotonic()
+    address = cluster.addresses["chief"][0]
+    chief = Needed("chief-0", address, _SECONDS_UNTIL_LOST)
     while not signals.is_over():
         exit_code = _read_once(dismissal)
         if exit_code is not None:
-            return _wait_until_gone(chief, exit_code)
-        if is_listening(chief):
-            seen = time.monotonic()
-        elif time.monotonic() - seen > _SECONDS_UNTIL_LOST:
-            raise PeerLostError(
-                f"chief-0 at {chief} was lost: start all tasks again, with "
-                "--resume=auto to continue the run."
-            )
+            return _wait_until_gone(address, exit_code)
+        chief.require()
         time.sleep(_POLL_SECONDS)
     # An orderly end would fail the closures under way as cancelled, and with them the
     # chief. After a sudden one another worker runs them (TensorFlow 2.21).

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from contextlib import AbstractContextManager
 
+from strategies import discovery
+from strategies.attendance import workers_attended
 from strategies.base import Strategy
 from strategies.cluster import EVALUATOR, Cluster
 from strategies.devices import describe
@@ -32,7 +36,8 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     folder = RunFolder.for_training(config)
     strategy = create_strategy(config, cluster)
     try:
-        exit_code = _train(config, cluster, strategy, folder, console, clock)
+        with _workers_attended(config, cluster, console):
+            exit_code = _train(config, cluster, strategy, folder, console, clock)
     except UsageError:
         strategy.dismiss(folder.ending_path(), ExitCode.USAGE)
         raise
@@ -40,6 +45,17 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     if EVALUATOR in cluster.addresses:
         folder.write_ending(f"{EVALUATOR}-0", exit_code)
     return exit_code
+
+
+def _workers_attended(
+    config: Config, cluster: Cluster, console: Console
+) -> AbstractContextManager[None]:
+    """Where workers serve, the loss of one need not end the run."""
+    traits = discovery.traits(config.strategy.strategy)
+    if not traits.serving_roles:
+        return contextlib.nullcontext()
+    patience_seconds = config.strategy.peer_timeout_seconds
+    return workers_attended(cluster, console.warn, patience_seconds)
 
 
 def _train(

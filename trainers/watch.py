@@ -11,7 +11,7 @@ import pathlib
 import time
 
 from strategies.cluster import Cluster
-from strategies.rendezvous import PeerLostError, is_listening, wait_for_tasks
+from strategies.rendezvous import Needed, wait_for_tasks
 from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.checkpoints import Checkpoints
 from trainers.commit import DamagedError
@@ -65,10 +65,11 @@ class _Chief:
             for task, address in cluster.members().items()
             if address == cluster.computing[0]
         }
+        ((task, address),) = self.addresses.items()
+        self._needed = Needed(task, address, _SECONDS_UNTIL_LOST)
         self._ending = pathlib.Path(folder.ending_path().format(task=cluster.task))
         # One of an earlier part of the run is not an end of this one.
         self._before = self._written()
-        self._seen = time.monotonic()
 
     def has_ended(self) -> bool:
         """Whether it has said so since this object was made."""
@@ -78,14 +79,7 @@ class _Chief:
         """The run's, or None while it goes on."""
         if self.has_ended():
             return int(self._ending.read_text(encoding="utf-8"))
-        ((task, address),) = self.addresses.items()
-        if is_listening(address):
-            self._seen = time.monotonic()
-        elif time.monotonic() - self._seen > _SECONDS_UNTIL_LOST:
-            raise PeerLostError(
-                f"{task} at {address} was lost: start all tasks again, with "
-                "--resume=auto to continue the run."
-            )
+        self._needed.require()
         return None
 
     def _written(self) -> tuple[int, int] | None:

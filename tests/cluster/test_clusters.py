@@ -198,14 +198,17 @@ def test_tasks_end_with_their_launcher(
         assert launcher.returncode == 143
 
 
-def test_a_lost_worker_ends_the_run_and_is_named(tmp_path: pathlib.Path) -> None:
-    launcher = start(tmp_path / "run", "--strategy=multi_worker_mirrored", *LONG)
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "parameter_server"])
+def test_a_lost_worker_ends_the_run_and_is_named(
+    strategy: str, tmp_path: pathlib.Path
+) -> None:
+    launcher = start(tmp_path / "run", f"--strategy={strategy}", *LONG)
     tasks = started_tasks(launcher, tmp_path / "run")
-    tasks[1].kill()
+    tasks[1 if strategy == "multi_worker_mirrored" else 2].kill()
     _, errors = launcher.communicate(timeout=60)
     _, alive = psutil.wait_procs(tasks, timeout=SECONDS_TO_END)
     assert alive == []
-    assert launcher.returncode not in (0, None)
+    assert launcher.returncode == 138
     assert "worker-1 failed first (SIGKILL)" in errors
 
 
