@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 
 from strategies.cluster import Cluster
 from strategies.launcher import local_cluster
+from tests import processes
 
-ROOT = pathlib.Path(__file__).parents[2]
-
-# Tasks end within seconds. The rest is for machines with much else to do.
-PATIENCE_SECONDS = 90.0
 _SECONDS_BETWEEN_LOOKS = 0.05
 
 
@@ -35,7 +30,7 @@ class Task:
 
     def exit_code(self) -> int:
         """Waits for the process to end."""
-        return self.process.wait(PATIENCE_SECONDS)
+        return self.process.wait(processes.PATIENCE_SECONDS)
 
     def error_lines(self) -> list[str]:
         return self.errors.read_text(encoding="utf-8").splitlines()
@@ -67,12 +62,11 @@ class Tasks:
         output, errors = (
             self.folder / f"{name}.{kind}" for kind in ("output", "errors")
         )
-        command = [sys.executable, "-m", "trainers.main", f"--run_dir={self.run_dir}"]
         with output.open("wb") as out, errors.open("wb") as err:
             process = subprocess.Popen(
-                [*command, *self.flags, *flags],
-                cwd=ROOT,
-                env={**os.environ, "TF_CONFIG": cluster.tf_config()},
+                processes.command(f"--run_dir={self.run_dir}", *self.flags, *flags),
+                cwd=self.folder,
+                env={**processes.environment(), "TF_CONFIG": cluster.tf_config()},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -82,14 +76,16 @@ class Tasks:
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
         """Looks again and again until something holds while all tasks run."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + processes.PATIENCE_SECONDS
         while not holds():
             for name, task in self.started.items():
                 if task.process.poll() is not None:
                     lines = task.error_lines()[-20:]
                     raise AssertionError(f"{name} ended before {what}: {lines}")
             if time.monotonic() > deadline:
-                raise AssertionError(f"waited {PATIENCE_SECONDS} s for {what}")
+                raise AssertionError(
+                    f"waited {processes.PATIENCE_SECONDS} s for {what}"
+                )
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def wait_for_checkpoint(self) -> None:

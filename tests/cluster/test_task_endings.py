@@ -12,8 +12,9 @@ import time
 import pytest
 from jsonschema import validate
 
-from tests.cluster.tasks import ROOT, Tasks, cluster
+from tests.cluster.tasks import Tasks, cluster
 from tests.event_files import read_events
+from tests.processes import ROOT
 
 pytestmark = pytest.mark.cluster
 
@@ -47,29 +48,37 @@ def result_of(tasks: Tasks) -> dict:
     return result
 
 
+# Which tasks do not start, of two clusters at a time to wait once for both.
 MISSING = {
-    "multi_worker_mirrored": ("worker-0", "worker-1"),
-    "parameter_server": ("chief-0", "ps-0", "worker-1"),
+    "multi_worker_mirrored": (("worker-0",), ("worker-1",)),
+    "parameter_server": (("chief-0",), ("ps-0", "worker-1")),
 }
 
 
-@pytest.mark.parametrize(
-    ("strategy", "missing"), [(s, task) for s in STRATEGIES for task in MISSING[s]]
-)
-def test_a_task_that_does_not_start_is_named_by_all_others(
-    strategy: str, missing: str, tmp_path: pathlib.Path
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_tasks_that_do_not_start_are_named_by_all_others(
+    strategy: str, tmp_path: pathlib.Path
 ) -> None:
-    # Time enough for all the others to be there on a busy machine, or they would be
+    # Long enough for all the others to be there on a busy machine, or they would be
     # named as well.
-    with started(
-        tmp_path, strategy, *SMALL, "--startup_timeout_seconds=25", absent=(missing,)
-    ) as tasks:
-        assert tasks.exit_codes() == all_of(tasks, LOST)
-        for name, lines in tasks.error_lines().items():
-            (line,) = lines
-            assert line.startswith("error: the cluster did not assemble"), name
-            assert f": {missing} at {tasks.address(missing)} did not start" in line
-        assert not tasks.run_dir.exists()
+    flags = (*SMALL, "--startup_timeout_seconds=15")
+    with contextlib.ExitStack() as stack:
+        clusters = []
+        for missing in MISSING[strategy]:
+            folder = tmp_path / "-".join(missing)
+            folder.mkdir()
+            tasks = started(folder, strategy, *flags, absent=missing)
+            clusters.append((missing, stack.enter_context(tasks)))
+        for missing, tasks in clusters:
+            assert tasks.exit_codes() == all_of(tasks, LOST)
+            named = ", ".join(f"{name} at {tasks.address(name)}" for name in missing)
+            for name, (line,) in tasks.error_lines().items():
+                start, _, end = line.partition(" s: ")
+                assert start == "error: the cluster did not assemble within 15", name
+                assert sorted(end.partition(" did not start")[0].split(", ")) == (
+                    sorted(named.split(", "))
+                ), name
+            assert not tasks.run_dir.exists()
 
 
 @pytest.mark.parametrize(
@@ -153,42 +162,39 @@ def test_every_task_of_a_bad_request_ends_with_2(
         assert not tasks.run_dir.exists()
 
 
+# From a scheduler all tasks get it; then parameter servers stay for the chief's
+# checkpoint. One task that trains is enough.
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)]
+    ("strategy", "number", "receivers", "code"),
+    [
+        ("multi_worker_mirrored", signal.SIGTERM, ("worker-1",), TERMINATED),
+        ("multi_worker_mirrored", signal.SIGINT, ("worker-0", "worker-1"), INTERRUPTED),
+        ("parameter_server", signal.SIGINT, ("chief-0",), INTERRUPTED),
+        (
+            "parameter_server",
+            signal.SIGTERM,
+            ("chief-0", "worker-0", "worker-1", "ps-0"),
+            TERMINATED,
+        ),
+    ],
 )
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_signal_to_every_task_ends_all_after_a_checkpoint(
-    strategy: str, number: signal.Signals, code: int, tmp_path: pathlib.Path
+def test_a_signal_ends_every_task_after_a_checkpoint(
+    strategy: str,
+    number: signal.Signals,
+    receivers: tuple[str, ...],
+    code: int,
+    tmp_path: pathlib.Path,
 ) -> None:
-    """As from a scheduler: parameter servers stay for the chief's checkpoint."""
     with started(tmp_path, strategy, *LONG) as tasks:
         tasks.wait_for_checkpoint()
-        for task in tasks.started.values():
-            task.send(number)
+        for name in receivers:
+            tasks.started[name].send(number)
         assert tasks.exit_codes() == all_of(tasks, code)
         assert set(map(tuple, tasks.error_lines().values())) == {()}
-        assert_preempted(tasks)
-
-
-def assert_preempted(tasks: Tasks) -> None:
-    result = result_of(tasks)
-    assert result["status"] == "preempted"
-    newest = max((tasks.run_dir / "checkpoints").glob("step-*"))
-    assert newest.name == f"step-{result['steps']:08d}"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "task"),
-    [("multi_worker_mirrored", "worker-1"), ("parameter_server", "chief-0")],
-)
-def test_a_signal_to_one_task_that_trains_ends_all(
-    strategy: str, task: str, tmp_path: pathlib.Path
-) -> None:
-    with started(tmp_path, strategy, *LONG) as tasks:
-        tasks.wait_for_checkpoint()
-        tasks.started[task].send(signal.SIGTERM)
-        assert tasks.exit_codes() == all_of(tasks, TERMINATED)
-        assert_preempted(tasks)
+        result = result_of(tasks)
+        assert result["status"] == "preempted"
+        newest = max((tasks.run_dir / "checkpoints").glob("step-*"))
+        assert newest.name == f"step-{result['steps']:08d}"
 
 
 @pytest.mark.parametrize(
@@ -226,18 +232,14 @@ def test_the_others_name_a_task_that_was_lost(
             assert not (tasks.run_dir / "result.json").exists()
 
 
-@pytest.mark.parametrize("stopped", ["worker-0", "worker-1"])
-def test_a_worker_that_stands_still_counts_as_lost(
-    stopped: str, tmp_path: pathlib.Path
-) -> None:
+def test_a_leader_that_stands_still_counts_as_lost(tmp_path: pathlib.Path) -> None:
     flags = (*LONG, "--peer_timeout_seconds=3")
     with started(tmp_path, "multi_worker_mirrored", *flags) as tasks:
         tasks.wait_for_checkpoint()
-        tasks.started[stopped].send(signal.SIGSTOP)
-        (survivor,) = {"worker-0", "worker-1"} - {stopped}
-        assert tasks.started[survivor].exit_code() == LOST
-        (line,) = tasks.started[survivor].error_lines()
-        assert f"{stopped} at {tasks.address(stopped)} does not answer" in line
+        tasks.started["worker-0"].send(signal.SIGSTOP)
+        assert tasks.started["worker-1"].exit_code() == LOST
+        (line,) = tasks.started["worker-1"].error_lines()
+        assert f"worker-0 at {tasks.address('worker-0')} does not answer" in line
 
 
 def test_the_run_goes_on_without_a_worker_of_parameter_servers(
