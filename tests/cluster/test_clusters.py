@@ -13,7 +13,8 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tests.command import ROOT, read_metrics, read_result, run_main, train
+from tests import processes
+from tests.processes import ROOT, metrics_of, result_of, train
 
 pytestmark = pytest.mark.cluster
 
@@ -46,7 +47,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def assert_same_training(folder: pathlib.Path, reference: pathlib.Path) -> None:
-    rows, expected = read_metrics(folder), read_metrics(reference)
+    rows, expected = metrics_of(folder), metrics_of(reference)
     assert [row["step"] for row in rows] == [row["step"] for row in expected]
     for row, want in zip(rows, expected, strict=True):
         for name in ("train_loss", "gradient_norm", "eval_loss", "eval_accuracy"):
@@ -99,7 +100,7 @@ def test_same_training_as_one_device(
     assert result["steps"] == 20
     assert (
         result["initial_weights_sha256"]
-        == (read_result(reference)["initial_weights_sha256"])
+        == (result_of(reference)["initial_weights_sha256"])
     )
 
 
@@ -223,6 +224,6 @@ def test_a_bad_request_starts_nothing(
     flags: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
     run_dir = tmp_path / "run"
-    done = run_main(f"--run_dir={run_dir}", "--dataset=synthetic", *flags)
+    done = processes.run(f"--run_dir={run_dir}", "--dataset=synthetic", *flags)
     assert done.returncode == 2
     assert not run_dir.exists()
