@@ -10,8 +10,9 @@ from typing import Any
 
 from strategies.settings import UsageError
 
-JOBS = ("chief", "worker", "ps", "evaluator")
-_SINGLE_JOBS = ("chief", "evaluator")
+EVALUATOR = "evaluator"
+JOBS = ("chief", "worker", "ps", EVALUATOR)
+_SINGLE_JOBS = ("chief", EVALUATOR)
 _EXAMPLE = (
     '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
     '"task": {"type": "worker", "index": 0}}'
@@ -71,6 +72,18 @@ class Cluster:
             for job, addresses in self.addresses.items()
             for index, address in enumerate(addresses)
         }
+
+    def members(self) -> Mapping[str, str]:
+        """host:port of the tasks that train together, by name.
+
+        An evaluator only reads what they write: none of them waits for it.
+        """
+        names = self.tasks().items()
+        return {t: a for t, a in names if not t.startswith(f"{EVALUATOR}-")}
+
+    def peers(self) -> Mapping[str, str]:
+        """The members other than this task."""
+        return {t: a for t, a in self.members().items() if t != self.task}
 
     def tf_config(self) -> str:
         """The value of TF_CONFIG that makes a process this task."""

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from strategies.cluster import Cluster
+from strategies.rendezvous import PeerLostError
 
 LAUNCHER_PID = "KDS_LAUNCHER_PID"
 
@@ -34,6 +35,7 @@ _ALLOCATOR = {
 }
 _LAST_LINES = 20
 _SECONDS_FOR_OTHERS_TO_END = 20.0
+_SECONDS_TO_NOTICE = 1.0
 _SECONDS_TO_STOP = 4.0
 _POLL_SECONDS = 0.05
 
@@ -142,35 +144,48 @@ class Launcher:
 
     def _supervise(self) -> int:
         chief = next(task for task in self._tasks if task.cluster.is_chief)
-        while chief.process.poll() is None:
-            failed = next((t for t in self._tasks if t.process.poll()), None)
-            if failed is not None and self._signal is None:
-                self._wait(_SECONDS_TO_STOP, self._tasks)
-                return self._report(failed)
-            if self._signal is not None:
-                self._forward_signal()
-                break
+        while chief.process.poll() is None and self._signal is None:
+            failed = self._failed()
+            if failed is not None:
+                code = self._report(failed)
+                self._wait(_SECONDS_TO_NOTICE, self._tasks)
+                self._stop_training(signal.SIGTERM)
+                return code
             time.sleep(_POLL_SECONDS)
+        if self._signal is not None:
+            self._stop_training(self._signal)
         else:
             self._wait(_SECONDS_FOR_OTHERS_TO_END, self._tasks)
-        failed = next((t for t in [chief, *self._tasks] if t.process.poll()), None)
+        failed = chief if chief.process.poll() else self._failed()
         return 0 if failed is None else self._report(failed)
 
-    def _report(self, failed: _Task) -> int:
-        """Shows the last lines of a task that failed, and returns its exit code."""
-        code = failed.process.returncode
-        if self._signal is None and not failed.cluster.is_chief:
-            how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-            self._say(f"{failed.cluster.task} failed first ({how}); its last lines:")
-            for line in failed.last_lines():
-                self._say(f"  {failed.cluster.task} | {line}")
-        return code if code > 0 else 128 - code
+    def _failed(self) -> _Task | None:
+        """A task that failed; rather one that was killed than one that missed it."""
+        failed = [task for task in self._tasks if task.process.poll()]
+        return min(failed, key=lambda task: task.process.returncode, default=None)
 
-    def _forward_signal(self) -> None:
-        """To the tasks that train; those that serve end when the chief lets them."""
+    def _report(self, failed: _Task) -> int:
+        """Says how a task failed and returns the exit code that is the run's.
+
+        A task that was killed, by a person or for want of memory, is one that was
+        lost: it may be worth starting all of them again.
+        """
+        code, task = failed.process.returncode, failed.cluster.task
+        killed = f" ({signal.Signals(-code).name})" if code < 0 else ""
+        if self._signal is None and not failed.cluster.is_chief:
+            how = killed or f" (exit code {code})"
+            self._say(f"{task} failed first{how}; its last lines:")
+            for line in failed.last_lines():
+                self._say(f"  {task} | {line}")
+        elif self._signal is None and killed:
+            self._say(f"{task} was lost{killed}.")
+        return PeerLostError.exit_code if killed else code
+
+    def _stop_training(self, number: int) -> None:
+        """Tells the tasks that train; those that serve end when the chief lets them."""
         for task in self._tasks:
             if task.cluster.job not in self._plan.serving:
-                task.send(self._signal or signal.SIGTERM)
+                task.send(number)
         self._wait(_SECONDS_TO_STOP, self._tasks)
 
     def _wait(self, seconds: float, tasks: Sequence[_Task]) -> None:

@@ -36,7 +36,7 @@ class MultiWorkerMirrored(Strategy):
         multi_process=True,
         matches_one_device=True,
         roles=("worker",),
-        optional_roles=("chief",),
+        optional_roles=("chief", "evaluator"),
         summary="A copy of the weights per process, gradients summed over the network.",
     )
 

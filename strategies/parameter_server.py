@@ -21,7 +21,7 @@ from strategies.base import (
 )
 from strategies.cluster import Cluster
 from strategies.placement import BySize
-from strategies.rendezvous import wait_for_tasks
+from strategies.rendezvous import is_listening, meet
 from strategies.resolver import resolver_of
 from strategies.server import serve
 from strategies.settings import UsageError
@@ -46,6 +46,7 @@ class ParameterServer(Strategy):
         multi_process=True,
         matches_one_device=False,
         roles=("chief", "worker", "ps"),
+        optional_roles=("evaluator",),
         serving_roles=("worker", "ps"),
         updates=("async", "sync"),
         summary="Weights on parameter servers, gradients from workers.",
@@ -62,8 +63,7 @@ class ParameterServer(Strategy):
             f"/job:ps/replica:0/task:{index}/device:CPU:0"
             for index in range(len(cluster.addresses["ps"]))
         ]
-        servers = {t: a for t, a in cluster.tasks().items() if t != cluster.task}
-        wait_for_tasks(servers, config.startup_timeout_seconds)
+        meet(cluster, config.startup_timeout_seconds)
         self._strategy = tf.distribute.ParameterServerStrategy(resolver_of(cluster))
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._placement = BySize(self._servers)
@@ -142,7 +142,10 @@ class ParameterServer(Strategy):
 
     def dismiss(self, ending: str, exit_code: int) -> None:
         for job in self.traits.serving_roles:
-            for index in range(len(self._cluster.addresses[job])):
+            for index, address in enumerate(self._cluster.addresses[job]):
+                # Writing there would fail for a worker that was lost on the way.
+                if not is_listening(address):
+                    continue
                 with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
                     tf.io.write_file(
                         ending.format(task=f"{job}-{index}"), str(exit_code)

@@ -10,17 +10,25 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from strategies.cluster import Cluster
 from strategies.settings import UsageError
 
+REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
 
 
-class ClusterIncompleteError(Exception):
-    """Some task did not start in time. Starting again may help."""
+class PeerLostError(Exception):
+    """Another task of the cluster is gone. Starting all of them again may help."""
+
+    # Schedulers are told to start a task again that ends with this.
+    exit_code = 138
+
+
+class ClusterIncompleteError(PeerLostError):
+    """Some task did not start in time."""
 
 
 def is_listening(address: str) -> bool:
@@ -31,6 +39,34 @@ def is_listening(address: str) -> bool:
             return True
     except OSError:
         return False
+
+
+class Needed:
+    """A task without which this one has nothing to do."""
+
+    def __init__(self, task: str, address: str, patience_seconds: float):
+        """Looks at nothing yet.
+
+        Args:
+          task: its name.
+          address: its host:port.
+          patience_seconds: how long it may be out of reach, as while one server at
+            its address takes over from another.
+        """
+        self._task = task
+        self._address = address
+        self._patience_seconds = patience_seconds
+        self._missed_since: float | None = None
+
+    def require(self) -> None:
+        """Raises PeerLostError if it has been out of reach for too long."""
+        if is_listening(self._address):
+            self._missed_since = None
+            return
+        now = time.monotonic()
+        self._missed_since = self._missed_since or now
+        if now - self._missed_since > self._patience_seconds:
+            raise PeerLostError(f"{self._task} at {self._address} was lost: {REMEDY}")
 
 
 @contextlib.contextmanager
@@ -66,19 +102,24 @@ def _bind(listener: socket.socket, host: str, port: int) -> None:
         listener.bind(("", port))
 
 
-def wait_for_tasks(tasks: Mapping[str, str], seconds: float) -> None:
-    """Returns once every task has accepted a connection.
+def wait_for_tasks(
+    tasks: Mapping[str, str],
+    seconds: float,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> None:
+    """Returns once every task has accepted a connection at some time.
 
     Args:
       tasks: host:port by name of the task.
       seconds: how long to wait for all of them together.
+      stop_requested: whether to return before.
 
     Raises:
       ClusterIncompleteError: naming the tasks that were not there in time.
     """
     deadline = time.monotonic() + seconds
     missing = dict(tasks)
-    while missing:
+    while missing and not stop_requested():
         missing = {t: a for t, a in missing.items() if not is_listening(a)}
         if missing and time.monotonic() > deadline:
             names = ", ".join(f"{task} at {at}" for task, at in missing.items())
@@ -100,6 +141,5 @@ def meet(cluster: Cluster, seconds: float) -> None:
       UsageError: this task's address is taken.
       ClusterIncompleteError: a task did not come in time.
     """
-    others = {t: a for t, a in cluster.tasks().items() if t != cluster.task}
     with answering(cluster):
-        wait_for_tasks(others, seconds)
+        wait_for_tasks(cluster.peers(), seconds)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from strategies.cluster import Cluster
+from strategies.cluster import EVALUATOR, Cluster
 
 
 def cluster_spec(cluster: Cluster) -> tf.train.ClusterSpec:
-    """Addresses by job."""
+    """Addresses by job, without the evaluator, which TensorFlow would wait for."""
     return tf.train.ClusterSpec(
-        {job: list(addresses) for job, addresses in cluster.addresses.items()}
+        {
+            job: list(addresses)
+            for job, addresses in cluster.addresses.items()
+            if job != EVALUATOR
+        }
     )
 
 

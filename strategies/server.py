@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pathlib
+import signal
 import time
+from types import FrameType
 
 import tensorflow as tf
 
 from strategies.cluster import Cluster
-from strategies.rendezvous import is_listening, wait_for_tasks
+from strategies.rendezvous import (
+    Needed,
+    answering,
+    is_listening,
+    wait_for_tasks,
+)
 from strategies.resolver import cluster_spec
 
-LOST_PEER = 138
 # With one thread, which TensorFlow chooses on one core, a scheduled function that
 # calls another waits for ever (TensorFlow 2.21, worker pinned with sched_setaffinity).
 _INTER_OP_THREADS = 4
 _POLL_SECONDS = 0.2
 _SECONDS_UNTIL_LOST = 3.0
 _SECONDS_TO_GIVE_BACK = 10.0
+_SECONDS_AFTER_SIGNAL = 10.0
 
 
 def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
@@ -27,18 +36,23 @@ def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
 
     Args:
       cluster: whose worker or parameter server this is.
-      startup_timeout_seconds: how long the chief may take to appear.
+      startup_timeout_seconds: how long the other tasks may take to appear.
       ending: path, with {task} for this task's name, of the file that the chief
         writes when it ends.
 
     Returns:
-      The chief's exit code, or 138 if it disappeared without one.
+      The chief's exit code, or 128 + n after signal n.
 
     Raises:
-      ClusterIncompleteError: the chief did not appear in time.
+      UsageError: this task's address is taken.
+      ClusterIncompleteError: a task did not appear in time.
+      PeerLostError: the chief disappeared without a word.
     """
     dismissal = pathlib.Path(ending.format(task=cluster.task))
     dismissal.unlink(missing_ok=True)
+    with answering(cluster):
+        pass
+    signals = _Signals()
     server = tf.distribute.Server(
         cluster_spec(cluster),
         job_name=cluster.job,
@@ -47,16 +61,48 @@ def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
         config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_INTER_OP_THREADS),
     )
     del server  # It serves until the process ends.
-    chief = cluster.addresses["chief"][0]
-    wait_for_tasks({"chief-0": chief}, startup_timeout_seconds)
-    seen = time.monotonic()
-    while time.monotonic() - seen < _SECONDS_UNTIL_LOST:
-        if dismissal.exists():
-            return _wait_until_gone(chief, _exit_code(dismissal))
-        if is_listening(chief):
-            seen = time.monotonic()
+    wait_for_tasks(cluster.peers(), startup_timeout_seconds, signals.received)
+    if signals.received():
+        return signals.exit_code
+    address = cluster.addresses["chief"][0]
+    chief = Needed("chief-0", address, _SECONDS_UNTIL_LOST)
+    while not signals.is_over():
+        exit_code = _read_once(dismissal)
+        if exit_code is not None:
+            return _wait_until_gone(address, exit_code)
+        chief.require()
         time.sleep(_POLL_SECONDS)
-    return LOST_PEER
+    # An orderly end would fail the closures under way as cancelled, and with them the
+    # chief. After a sudden one another worker runs them (TensorFlow 2.21).
+    os._exit(signals.exit_code)
+
+
+class _Signals:
+    """Gives the chief time for a checkpoint after the first SIGINT or SIGTERM.
+
+    Schedulers send it to all tasks at once, and the chief's checkpoint reads what is
+    held here. A second signal ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self.exit_code = 0
+        self._deadline: float | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._receive)
+
+    def received(self) -> bool:
+        return self._deadline is not None
+
+    def is_over(self) -> bool:
+        """Whether one was received and the chief's time is up."""
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.exit_code = 128 + number
+        self._deadline = time.monotonic() + _SECONDS_AFTER_SIGNAL
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _wait_until_gone(chief: str, exit_code: int) -> int:
@@ -67,7 +113,17 @@ def _wait_until_gone(chief: str, exit_code: int) -> int:
     return exit_code
 
 
-def _exit_code(dismissal: pathlib.Path) -> int:
-    text = dismissal.read_text(encoding="utf-8")
+def _read_once(dismissal: pathlib.Path) -> int | None:
+    """The exit code in the file, which is removed; None if it is not written yet.
+
+    So are the folders it was written into if they hold nothing else, as on a machine
+    of its own, or after a run that was refused.
+    """
+    text = dismissal.read_text(encoding="utf-8") if dismissal.exists() else ""
+    if not text:
+        return None
     dismissal.unlink()
+    for folder in list(dismissal.parents)[:2]:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
     return int(text)

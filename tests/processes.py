@@ -30,7 +30,7 @@ def environment() -> dict[str, str]:
     return {**ours, "PYTHONPATH": str(ROOT)}
 
 
-def run(*flags: str, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+def run(*flags: str, folder: pathlib.Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Runs the program to its end, in a folder."""
     return subprocess.run(
         command(*flags),
@@ -42,6 +42,13 @@ def run(*flags: str, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
         timeout=PATIENCE_SECONDS,
         check=False,
     )
+
+
+def train(run_folder: pathlib.Path, *flags: str) -> dict[str, Any]:
+    """Trains into a folder and returns its result.json."""
+    done = run(f"--run_dir={run_folder}", *flags)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return result_of(run_folder)
 
 
 @contextlib.contextmanager

@@ -281,4 +281,7 @@ def test_the_first_signal_waits_for_a_step_and_gives_the_next_one_back(
 def test_a_signal_in_the_last_step_lets_the_run_complete() -> None:
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        signals(report(signals, is_last=True))
+        last = report(signals, is_last=True)
+        assert last.results.agreed.stop_requested
+        signals(last)
+    assert last.is_last, "any other step raises StopRequested"

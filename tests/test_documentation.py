@@ -16,8 +16,8 @@ from models.base import ModelSpec
 from strategies import discovery
 from strategies.base import StrategyConfig
 from tests import processes
-from tests.command import ROOT, read_metrics, read_result
 from tests.event_files import read_events
+from tests.processes import ROOT
 from trainers import write_tfrecord
 from trainers.config import all_fields
 from trainers.outcome import ExitCode
@@ -291,7 +291,7 @@ def printed(workspace: pathlib.Path) -> str:
 @pytest.mark.slow
 def test_the_commands_of_build_work(printed: str, workspace: pathlib.Path) -> None:
     for name, steps in {"first": 20, "four": 30, "records": 20}.items():
-        result = read_result(workspace / "runs" / name)
+        result = processes.result_of(workspace / "runs" / name)
         assert (result["status"], result["steps"]) == ("completed", steps)
     assert "eval  | step 30 | " in printed
 
@@ -323,7 +323,7 @@ def test_the_fields_of_result_json_are_all_explained(
         for row in table_rows(section("README.md", "result.json"))
         for field in spans(row[0])
     ]
-    result = read_result(workspace / "runs" / "first")
+    result = processes.result_of(workspace / "runs" / "first")
     assert {field.split(".")[0] for field in explained} == set(result)
     for group in ("final", "throughput"):
         parts = {f.split(".")[1] for f in explained if f.startswith(f"{group}.")}
@@ -340,7 +340,7 @@ def test_the_fields_of_metrics_and_the_tags_are_all_explained(
     text = section("README.md", "metrics.jsonl and TensorBoard")
     words = set(spans(text))
     run = workspace / "runs" / "first"
-    fields = {name for row in read_metrics(run) for name in row}
+    fields = {name for row in processes.metrics_of(run) for name in row}
     assert fields - {"step"} <= words
     tags = {tag for row in table_rows(text) for tag in spans(row[1])}
     for split in ("train", "eval"):

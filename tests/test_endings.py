@@ -6,7 +6,8 @@ import pathlib
 import subprocess
 import sys
 
-from tests.command import ROOT, read_result, run_main, train
+from tests import processes
+from tests.processes import ROOT, result_of, train
 
 QUICK = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
 
@@ -16,7 +17,7 @@ def test_weights_that_overflow_in_the_last_step_are_not_a_success(
 ) -> None:
     """The loss of that step, computed before it, is still finite."""
     run_dir = tmp_path / "run"
-    done = run_main(
+    done = processes.run(
         f"--run_dir={run_dir}",
         "--model=mlp",
         "--train_steps=1",
@@ -28,14 +29,14 @@ def test_weights_that_overflow_in_the_last_step_are_not_a_success(
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert "is not finite after step 1: training has diverged" in line
-    assert read_result(run_dir)["status"] == "diverged"
+    assert result_of(run_dir)["status"] == "diverged"
     assert list((run_dir / "checkpoints").iterdir()) == []
 
 
 def test_divergence_before_the_step_that_was_to_be_observed(
     tmp_path: pathlib.Path,
 ) -> None:
-    done = run_main(
+    done = processes.run(
         f"--run_dir={tmp_path / 'run'}",
         "--model=mlp",
         "--optimizer=sgd",
@@ -77,4 +78,4 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: pathlib.Path) ->
     assert process.wait(timeout=120) == 0
     assert process.stderr.read() == ""
     process.stderr.close()
-    assert read_result(run_dir)["status"] == "completed"
+    assert result_of(run_dir)["status"] == "completed"

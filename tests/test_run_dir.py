@@ -426,5 +426,7 @@ def test_a_file_system_without_locks_is_used_without(
 
     monkeypatch.setattr(fcntl, "flock", fail)
     lock = FolderLock(tmp_path)
+    before = set(os.listdir("/proc/self/fd"))
     lock.acquire()
+    assert set(os.listdir("/proc/self/fd")) == before, "it holds the folder open"
     lock.release()

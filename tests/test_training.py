@@ -11,9 +11,10 @@ import jsonschema
 import pytest
 
 from strategies import discovery
-from tests.command import ROOT, read_metrics, read_result, run_main, train
+from tests import processes
 from tests.conformance.harness import in_one_process
 from tests.event_files import Events, read_events
+from tests.processes import ROOT, metrics_of, result_of, train
 
 STEPS = 60
 FLAGS = (
@@ -33,7 +34,7 @@ def run(
 ) -> tuple[str, pathlib.Path, str]:
     """A short run of one strategy: its name, its folder and what it printed."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    done = run_main(f"--strategy={request.param}", f"--run_dir={folder}", *FLAGS)
+    done = processes.run(f"--strategy={request.param}", f"--run_dir={folder}", *FLAGS)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr == ""
     return request.param, folder, done.stdout
@@ -44,7 +45,7 @@ Run = tuple[str, pathlib.Path, str]
 
 def test_result_holds_what_the_schema_asks_for(run: Run) -> None:
     strategy, folder, _ = run
-    result = read_result(folder)
+    result = result_of(folder)
     schema = json.loads((ROOT / "docs" / "result.schema.json").read_text("utf-8"))
     jsonschema.Draft202012Validator(schema).validate(result)
     traits = discovery.traits(strategy)
@@ -63,18 +64,18 @@ def test_result_holds_what_the_schema_asks_for(run: Run) -> None:
 
 
 def test_seconds_add_up_to_no_more_than_the_run_took(run: Run) -> None:
-    seconds = read_result(run[1])["seconds"]
+    seconds = result_of(run[1])["seconds"]
     assert all(value > 0 for value in seconds.values()), seconds
     assert seconds["input"] < seconds["train"]
 
 
 def test_metrics_have_a_line_for_every_interval_and_evaluation(run: Run) -> None:
-    rows = read_metrics(run[1])
+    rows = metrics_of(run[1])
     trained = [row for row in rows if "train_loss" in row]
     evaluated = [row for row in rows if "eval_loss" in row]
     assert [row["step"] for row in trained] == [20, 40, 60]
     assert [row["step"] for row in evaluated] == [30, 60]
-    final = read_result(run[1])["final"]
+    final = result_of(run[1])["final"]
     assert trained[-1]["train_loss"] == final["train_loss"]
     assert evaluated[-1]["eval_loss"] == final["eval_loss"]
     assert evaluated[-1]["eval_accuracy"] == final["eval_accuracy"]
@@ -90,7 +91,7 @@ def test_metrics_have_a_line_for_every_interval_and_evaluation(run: Run) -> None
 
 def test_tensorboard_scalars_are_those_of_the_metrics(run: Run) -> None:
     _, folder, _ = run
-    rows = read_metrics(folder)
+    rows = metrics_of(folder)
     events = {split: read_events(folder / "tb" / split) for split in ("train", "eval")}
     for split, tags in {
         "train": ("loss", "accuracy"),
@@ -188,7 +189,7 @@ def test_the_terminal_shows_progress_figures_folder_and_command(run: Run) -> Non
     assert f"run       {folder}" in lines
     assert lines[-1].endswith(f"--logdir={folder} --host=localhost")
     assert (folder / "logs" / "chief-0.log").read_text("utf-8").count("\n") >= 5
-    if read_result(folder)["num_replicas"] > 1:
+    if result_of(folder)["num_replicas"] > 1:
         assert "the CPU split into 2 logical devices (no GPU found)" in lines[0]
 
 
@@ -198,15 +199,17 @@ def test_the_configuration_of_a_run_is_accepted_back(
     """The same configuration is the same training, to the last bit."""
     _, folder, _ = run
     again = train(tmp_path / "again", f"--config={folder / 'config.json'}")
-    assert again["weights_sha256"] == read_result(folder)["weights_sha256"]
+    assert again["weights_sha256"] == result_of(folder)["weights_sha256"]
 
 
 def test_evaluate_repeats_the_final_evaluation(run: Run) -> None:
     strategy, folder, _ = run
     before = snapshot(folder)
-    done = run_main("--mode=evaluate", f"--run_dir={folder}", f"--strategy={strategy}")
+    done = processes.run(
+        "--mode=evaluate", f"--run_dir={folder}", f"--strategy={strategy}"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    final = read_result(folder)["final"]
+    final = result_of(folder)["final"]
     assert f"loss {final['eval_loss']:.4f}" in done.stdout
     assert f"accuracy {final['eval_accuracy']:.4f}" in done.stdout
     assert snapshot(folder) == before

@@ -77,13 +77,21 @@ class Assembly:
         )
 
 
-def assemble(config: Config, cluster: Cluster) -> Assembly:
-    """Takes devices, opens data, builds model and update. Writes no file.
+def create_strategy(config: Config, cluster: Cluster) -> Strategy:
+    """Takes devices, and waits for the other tasks of a cluster.
 
     Raises:
-      UsageError: the parts do not fit each other, this machine or the data.
+      UsageError: this machine or cluster cannot run the strategy.
     """
-    strategy = discovery.load(config.strategy.strategy).create(config.strategy, cluster)
+    return discovery.load(config.strategy.strategy).create(config.strategy, cluster)
+
+
+def assemble(config: Config, strategy: Strategy) -> Assembly:
+    """Opens data, builds model and update. Writes no file.
+
+    Raises:
+      UsageError: the parts do not fit each other, the strategy or the data.
+    """
     return assemble_parts(
         config, strategy, inputs.load(config.data), models.load(config.model.model)
     )

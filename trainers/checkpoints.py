@@ -105,6 +105,27 @@ class Checkpoints:
             )
         return None
 
+    def steps(self) -> list[int]:
+        """Of all checkpoints there are, ascending."""
+        return sorted(_checkpoints_in(self._folder))
+
+    def restore(self, step: int) -> None:
+        """Restores one checkpoint of a run that may remove it meanwhile.
+
+        Raises:
+          DamagedError: it is damaged, or was removed.
+          UsageError: it does not fit this model and optimizer.
+        """
+        folder = self._folder / _name_of(step)
+        commit = read_commit(folder, step)
+        self._check_fits(folder, commit)
+        try:
+            self._read(folder)
+        except UsageError:
+            # What is missing now was removed while it was read.
+            read_commit(folder, step)
+            raise
+
     def _variables(self) -> dict[str, list[Variable]]:
         return {
             owner: [

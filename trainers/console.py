@@ -61,9 +61,16 @@ class Console:
             print(f"warning: {line}", file=sys.stderr)
         self._write_log(f"warning: {line}")
 
-    def fail(self, line: str) -> None:
-        """One line that says why the run ends."""
+    def fail(
+        self, line: str, cause: BaseException | None = None, verbose: bool = False
+    ) -> None:
+        """One line that says why the run ends; its cause goes to the log."""
         self.stop_progress()
+        if cause is not None:
+            text = "".join(traceback.format_exception(cause))
+            self._write_log(text)
+            if verbose:
+                print(text, file=sys.stderr)
         print(f"error: {line}", file=sys.stderr)
         self._write_log(f"error: {line}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from strategies.cluster import Cluster
 from strategies.settings import UsageError
-from trainers.assembly import assemble
+from trainers.assembly import assemble, create_strategy
 from trainers.checkpoints import Checkpoints
 from trainers.config import Config
 from trainers.console import Console
@@ -23,13 +23,10 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """
     folder = RunFolder.of_existing(config.run.run_dir or "")
     settings = folder.read_config()
-    assembly = assemble(
-        settings.replace(
-            strategy=config.strategy.strategy,
-            num_replicas=config.strategy.num_replicas,
-        ),
-        cluster,
+    settings = settings.replace(
+        strategy=config.strategy.strategy, num_replicas=config.strategy.num_replicas
     )
+    assembly = assemble(settings, create_strategy(settings, cluster))
     checkpoints = Checkpoints(
         folder.checkpoints,
         model=assembly.model,

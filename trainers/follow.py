@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strategies.cluster import Cluster
-from trainers.assembly import Assembly, assemble
+from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.clock import Clock
 from trainers.config import Config
 from trainers.console import Console
@@ -23,8 +23,8 @@ def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     Raises:
       UsageError: the configuration cannot be run here.
     """
-    assembly = assemble(config, cluster)
-    strategy = assembly.strategy
+    strategy = create_strategy(config, cluster)
+    assembly = assemble(config, strategy)
     strategy.share_from_chief(assembly.state_variables())
     first_step = int(assembly.step.numpy())
     console.say(f"{cluster.task} trains from step {first_step}")

@@ -9,7 +9,9 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 
+from strategies import discovery
 from strategies.launcher import end_with_launcher
+from strategies.rendezvous import PeerLostError
 from strategies.settings import UsageError, printable
 from trainers import flags
 from trainers.config import Config
@@ -33,6 +35,9 @@ def main(argv: Sequence[str]) -> int:
         return _run(config, argv, console)
     except UsageError as error:
         return _refuse(error, config.run.verbose)
+    except PeerLostError as error:
+        console.fail(str(error), error.__cause__, config.run.verbose)
+        return ExitCode.PEER_LOST
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
@@ -51,18 +56,26 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     if cluster is None:
         return launch(config, argv, console)
     with _interrupt_ends_at_once():
-        _load_tensorflow(config.run.verbose)
+        _load_tensorflow(config)
     return run_task(config, cluster, console)
 
 
-def _load_tensorflow(verbose: bool) -> None:
-    """Imports it, and looks for GPUs, which also logs from C++."""
+def _load_tensorflow(config: Config) -> None:
+    """Imports it, and looks for GPUs, which also logs from C++.
+
+    About a task that is lost TensorFlow logs up to hundreds of lines a second, from
+    C++ and Python, and then raises an error that says the same.
+    """
+    verbose = config.run.verbose
+    several = discovery.traits(config.strategy.strategy).multi_process
     if not verbose:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if several else "2")
     with contextlib.nullcontext() if verbose else native_log_hidden():
         import tensorflow as tf
 
         tf.config.list_physical_devices()
+    if several and not verbose:
+        tf.get_logger().setLevel("CRITICAL")
 
 
 @contextlib.contextmanager

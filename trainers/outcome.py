@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 
+from strategies.rendezvous import PeerLostError
+
 
 class ExitCode(enum.IntEnum):
     """What the entry point returns to the shell."""
@@ -13,6 +15,7 @@ class ExitCode(enum.IntEnum):
     USAGE = 2
     DIVERGED = 3
     INTERRUPTED = 130
+    PEER_LOST = PeerLostError.exit_code
     TERMINATED = 143
 
 

@@ -94,6 +94,11 @@ class RunFolder:
         """Where tasks that serve the chief learn of the end; {task} is their name."""
         return str(self.path / "logs" / "{task}.ending")
 
+    def write_ending(self, task: str, exit_code: int) -> None:
+        """Tells a task that reads this folder how the run has ended."""
+        path = pathlib.Path(self.ending_path().format(task=task))
+        write_atomically(path, str(exit_code))
+
     def read_config(self) -> Config:
         """Raises UsageError if config.json is damaged."""
         return config_from_file(

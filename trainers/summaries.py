@@ -1,13 +1,13 @@
 """TensorBoard event files: the only place that touches tf.summary.
 
 Tags are the same under every strategy, and a quantity has one tag under both
-tb/train and tb/eval, so that curves overlay.
+tb/train, tb/eval and tb/evaluator, so that curves overlay.
 """
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from tensorboard.plugins.hparams import api as hparams_api
 
 TRAIN = "train"
 EVAL = "eval"
+EVALUATOR = "evaluator"
 _HPARAM_METRICS = (
     (EVAL, "accuracy"),
     (EVAL, "loss"),
@@ -28,18 +29,18 @@ _HPARAM_METRICS = (
 class Summaries:
     """Writes what a run reports into its tb folder."""
 
-    def __init__(self, folder: pathlib.Path):
+    def __init__(self, folder: pathlib.Path, splits: Sequence[str] = (TRAIN, EVAL)):
         self._folder = folder
         self._writers = {
             split: tf.summary.create_file_writer(str(folder / split))
-            for split in (TRAIN, EVAL)
+            for split in splits
         }
 
     def scalars(self, split: str, values: Mapping[str, float], step: int) -> None:
         """Writes each value under its name.
 
         Args:
-          split: `TRAIN` or `EVAL`.
+          split: `TRAIN`, `EVAL` or `EVALUATOR`.
           values: by tag.
           step: applied updates.
         """

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping
 
 from strategies import discovery
-from strategies.cluster import Cluster, check_roles, from_environment
+from strategies.cluster import EVALUATOR, Cluster, check_roles, from_environment
 from strategies.settings import UsageError
 from trainers.config import Config
 from trainers.console import Console
@@ -57,5 +57,10 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
             config.strategy, cluster, folder.ending_path()
         )
     mode = config.run.mode if cluster.is_chief else "follow"
-    module = importlib.import_module(f"trainers.{mode}")
-    return getattr(module, mode)(config, cluster, console)
+    if cluster.job == EVALUATOR:
+        mode = "watch"
+    run = getattr(importlib.import_module(f"trainers.{mode}"), mode)
+    if not cluster.addresses:
+        return run(config, cluster, console)
+    with importlib.import_module("strategies.peers").lost_peers_named(cluster):
+        return run(config, cluster, console)

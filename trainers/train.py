@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from contextlib import AbstractContextManager
 
-from strategies.cluster import Cluster
+from strategies import discovery
+from strategies.attendance import workers_attended
+from strategies.base import Strategy
+from strategies.cluster import EVALUATOR, Cluster
 from strategies.devices import describe
-from trainers.assembly import Assembly, assemble
+from strategies.settings import UsageError
+from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.checkpoints import Checkpoints, weights_sha256
 from trainers.clock import Clock
 from trainers.config import Config
@@ -30,7 +36,39 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """
     clock = Clock()
     folder = RunFolder.for_training(config)
-    assembly = assemble(config, cluster)
+    strategy = create_strategy(config, cluster)
+    try:
+        with _workers_attended(config, cluster, console):
+            exit_code = _train(config, cluster, strategy, folder, console, clock)
+    except UsageError:
+        strategy.dismiss(folder.ending_path(), ExitCode.USAGE)
+        raise
+    strategy.dismiss(folder.ending_path(), exit_code)
+    if EVALUATOR in cluster.addresses:
+        folder.write_ending(f"{EVALUATOR}-0", exit_code)
+    return exit_code
+
+
+def _workers_attended(
+    config: Config, cluster: Cluster, console: Console
+) -> AbstractContextManager[None]:
+    """Where workers serve, the loss of one need not end the run."""
+    traits = discovery.traits(config.strategy.strategy)
+    if not traits.serving_roles:
+        return contextlib.nullcontext()
+    patience_seconds = config.strategy.peer_timeout_seconds
+    return workers_attended(cluster, console.warn, patience_seconds)
+
+
+def _train(
+    config: Config,
+    cluster: Cluster,
+    strategy: Strategy,
+    folder: RunFolder,
+    console: Console,
+    clock: Clock,
+) -> ExitCode:
+    assembly = assemble(config, strategy)
     initial_weights_sha256 = weights_sha256(assembly.model)
     checkpoints = Checkpoints(
         folder.checkpoints,
@@ -40,7 +78,7 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         keep=config.report.keep_checkpoints,
     )
     state = checkpoints.restore_newest(console.warn) if folder.holds_a_run else None
-    assembly.strategy.share_from_chief(assembly.state_variables())
+    strategy.share_from_chief(assembly.state_variables())
     first_step = int(assembly.step.numpy())
     if first_step >= assembly.train_steps and folder.read_result() is not None:
         console.say(f"{folder.path} is complete at step {first_step}: nothing to do.")
@@ -121,7 +159,6 @@ class _Run:
             self.assembly.strategy.close()
         self._conclude(status)
         self.assembly.strategy.share_from_chief([])
-        self.assembly.strategy.dismiss(self.folder.ending_path(), exit_code)
         return exit_code
 
     def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:

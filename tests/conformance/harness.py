@@ -12,7 +12,7 @@ import tensorflow as tf
 from strategies import discovery
 from strategies.base import Observe
 from strategies.cluster import Cluster
-from trainers.assembly import Assembly, assemble
+from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.config import Config
 from trainers.inputs.data import Source
 from trainers.inputs.order import Order, SourceBatches
@@ -113,7 +113,7 @@ class Subject:
 
     @classmethod
     def of(cls, config: Config) -> Subject:
-        return cls(assemble(config, Cluster()))
+        return cls(assemble(config, create_strategy(config, Cluster())))
 
     def run(
         self, layout: Layout, num_steps: int = NUM_STEPS, calls: int = 1

@@ -1,0 +1,68 @@
+"""Tells that another task of the cluster was lost, and which one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import tensorflow as tf
+
+from strategies.cluster import Cluster
+from strategies.rendezvous import REMEDY, PeerLostError, is_listening
+
+# What TensorFlow 2.21 raises for a process that is gone (the first two) or silent.
+_SIGNS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+)
+# What it raises besides, for work that was under way. These have other causes too, and
+# count only if a task is missing.
+_CONSEQUENCES = (tf.errors.CancelledError, tf.errors.InternalError)
+_MOST_NAMED = 4
+
+
+@contextlib.contextmanager
+def lost_peers_named(cluster: Cluster) -> Iterator[None]:
+    """Turns what TensorFlow raises when a task is lost into one error that names it.
+
+    Raises:
+      PeerLostError: in place of TensorFlow's error.
+    """
+    try:
+        yield
+    except Exception as error:
+        # The coordinator of parameter servers wraps some errors.
+        cause = getattr(error, "original_exception", error)
+        if not isinstance(cause, (*_SIGNS, *_CONSEQUENCES)):
+            raise
+        lost = _lost_peer(cluster, cause)
+        if lost is None:
+            raise
+        raise lost from error
+
+
+def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | None:
+    peers = cluster.peers()
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        there = list(pool.map(is_listening, peers.values()))
+    gone = {
+        t: a
+        for (t, a), is_there in zip(peers.items(), there, strict=True)
+        if not is_there
+    }
+    if gone:
+        return PeerLostError(f"{_named(gone)} was lost: {REMEDY}")
+    if not isinstance(error, _SIGNS):
+        return None
+    # A stopped process still accepts connections: its system does.
+    one_of = "one of " if len(peers) > 1 else ""
+    silent = f"{one_of}{_named(peers)} does not answer ({type(error).__name__})"
+    return PeerLostError(f"{silent}: {REMEDY}")
+
+
+def _named(tasks: Mapping[str, str]) -> str:
+    names = [f"{task} at {address}" for task, address in tasks.items()]
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

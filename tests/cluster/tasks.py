@@ -1,0 +1,128 @@
+"""Starts the tasks of a cluster one by one, as a scheduler would."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from strategies.cluster import Cluster
+from strategies.launcher import local_cluster
+from tests import processes
+
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """A process that has been started as one task of a cluster."""
+
+    process: subprocess.Popen[bytes]
+    output: pathlib.Path
+    errors: pathlib.Path
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def exit_code(self) -> int:
+        """Waits for the process to end."""
+        return self.process.wait(processes.PATIENCE_SECONDS)
+
+    def error_lines(self) -> list[str]:
+        return self.errors.read_text(encoding="utf-8").splitlines()
+
+    def output_lines(self) -> list[str]:
+        return self.output.read_text(encoding="utf-8").splitlines()
+
+
+@dataclasses.dataclass(slots=True)
+class Tasks:
+    """Processes of one cluster, by the name of their task."""
+
+    addresses: Mapping[str, tuple[str, ...]]
+    folder: pathlib.Path
+    flags: tuple[str, ...]
+    started: dict[str, Task] = dataclasses.field(default_factory=dict)
+
+    @property
+    def run_dir(self) -> pathlib.Path:
+        return self.folder / "run"
+
+    def address(self, name: str) -> str:
+        return Cluster(addresses=self.addresses).tasks()[name]
+
+    def start(self, name: str, *flags: str) -> Task:
+        """Starts the program as one task, with flags of its own at the end."""
+        job, _, index = name.rpartition("-")
+        cluster = Cluster(job=job, index=int(index), addresses=self.addresses)
+        output, errors = (
+            self.folder / f"{name}.{kind}" for kind in ("output", "errors")
+        )
+        with output.open("wb") as out, errors.open("wb") as err:
+            process = subprocess.Popen(
+                processes.command(f"--run_dir={self.run_dir}", *self.flags, *flags),
+                cwd=self.folder,
+                env={**processes.environment(), "TF_CONFIG": cluster.tf_config()},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+        self.started[name] = Task(process, output, errors)
+        return self.started[name]
+
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
+        """Looks again and again until something holds while all tasks run."""
+        deadline = time.monotonic() + processes.PATIENCE_SECONDS
+        while not holds():
+            for name, task in self.started.items():
+                if task.process.poll() is not None:
+                    lines = task.error_lines()[-20:]
+                    raise AssertionError(f"{name} ended before {what}: {lines}")
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"waited {processes.PATIENCE_SECONDS} s for {what}"
+                )
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def wait_for_checkpoint(self) -> None:
+        """Until a checkpoint shows that they train."""
+        pattern = "checkpoints/step-*"
+        self.wait_until(lambda: any(self.run_dir.glob(pattern)), "a checkpoint")
+
+    def exit_codes(self) -> dict[str, int]:
+        """Waits for every task to end."""
+        return {name: task.exit_code() for name, task in self.started.items()}
+
+    def error_lines(self) -> dict[str, list[str]]:
+        return {name: task.error_lines() for name, task in self.started.items()}
+
+
+@contextlib.contextmanager
+def cluster(
+    folder: pathlib.Path,
+    num_tasks: Mapping[str, int],
+    *flags: str,
+    absent: tuple[str, ...] = (),
+) -> Iterator[Tasks]:
+    """Starts every task on a free port, and kills what still runs afterwards.
+
+    Args:
+      folder: for the run and for what each task prints.
+      num_tasks: by job.
+      flags: of every task.
+      absent: tasks that are in the cluster and are not started.
+    """
+    tasks = Tasks(local_cluster(num_tasks), folder, flags)
+    try:
+        for name in Cluster(addresses=tasks.addresses).tasks():
+            if name not in absent:
+                tasks.start(name)
+        yield tasks
+    finally:
+        for task in tasks.started.values():
+            task.process.kill()
+            task.process.wait()

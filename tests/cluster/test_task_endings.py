@@ -1,0 +1,275 @@
+"""How every task of a cluster ends, each started by itself as a scheduler would."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import signal
+import socket
+import time
+
+import pytest
+from jsonschema import validate
+
+from tests.cluster.tasks import Tasks, cluster
+from tests.event_files import read_events
+from tests.processes import ROOT
+
+pytestmark = pytest.mark.cluster
+
+NUM_TASKS = {
+    "multi_worker_mirrored": {"worker": 2},
+    "parameter_server": {"chief": 1, "worker": 2, "ps": 1},
+}
+STRATEGIES = tuple(NUM_TASKS)
+CHIEFS = {"multi_worker_mirrored": "worker-0", "parameter_server": "chief-0"}
+SMALL = ("--model=mlp", "--hidden_units=8")
+LONG = (*SMALL, "--train_steps=1000000", "--checkpoint_every_steps=50")
+LOST, TERMINATED, INTERRUPTED = 138, 143, 130
+
+
+@contextlib.contextmanager
+def started(folder, strategy, *flags, absent=(), **more):
+    num_tasks = {**NUM_TASKS[strategy], **more}
+    with cluster(
+        folder, num_tasks, f"--strategy={strategy}", *flags, absent=absent
+    ) as tasks:
+        yield tasks
+
+
+def all_of(tasks: Tasks, code: int) -> dict[str, int]:
+    return dict.fromkeys(tasks.started, code)
+
+
+def result_of(tasks: Tasks) -> dict:
+    result = json.loads((tasks.run_dir / "result.json").read_text(encoding="utf-8"))
+    validate(result, json.loads((ROOT / "docs/result.schema.json").read_text()))
+    return result
+
+
+# Which tasks do not start, of two clusters at a time to wait once for both.
+MISSING = {
+    "multi_worker_mirrored": (("worker-0",), ("worker-1",)),
+    "parameter_server": (("chief-0",), ("ps-0", "worker-1")),
+}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_tasks_that_do_not_start_are_named_by_all_others(
+    strategy: str, tmp_path: pathlib.Path
+) -> None:
+    # Long enough for all the others to be there on a busy machine, or they would be
+    # named as well.
+    flags = (*SMALL, "--startup_timeout_seconds=15")
+    with contextlib.ExitStack() as stack:
+        clusters = []
+        for missing in MISSING[strategy]:
+            folder = tmp_path / "-".join(missing)
+            folder.mkdir()
+            tasks = started(folder, strategy, *flags, absent=missing)
+            clusters.append((missing, stack.enter_context(tasks)))
+        for missing, tasks in clusters:
+            assert tasks.exit_codes() == all_of(tasks, LOST)
+            named = ", ".join(f"{name} at {tasks.address(name)}" for name in missing)
+            for name, (line,) in tasks.error_lines().items():
+                start, _, end = line.partition(" s: ")
+                assert start == "error: the cluster did not assemble within 15", name
+                assert sorted(end.partition(" did not start")[0].split(", ")) == (
+                    sorted(named.split(", "))
+                ), name
+            assert not tasks.run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "task"),
+    [
+        ("multi_worker_mirrored", "worker-1"),
+        ("parameter_server", "chief-0"),
+        ("parameter_server", "ps-0"),
+    ],
+)
+def test_an_address_that_is_taken_is_named_at_once(
+    strategy: str, task: str, tmp_path: pathlib.Path
+) -> None:
+    everything = ("worker-0", "worker-1", "chief-0", "ps-0")
+    with started(tmp_path, strategy, *SMALL, absent=everything) as tasks:
+        host, _, port = tasks.address(task).rpartition(":")
+        with socket.create_server((host, int(port))):
+            assert tasks.start(task).exit_code() == 2
+        (line,) = tasks.started[task].error_lines()
+        assert line.startswith(f"error: the address {tasks.address(task)} of {task} ")
+        assert "in use" in line
+        assert not tasks.run_dir.exists()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_task_of_a_completed_run_ends_with_0(
+    strategy: str, tmp_path: pathlib.Path
+) -> None:
+    """And an evaluator, whom nobody waits for, has evaluated every checkpoint."""
+    flags = (
+        *SMALL,
+        "--train_steps=60",
+        "--eval_every_steps=20",
+        "--checkpoint_every_steps=20",
+    )
+    with started(tmp_path, strategy, *flags, evaluator=1) as tasks:
+        assert tasks.exit_codes() == all_of(tasks, 0)
+        assert tasks.error_lines() == {name: [] for name in tasks.started}
+        result = result_of(tasks)
+        assert result["status"] == "completed"
+        assert result["num_replicas"] == 2
+        by_chief = read_events(tasks.run_dir / "tb" / "eval")
+        by_evaluator = read_events(tasks.run_dir / "tb" / "evaluator")
+        assert set(by_evaluator.points) == {"loss", "accuracy"}
+        for tag in by_evaluator.points:
+            values = by_evaluator.scalars(tag)
+            assert set(values) == {20, 40, 60}
+            # The same sums in another order, in float32.
+            assert values == pytest.approx(by_chief.scalars(tag), rel=1e-5)
+        output = tasks.started["evaluator-0"].output_lines()
+        assert [line.split("|")[1].split() for line in output] == [
+            ["step", str(step)] for step in (20, 40, 60)
+        ]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_task_of_a_diverged_run_ends_with_3(
+    strategy: str, tmp_path: pathlib.Path
+) -> None:
+    flags = (*SMALL, "--optimizer=sgd", "--learning_rate=1e10")
+    with started(tmp_path, strategy, *flags) as tasks:
+        assert tasks.exit_codes() == all_of(tasks, 3)
+        errors = tasks.error_lines()
+        (line,) = errors.pop(CHIEFS[strategy])
+        assert "training has diverged" in line
+        assert set(map(tuple, errors.values())) == {()}
+        assert result_of(tasks)["status"] == "diverged"
+
+
+# The first is found before the tasks meet, the second by those that train.
+@pytest.mark.parametrize("wrong", ["--learning_rate=-1", "--global_batch_size=1"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_task_of_a_bad_request_ends_with_2(
+    strategy: str, wrong: str, tmp_path: pathlib.Path
+) -> None:
+    with started(tmp_path, strategy, *SMALL, wrong) as tasks:
+        assert tasks.exit_codes() == all_of(tasks, 2)
+        (line,) = tasks.error_lines()[CHIEFS[strategy]]
+        assert line.startswith("error: ")
+        assert wrong.removesuffix("=1").removesuffix("=-1") in line
+        assert not tasks.run_dir.exists()
+
+
+# From a scheduler all tasks get it; then parameter servers stay for the chief's
+# checkpoint. One task that trains is enough.
+@pytest.mark.parametrize(
+    ("strategy", "number", "receivers", "code"),
+    [
+        ("multi_worker_mirrored", signal.SIGTERM, ("worker-1",), TERMINATED),
+        ("multi_worker_mirrored", signal.SIGINT, ("worker-0", "worker-1"), INTERRUPTED),
+        ("parameter_server", signal.SIGINT, ("chief-0",), INTERRUPTED),
+        (
+            "parameter_server",
+            signal.SIGTERM,
+            ("chief-0", "worker-0", "worker-1", "ps-0"),
+            TERMINATED,
+        ),
+    ],
+)
+def test_a_signal_ends_every_task_after_a_checkpoint(
+    strategy: str,
+    number: signal.Signals,
+    receivers: tuple[str, ...],
+    code: int,
+    tmp_path: pathlib.Path,
+) -> None:
+    with started(tmp_path, strategy, *LONG) as tasks:
+        tasks.wait_for_checkpoint()
+        for name in receivers:
+            tasks.started[name].send(number)
+        assert tasks.exit_codes() == all_of(tasks, code)
+        assert set(map(tuple, tasks.error_lines().values())) == {()}
+        result = result_of(tasks)
+        assert result["status"] == "preempted"
+        newest = max((tasks.run_dir / "checkpoints").glob("step-*"))
+        assert newest.name == f"step-{result['steps']:08d}"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "lost"),
+    [
+        ("multi_worker_mirrored", "worker-0"),
+        ("multi_worker_mirrored", "worker-1"),
+        ("parameter_server", "chief-0"),
+        ("parameter_server", "ps-0"),
+    ],
+)
+def test_the_others_name_a_task_that_was_lost(
+    strategy: str, lost: str, tmp_path: pathlib.Path
+) -> None:
+    with started(tmp_path, strategy, *LONG, evaluator=1) as tasks:
+        tasks.wait_for_checkpoint()
+        tasks.started[lost].send(signal.SIGKILL)
+        codes = tasks.exit_codes()
+        assert codes.pop(lost) == -signal.SIGKILL
+        assert codes == dict.fromkeys(codes, LOST)
+        chief = CHIEFS[strategy]
+        for name, lines in tasks.error_lines().items():
+            # Those that depend on the chief alone see that it is gone.
+            trains = strategy == "multi_worker_mirrored" and name != "evaluator-0"
+            seen = lost if trains or name == chief else chief
+            if name != lost:
+                (line,) = lines
+                assert line.startswith(
+                    f"error: {seen} at {tasks.address(seen)} was lost: "
+                )
+        # A chief that has lost the weights has nothing to say of them.
+        if strategy == "multi_worker_mirrored" and lost != chief:
+            assert result_of(tasks)["status"] == "failed"
+        else:
+            assert not (tasks.run_dir / "result.json").exists()
+
+
+def test_a_leader_that_stands_still_counts_as_lost(tmp_path: pathlib.Path) -> None:
+    flags = (*LONG, "--peer_timeout_seconds=3")
+    with started(tmp_path, "multi_worker_mirrored", *flags) as tasks:
+        tasks.wait_for_checkpoint()
+        tasks.started["worker-0"].send(signal.SIGSTOP)
+        assert tasks.started["worker-1"].exit_code() == LOST
+        (line,) = tasks.started["worker-1"].error_lines()
+        assert f"worker-0 at {tasks.address('worker-0')} does not answer" in line
+
+
+def test_the_run_goes_on_without_a_worker_of_parameter_servers(
+    tmp_path: pathlib.Path,
+) -> None:
+    """One that is killed, or that ends 143 on SIGTERM; until none is left."""
+    with started(
+        tmp_path, "parameter_server", *LONG, "--peer_timeout_seconds=2"
+    ) as tasks:
+        tasks.wait_for_checkpoint()
+        chief, worker = tasks.started["chief-0"], tasks.started["worker-1"]
+        worker.send(signal.SIGTERM)
+        assert worker.exit_code() == TERMINATED
+        steps = newest_step(tasks)
+        deadline = time.monotonic() + 60
+        while newest_step(tasks) < steps + 100:
+            assert chief.process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        (line,) = chief.error_lines()
+        address = tasks.address("worker-1")
+        assert line == f"warning: worker-1 at {address} was lost; the others go on."
+        tasks.started["worker-0"].send(signal.SIGKILL)
+        assert chief.exit_code() == LOST
+        assert tasks.started["ps-0"].exit_code() == LOST
+        assert "worker-0 at" in chief.error_lines()[-1]
+        assert len(chief.error_lines()) == 3
+        assert result_of(tasks)["status"] == "failed"
+
+
+def newest_step(tasks: Tasks) -> int:
+    found = (tasks.run_dir / "checkpoints").glob("step-*")
+    return max(int(path.name.removeprefix("step-")) for path in found)
