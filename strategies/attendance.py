@@ -2,7 +2,7 @@
 
 The coordinator of parameter servers runs the steps of a lost worker elsewhere and
 logs hundreds of lines a second about it, and with no worker left it waits for ever
-(TensorFlow 2.21). Here the loss is one line, and the loss of all is an error.
+(TensorFlow 2.21). Here the loss is one line, and the loss of too many is an error.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ _POLL_SECONDS = 1.0
 
 @contextlib.contextmanager
 def workers_attended(
-    cluster: Cluster, warn: Callable[[str], None], patience_seconds: float
+    cluster: Cluster,
+    num_required: int,
+    warn: Callable[[str], None],
+    patience_seconds: float,
 ) -> Iterator[None]:
     """Warns of workers that come and go, in the main thread's block.
 
     Args:
       cluster: whose workers.
+      num_required: how many of them steps cannot do without.
       warn: told of each in a sentence, from another thread.
-      patience_seconds: how long there may be no worker at all.
+      patience_seconds: how long there may be fewer.
 
     Raises:
-      PeerLostError: there was none for that long.
+      PeerLostError: there were fewer for that long.
     """
     lost: list[PeerLostError] = []
     ended = threading.Event()
@@ -41,7 +45,9 @@ def workers_attended(
         raise lost[0]
 
     def attend() -> None:
-        error = _until_none_is_left(cluster, warn, patience_seconds, ended)
+        error = _until_too_few_are_left(
+            cluster, num_required, warn, patience_seconds, ended
+        )
         if error is not None:
             lost.append(error)
             # The main thread waits for a result that will not come. A handler of a
@@ -59,28 +65,31 @@ def workers_attended(
         signal.signal(signal.SIGUSR1, previous)
 
 
-def _until_none_is_left(
+def _until_too_few_are_left(
     cluster: Cluster,
+    num_required: int,
     warn: Callable[[str], None],
     patience_seconds: float,
     ended: threading.Event,
 ) -> PeerLostError | None:
     workers = _workers(cluster)
     gone: set[str] = set()
-    last_seen = time.monotonic()
+    enough_at = time.monotonic()
     while not ended.wait(_POLL_SECONDS):
         there = {task for task, address in workers.items() if is_listening(address)}
-        others = "; the others go on" if there else ""
+        enough = len(there) >= num_required
+        others = "; the others go on" if enough else ""
         for task in sorted(workers.keys() - there - gone):
             warn(f"{task} at {workers[task]} was lost{others}.")
         for task in sorted(gone & there):
             warn(f"{task} at {workers[task]} is back.")
         gone = workers.keys() - there
-        if there:
-            last_seen = time.monotonic()
-        elif time.monotonic() - last_seen > patience_seconds:
-            names = ", ".join(f"{task} at {at}" for task, at in workers.items())
-            return PeerLostError(f"every worker was lost ({names}): {REMEDY}")
+        if enough:
+            enough_at = time.monotonic()
+        elif time.monotonic() - enough_at > patience_seconds:
+            names = ", ".join(f"{task} at {workers[task]}" for task in sorted(gone))
+            needed = f"{len(there)} of {num_required} workers needed are left"
+            return PeerLostError(f"{needed}, {names} lost: {REMEDY}")
     return None
 
 

@@ -154,6 +154,8 @@ class Launcher:
             time.sleep(_POLL_SECONDS)
         if self._signal is not None:
             self._stop_training(self._signal)
+            if chief.process.poll() is None:
+                return 128 + self._signal
         else:
             self._wait(_SECONDS_FOR_OTHERS_TO_END, self._tasks)
         failed = chief if chief.process.poll() else self._failed()

@@ -27,6 +27,8 @@ from strategies.server import serve
 from strategies.settings import UsageError
 from strategies.synchronous_steps import SynchronousSteps
 
+_SECONDS_TO_GIVE_BACK = 5.0
+
 
 class ParameterServer(Strategy):
     """`tf.distribute.ParameterServerStrategy` with its coordinator.
@@ -133,7 +135,9 @@ class ParameterServer(Strategy):
         self._coordinator.join()
 
     def close(self) -> None:
-        self._free_workers()
+        # A worker that was lost does not give back its closure.
+        if self._synchronous is not None:
+            self._synchronous.free_workers(_SECONDS_TO_GIVE_BACK)
 
     def _free_workers(self) -> None:
         """Takes back the workers that a synchronous update keeps."""

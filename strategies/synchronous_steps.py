@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import tensorflow as tf
@@ -105,8 +107,11 @@ class SynchronousSteps:
         self._start_workers(batches)
         return _Led(lambda: self._lead(num_steps, observe, proposed))
 
-    def free_workers(self) -> None:
+    def free_workers(self, patience_seconds: float | None = None) -> None:
         """Ends the workers' closures, so that others can be scheduled.
+
+        Args:
+          patience_seconds: how long to wait for them; None for as long as it takes.
 
         Raises:
           tf.errors.OpError: what made one of them fail.
@@ -114,7 +119,7 @@ class SynchronousSteps:
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             self._turns.end()
-            under_way.wait()
+            under_way.wait(patience_seconds)
 
     def _start_workers(self, feed: Feed) -> None:
         """Schedules a closure for each worker, unless they are under way."""
@@ -206,4 +211,13 @@ class _Led:
     lead: Callable[[], StepResults]
 
     def fetch(self) -> StepResults:
-        return self.lead()
+        """Waits in Python, which handles no signal while TensorFlow waits."""
+        future: Future[StepResults] = Future()
+        threading.Thread(target=self._lead_into, args=(future,), daemon=True).start()
+        return future.result()
+
+    def _lead_into(self, future: Future[StepResults]) -> None:
+        try:
+            future.set_result(self.lead())
+        except BaseException as error:
+            future.set_exception(error)

@@ -130,13 +130,13 @@ class WorkersUnderWay:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Returns when all have ended.
+    def wait(self, patience_seconds: float | None) -> None:
+        """Returns when all have ended, or are not waited for any longer.
 
         Raises:
           tf.errors.OpError: what made one of them fail.
         """
-        self._thread.join()
+        self._thread.join(patience_seconds)
         self.raise_failure()
 
     def raise_failure(self) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 from contextlib import AbstractContextManager
 
-from strategies import discovery
 from strategies.attendance import workers_attended
 from strategies.base import Strategy
 from strategies.cluster import EVALUATOR, Cluster
@@ -53,11 +52,14 @@ def _workers_attended(
     config: Config, cluster: Cluster, console: Console
 ) -> AbstractContextManager[None]:
     """Where workers serve, the loss of one need not end the run."""
-    traits = discovery.traits(config.strategy.strategy)
+    traits = config.strategy.traits
     if not traits.serving_roles:
         return contextlib.nullcontext()
+    num_workers = len(cluster.addresses["worker"])
+    backups = config.strategy.backup_workers
+    num_required = num_workers - backups if traits.synchronous else 1
     patience_seconds = config.strategy.peer_timeout_seconds
-    return workers_attended(cluster, console.warn, patience_seconds)
+    return workers_attended(cluster, num_required, console.warn, patience_seconds)
 
 
 def _train(

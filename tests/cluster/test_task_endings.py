@@ -272,6 +272,24 @@ def test_the_run_goes_on_without_a_worker_of_parameter_servers(
         assert result_of(tasks)["status"] == "failed"
 
 
+def test_a_synchronous_update_does_not_wait_for_ever_for_a_lost_worker(
+    tmp_path: pathlib.Path,
+) -> None:
+    flags = (*LONG, "--update=sync", "--peer_timeout_seconds=2")
+    with started(tmp_path, "parameter_server", *flags) as tasks:
+        tasks.wait_for_checkpoint()
+        tasks.started["worker-1"].send(signal.SIGKILL)
+        chief = tasks.started["chief-0"]
+        assert chief.exit_code() == LOST
+        line = chief.error_lines()[-1]
+        address = tasks.address("worker-1")
+        assert line.startswith(
+            f"error: 1 of 2 workers needed are left, worker-1 at {address} lost: "
+        )
+        assert tasks.started["ps-0"].exit_code() == LOST
+        assert result_of(tasks)["status"] == "failed"
+
+
 def newest_step(tasks: Tasks) -> int:
     found = (tasks.run_dir / "checkpoints").glob("step-*")
     return max(int(path.name.removeprefix("step-")) for path in found)
