@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from strategies.launcher import end_with_launcher
 from strategies.settings import UsageError, printable
@@ -16,7 +14,8 @@ from trainers.config import Config
 from trainers.console import Console
 from trainers.launch import launch
 from trainers.outcome import ExitCode
-from trainers.quiet import native_log_hidden, prepare_standard_streams
+from trainers.quiet import prepare_standard_streams
+from trainers.runtime import load_tensorflow
 from trainers.tasks import cluster_of, run_task
 
 
@@ -50,36 +49,8 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     cluster = cluster_of(config, os.environ)
     if cluster is None:
         return launch(config, argv, console)
-    with _interrupt_ends_at_once():
-        _load_tensorflow(config.run.verbose)
+    load_tensorflow(config)
     return run_task(config, cluster, console)
-
-
-def _load_tensorflow(verbose: bool) -> None:
-    """Imports it, and looks for GPUs, which also logs from C++."""
-    if not verbose:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with contextlib.nullcontext() if verbose else native_log_hidden():
-        import tensorflow as tf
-
-        tf.config.list_physical_devices()
-
-
-@contextlib.contextmanager
-def _interrupt_ends_at_once() -> Iterator[None]:
-    """Keeps Ctrl-C from being raised as an exception within imports.
-
-    Some of TensorFlow's imports catch every exception, or turn it into an
-    ImportError. Nothing has been written yet that would need an end in order.
-    """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _print_help(text: str) -> ExitCode:
