@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from strategies.cluster import Cluster
+from strategies.gpus import divide
 
 LAUNCHER_PID = "KDS_LAUNCHER_PID"
 
@@ -63,6 +64,8 @@ class Plan:
       serving: the jobs whose tasks only lend themselves to the chief.
       computing: the jobs whose tasks compute, among whom the cores are divided.
       logs: folder for the tasks' output, used once it exists.
+      gpus: what CUDA_VISIBLE_DEVICES calls this machine's GPUs, which are divided
+        among those tasks as well.
     """
 
     command: Sequence[str]
@@ -70,6 +73,26 @@ class Plan:
     serving: Sequence[str]
     computing: Sequence[str]
     logs: pathlib.Path
+    gpus: Sequence[str] = ()
+
+
+def task_resources(plan: Plan, cluster: Cluster) -> dict[str, str]:
+    """The environment by which a task takes its share of this machine.
+
+    Raises:
+      UsageError: there are fewer GPUs than tasks that compute.
+    """
+    resources = {}
+    computes = cluster.job in plan.computing
+    num_computing = sum(len(plan.addresses[job]) for job in plan.computing)
+    if num_computing > len(os.sched_getaffinity(0)):
+        resources["TF_NUM_INTRAOP_THREADS"] = os.environ.get(
+            "TF_NUM_INTRAOP_THREADS", "1"
+        )
+    if plan.gpus:
+        own = divide(plan.gpus, num_computing)[cluster.index] if computes else ()
+        resources["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    return resources
 
 
 def end_with_launcher() -> None:
@@ -115,7 +138,8 @@ class Launcher:
         with self._signals_handled():
             try:
                 for cluster in self._clusters():
-                    self._tasks.append(_Task(cluster, self._plan))
+                    resources = task_resources(self._plan, cluster)
+                    self._tasks.append(_Task(cluster, self._plan, resources))
                 self._divide_cores()
                 return self._supervise()
             finally:
@@ -206,13 +230,14 @@ class Launcher:
 class _Task:
     """One started process, and what it has printed."""
 
-    def __init__(self, cluster: Cluster, plan: Plan):
+    def __init__(self, cluster: Cluster, plan: Plan, resources: Mapping[str, str]):
         self.cluster = cluster
         self._log = plan.logs / f"{cluster.task}.log"
         self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         environment = {
             **_ALLOCATOR,
             **os.environ,
+            **resources,
             "TF_CONFIG": cluster.tf_config(),
             LAUNCHER_PID: str(os.getpid()),
         }

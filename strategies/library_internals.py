@@ -65,7 +65,7 @@ def slurm_addresses(
     The resolver sorts hosts as text, so that rank 0 of node[9-10] takes itself to be
     on node10. Numbered, they stay in Slurm's order (tensorflow/python/distribute/
     cluster_resolver/slurm_cluster_resolver.py, `cluster_spec`). GPUs are left to Slurm:
-    asked for them, the resolver calls nvidia-smi, and divides by zero if there are none.
+    asked for them, the resolver calls nvidia-smi, and a machine without one fails.
 
     Raises:
       RuntimeError: the variables describe another number of tasks.

@@ -322,9 +322,9 @@ class Config:
         name = self.strategy.strategy
         if self.strategy.num_replicas and discovery.traits(name).multi_process:
             raise UsageError(
-                f"--num_replicas={replicas} is not used by --strategy={name}, which has "
-                "one replica for each GPU of a worker, or one without GPUs: give "
-                "--num_workers instead."
+                f"--num_replicas={replicas} is not used by --strategy={name}, whose "
+                "workers have a replica for each of their GPUs, or one without GPUs: "
+                "give --num_workers instead."
             )
         if self.length.global_batch_size < replicas:
             raise UsageError(

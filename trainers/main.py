@@ -46,11 +46,26 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     end_with_launcher()
+    if config.run.mode == "doctor":
+        return _consult(config, console)
     cluster = cluster_of(config, os.environ)
     if cluster is None:
         return launch(config, argv, console)
     load_tensorflow(config)
     return run_task(config, cluster, console)
+
+
+def _consult(config: Config, console: Console) -> int:
+    """Calls the doctor, unless there is no TensorFlow or Keras to call it with."""
+    try:
+        load_tensorflow(config)
+        from trainers.doctor import doctor
+    except ImportError as error:
+        words = " ".join(str(error).split())
+        raise UsageError(
+            f"TensorFlow or Keras is missing ({words}): make install."
+        ) from error
+    return doctor(config, console)
 
 
 def _print_help(text: str) -> ExitCode:

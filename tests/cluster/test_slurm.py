@@ -109,7 +109,11 @@ def test_a_wrong_variable_is_refused_in_one_line(
 def test_tasks_are_divided_among_jobs_as_the_flags_say() -> None:
     wanted = {"chief": 1, "worker": None, "ps": 1}
     assert slurm.num_tasks_by_job(STEP, wanted) == {"chief": 1, "worker": 2, "ps": 1}
-    for wrong in ({**wanted, "ps": 3}, {**wanted, "worker": 1}, {**wanted, "worker": 3}):
+    for wrong in (
+        {**wanted, "ps": 3},
+        {**wanted, "worker": 1},
+        {**wanted, "worker": 3},
+    ):
         with pytest.raises(UsageError, match="Slurm has started 4 tasks, and the"):
             slurm.num_tasks_by_job(STEP, wrong)
 
