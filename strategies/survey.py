@@ -84,10 +84,10 @@ def _ask(own_name: str, task: str, address: str) -> Answer:
         return Answer(silence="no answer: a firewall, or a host that is down")
     except ConnectionRefusedError:
         return Answer(silence="nothing listens there")
+    except (ValueError, ConnectionResetError, BrokenPipeError):
+        return Answer(silence="something else uses that port")
     except OSError as error:
         return Answer(silence=(error.strerror or str(error)).lower())
-    except ValueError:
-        return Answer(silence="something else uses that port")
     if said.get("task") != task:
         return Answer(silence="another task or program answers there")
     return Answer(card=said)
