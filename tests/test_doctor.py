@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -108,14 +109,14 @@ def test_supported_versions_are_those_that_are_installed_by_make() -> None:
         assert sorted(required) == sorted(versions)
 
 
-ENOUGH = {
+ENOUGH: dict[str, int] = {
     "cores": 2,
     "gpus": 0,
     "gpus_of_driver": 0,
     "replicas": 2,
     "computing_here": 2,
 }
-SLOW = {
+SLOW: dict[str, tuple[dict[str, Any], dict[str, int], str]] = {
     "GPUs that TensorFlow lacks": (
         {},
         {"gpus_of_driver": 1},
@@ -163,7 +164,7 @@ def test_what_is_slow_is_named_with_what_to_change(case: str) -> None:
     ],
 )
 def test_what_is_fine_is_not_named(
-    settings: dict[str, object], changed: dict[str, int]
+    settings: dict[str, Any], changed: dict[str, int]
 ) -> None:
     means = Means(**{**ENOUGH, **changed})
     assert list(what_is_slow(Config().replace(**settings), means)) == []
