@@ -44,7 +44,7 @@ def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
         job_name=cluster.job,
         task_index=cluster.index,
         protocol="grpc",
-        config=_threads(),
+        config=server_threads(),
     )
     del server  # It serves until the process ends.
     chief = cluster.addresses["chief"][0]
@@ -59,7 +59,7 @@ def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
     return LOST_PEER
 
 
-def _threads() -> tf.compat.v1.ConfigProto:
+def server_threads() -> tf.compat.v1.ConfigProto:
     """Those set for this process; a server does not look for them itself."""
     threading = tf.config.threading
     return tf.compat.v1.ConfigProto(

@@ -171,6 +171,11 @@ def test_parameter_servers_have_device_filters(monkeypatch: pytest.MonkeyPatch) 
         filters.append(cluster_device_filters)
         raise InterruptedError
 
+    for set_by_the_strategy in (
+        "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE",
+        "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY",
+    ):
+        monkeypatch.setenv(set_by_the_strategy, "")
     remote = importlib.import_module("tensorflow.python.eager.remote")
     monkeypatch.setattr(remote, "connect_to_cluster", connect)
     spec = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4"]}

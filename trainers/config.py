@@ -60,8 +60,7 @@ class ThreadsConfig:
 
     intra_op_threads: int = setting(
         0,
-        "Threads that share one operation. 0: as many as cores the process may use, "
-        "or one if more tasks are started here than there are cores.",
+        "Threads that share one operation. 0: as many as cores the process may use.",
         minimum=0,
         maximum=1024,
     )

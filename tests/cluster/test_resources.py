@@ -1,10 +1,11 @@
-"""Tasks that one command starts divide cores and GPUs among themselves."""
+"""Tasks that one command starts divide GPUs, and have the threads they are given."""
 
 from __future__ import annotations
 
 import json
 import os
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from strategies.gpus import divide, visible_gpus
 from strategies.launcher import Launcher, Plan, local_cluster
 from strategies.settings import UsageError
-from tests.command import run_main
+from tests.command import ROOT, run_main
 
 # What a task does here: it tells what it was given.
 TELL = """
@@ -20,7 +21,6 @@ import json, os, pathlib, sys
 task = json.loads(os.environ["TF_CONFIG"])["task"]
 told = {
     "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
-    "threads": os.environ.get("TF_NUM_INTRAOP_THREADS"),
 }
 file = pathlib.Path(sys.argv[1], f"{task['type']}-{task['index']}")
 file.write_text(json.dumps(told))
@@ -95,3 +95,30 @@ def test_a_number_of_replicas_that_nothing_would_use_is_refused(
     (line,) = done.stderr.splitlines()
     assert f"--num_replicas=2 is not used by --strategy={strategy}" in line
     assert not run_dir.exists()
+
+
+def test_threads_are_set_before_tensorflow_starts() -> None:
+    program = """
+import tensorflow as tf
+from trainers import flags, runtime
+config = flags.parse(["", "--intra_op_threads=3", "--inter_op_threads=5"])
+runtime.load_tensorflow(config)
+from strategies.server import server_threads
+tf.zeros([])
+threading = tf.config.threading
+print(
+    threading.get_intra_op_parallelism_threads(),
+    threading.get_inter_op_parallelism_threads(),
+    server_threads().intra_op_parallelism_threads,
+    server_threads().inter_op_parallelism_threads,
+)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.split() == ["3", "5", "3", "5"]
