@@ -76,7 +76,7 @@ class Plan:
     gpus: Sequence[str] = ()
 
 
-def task_resources(plan: Plan, cluster: Cluster) -> dict[str, str]:
+def _resources_of(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """The environment by which a task takes its share of this machine.
 
     Raises:
@@ -133,7 +133,7 @@ class Launcher:
         with self._signals_handled():
             try:
                 for cluster in self._clusters():
-                    resources = task_resources(self._plan, cluster)
+                    resources = _resources_of(self._plan, cluster)
                     self._tasks.append(_Task(cluster, self._plan, resources))
                 self._divide_cores()
                 return self._supervise()

@@ -90,16 +90,20 @@ def trickle(connection: socket.socket) -> None:
         time.sleep(0.1)
 
 
+def flood(connection: socket.socket) -> None:
+    """More than a message may be, and no end to it until the other hangs up."""
+    connection.sendall(b"[" * (1 << 17))
+    while connection.recv(4096):
+        pass
+
+
 STRANGERS: dict[str, tuple[Callable[[socket.socket], None], str]] = {
     "speaks HTTP": (
         lambda c: c.sendall(b"HTTP/1.1 400 Bad Request\r\n"),
         "something else uses that port",
     ),
     "hangs up": (lambda c: None, "something else uses that port"),
-    "never ends": (
-        lambda c: c.sendall(b"[" * (1 << 24)),
-        "something else uses that port",
-    ),
+    "says too much": (flood, "something else uses that port"),
     "nests deeply": (
         lambda c: c.sendall(b"[" * 60_000 + b"\n"),
         "something else uses that port",
