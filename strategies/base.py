@@ -390,6 +390,14 @@ class Strategy(abc.ABC):
           UsageError: this machine or cluster cannot run the configuration.
         """
 
+    @classmethod
+    def check_devices(cls, config: StrategyConfig) -> None:
+        """What of `create` needs no other process; takes nothing.
+
+        Raises:
+          UsageError: this machine lacks a device that the configuration needs.
+        """
+
     @property
     @abc.abstractmethod
     def devices(self) -> Sequence[str]:

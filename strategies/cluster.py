@@ -96,9 +96,9 @@ class Cluster:
 
 
 def from_environment(environment: Mapping[str, str]) -> Cluster | None:
-    """The task that the environment says this process is, or None if it is alone.
+    """The task that TF_CONFIG says this process is, or None without one.
 
-    TF_CONFIG goes before Slurm's variables.
+    It goes before Slurm's variables, which `strategies.slurm` reads.
 
     Raises:
       UsageError: TF_CONFIG is malformed.

@@ -6,7 +6,7 @@ when one changes its meaning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -55,3 +55,40 @@ def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:
     own keeps in its attributes (keras/src/layers/layer.py, `_flatten_layers`).
     """
     return model._flatten_layers()
+
+
+def slurm_addresses(
+    jobs: Mapping[str, int], first_port: int
+) -> tuple[dict[str, tuple[str, ...]], str, int]:
+    """Addresses by job, own job and own index, from Slurm's variables.
+
+    The resolver sorts hosts as text, so that rank 0 of node[9-10] takes itself to be
+    on node10. Numbered, they stay in Slurm's order (tensorflow/python/distribute/
+    cluster_resolver/slurm_cluster_resolver.py, `cluster_spec`). GPUs are left to Slurm:
+    asked for them, the resolver calls nvidia-smi, and a machine without one fails.
+
+    Raises:
+      RuntimeError: the variables describe another number of tasks.
+      ValueError: a list of nodes or of tasks per node is malformed.
+    """
+    resolver = _SlurmResolver(
+        jobs=dict(jobs),
+        port_base=first_port,
+        gpus_per_node=sum(jobs.values()),
+        gpus_per_task=1,
+        auto_set_gpu=False,
+    )
+    addresses = {
+        job: tuple(numbered.partition("/")[2] for numbered in found)
+        for job, found in resolver.cluster_spec().as_dict().items()
+    }
+    return addresses, *resolver.get_task_info()
+
+
+class _SlurmResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
+    def _resolve_task_configuration(self) -> dict[str, int]:
+        found = super()._resolve_task_configuration()
+        return {
+            f"{position:06d}/{host}": num_tasks
+            for position, (host, num_tasks) in enumerate(found.items())
+        }

@@ -56,9 +56,13 @@ class MultiWorkerMirrored(Strategy):
 
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> MultiWorkerMirrored:
+        cls.check_devices(config)
+        return cls(config, cluster)
+
+    @classmethod
+    def check_devices(cls, config: StrategyConfig) -> None:
         if config.collective_implementation == "nccl":
             require_gpus("--collective_implementation=nccl", "auto or ring")
-        return cls(config, cluster)
 
     @property
     def devices(self) -> Sequence[str]:

@@ -70,7 +70,7 @@ class Needed:
 
 
 @contextlib.contextmanager
-def answering(cluster: Cluster) -> Iterator[None]:
+def answering(cluster: Cluster) -> Iterator[socket.socket]:
     """Accepts connections at this task's own address, until TensorFlow does.
 
     Raises:
@@ -87,7 +87,7 @@ def answering(cluster: Cluster) -> Iterator[None]:
                 f"({error.strerror}): give each task a free port of its own machine."
             ) from error
         listener.listen(64)
-        yield
+        yield listener
 
 
 def _bind(listener: socket.socket, host: str, port: int) -> None:

@@ -22,7 +22,7 @@ from strategies.resolver import cluster_spec
 
 # With one thread, which TensorFlow chooses on one core, a scheduled function that
 # calls another waits for ever (TensorFlow 2.21, worker pinned with sched_setaffinity).
-_INTER_OP_THREADS = 4
+_LEAST_INTER_OP_THREADS = 4
 _POLL_SECONDS = 0.2
 _SECONDS_UNTIL_LOST = 3.0
 _SECONDS_TO_GIVE_BACK = 10.0
@@ -58,7 +58,7 @@ def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
         job_name=cluster.job,
         task_index=cluster.index,
         protocol="grpc",
-        config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=_INTER_OP_THREADS),
+        config=server_threads(),
     )
     del server  # It serves until the process ends.
     wait_for_tasks(cluster.peers(), startup_timeout_seconds, signals.received)
@@ -103,6 +103,17 @@ class _Signals:
         self._deadline = time.monotonic() + _SECONDS_AFTER_SIGNAL
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_DFL)
+
+
+def server_threads() -> tf.compat.v1.ConfigProto:
+    """Those set for this process; a server does not look for them itself."""
+    threading = tf.config.threading
+    return tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=threading.get_intra_op_parallelism_threads(),
+        inter_op_parallelism_threads=max(
+            _LEAST_INTER_OP_THREADS, threading.get_inter_op_parallelism_threads()
+        ),
+    )
 
 
 def _wait_until_gone(chief: str, exit_code: int) -> int:

@@ -24,8 +24,8 @@ from trainers.outcome import ExitCode
 
 DOCUMENTS = ("README.md", "BUILD.md", "CHANGELOG.md", "docs/design.md")
 
-# Flags of other programs: tensorboard, ruff, uv.
-FOREIGN_FLAGS = {"logdir", "host", "check", "upgrade"}
+# Flags of other programs: tensorboard, ruff, uv, srun.
+FOREIGN_FLAGS = {"logdir", "host", "check", "upgrade", "ntasks", "distribution", "gpus"}
 
 # The file that the README tells a reader to write.
 NOT_IN_THE_REPOSITORY = {"models/tiny.py"}

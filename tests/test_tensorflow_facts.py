@@ -5,9 +5,11 @@ When one of these fails after an upgrade, the code that names it can change.
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import keras
 import numpy as np
@@ -146,3 +148,45 @@ def test_index_shuffle_permutes_ranges_of_every_small_length() -> None:
             max_index=tf.constant(length - 1, tf.int64),
         )
         assert sorted(permuted.numpy()) == list(range(length))
+
+
+def test_slurms_resolver_sorts_nodes_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason why `library_internals.slurm_addresses` numbers them."""
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node[9-10]")
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "1(x2)")
+    resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
+        {"worker": 2}, port_base=1, gpus_per_node=1, gpus_per_task=1, auto_set_gpu=False
+    )
+    workers = resolver.cluster_spec().job_tasks("worker")
+    assert workers == ["node10:1", "node9:1"]
+
+
+def test_parameter_servers_have_device_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason why this project sets none: workers do not see each other."""
+    filters = []
+
+    def connect(*arguments: object, cluster_device_filters: Any, **others: str) -> None:
+        del arguments, others
+        filters.append(cluster_device_filters)
+        raise InterruptedError
+
+    for set_by_the_strategy in (
+        "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE",
+        "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY",
+    ):
+        monkeypatch.setenv(set_by_the_strategy, "")
+    remote = importlib.import_module("tensorflow.python.eager.remote")
+    monkeypatch.setattr(remote, "connect_to_cluster", connect)
+    spec = {"chief": ["h:1"], "worker": ["h:2", "h:3"], "ps": ["h:4"]}
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(spec), task_type="chief", task_id=0, rpc_layer="grpc"
+    )
+    with pytest.raises(InterruptedError):
+        tf.distribute.ParameterServerStrategy(resolver)
+    seen = {
+        job.name: [list(task.device_filters) for _, task in sorted(job.tasks.items())]
+        for job in filters[0]._as_cluster_device_filters().jobs
+    }
+    assert seen["worker"] == [["/job:ps", "/job:chief"]] * 2
+    assert seen["ps"][0] == ["/job:worker", "/job:chief"]

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import models
+from strategies import discovery
 from strategies.base import StrategyConfig
 from strategies.settings import UsageError, check_settings, setting, shown
 
@@ -26,8 +27,9 @@ class RunConfig:
 
     mode: str = setting(
         "train",
-        "What to do: train a model, or evaluate the newest checkpoint of --run_dir.",
-        choices=("train", "evaluate"),
+        "What to do: train a model; evaluate the newest checkpoint of --run_dir; or, "
+        "as doctor, tell whether training would start, on what, and what is slow.",
+        choices=("train", "evaluate", "doctor"),
     )
     run_dir: str | None = setting(
         None,
@@ -47,6 +49,27 @@ class RunConfig:
         maximum=2**31 - 1,
     )
     verbose: bool = setting(False, "Show tracebacks and TensorFlow's own log.")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ThreadsConfig:
+    """Threads of each process."""
+
+    intra_op_threads: int = setting(
+        0,
+        "Threads that share one operation. 0: as many as cores the process may use.",
+        minimum=0,
+        maximum=1024,
+    )
+    inter_op_threads: int = setting(
+        0,
+        "Threads that run operations side by side. 0: TensorFlow's choice.",
+        minimum=0,
+        maximum=1024,
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -239,6 +262,7 @@ class ReportConfig:
 GROUPS: Mapping[str, type] = {
     "run": RunConfig,
     "strategy": StrategyConfig,
+    "threads": ThreadsConfig,
     "length": LengthConfig,
     "model": ModelConfig,
     "data": DataConfig,
@@ -280,6 +304,7 @@ class Config:
 
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
     strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
+    threads: ThreadsConfig = dataclasses.field(default_factory=ThreadsConfig)
     length: LengthConfig = dataclasses.field(default_factory=LengthConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -293,6 +318,13 @@ class Config:
           UsageError: two settings contradict each other.
         """
         replicas = self.strategy.num_replicas or 1
+        name = self.strategy.strategy
+        if self.strategy.num_replicas and discovery.traits(name).multi_process:
+            raise UsageError(
+                f"--num_replicas={replicas} is not used by --strategy={name}, whose "
+                "workers have a replica for each of their GPUs, or one without GPUs: "
+                "give --num_workers instead."
+            )
         if self.length.global_batch_size < replicas:
             raise UsageError(
                 f"--global_batch_size={self.length.global_batch_size} is smaller "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 from strategies import discovery
 from strategies.base import DEFAULT_NUM_WORKERS
+from strategies.gpus import divide, visible_gpus
 from strategies.launcher import Launcher, Plan, local_cluster
 from trainers.config import Config
 from trainers.console import Console
@@ -25,13 +27,24 @@ def launch(config: Config, argv: Sequence[str], console: Console) -> int:
       UsageError: before any task is started.
     """
     folder = RunFolder.for_training(config)
+    return Launcher(plan_of(config, argv, folder), console.warn).run()
+
+
+def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
+    """What to start. The ports in it are free, and not held.
+
+    Raises:
+      UsageError: there are fewer GPUs than tasks that compute.
+    """
     num_tasks = {
         "chief": 1,
         "worker": config.strategy.num_workers or DEFAULT_NUM_WORKERS,
         "ps": config.strategy.num_ps or 1,
     }
+    gpus = visible_gpus(os.environ)
+    divide(gpus, num_tasks["worker"])
     traits = discovery.traits(config.strategy.strategy)
-    plan = Plan(
+    return Plan(
         command=[
             *(sys.executable, "-m", "trainers.main"),
             *argv[1:],
@@ -41,5 +54,5 @@ def launch(config: Config, argv: Sequence[str], console: Console) -> int:
         serving=traits.serving_roles,
         computing=("worker",),
         logs=folder.path / "logs",
+        gpus=gpus,
     )
-    return Launcher(plan, console.warn).run()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from strategies import discovery
 from strategies.launcher import end_with_launcher
 from strategies.rendezvous import PeerLostError
 from strategies.settings import UsageError, printable
@@ -18,7 +15,8 @@ from trainers.config import Config
 from trainers.console import Console
 from trainers.launch import launch
 from trainers.outcome import ExitCode
-from trainers.quiet import native_log_hidden, prepare_standard_streams
+from trainers.quiet import prepare_standard_streams
+from trainers.runtime import load_tensorflow
 from trainers.tasks import cluster_of, run_task
 
 
@@ -52,47 +50,26 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     end_with_launcher()
+    if config.run.mode == "doctor":
+        return _consult(config, console)
     cluster = cluster_of(config, os.environ)
     if cluster is None:
         return launch(config, argv, console)
-    with _interrupt_ends_at_once():
-        _load_tensorflow(config)
+    load_tensorflow(config)
     return run_task(config, cluster, console)
 
 
-def _load_tensorflow(config: Config) -> None:
-    """Imports it, and looks for GPUs, which also logs from C++.
-
-    About a task that is lost TensorFlow logs up to hundreds of lines a second, from
-    C++ and Python, and then raises an error that says the same.
-    """
-    verbose = config.run.verbose
-    several = discovery.traits(config.strategy.strategy).multi_process
-    if not verbose:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if several else "2")
-    with contextlib.nullcontext() if verbose else native_log_hidden():
-        import tensorflow as tf
-
-        tf.config.list_physical_devices()
-    if several and not verbose:
-        tf.get_logger().setLevel("CRITICAL")
-
-
-@contextlib.contextmanager
-def _interrupt_ends_at_once() -> Iterator[None]:
-    """Keeps Ctrl-C from being raised as an exception within imports.
-
-    Some of TensorFlow's imports catch every exception, or turn it into an
-    ImportError. Nothing has been written yet that would need an end in order.
-    """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _consult(config: Config, console: Console) -> int:
+    """Calls the doctor, unless there is no TensorFlow or Keras to call it with."""
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        load_tensorflow(config)
+        from trainers.doctor import doctor
+    except ImportError as error:
+        words = " ".join(str(error).split())
+        raise UsageError(
+            f"TensorFlow or Keras is missing ({words}): make install."
+        ) from error
+    return doctor(config, console)
 
 
 def _print_help(text: str) -> ExitCode:

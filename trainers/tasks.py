@@ -6,18 +6,20 @@ import importlib
 import pathlib
 from collections.abc import Mapping
 
-from strategies import discovery
+from strategies import discovery, slurm
+from strategies.base import Traits
 from strategies.cluster import EVALUATOR, Cluster, check_roles, from_environment
 from strategies.settings import UsageError
 from trainers.config import Config
 from trainers.console import Console
 from trainers.run_dir import RunFolder
+from trainers.runtime import load_tensorflow
 
 
 def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None:
     """This process's place, or None if a cluster is to be started on this machine.
 
-    Nothing here needs TensorFlow.
+    Nothing here needs TensorFlow, unless Slurm has started this process.
 
     Raises:
       UsageError: the environment's cluster is malformed or not for this strategy.
@@ -33,19 +35,38 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
                 "for several, or unset TF_CONFIG."
             )
         return Cluster()
-    if config.run.mode != "train":
+    if config.run.mode not in ("train", "doctor"):
         raise UsageError(
             f"--mode={config.run.mode} is for one process, and --strategy={name} for "
             "several: leave --strategy out."
         )
+    if cluster is None and not slurm.is_step(environment):
+        return None
     if cluster is not None:
         check_roles(cluster, traits.roles, traits.optional_roles)
-        if config.run.run_dir is None:
-            raise UsageError(
-                "--run_dir is missing: all tasks of a cluster must be given the same "
-                "folder of the run."
-            )
+    if config.run.run_dir is None:
+        raise UsageError(
+            "--run_dir is missing: all tasks of a cluster must be given the same "
+            "folder of the run."
+        )
+    if cluster is None:
+        return _cluster_of_slurm(config, traits, environment)
     return cluster
+
+
+def _cluster_of_slurm(
+    config: Config, traits: Traits, environment: Mapping[str, str]
+) -> Cluster:
+    wanted = {
+        "chief": 1,
+        "worker": config.strategy.num_workers,
+        "ps": config.strategy.num_ps or 1,
+    }
+    jobs = slurm.num_tasks_by_job(
+        environment, {job: wanted[job] for job in traits.roles}
+    )
+    load_tensorflow(config)
+    return slurm.identify(environment, jobs)
 
 
 def run_task(config: Config, cluster: Cluster, console: Console) -> int:

@@ -1,0 +1,217 @@
+"""Tasks tell each other what they run on, and are not troubled by anyone else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from strategies import survey
+from strategies.cluster import Cluster
+from strategies.launcher import local_cluster
+from strategies.settings import UsageError
+from tests import processes
+from trainers.card import differences, make_card
+from trainers.config import Config
+
+# An exchange takes a fraction of a second; the rest is for a busy machine.
+SECONDS = 60.0
+
+
+def worker(index: int, addresses: dict[str, tuple[str, ...]]) -> Cluster:
+    return Cluster(job="worker", index=index, addresses=addresses)
+
+
+def test_every_task_gets_the_card_of_every_other() -> None:
+    addresses = local_cluster({"worker": 3})
+    with ThreadPoolExecutor(3) as pool:
+        found = list(
+            pool.map(
+                lambda i: survey.exchange(worker(i, addresses), {"rank": i}, SECONDS),
+                range(3),
+            )
+        )
+    for index, answers in enumerate(found):
+        cards = {task: answer.card for task, answer in answers.items()}
+        assert cards == {
+            f"worker-{other}": {"rank": other, "task": f"worker-{other}"}
+            for other in range(3)
+            if other != index
+        }
+
+
+def test_a_task_that_is_not_there_is_told_from_a_name_that_is_unknown() -> None:
+    addresses = local_cluster({"worker": 2})
+    # RFC 2606 keeps this name from ever existing.
+    cluster = worker(0, {"worker": (*addresses["worker"], "host.invalid:1")})
+    answers = survey.exchange(cluster, {}, seconds=0.1)
+    assert answers["worker-1"].silence == "nothing listens there"
+    assert answers["worker-2"].silence == "the host name host.invalid is not known here"
+
+
+def test_an_address_that_is_taken_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        cluster = worker(0, {"worker": (address, "127.0.0.1:1")})
+        with pytest.raises(UsageError, match=f"address {address} of worker-0 cannot"):
+            survey.exchange(cluster, {}, seconds=0.1)
+
+
+@contextlib.contextmanager
+def stranger(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Something else that accepts connections at an address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(SECONDS)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError), listener.accept()[0] as connection:
+                answer(connection)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            thread.join()
+
+
+def trickle(connection: socket.socket) -> None:
+    """A byte at a time, for longer than a message may take."""
+    for _ in range(100):
+        connection.sendall(b" ")
+        time.sleep(0.1)
+
+
+def flood(connection: socket.socket) -> None:
+    """More than a message may be, and no end to it until the other hangs up."""
+    connection.sendall(b"[" * (1 << 17))
+    while connection.recv(4096):
+        pass
+
+
+STRANGERS: dict[str, tuple[Callable[[socket.socket], None], str]] = {
+    "speaks HTTP": (
+        lambda c: c.sendall(b"HTTP/1.1 400 Bad Request\r\n"),
+        "something else uses that port",
+    ),
+    "hangs up": (lambda c: None, "something else uses that port"),
+    "says too much": (flood, "something else uses that port"),
+    "nests deeply": (
+        lambda c: c.sendall(b"[" * 60_000 + b"\n"),
+        "something else uses that port",
+    ),
+    "says a list": (lambda c: c.sendall(b"[]\n"), "something else uses that port"),
+    "is another task": (
+        lambda c: c.sendall(b'{"task": "worker-7"}\n'),
+        "another task or program answers there",
+    ),
+    "trickles": (trickle, "no answer: a firewall, or a host that is down"),
+}
+
+
+@pytest.mark.parametrize("case", STRANGERS)
+def test_a_stranger_is_not_taken_for_a_task(case: str) -> None:
+    answer, expected = STRANGERS[case]
+    (own,) = local_cluster({"worker": 1})["worker"]
+    with stranger(answer) as address:
+        cluster = worker(0, {"worker": (own, address)})
+        (found,) = survey.exchange(cluster, {}, seconds=0.1).values()
+    assert found == survey.Answer(silence=expected)
+
+
+def test_strangers_do_not_keep_tasks_from_meeting() -> None:
+    addresses = local_cluster({"worker": 2})
+    host, _, port = addresses["worker"][0].rpartition(":")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(survey.exchange, worker(0, addresses), {"n": 0}, SECONDS)
+        for message in (b"\n", b"GET / HTTP/1.1\r\n", b"[" * 60_000 + b"\n", b""):
+            deadline = time.monotonic() + SECONDS
+            while time.monotonic() < deadline:
+                with contextlib.suppress(ConnectionRefusedError):
+                    with socket.create_connection((host, int(port))) as connection:
+                        connection.sendall(message)
+                    break
+        second = survey.exchange(worker(1, addresses), {"n": 1}, SECONDS)
+        assert second["worker-0"].card == {"n": 0, "task": "worker-0"}
+        assert first.result()["worker-1"].card == {"n": 1, "task": "worker-1"}
+
+
+def test_cards_are_compared() -> None:
+    ours = json.loads(json.dumps(make_card(Config())))
+    assert list(differences("worker-1", ours, ours)) == []
+    theirs = {
+        "versions": {**ours["versions"], "tensorflow": "2.20.0", "numpy": "2.0.0"},
+        "source": "other",
+        "settings": {**ours["settings"], "seed": 1, "verbose": True},
+    }
+    found = list(differences("worker-1", theirs, ours))
+    assert [kind for kind, _ in found] == ["problem", "warning", "warning", "problem"]
+    assert "worker-1 has tensorflow 2.20.0" in found[0][1]
+    assert "worker-1 has numpy 2.0.0" in found[1][1]
+    assert "another state" in found[2][1]
+    assert "worker-1 was given --seed=1 (here 0):" in found[3][1]
+
+
+@pytest.mark.parametrize("card", [{}, {"versions": 1, "settings": []}])
+def test_a_card_may_hold_anything(card: dict[str, object]) -> None:
+    assert list(differences("worker-1", card, make_card(Config())))
+
+
+def doctor(
+    index: int, addresses: dict[str, tuple[str, ...]], folder: pathlib.Path, *flags: str
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        processes.command(
+            *("--mode=doctor", "--strategy=multi_worker_mirrored", "--run_dir=run"),
+            *flags,
+        ),
+        cwd=folder,
+        env={
+            **processes.environment(),
+            "TF_CONFIG": worker(index, addresses).tf_config(),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("seed", [0, 1])
+def test_doctors_of_a_cluster_meet_and_compare(
+    seed: int, tmp_path: pathlib.Path
+) -> None:
+    addresses = local_cluster({"worker": 2})
+    tasks = [
+        doctor(0, addresses, tmp_path),
+        doctor(1, addresses, tmp_path, f"--seed={seed}"),
+    ]
+    try:
+        ends = [processes.end_of(task) for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+            task.wait()
+    assert [end.returncode for end in ends] == [2 * seed] * 2, [e.stdout for e in ends]
+    for own, other in ((0, 1), (1, 0)):
+        lines = ends[own].stdout.splitlines()
+        assert (
+            f"          worker-{own}   {addresses['worker'][own]}  this task" in lines
+        )
+        reached = f"          worker-{other}   {addresses['worker'][other]}  reached: "
+        assert any(line.startswith(reached) for line in lines)
+        problems = [line for line in lines if line.startswith("problem: ")]
+        assert problems == seed * [
+            f"problem: worker-{other} was given --seed={other} (here {own}): give "
+            "every task the same flags."
+        ]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,263 @@
+"""--mode=doctor: would this command train, on what, and what would be slow?"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+
+from strategies import discovery, survey
+from strategies.base import StrategyConfig, Traits
+from strategies.cluster import Cluster
+from strategies.devices import describe
+from strategies.gpus import visible_gpus
+from strategies.settings import UsageError, shown
+from trainers.assembly import assemble, create_strategy
+from trainers.card import differences, in_words, make_card, unsupported
+from trainers.config import Config
+from trainers.console import Console
+from trainers.launch import plan_of
+from trainers.outcome import ExitCode
+from trainers.run_dir import RunFolder
+from trainers.slowness import Means, what_is_slow
+from trainers.tasks import cluster_of
+
+_LEAST_FREE_BYTES = 1 << 30
+
+
+def doctor(config: Config, console: Console) -> ExitCode:
+    """Prints what it finds, and what to do about it. Writes and starts nothing.
+
+    Returns:
+      DONE if the run could start, USAGE if not.
+    """
+    visit = _Visit(config, console)
+    visit.look()
+    for kind, texts in visit.findings.items():
+        for text in texts:
+            console.say(f"{kind}: {text}")
+    problems = len(visit.findings["problem"])
+    if problems:
+        console.say(f"not ready: {problems} problem{'s'[: problems != 1]}")
+        return ExitCode.USAGE
+    console.say("ready: this run would start")
+    return ExitCode.DONE
+
+
+@dataclasses.dataclass(slots=True)
+class _Visit:
+    """One look at a command line and this machine."""
+
+    config: Config
+    console: Console
+    findings: dict[str, list[str]] = dataclasses.field(
+        default_factory=lambda: {"problem": [], "warning": [], "slow": []}
+    )
+
+    @property
+    def traits(self) -> Traits:
+        return self.config.strategy.traits
+
+    def look(self) -> None:
+        """Prints what there is, and collects what is wrong with it."""
+        config = self.config
+        self._show(
+            "command",
+            f"{config.strategy.strategy}, {config.model.model} on "
+            f"{config.data.dataset}, {config.length.global_batch_size} examples a step",
+        )
+        card = make_card(config)
+        self._show_machine(card)
+        self.findings["problem"].extend(unsupported(card))
+        if keras.config.backend() != "tensorflow":
+            self._problem(
+                f"Keras runs on {keras.config.backend()}: set KERAS_BACKEND=tensorflow."
+            )
+        starts_here, cluster = self._find_cluster()
+        with self._noting():
+            strategy = discovery.load(config.strategy.strategy)
+            strategy.check_devices(config.strategy)
+        replicas = self._rehearse(cluster)
+        if cluster.addresses:
+            replicas = self._count_replicas(cluster, card, starts_here)
+            if starts_here:
+                self._show_plan(cluster)
+            else:
+                self._meet(cluster, card)
+        self.findings["slow"].extend(
+            what_is_slow(config, self._means(cluster, card, replicas))
+        )
+
+    def _find_cluster(self) -> tuple[bool, Cluster]:
+        """Whether this command would start the cluster, and the cluster.
+
+        It has no addresses for one process, and if there is no telling what they are.
+        """
+        with self._noting():
+            found = cluster_of(self.config, os.environ)
+            if found is not None:
+                return False, found
+            plan = plan_of(self.config, (), RunFolder(pathlib.Path()))
+            job = "chief" if "chief" in plan.addresses else "worker"
+            return True, Cluster(job=job, addresses=plan.addresses)
+        return False, Cluster()
+
+    def _rehearse(self, cluster: Cluster) -> int:
+        """Does what training does before it writes; returns the replicas it has.
+
+        In a cluster one device stands in, because TensorFlow's strategies of several
+        processes wait for each other when they are made.
+        """
+        config = self.config
+        if cluster.is_chief:
+            with self._noting():
+                self._show_folder(RunFolder.for_training(config))
+        if cluster.job in self.traits.serving_roles:
+            return 1
+        if self.traits.multi_process:
+            config = dataclasses.replace(config, strategy=StrategyConfig())
+        with self._noting():
+            assembly = assemble(config, create_strategy(config, Cluster()))
+            data = assembly.data
+            self._show(
+                "data",
+                f"{config.data.dataset}, {data.train.num_examples:,} examples to "
+                f"train, {data.evaluation.num_examples:,} held out",
+            )
+            parameters = assembly.model.count_params()
+            self._show("model", f"{config.model.model}, {parameters:,} parameters")
+            replicas = assembly.strategy.num_replicas
+            if not self.traits.multi_process:
+                on = describe(assembly.strategy.devices)
+                self._show_replicas(replicas, f"on {on}")
+            assembly.strategy.close()
+            return replicas
+        return self.config.strategy.num_replicas or 1
+
+    def _count_replicas(
+        self, cluster: Cluster, card: Mapping[str, Any], starts_here: bool
+    ) -> int:
+        tasks = len(self._computing(cluster))
+        gpus = len(visible_gpus(os.environ)) // tasks
+        local = gpus if starts_here else len(card["gpus"])
+        # Asynchronous workers compute as one, whatever devices they have.
+        replicas = tasks * max(1, local) if self.traits.synchronous else tasks
+        size = self.config.length.global_batch_size
+        share = size // replicas if self.traits.synchronous else size
+        rest = self.traits.synchronous and size % replicas
+        examples = f"{share} or {share + 1}" if rest else f"{share}"
+        self._show_replicas(replicas, f"with {examples} examples of a step each")
+        if size < replicas:
+            self._problem(
+                f"--global_batch_size={size} is smaller than the {replicas} replicas: "
+                "every replica needs an example; raise it or lower --num_workers."
+            )
+        return replicas
+
+    def _computing(self, cluster: Cluster) -> tuple[str, ...]:
+        """Addresses of the tasks with replicas: not a chief whom workers serve."""
+        if "worker" in self.traits.serving_roles:
+            return tuple(cluster.addresses["worker"])
+        return cluster.computing
+
+    def _means(self, cluster: Cluster, card: Mapping[str, Any], replicas: int) -> Means:
+        computing_here = 1
+        if cluster.addresses:
+            own_host = cluster.address.rpartition(":")[0]
+            hosts = [a.rpartition(":")[0] for a in self._computing(cluster)]
+            computing_here = hosts.count(own_host)
+        return Means(
+            cores=card["cores"],
+            gpus=len(card["gpus"]),
+            gpus_of_driver=len(visible_gpus(os.environ)),
+            replicas=replicas,
+            computing_here=computing_here,
+        )
+
+    def _show_machine(self, card: Mapping[str, Any]) -> None:
+        versions = ", ".join(f"{n} {v}" for n, v in card["versions"].items())
+        self._show("versions", versions)
+        gpus = ", ".join(card["gpus"]) or "no GPU"
+        cores, memory = card["cores"], card["memory_mib"] / 1024
+        total = os.cpu_count() or cores
+        self._show(
+            "machine", f"{cores} of {total} cores, {memory:.1f} GiB of memory, {gpus}"
+        )
+
+    def _show_folder(self, folder: RunFolder) -> None:
+        state = "continues the run there" if folder.holds_a_run else "new"
+        path = folder.path.absolute()
+        existing = next(p for p in (path, *path.parents) if p.is_dir())
+        free = shutil.disk_usage(existing).free
+        name = self.config.run.run_dir or "a folder of its own in runs/"
+        self._show("run", f"{name} ({state}), {free / 2**30:.1f} GiB free")
+        if free < _LEAST_FREE_BYTES:
+            self.findings["warning"].append(
+                f"{existing} has {free >> 20} MiB left for checkpoints and summaries: "
+                "make room, or choose another --run_dir."
+            )
+
+    def _show_replicas(self, replicas: int, how: str) -> None:
+        self._show("replicas", f"{replicas}, {how}")
+
+    def _show_plan(self, cluster: Cluster) -> None:
+        self._show("cluster", "would be started here, on free ports such as these")
+        self._show_tasks(
+            cluster, dict.fromkeys(cluster.tasks(), "this Python, the same versions")
+        )
+        tasks = os.environ.get("SLURM_NTASKS", "1")
+        if tasks != "1":
+            self.findings["slow"].append(
+                f"Slurm has given this job {shown(tasks)} tasks, and all processes "
+                "would be on this machine: start the command by srun."
+            )
+
+    def _meet(self, cluster: Cluster, card: Mapping[str, Any]) -> None:
+        """Waits for the doctors of all other tasks, and compares what they say."""
+        seconds = self.config.strategy.startup_timeout_seconds
+        self._show(
+            "cluster",
+            f"this is {cluster.task}; waits up to {seconds:g} s for the same command "
+            "on the others",
+        )
+        states = {cluster.task: "this task"}
+        with self._noting():
+            for task, answer in survey.exchange(cluster, card, seconds).items():
+                if answer.card is not None:
+                    states[task] = in_words(answer.card)
+                    for kind, text in differences(task, answer.card, card):
+                        self.findings[kind].append(text)
+                    continue
+                states[task] = f"not reached: {answer.silence}"
+                self._problem(
+                    f"{task} at {cluster.tasks()[task]} was not reached "
+                    f"({answer.silence}): run this command on every task at the same "
+                    "time; if that was done, mend the address or the firewall."
+                )
+        self._show_tasks(cluster, states)
+
+    def _show_tasks(self, cluster: Cluster, states: Mapping[str, str]) -> None:
+        width = max(map(len, cluster.tasks().values()))
+        for task, address in cluster.tasks().items():
+            state = states.get(task, "not asked")
+            self._show("", f"{task:<9}  {address:<{width}}  {state}")
+
+    def _show(self, label: str, text: str) -> None:
+        self.console.say(f"{label:<9} {text}")
+
+    def _problem(self, text: str) -> None:
+        self.findings["problem"].append(text)
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Goes on after what would end a run."""
+        try:
+            yield
+        except UsageError as error:
+            self._problem(str(error))
