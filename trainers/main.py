@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from strategies import discovery
 from strategies.launcher import end_with_launcher
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         return _refuse(error, config.run.verbose)
     except PeerLostError as error:
         console.fail(str(error), error.__cause__, config.run.verbose)
-        return ExitCode.PEER_LOST
+        _leave(ExitCode.PEER_LOST, console)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
@@ -93,6 +94,18 @@ def _interrupt_ends_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(exit_code: ExitCode, console: Console) -> NoReturn:
+    """Ends the process without an end in order, which needs the task that was lost.
+
+    TensorFlow 2.21 waits for it when its objects are deleted, and prints tracebacks.
+    """
+    console.close()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(exit_code)
 
 
 def _print_help(text: str) -> ExitCode:
