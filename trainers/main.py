@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from strategies.launcher import end_with_launcher
 from strategies.rendezvous import PeerLostError
@@ -35,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         return _refuse(error, config.run.verbose)
     except PeerLostError as error:
         console.fail(str(error), error.__cause__, config.run.verbose)
-        return ExitCode.PEER_LOST
+        _leave(ExitCode.PEER_LOST, console)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
@@ -70,6 +72,18 @@ def _consult(config: Config, console: Console) -> int:
             f"TensorFlow or Keras is missing ({words}): make install."
         ) from error
     return doctor(config, console)
+
+
+def _leave(exit_code: ExitCode, console: Console) -> NoReturn:
+    """Ends the process without an end in order, which needs the task that was lost.
+
+    TensorFlow 2.21 waits for it when its objects are deleted, and prints tracebacks.
+    """
+    console.close()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(exit_code)
 
 
 def _print_help(text: str) -> ExitCode:
