@@ -229,9 +229,11 @@ def test_the_model_of_the_readme_is_one() -> None:
     exec(source, names)
     spec = names["SPEC"]
     assert isinstance(spec, ModelSpec)
-    model = spec.build(
-        input_shape=(8, 8, 1), num_classes=10, hidden_units=(), dropout=0
+    source = ArraySource(np.zeros([2, 8, 8, 1]), np.zeros([2]))
+    data = Data(
+        train=source, evaluation=source, input_shape=(8, 8, 1), num_classes=10
     )
+    model = spec.build(data, ModelConfig())
     assert isinstance(model, keras.Model)
     assert model(np.zeros([2, 8, 8, 1])).shape == (2, 10)
 

@@ -111,7 +111,12 @@ def assemble_parts(
         loss=spec.make_loss(config.optimizer.label_smoothing),
         metrics=dict(spec.metrics),
     )
-    train_step = TrainStep(model, objective, config.run.seed)
+    train_step = TrainStep(
+        model,
+        objective,
+        config.run.seed,
+        sparse_gradients=config.optimizer.sparse_gradients,
+    )
     update = ModelUpdate(model, optimizer, step, config.optimizer.clip_global_norm)
     evaluation = Evaluation(
         strategy,
@@ -169,11 +174,6 @@ def _set_precision(dtype: str) -> None:
 
 def _build_model(spec: ModelSpec, config: ModelConfig, data: Data) -> keras.Model:
     try:
-        return spec.build(
-            input_shape=data.input_shape,
-            num_classes=data.num_classes,
-            hidden_units=config.hidden_units,
-            dropout=config.dropout,
-        )
+        return spec.build(data, config)
     except ValueError as error:
         raise UsageError(" ".join(str(error).split())) from error

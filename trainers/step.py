@@ -13,6 +13,7 @@ from strategies.base import Batch, Shares
 from strategies.batch import row_weights
 from trainers.layer_state import LayerState
 from trainers.randomness import keyed_states, seed_states
+from trainers.sparse import as_dense
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +39,18 @@ class TrainStep:
     already; they count in proportion to the share's examples.
     """
 
-    def __init__(self, model: keras.Model, objective: Objective, seed: int):
+    def __init__(
+        self,
+        model: keras.Model,
+        objective: Objective,
+        seed: int,
+        *,
+        sparse_gradients: bool = True,
+    ):
         self._model = model
         self._objective = objective
         self._seed = seed
+        self._sparse_gradients = sparse_gradients
         self._layer_state = LayerState(model)
         self._seed_states = seed_states(model)
 
@@ -61,6 +70,8 @@ class TrainStep:
                     )
                 share = sums["loss"] / tf.cast(batch.global_size, sums["loss"].dtype)
             gradients = tape.gradient(share, variables)
+        if not self._sparse_gradients:
+            gradients = [as_dense(gradient) for gradient in gradients]
         return Shares(
             gradients=gradients,
             state=self._layer_state.shares(scope, batch),
