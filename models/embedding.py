@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -33,10 +34,12 @@ class ShardedEmbedding(keras.layers.Layer):
         self.num_rows = num_rows
         self.dimension = dimension
         self._num_shards = num_shards
+        self._ids_per_example = 0
         self.shards: list[keras.Variable] = []
 
     def build(self, input_shape: Any) -> None:
         """Draws the table as a whole: how it is spread must not change the weights."""
+        self._ids_per_example = math.prod(input_shape[1:])
         table = keras.initializers.RandomUniform(-0.05, 0.05)(
             (self.num_rows, self.dimension), dtype=self.variable_dtype
         )
@@ -51,6 +54,12 @@ class ShardedEmbedding(keras.layers.Layer):
                     autocast=False,
                 )
             )
+
+    def most_gradient_bytes(self, num_examples: int) -> int:
+        """Size of the gradient of some examples, none of which share a category."""
+        rows = min(num_examples * self._ids_per_example, self.num_rows)
+        row_bytes = self.dimension * tf.as_dtype(self.variable_dtype).size
+        return rows * (row_bytes + tf.int64.size)
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
         """Rows [..., dimension] of ids [...]."""

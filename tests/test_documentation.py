@@ -19,6 +19,8 @@ from tests.command import ROOT, read_metrics, read_result
 from tests.event_files import read_events
 from trainers import write_tfrecord
 from trainers.config import all_fields
+from trainers.config import ModelConfig
+from trainers.inputs.data import ArraySource, Data
 from trainers.outcome import ExitCode
 
 DOCUMENTS = ("README.md", "BUILD.md", "CHANGELOG.md", "docs/design.md")
@@ -230,9 +232,7 @@ def test_the_model_of_the_readme_is_one() -> None:
     spec = names["SPEC"]
     assert isinstance(spec, ModelSpec)
     source = ArraySource(np.zeros([2, 8, 8, 1]), np.zeros([2]))
-    data = Data(
-        train=source, evaluation=source, input_shape=(8, 8, 1), num_classes=10
-    )
+    data = Data(train=source, evaluation=source, input_shape=(8, 8, 1), num_classes=10)
     model = spec.build(data, ModelConfig())
     assert isinstance(model, keras.Model)
     assert model(np.zeros([2, 8, 8, 1])).shape == (2, 10)

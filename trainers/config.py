@@ -121,8 +121,8 @@ class ModelConfig:
 
 # 8 GiB. Random numbers say nothing new about speed after that.
 _MOST_SYNTHETIC_NUMBERS = 2**31
-# 8 GiB as well, of int64 ids.
-_MOST_CLICK_NUMBERS = 2**30
+# 8 GiB as well, of int64 ids; and 8 GiB of an embedding of 16 numbers a row.
+_MOST_CLICKS = {"num_examples": 2**30, "num_categories": 2**27}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,14 +198,13 @@ class DataConfig:
             )
 
     def _check_clicks(self) -> None:
-        for name in ("num_examples", "num_categories"):
+        for name, most in _MOST_CLICKS.items():
             size = getattr(self, name) * self.num_columns
-            if self.dataset == "clicks" and size > _MOST_CLICK_NUMBERS:
+            if self.dataset == "clicks" and size > most:
                 raise UsageError(
-                    f"--{name}={getattr(self, name)} in --num_columns="
-                    f"{self.num_columns} columns are {size:,} numbers to hold in "
-                    f"memory, more than the accepted {_MOST_CLICK_NUMBERS:,}: lower "
-                    "one of them."
+                    f"--{name}={getattr(self, name)} of --num_columns="
+                    f"{self.num_columns} are {size:,} to hold in memory, more than "
+                    f"the accepted {most:,}: lower one of them."
                 )
 
 
@@ -259,12 +258,8 @@ class OptimizerConfig:
 
     @property
     def updates_rows(self) -> bool:
-        """Whether an update changes only the rows that its gradient has."""
-        return (
-            self.sparse_gradients
-            and self.optimizer in ("sgd", "adagrad")
-            and not self.weight_decay
-        )
+        """Whether an update leaves rows alone that its gradient does not have."""
+        return self.optimizer in ("sgd", "adagrad") and not self.weight_decay
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,15 +22,3 @@ def sum_duplicates(gradient: Any) -> Any:
     indices, positions = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(indices))
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
-
-
-def as_dense(gradient: Any) -> Any:
-    """The same gradient as large as its variable, zero where no row was used."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    summed = sum_duplicates(gradient)
-    return tf.scatter_nd(
-        tf.expand_dims(summed.indices, 1),
-        summed.values,
-        tf.cast(summed.dense_shape, summed.indices.dtype),
-    )

@@ -13,7 +13,6 @@ from strategies.base import Batch, Shares
 from strategies.batch import row_weights
 from trainers.layer_state import LayerState
 from trainers.randomness import keyed_states, seed_states
-from trainers.sparse import as_dense
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +70,10 @@ class TrainStep:
                 share = sums["loss"] / tf.cast(batch.global_size, sums["loss"].dtype)
             gradients = tape.gradient(share, variables)
         if not self._sparse_gradients:
-            gradients = [as_dense(gradient) for gradient in gradients]
+            gradients = [
+                gradient if gradient is None else tf.convert_to_tensor(gradient)
+                for gradient in gradients
+            ]
         return Shares(
             gradients=gradients,
             state=self._layer_state.shares(scope, batch),

@@ -21,7 +21,7 @@ _LOGIT_SCALE = 2.0
 
 
 def load(config: DataConfig) -> Data:
-    """Ids int64 [n, num_columns], labels int64 [n]; the same whatever the run's seed."""
+    """Ids int64 [n, num_columns] and labels int64 [n], the same for every seed."""
     num_held_out = max(1, config.num_examples // 8)
     total = config.num_examples + num_held_out
     generator = np.random.default_rng(0)
