@@ -18,8 +18,7 @@ from tests import processes
 from tests.command import ROOT, read_metrics, read_result
 from tests.event_files import read_events
 from trainers import write_tfrecord
-from trainers.config import all_fields
-from trainers.config import ModelConfig
+from trainers.config import ModelConfig, all_fields
 from trainers.inputs.data import ArraySource, Data
 from trainers.outcome import ExitCode
 
@@ -231,8 +230,8 @@ def test_the_model_of_the_readme_is_one() -> None:
     exec(source, names)
     spec = names["SPEC"]
     assert isinstance(spec, ModelSpec)
-    source = ArraySource(np.zeros([2, 8, 8, 1]), np.zeros([2]))
-    data = Data(train=source, evaluation=source, input_shape=(8, 8, 1), num_classes=10)
+    none = ArraySource(np.zeros([0, 8, 8, 1]), np.zeros([0]))
+    data = Data(train=none, evaluation=none, input_shape=(8, 8, 1), num_classes=10)
     model = spec.build(data, ModelConfig())
     assert isinstance(model, keras.Model)
     assert model(np.zeros([2, 8, 8, 1])).shape == (2, 10)
