@@ -103,7 +103,7 @@ def largest_tensor(update: str, **settings: object) -> tuple[int, str]:
     made = [(0, "nothing")]
 
     def look(
-        operation: bytes,
+        operation: str | bytes,
         inputs: Any,
         attributes: Any,
         outputs: Any,
@@ -112,7 +112,7 @@ def largest_tensor(update: str, **settings: object) -> tuple[int, str]:
     ) -> None:
         # The input pipeline alone is still a graph: no tensors to look at.
         if graph is None:
-            name = operation.decode()
+            name = tf.compat.as_str(operation)
             made.extend((tensor.shape.num_elements(), name) for tensor in outputs)
 
     tf.config.run_functions_eagerly(True)
