@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from models.base import ModelSpec
 
-_NOT_MODELS = {"__init__", "base"}
+_NOT_MODELS = {"__init__", "base", "embedding"}
 
 
 def names() -> tuple[str, ...]:

@@ -3,34 +3,58 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import keras
 import tensorflow as tf
 
 
+class Examples(Protocol):
+    """What a model is told of the data it is built for."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one example's features."""
+
+    @property
+    def num_classes(self) -> int:
+        """How many logits there are to be."""
+
+    @property
+    def num_categories(self) -> int | None:
+        """Features are ids from 0 to num_categories - 1; None: they are quantities."""
+
+
+class Settings(Protocol):
+    """What the user may choose about a model. Each model reads what concerns it."""
+
+    @property
+    def hidden_units(self) -> tuple[int, ...]:
+        """Width of each hidden layer."""
+
+    @property
+    def dropout(self) -> float:
+        """Fraction of activations dropped in training."""
+
+    @property
+    def embedding_dimension(self) -> int:
+        """Numbers that stand for one category."""
+
+    @property
+    def embedding_shards(self) -> int:
+        """Variables over which the rows of an embedding are spread."""
+
+
 class Build(Protocol):
     """Makes a model with new weights."""
 
-    def __call__(
-        self,
-        *,
-        input_shape: Sequence[int],
-        num_classes: int,
-        hidden_units: Sequence[int],
-        dropout: float,
-    ) -> keras.Model:
+    def __call__(self, data: Examples, settings: Settings) -> keras.Model:
         """Returns a model from features [n, *input_shape] to logits [n, num_classes].
 
-        Args:
-          input_shape: of one example's features.
-          num_classes: how many logits.
-          hidden_units: width of each hidden layer, for models that let one choose.
-          dropout: fraction of activations dropped in training.
-
         Raises:
-          ValueError: the model cannot take features of this shape.
+          ValueError: the model cannot take such features. The message is one line
+            for the user: what was received, what is accepted and what to change.
         """
 
 
@@ -89,6 +113,19 @@ def is_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 def _at_least_float32(logits: tf.Tensor) -> tf.Tensor:
     """Half precision is too coarse for a sum of exponentials."""
     return tf.cast(logits, tf.float32) if logits.dtype.size < 4 else logits
+
+
+def require_quantities(model: str, data: Examples) -> None:
+    """Refuses ids: which of two categories has the larger one means nothing.
+
+    Raises:
+      ValueError: the features are ids of categories.
+    """
+    if data.num_categories is not None:
+        raise ValueError(
+            f"--model={model} takes quantities such as pixels; the data set's features "
+            "are ids of categories: use --model=wide_embedding, or another --dataset."
+        )
 
 
 def classifier(build: Build) -> ModelSpec:

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import keras
 
-from models.base import classifier
+from models.base import Examples, Settings, classifier, require_quantities
 
 
-def build(
-    *,
-    input_shape: Sequence[int],
-    num_classes: int,
-    hidden_units: Sequence[int],
-    dropout: float,
-) -> keras.Model:
-    """Flattens the features, then dense layers with ReLU, then logits."""
-    features = keras.Input(tuple(input_shape), name="features")
-    hidden = keras.layers.Flatten(name="flatten")(features)
-    for index, units in enumerate(hidden_units, start=1):
+def build(data: Examples, settings: Settings) -> keras.Model:
+    """Flattens the features, then dense layers with ReLU, then logits.
+
+    Raises:
+      ValueError: the features are ids of categories.
+    """
+    require_quantities("mlp", data)
+    features = keras.Input(data.input_shape, name="features")
+    hidden = hidden_layers(keras.layers.Flatten(name="flatten")(features), settings)
+    logits = keras.layers.Dense(data.num_classes, name="logits")(hidden)
+    return keras.Model(features, logits, name="mlp")
+
+
+def hidden_layers(features: keras.KerasTensor, settings: Settings) -> keras.KerasTensor:
+    """Dense layers with ReLU, each followed by dropout if there is any.
+
+    Args:
+      features: [n, width].
+      settings: widths and dropout.
+    """
+    hidden = features
+    for index, units in enumerate(settings.hidden_units, start=1):
         hidden = keras.layers.Dense(units, activation="relu", name=f"hidden_{index}")(
             hidden
         )
-        if dropout:
-            hidden = keras.layers.Dropout(dropout, name=f"dropout_{index}")(hidden)
-    logits = keras.layers.Dense(num_classes, name="logits")(hidden)
-    return keras.Model(features, logits, name="mlp")
+        if settings.dropout:
+            dropout = keras.layers.Dropout(settings.dropout, name=f"dropout_{index}")
+            hidden = dropout(hidden)
+    return hidden
 
 
 SPEC = classifier(build)

@@ -37,6 +37,17 @@ def count_atomically(optimizer: keras.optimizers.Optimizer) -> None:
     )
 
 
+def adagrad_accumulator(
+    optimizer: keras.optimizers.Adagrad, variable: tf.Variable
+) -> keras.Variable:
+    """The sum of squared gradients that Adagrad keeps for a variable.
+
+    Keras's own `update_step` finds it like this, and no public name leads there
+    (keras/src/optimizers/adagrad.py).
+    """
+    return optimizer._accumulators[optimizer._get_variable_index(variable)]
+
+
 def worker_of(result: tf.distribute.experimental.coordinator.RemoteValue) -> str:
     """Which task computed a scheduled function's result, such as `worker-1`.
 

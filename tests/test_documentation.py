@@ -19,7 +19,8 @@ from tests import processes
 from tests.event_files import read_events
 from tests.processes import ROOT
 from trainers import write_tfrecord
-from trainers.config import all_fields
+from trainers.config import ModelConfig, all_fields
+from trainers.inputs.data import ArraySource, Data
 from trainers.outcome import ExitCode
 
 DOCUMENTS = ("README.md", "BUILD.md", "CHANGELOG.md", "docs/design.md")
@@ -235,9 +236,9 @@ def test_the_model_of_the_readme_is_one() -> None:
     exec(source, names)
     spec = names["SPEC"]
     assert isinstance(spec, ModelSpec)
-    model = spec.build(
-        input_shape=(8, 8, 1), num_classes=10, hidden_units=(), dropout=0
-    )
+    none = ArraySource(np.zeros([0, 8, 8, 1]), np.zeros([0]))
+    data = Data(train=none, evaluation=none, input_shape=(8, 8, 1), num_classes=10)
+    model = spec.build(data, ModelConfig())
     assert isinstance(model, keras.Model)
     assert model(np.zeros([2, 8, 8, 1])).shape == (2, 10)
 

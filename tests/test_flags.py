@@ -299,6 +299,14 @@ def test_a_choice_names_all_choices() -> None:
             ("--dataset=synthetic", "--num_examples=100000000"),
             ("--num_examples=100000000", "--input_shape=32,32,3"),
         ),
+        (
+            ("--dataset=clicks", "--num_examples=1000000000"),
+            ("--num_examples=1000000000", "--num_columns=8"),
+        ),
+        (
+            ("--dataset=clicks", "--num_categories=100000000"),
+            ("--num_categories=100000000", "--num_columns=8"),
+        ),
     ],
     ids=lambda value: value[0],
 )

@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.library_internals import flat_layers, stop_reducing_gradients
+from strategies.library_internals import (
+    adagrad_accumulator,
+    flat_layers,
+    stop_reducing_gradients,
+)
 
 
 def two_devices() -> tf.distribute.MirroredStrategy:
@@ -49,6 +53,26 @@ def apply_ones(stop: bool) -> float:
 def test_a_keras_optimizer_reduces_gradients_unless_told_to_stop() -> None:
     assert apply_ones(stop=False) == 2
     assert apply_ones(stop=True) == 1
+
+
+def test_adagrad_of_keras_takes_the_root_of_rows_without_a_gradient() -> None:
+    """The reason for one of our own, which finds the accumulator by private names."""
+    table = keras.Variable(np.ones([1000, 1], np.float32))
+    optimizer = keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0)
+    optimizer.build([table])
+    gradient = tf.IndexedSlices(
+        *(tf.constant(part) for part in ([[3.0]], [5], [1000, 1]))
+    )
+
+    @tf.function
+    def step() -> None:
+        optimizer.apply([gradient])
+
+    graph = step.get_concrete_function().graph
+    roots = [op.outputs[0].shape for op in graph.get_operations() if op.type == "Sqrt"]
+    assert roots == [[1000, 1]]
+    step()
+    assert adagrad_accumulator(optimizer, table).numpy()[5] == 9
 
 
 def test_flat_layers_finds_what_a_layer_keeps_to_itself() -> None:

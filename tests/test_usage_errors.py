@@ -116,6 +116,25 @@ BEFORE_TENSORFLOW = [
         "--num_examples=999999999",
         "--input_shape=32,32,3",
     ),
+    row(
+        "--dataset=clicks --num_categories=999999999",
+        "--num_categories=999999999",
+        "--num_columns=8",
+    ),
+    row("--dataset=clicks", "--model=convnet", "--model=wide_embedding"),
+    row("--dataset=clicks --model=mlp", "--model=mlp", "--model=wide_embedding"),
+    row("--model=wide_embedding", "--model=wide_embedding", "--dataset=clicks"),
+    row(
+        "--model=wide_embedding --dataset=clicks --embedding_shards=3 "
+        "--num_columns=1 --num_categories=2 --num_examples=80",
+        "--embedding_shards=3",
+        "2 rows",
+    ),
+    row(
+        "--model=wide_embedding --dataset=clicks --embedding_dimension=999999",
+        "--embedding_dimension=999999",
+        "--num_categories",
+    ),
     row("--checkpoint_every_steps=0", "--checkpoint_every_steps=0", "1 or more"),
     row("--keep_checkpoints=0", "--keep_checkpoints=0", "1 or more"),
     row("--mode=verifry", "--mode=verifry", "train"),

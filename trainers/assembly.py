@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 import models
 from models.base import ModelSpec
+from models.embedding import ShardedEmbedding
 from strategies import discovery
 from strategies.base import GlobalBatches, RunSteps, Strategy
 from strategies.cluster import Cluster
+from strategies.library_internals import flat_layers
 from strategies.settings import UsageError
 from trainers import inputs
 from trainers.config import Config, ModelConfig
@@ -69,12 +72,25 @@ class Assembly:
         tracked = [*self.model.weights, *self.optimizer.variables]
         return [*(variable.value for variable in tracked), self.step]
 
+    def embeddings(self) -> list[ShardedEmbedding]:
+        """Layers of which a step uses only a few rows."""
+        layers = flat_layers(self.model)
+        return [layer for layer in layers if isinstance(layer, ShardedEmbedding)]
+
     def gradient_bytes(self) -> int:
-        """Size of one gradient of all trainable variables."""
-        return sum(
-            variable.value.dtype.size * variable.value.shape.num_elements()
-            for variable in self.model.trainable_variables
-        )
+        """Size of one replica's gradient of all trainable variables, at most.
+
+        Rows of an embedding count as if no two examples had used the same.
+        """
+        size = _bytes_of(self.model.trainable_variables)
+        if not self.config.optimizer.sparse_gradients:
+            return size
+        shares = self.strategy.num_replicas if self.strategy.traits.synchronous else 1
+        num_examples = -(-self.config.length.global_batch_size // shares)
+        for layer in self.embeddings():
+            size -= _bytes_of(layer.shards)
+            size += layer.most_gradient_bytes(num_examples)
+        return size
 
 
 def create_strategy(config: Config, cluster: Cluster) -> Strategy:
@@ -119,7 +135,12 @@ def assemble_parts(
         loss=spec.make_loss(config.optimizer.label_smoothing),
         metrics=dict(spec.metrics),
     )
-    train_step = TrainStep(model, objective, config.run.seed)
+    train_step = TrainStep(
+        model,
+        objective,
+        config.run.seed,
+        sparse_gradients=config.optimizer.sparse_gradients,
+    )
     update = ModelUpdate(model, optimizer, step, config.optimizer.clip_global_norm)
     evaluation = Evaluation(
         strategy,
@@ -140,6 +161,10 @@ def assemble_parts(
         run_steps=strategy.compile(train_step, update),
         evaluation=evaluation,
     )
+
+
+def _bytes_of(variables: Sequence[keras.Variable]) -> int:
+    return sum(v.value.dtype.size * v.value.shape.num_elements() for v in variables)
 
 
 def _make_step_variable() -> tf.Variable:
@@ -177,11 +202,6 @@ def _set_precision(dtype: str) -> None:
 
 def _build_model(spec: ModelSpec, config: ModelConfig, data: Data) -> keras.Model:
     try:
-        return spec.build(
-            input_shape=data.input_shape,
-            num_classes=data.num_classes,
-            hidden_units=config.hidden_units,
-            dropout=config.dropout,
-        )
+        return spec.build(data, config)
     except ValueError as error:
         raise UsageError(" ".join(str(error).split())) from error

@@ -111,7 +111,23 @@ class ModelConfig:
 
     model: str = setting("convnet", "What is trained.", choices=models.names)
     hidden_units: tuple[int, ...] = setting(
-        (128, 64), "Width of each hidden layer of mlp.", minimum=1, maximum=1_000_000
+        (128, 64),
+        "Width of each hidden layer of mlp and wide_embedding.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    embedding_dimension: int = setting(
+        16,
+        "Numbers that stand for one category in wide_embedding.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    embedding_shards: int = setting(
+        2,
+        "Variables over which wide_embedding spreads its rows: give as many as "
+        "parameter servers. Does not change the training.",
+        minimum=1,
+        maximum=1_000,
     )
     dropout: float = setting(
         0.0, "Fraction of activations dropped in training.", minimum=0, below=1
@@ -128,6 +144,8 @@ class ModelConfig:
 
 # 8 GiB. Random numbers say nothing new about speed after that.
 _MOST_SYNTHETIC_NUMBERS = 2**31
+# 8 GiB as well, of int64 ids; and 8 GiB of an embedding of 16 numbers a row.
+_MOST_CLICKS = {"num_examples": 2**30, "num_categories": 2**27}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,8 +155,9 @@ class DataConfig:
     dataset: str = setting(
         "digits",
         "digits: 8x8 images of handwritten digits. tfrecord: files at --data_path. "
-        "synthetic: random examples of any shape, for measuring.",
-        choices=("digits", "synthetic", "tfrecord"),
+        "synthetic: random examples of any shape, for measuring. clicks: a generated "
+        "log of categories, whose best loss is known.",
+        choices=("clicks", "digits", "synthetic", "tfrecord"),
     )
     data_path: str | None = setting(
         None, "A TFRecord file, or a folder of *.tfrecord files, to train on."
@@ -156,7 +175,7 @@ class DataConfig:
     )
     num_examples: int = setting(
         4096,
-        "Training examples of synthetic; an eighth as many to evaluate.",
+        "Training examples of synthetic and clicks; an eighth as many to evaluate.",
         minimum=8,
     )
     input_shape: tuple[int, ...] = setting(
@@ -164,6 +183,14 @@ class DataConfig:
     )
     num_classes: int = setting(
         10, "Classes of synthetic.", minimum=2, maximum=1_000_000
+    )
+    num_columns: int = setting(
+        8, "Categorical columns of clicks.", minimum=1, maximum=10_000
+    )
+    num_categories: int = setting(
+        1_000,
+        "Categories of each column of clicks; the embedding has a row for each.",
+        minimum=2,
     )
 
     def __post_init__(self) -> None:
@@ -181,6 +208,7 @@ class DataConfig:
                     "--dataset=tfrecord, or leave the path out."
                 )
         self._check_synthetic()
+        self._check_clicks()
 
     def _check_synthetic(self) -> None:
         size = self.num_examples * math.prod(self.input_shape)
@@ -192,13 +220,26 @@ class DataConfig:
                 f"{_MOST_SYNTHETIC_NUMBERS:,}: lower one of them."
             )
 
+    def _check_clicks(self) -> None:
+        for name, most in _MOST_CLICKS.items():
+            size = getattr(self, name) * self.num_columns
+            if self.dataset == "clicks" and size > most:
+                raise UsageError(
+                    f"--{name}={getattr(self, name)} of --num_columns="
+                    f"{self.num_columns} are {size:,} to hold in memory, more than "
+                    f"the accepted {most:,}: lower one of them."
+                )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """Update."""
 
     optimizer: str = setting(
-        "adam", "Rule of the update.", choices=("sgd", "momentum", "adam", "adamw")
+        "adam",
+        "Rule of the update. Only sgd and adagrad, without --weight_decay, leave rows "
+        "of an embedding alone that a step did not use; the others pass over all.",
+        choices=("sgd", "momentum", "adagrad", "adam", "adamw"),
     )
     learning_rate: float = setting(1e-3, "Peak learning rate.", above=0)
     learning_rate_schedule: str = setting(
@@ -219,6 +260,11 @@ class OptimizerConfig:
     clip_global_norm: float | None = setting(
         None, "Scale the summed gradient down to this norm if it is larger.", above=0
     )
+    sparse_gradients: bool = setting(
+        True,
+        "Gradients of an embedding are the rows that a step used. Without, they are "
+        "as large as the table: the same training at another cost.",
+    )
     label_smoothing: float = setting(
         0.0, "Share of each label spread over all classes.", minimum=0, below=1
     )
@@ -232,6 +278,11 @@ class OptimizerConfig:
                 f"--optimizer={self.optimizer}: add --optimizer=momentum, or leave it "
                 "out."
             )
+
+    @property
+    def updates_rows(self) -> bool:
+        """Whether an update leaves rows alone that its gradient does not have."""
+        return self.optimizer in ("sgd", "adagrad") and not self.weight_decay
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ import os
 import pathlib
 import shlex
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,17 +36,32 @@ def describe_run(assembly: Assembly) -> dict[str, str]:
 def _placements(assembly: Assembly) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
     for variable in [*assembly.model.variables, *assembly.optimizer.variables]:
-        # A mirrored variable holds one copy per device in `values`.
-        copies = getattr(variable.value, "values", (variable.value,))
-        devices = ", ".join(_short(copy.device) for copy in copies)
+        devices = ", ".join(_short(copy.device) for copy in _copies(variable.value))
         rows.append(
             (variable.path, str(tuple(variable.shape)), variable.dtype, devices)
         )
     return rows
 
 
+def variable_bytes(assembly: Assembly) -> dict[str, int]:
+    """What each device holds of weights, layer and optimizer state."""
+    held: Counter[str] = Counter()
+    for variable in assembly.state_variables():
+        for copy in _copies(variable):
+            held[_short(copy.device)] += copy.dtype.size * copy.shape.num_elements()
+    return dict(sorted(held.items()))
+
+
+def _copies(variable: tf.Variable) -> Sequence[tf.Variable]:
+    """A mirrored variable holds one copy per device in `values`."""
+    return getattr(variable, "values", (variable,))
+
+
 def _short(device: str) -> str:
-    return device.rsplit("/device:", maxsplit=1)[-1]
+    """`CPU:0`, or `ps-0 CPU:0` where there are several processes."""
+    spec = tf.DeviceSpec.from_string(device)
+    name = f"{spec.device_type}:{spec.device_index}"
+    return name if spec.job in (None, "localhost") else f"{spec.job}-{spec.task} {name}"
 
 
 def hyperparameters(assembly: Assembly) -> dict[str, Any]:

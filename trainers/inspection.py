@@ -46,10 +46,10 @@ class Inspection:
         )
 
     def _compute_histograms(self) -> dict[str, tf.Tensor]:
-        rows = {
-            f"weights/{weight.path}": histogram(weight.value)
-            for weight in self._model.trainable_variables
-        }
+        rows = {}
+        for weight in self._model.trainable_variables:
+            with tf.device(weight.value.device):
+                rows[f"weights/{weight.path}"] = histogram(weight.value)
         if isinstance(self._model, keras.Sequential) or hasattr(
             self._model, "operations"
         ):

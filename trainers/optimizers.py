@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from strategies.library_internals import count_atomically, stop_reducing_gradients
+from trainers.adagrad import Adagrad
 from trainers.config import OptimizerConfig
 
 
@@ -28,6 +29,7 @@ def build_optimizer(
     optimizers = {
         "sgd": lambda: keras.optimizers.SGD(**settings),
         "momentum": lambda: keras.optimizers.SGD(momentum=config.momentum, **settings),
+        "adagrad": lambda: Adagrad(**settings),
         "adam": lambda: keras.optimizers.Adam(**settings),
         "adamw": lambda: keras.optimizers.AdamW(
             **{**settings, "weight_decay": config.weight_decay}

@@ -22,6 +22,7 @@ from strategies.devices import cpu_model
 from trainers.assembly import Assembly
 from trainers.checkpoints import weights_sha256
 from trainers.clock import Clock
+from trainers.description import variable_bytes
 from trainers.loop import StepReport
 from trainers.staleness import Staleness
 from trainers.tally import Tally
@@ -90,10 +91,12 @@ def build_result(
         "examples_seen": tally.examples_seen,
         "final": {
             name: _finite(value) for name, value in dataclasses.asdict(final).items()
-        },
+        }
+        | {"best_eval_loss": assembly.data.best_eval_loss},
         "throughput": throughput.summary(),
         "seconds": clock.seconds(),
         "peak_memory_mib": {cluster.task: peak_memory_mib()},
+        "variable_bytes": variable_bytes(assembly),
         "communication": _communication(
             strategy.communication(assembly.gradient_bytes())
         ),

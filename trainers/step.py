@@ -38,10 +38,18 @@ class TrainStep:
     already; they count in proportion to the share's examples.
     """
 
-    def __init__(self, model: keras.Model, objective: Objective, seed: int):
+    def __init__(
+        self,
+        model: keras.Model,
+        objective: Objective,
+        seed: int,
+        *,
+        sparse_gradients: bool = True,
+    ):
         self._model = model
         self._objective = objective
         self._seed = seed
+        self._sparse_gradients = sparse_gradients
         self._layer_state = LayerState(model)
         self._seed_states = seed_states(model)
 
@@ -61,6 +69,11 @@ class TrainStep:
                     )
                 share = sums["loss"] / tf.cast(batch.global_size, sums["loss"].dtype)
             gradients = tape.gradient(share, variables)
+        if not self._sparse_gradients:
+            gradients = [
+                gradient if gradient is None else tf.convert_to_tensor(gradient)
+                for gradient in gradients
+            ]
         return Shares(
             gradients=gradients,
             state=self._layer_state.shares(scope, batch),

@@ -17,6 +17,7 @@ from trainers.clock import Clock
 from trainers.config import Config
 from trainers.console import Console
 from trainers.description import describe_run, hyperparameters, tensorboard_command
+from trainers.inputs.data import Data
 from trainers.loop import Always, CallLength, run_loop
 from trainers.outcome import DivergedError, ExitCode, StopRequested
 from trainers.reporting import Reporting, in_words
@@ -114,10 +115,23 @@ def _introduce(
     console.say(
         f"data      {assembly.config.data.dataset}, "
         f"{assembly.data.train.num_examples:,} examples to train, "
-        f"{assembly.data.evaluation.num_examples:,} held out"
+        f"{assembly.data.evaluation.num_examples:,} held out{_best_loss(assembly.data)}"
     )
     resumed = f", continued at step {first_step}" if first_step else ""
     console.say(f"run       {folder.path}{resumed}")
+    update = assembly.config.optimizer
+    if assembly.embeddings() and update.sparse_gradients and not update.updates_rows:
+        decay = f" --weight_decay={update.weight_decay}" * bool(update.weight_decay)
+        console.warn(
+            f"--optimizer={update.optimizer}{decay} passes over every row of the "
+            "embedding in every step; sgd and adagrad without --weight_decay change "
+            "only the rows that were used"
+        )
+
+
+def _best_loss(data: Data) -> str:
+    loss = data.best_eval_loss
+    return "" if loss is None else f", best eval_loss {loss:.4f}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

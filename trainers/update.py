@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -10,6 +11,7 @@ import tensorflow as tf
 from strategies.base import Shares
 from trainers.histograms import histogram, no_histogram
 from trainers.layer_state import LayerState
+from trainers.sparse import sum_duplicates
 
 
 class ModelUpdate:
@@ -40,7 +42,7 @@ class ModelUpdate:
         self._layer_state = LayerState(model)
 
     def apply(self, shares: Shares) -> None:
-        gradients = shares.gradients
+        gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
         if self._clip_global_norm is not None:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip_global_norm)
         self._optimizer.apply(gradients, self._model.trainable_variables)
@@ -63,15 +65,25 @@ class ModelUpdate:
           closely: bool scalar; without it the histograms are zeros.
         """
         weights = [v.value for v in self._model.trainable_variables]
+        gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
         details = {
-            "gradient_norm": tf.linalg.global_norm(shares.gradients),
-            "weight_norm": tf.linalg.global_norm(weights),
+            "gradient_norm": tf.linalg.global_norm(gradients),
+            "weight_norm": _norm_where_they_are(weights),
         }
-        named = zip(self._model.trainable_variables, shares.gradients, strict=True)
+        named = zip(self._model.trainable_variables, gradients, strict=True)
         for variable, gradient in named:
             if gradient is not None:
                 details[f"gradients/{variable.path}"] = _histogram_if(closely, gradient)
         return details
+
+
+def _norm_where_they_are(variables: Sequence[tf.Variable]) -> tf.Tensor:
+    """The norm of all variables together, one number of each leaving its device."""
+    squares = []
+    for variable in variables:
+        with tf.device(variable.device):
+            squares.append(tf.nn.l2_loss(variable))
+    return tf.sqrt(2 * tf.add_n(squares))
 
 
 def _histogram_if(wanted: tf.Tensor, gradient: Any) -> tf.Tensor:

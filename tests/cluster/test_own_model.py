@@ -45,9 +45,9 @@ class Own(keras.Model):
         return self.logits(self.block(self.flatten(inputs), training=training))
 
 
-def build(*, input_shape, num_classes, **settings):
-    model = Own(num_classes)
-    model(keras.ops.zeros((1, *input_shape)))
+def build(data, settings):
+    model = Own(data.num_classes)
+    model(keras.ops.zeros((1, *data.input_shape)))
     return model
 
 

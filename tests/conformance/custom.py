@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.base import ModelSpec, PerExample
+from models.base import Examples, ModelSpec, PerExample, Settings
 from strategies import discovery
 from strategies.cluster import Cluster
 from trainers.assembly import Assembly, assemble_parts
@@ -32,8 +32,8 @@ def assemble_custom(
     labels = np.arange(len(features), dtype=np.int64)
     source = ArraySource(features, labels)
 
-    def build(*, input_shape: Sequence[int], **unused: object) -> keras.Model:
-        return keras.Sequential([keras.Input(tuple(input_shape)), *layers()])
+    def build(data: Examples, settings: Settings) -> keras.Model:
+        return keras.Sequential([keras.Input(data.input_shape), *layers()])
 
     spec = ModelSpec(
         build=build,

@@ -67,12 +67,18 @@ class Data:
       evaluation: examples held out.
       input_shape: of one example's features, without the batch dimension.
       num_classes: labels are int64 from 0 to num_classes - 1.
+      num_categories: features are ids from 0 to num_categories - 1; None: they are
+        quantities.
+      best_eval_loss: mean loss over `evaluation` of the probabilities that the
+        labels were drawn with; None where nobody knows them.
     """
 
     train: Source
     evaluation: Source
     input_shape: tuple[int, ...]
     num_classes: int
+    num_categories: int | None = None
+    best_eval_loss: float | None = None
 
 
 def hold_out(

@@ -1,0 +1,79 @@
+"""Embeddings on parameter servers, as real processes of the real entry point."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.event_files import read_events
+from tests.processes import metrics_of, train
+
+pytestmark = pytest.mark.cluster
+
+# 24,000 rows hold nearly all there is; batches of 50 use the frequent ones many times.
+FLAGS = (
+    "--dataset=clicks",
+    "--model=wide_embedding",
+    "--dtype=float64",
+    "--num_columns=4",
+    "--num_categories=6000",
+    "--embedding_dimension=8",
+    "--hidden_units=16",
+    "--num_examples=480",
+    "--train_steps=20",
+    "--global_batch_size=50",
+    "--optimizer=sgd",
+    "--learning_rate=0.5",
+    "--clip_global_norm=0.01",
+    "--summary_every_steps=1",
+    "--histogram_every_steps=10",
+)
+TABLE_BYTES = 24_000 * 8 * 8
+# The bound of "the same training" for sgd in double precision, docs/design.md.
+TOLERANCE = 1e-12
+
+
+def variables_of(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    path = str(folder / "checkpoints/step-00000020/variables")
+    reader = tf.train.load_checkpoint(path)
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+        if not isinstance(reader.get_tensor(name), bytes)
+    }
+
+
+def test_two_servers_hold_half_of_the_rows_and_train_the_same(
+    tmp_path: pathlib.Path,
+) -> None:
+    train(tmp_path / "one", "--strategy=one_device", *FLAGS)
+    cluster = ("--strategy=parameter_server", "--num_workers=1", "--num_ps=2")
+    result = train(tmp_path / "two", *cluster, *FLAGS)
+    for row, want in zip(
+        metrics_of(tmp_path / "two"), metrics_of(tmp_path / "one"), strict=True
+    ):
+        for name in ("train_loss", "gradient_norm", "weight_norm", "eval_loss"):
+            assert (name in row) == (name in want)
+            if name in row:
+                assert row[name] == pytest.approx(want[name], rel=TOLERANCE)
+        assert row.get("gradient_norm", 1) > 0.01, "never clips"
+    got, expected = (variables_of(tmp_path / name) for name in ("two", "one"))
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        distance = np.linalg.norm(got[name] - value)
+        assert distance <= TOLERANCE * np.linalg.norm(value), name
+    held = result["variable_bytes"]
+    assert set(held) == {"ps-0 CPU:0", "ps-1 CPU:0"}
+    for size in held.values():
+        # The tower is less than a twentieth of half of the table.
+        assert size == pytest.approx(TABLE_BYTES / 2, rel=0.05)
+    # Weights are read and gradients sent; a worker uses at most 50 x 4 rows.
+    assert result["communication"]["bytes_per_step_per_replica"] < TABLE_BYTES / 10
+    (point,) = read_events(tmp_path / "two/tb/train").points["variables"]
+    lines = str(point.value).split("\\n")
+    for index in (0, 1):
+        (line,) = (row for row in lines if f"shard_{index} " in row)
+        assert f"ps-{index} CPU:0" in line

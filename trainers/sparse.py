@@ -1,0 +1,24 @@
+"""Gradients of embeddings, which hold only the rows that a step used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def sum_duplicates(gradient: Any) -> Any:
+    """The same gradient with every row at most once; dense ones as they are.
+
+    Several replicas, or several lookups of one, may each contribute to a row. Their
+    sum is the row's gradient. What is not linear in it, such as norms and squares,
+    is wrong when computed from the parts.
+
+    Args:
+      gradient: tensor, IndexedSlices or None.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, positions = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
