@@ -71,9 +71,9 @@ def test_the_best_loss_is_that_of_the_frequencies_of_clicks() -> None:
     assert data.best_eval_loss < nothing_known - 0.1
 
 
-# Of 30,000 examples the tower can learn about 4 x 20 probabilities to within
-# 80 / (2 x 30,000) = 0.0013 of the best loss; 3,750 held-out ones are off by as much
-# again. It came to 0.004; a model that ignores one column stays 0.05 away.
+# Seeds 0, 1 and 2 came to 0.0017, 0.0021 and 0.0048 above the best loss; an additive
+# logistic regression, which has the right form, to 0.0015, and without one of the four
+# columns to between 0.0235 and 0.08.
 MARGIN = 0.01
 
 
