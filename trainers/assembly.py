@@ -21,6 +21,7 @@ from trainers.config import Config, ModelConfig
 from trainers.evaluation import Evaluation
 from trainers.inputs.data import Data
 from trainers.inputs.order import Order, SourceBatches
+from trainers.layer_state import LayerState
 from trainers.optimizers import LearningRate, build_optimizer
 from trainers.step import EvalStep, Objective, TrainStep
 from trainers.update import ModelUpdate
@@ -135,13 +136,17 @@ def assemble_parts(
         loss=spec.make_loss(config.optimizer.label_smoothing),
         metrics=dict(spec.metrics),
     )
+    layer_state = LayerState(model)
     train_step = TrainStep(
         model,
         objective,
-        config.run.seed,
+        layer_state,
+        seed=config.run.seed,
         sparse_gradients=config.optimizer.sparse_gradients,
     )
-    update = ModelUpdate(model, optimizer, step, config.optimizer.clip_global_norm)
+    update = ModelUpdate(
+        model, optimizer, step, layer_state, config.optimizer.clip_global_norm
+    )
     evaluation = Evaluation(
         strategy,
         EvalStep(model, objective),

@@ -42,15 +42,25 @@ class TrainStep:
         self,
         model: keras.Model,
         objective: Objective,
-        seed: int,
+        layer_state: LayerState,
         *,
+        seed: int,
         sparse_gradients: bool = True,
     ):
+        """Traces nothing yet.
+
+        Args:
+          model: whose loss and gradients it computes.
+          objective: what is minimized, and reported besides.
+          layer_state: of the model.
+          seed: of the run.
+          sparse_gradients: whether those of embeddings hold only the rows in use.
+        """
         self._model = model
         self._objective = objective
+        self._layer_state = layer_state
         self._seed = seed
         self._sparse_gradients = sparse_gradients
-        self._layer_state = LayerState(model)
         self._seed_states = seed_states(model)
 
     def __call__(self, batch: Batch) -> Shares:

@@ -22,14 +22,16 @@ class ModelUpdate:
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         step: tf.Variable,
+        layer_state: LayerState,
         clip_global_norm: float | None,
     ):
         """Keeps what an update changes.
 
         Args:
-          model: its weights and layer state.
+          model: its weights.
           optimizer: built, and not reducing gradients by itself.
           step: int64 scalar, the number of applied updates.
+          layer_state: of the model.
           clip_global_norm: the summed gradient is scaled down to this norm if it
             is larger (Pascanu et al., On the difficulty of training recurrent
             neural networks, 2012). Clipping before the sum would bound each
@@ -39,7 +41,7 @@ class ModelUpdate:
         self._optimizer = optimizer
         self._step = step
         self._clip_global_norm = clip_global_norm
-        self._layer_state = LayerState(model)
+        self._layer_state = layer_state
 
     def apply(self, shares: Shares) -> None:
         gradients = [sum_duplicates(gradient) for gradient in shares.gradients]

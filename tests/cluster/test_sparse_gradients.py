@@ -46,21 +46,35 @@ def variables_of(folder: pathlib.Path) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    train(folder, "--strategy=one_device", *FLAGS)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        ("--update=async", "--num_workers=1"),
+        ("--update=sync", "--num_workers=2"),
+    ],
+    ids=" ".join,
+)
 def test_two_servers_hold_half_of_the_rows_and_train_the_same(
-    tmp_path: pathlib.Path,
+    workers: tuple[str, ...], reference: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    train(tmp_path / "one", "--strategy=one_device", *FLAGS)
-    cluster = ("--strategy=parameter_server", "--num_workers=1", "--num_ps=2")
-    result = train(tmp_path / "two", *cluster, *FLAGS)
+    cluster = ("--strategy=parameter_server", "--num_ps=2")
+    result = train(tmp_path / "two", *cluster, *workers, *FLAGS)
     for row, want in zip(
-        metrics_of(tmp_path / "two"), metrics_of(tmp_path / "one"), strict=True
+        metrics_of(tmp_path / "two"), metrics_of(reference), strict=True
     ):
         for name in ("train_loss", "gradient_norm", "weight_norm", "eval_loss"):
             assert (name in row) == (name in want)
             if name in row:
                 assert row[name] == pytest.approx(want[name], rel=TOLERANCE)
         assert row.get("gradient_norm", 1) > 0.01, "never clips"
-    got, expected = (variables_of(tmp_path / name) for name in ("two", "one"))
+    got, expected = variables_of(tmp_path / "two"), variables_of(reference)
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         distance = np.linalg.norm(got[name] - value)
