@@ -2,8 +2,7 @@
 
 A strategy says where variables live, how a global batch is divided among
 replicas, and how their shares are summed. It knows nothing about models,
-losses, optimizers or files. This module does not import TensorFlow, so that a
-configuration can be read and checked before TensorFlow is loaded.
+losses, optimizers or files.
 """
 
 from __future__ import annotations
@@ -15,164 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from strategies import discovery
-from strategies.settings import UsageError, check_settings, setting
+from strategies.config import StrategyConfig
+from strategies.traits import Traits
 
 if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
     from strategies.cluster import Cluster
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Traits:
-    """What the rest of the program may assume about a strategy.
-
-    Behaviour follows these, never a strategy's name. They are written as
-    literals in the strategy's class, because discovery reads them from the
-    source without importing it.
-
-    Attributes:
-      synchronous: every update uses gradients of the current weights.
-      multi_process: replicas are in more than one process.
-      matches_one_device: the training equals that of one device to rounding.
-      max_replicas: the most replicas it can have, or None for no limit.
-      roles: the jobs its cluster consists of; empty for one process.
-      optional_roles: jobs that it may have besides.
-      serving_roles: jobs whose tasks only lend themselves to the chief.
-      updates: what --update takes, the default first; empty if there is no choice.
-      summary: one sentence for the table of strategies.
-    """
-
-    synchronous: bool
-    multi_process: bool
-    matches_one_device: bool
-    max_replicas: int | None = None
-    roles: tuple[str, ...] = ()
-    optional_roles: tuple[str, ...] = ()
-    serving_roles: tuple[str, ...] = ()
-    updates: tuple[str, ...] = ()
-    summary: str = ""
-
-
-DEFAULT_NUM_WORKERS = 2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StrategyConfig:
-    """Strategy and devices."""
-
-    strategy: str = setting(
-        "one_device",
-        "How training is distributed.",
-        choices=discovery.names,
-    )
-    num_replicas: int | None = setting(
-        None,
-        "Copies of the computation. Default: every GPU; without a GPU, as many "
-        "logical CPU devices as the strategy wants.",
-        minimum=1,
-    )
-    cross_device_reduction: str = setting(
-        "auto",
-        "How mirrored sums over devices: auto is nccl on several GPUs and "
-        "one_device on CPUs.",
-        choices=("auto", "nccl", "hierarchical", "one_device"),
-    )
-
-    num_workers: int | None = setting(
-        None,
-        "Worker processes of a strategy that has several. Default: 2.",
-        minimum=1,
-    )
-    num_ps: int | None = setting(
-        None,
-        "Parameter server processes, of strategies that have them. Default: 1.",
-        minimum=1,
-    )
-    update: str | None = setting(
-        None,
-        "sync waits for the gradients of all workers and applies their sum; async "
-        "applies each as it comes. Default: the strategy's own.",
-        choices=("sync", "async"),
-    )
-    backup_workers: int = setting(
-        0,
-        "Of the workers under --update=sync, how many an update does not wait for: "
-        "the last to finish are dropped.",
-        minimum=0,
-    )
-    collective_implementation: str = setting(
-        "auto",
-        "How multi_worker_mirrored sums: auto is nccl on GPUs and ring on CPUs.",
-        choices=("auto", "ring", "nccl"),
-    )
-    all_reduce_dtype: str = setting(
-        "as_is",
-        "Type of gradients on the wire between processes; narrower ones halve the "
-        "traffic and are no longer exactly the same training.",
-        choices=("as_is", "bfloat16", "float16"),
-    )
-    peer_timeout_seconds: float = setting(
-        10.0, "How long a silent peer is waited for within a step.", above=0
-    )
-    startup_timeout_seconds: float = setting(
-        60.0, "How long a cluster may take to assemble.", above=0
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        most = discovery.traits(self.strategy).max_replicas
-        if most is not None and (self.num_replicas or 1) > most:
-            raise UsageError(
-                f"--num_replicas={self.num_replicas} does not fit "
-                f"--strategy={self.strategy}, which has at most {most}: lower it "
-                "or choose another strategy."
-            )
-        self._check_update()
-
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether every update uses gradients of the current weights."""
-        if self.update is not None:
-            return self.update == "sync"
-        return discovery.traits(self.strategy).synchronous
-
-    @property
-    def traits(self) -> Traits:
-        """What the strategy declares, as it holds for this configuration."""
-        declared = discovery.traits(self.strategy)
-        if not declared.updates:
-            return declared
-        return dataclasses.replace(
-            declared,
-            synchronous=self.is_synchronous,
-            matches_one_device=self.is_synchronous and not self.backup_workers,
-        )
-
-    def _check_update(self) -> None:
-        accepted = discovery.traits(self.strategy).updates
-        if self.update is not None and self.update not in accepted:
-            raise UsageError(
-                f"--update={self.update} does not fit --strategy={self.strategy}, "
-                f"which takes {' or '.join(accepted) or 'no --update'}: leave it out, "
-                "or choose another strategy."
-            )
-        if not self.backup_workers:
-            return
-        if self.update != "sync":
-            raise UsageError(
-                f"--backup_workers={self.backup_workers} needs a strategy that can "
-                "leave gradients out, with --update=sync: add --update=sync to "
-                "--strategy=parameter_server, or leave it out."
-            )
-        workers = self.num_workers or DEFAULT_NUM_WORKERS
-        if self.backup_workers >= workers:
-            raise UsageError(
-                f"--backup_workers={self.backup_workers} of --num_workers={workers} "
-                "leaves no worker to wait for: lower the one or raise the other."
-            )
 
 
 class Batch(NamedTuple):

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from strategies.settings import UsageError
 
 if TYPE_CHECKING:
-    from strategies.base import Strategy, Traits
+    from strategies.base import Strategy
+    from strategies.traits import Traits
 
 _FOLDER = pathlib.Path(__file__).parent
 
@@ -38,7 +39,7 @@ def names() -> tuple[str, ...]:
 
 def traits(name: str) -> Traits:
     """What a strategy declares about itself."""
-    from strategies.base import Traits
+    from strategies.traits import Traits
 
     return Traits(**_declaration(name).traits)
 

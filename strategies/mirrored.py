@@ -14,15 +14,15 @@ from strategies.base import (
     GlobalBatches,
     ReplicaStep,
     Strategy,
-    StrategyConfig,
-    Traits,
     Update,
 )
 from strategies.batch import take_share
 from strategies.cluster import Cluster
+from strategies.config import StrategyConfig
 from strategies.devices import replica_devices, require_gpus
 from strategies.inner_loop import InnerLoop
 from strategies.replicated import compile_replicated, sum_one_by_one
+from strategies.traits import Traits
 
 
 class Mirrored(Strategy):

@@ -15,16 +15,16 @@ from strategies.base import (
     ReplicaStep,
     Shares,
     Strategy,
-    StrategyConfig,
-    Traits,
     Update,
 )
 from strategies.cluster import Cluster
+from strategies.config import StrategyConfig
 from strategies.devices import require_gpus
 from strategies.inner_loop import InnerLoop
 from strategies.rendezvous import meet
 from strategies.replicated import compile_replicated, sum_as_one_buffer
 from strategies.resolver import resolver_of
+from strategies.traits import Traits
 
 
 class MultiWorkerMirrored(Strategy):

@@ -8,19 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import (
-    Batch,
-    GlobalBatches,
-    ReplicaStep,
-    Shares,
-    Strategy,
-    StrategyConfig,
-    Traits,
-    Update,
-)
+from strategies.base import Batch, GlobalBatches, ReplicaStep, Shares, Strategy, Update
 from strategies.cluster import Cluster
+from strategies.config import StrategyConfig
 from strategies.devices import replica_devices
 from strategies.inner_loop import InnerLoop, Step
+from strategies.traits import Traits
 
 
 class OneDevice(Strategy):

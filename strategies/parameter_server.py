@@ -15,17 +15,17 @@ from strategies.base import (
     ReplicaStep,
     RunSteps,
     Strategy,
-    StrategyConfig,
-    Traits,
     Update,
 )
 from strategies.cluster import Cluster
+from strategies.config import StrategyConfig
 from strategies.placement import BySize
 from strategies.rendezvous import is_listening, meet
 from strategies.resolver import resolver_of
 from strategies.server import serve
 from strategies.settings import UsageError
 from strategies.synchronous_steps import SynchronousSteps
+from strategies.traits import Traits
 
 _SECONDS_TO_GIVE_BACK = 5.0
 

@@ -27,14 +27,14 @@ from strategies.base import (
     ReplicaStep,
     Shares,
     Strategy,
-    StrategyConfig,
-    Traits,
     Update,
 )
 from strategies.batch import take_share
 from strategies.cluster import Cluster
+from strategies.config import StrategyConfig
 from strategies.devices import CPU, replica_devices
 from strategies.inner_loop import InnerLoop, Step
+from strategies.traits import Traits
 
 
 class Tower(Strategy):

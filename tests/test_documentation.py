@@ -14,7 +14,7 @@ import pytest
 
 from models.base import ModelSpec
 from strategies import discovery
-from strategies.base import StrategyConfig
+from strategies.config import StrategyConfig
 from tests import processes
 from tests.event_files import read_events
 from tests.processes import ROOT

@@ -17,7 +17,7 @@ from typing import Any
 
 import models
 from strategies import discovery
-from strategies.base import StrategyConfig
+from strategies.config import StrategyConfig
 from strategies.settings import UsageError, check_settings, setting, shown
 
 

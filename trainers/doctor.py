@@ -13,11 +13,12 @@ from typing import Any
 import keras
 
 from strategies import discovery, survey
-from strategies.base import StrategyConfig, Traits
 from strategies.cluster import Cluster
+from strategies.config import StrategyConfig
 from strategies.devices import describe
 from strategies.gpus import visible_gpus
 from strategies.settings import UsageError, shown
+from strategies.traits import Traits
 from trainers.assembly import assemble, create_strategy
 from trainers.card import differences, in_words, make_card, unsupported
 from trainers.config import Config

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from strategies import discovery
-from strategies.base import DEFAULT_NUM_WORKERS
+from strategies.config import DEFAULT_NUM_WORKERS
 from strategies.gpus import divide, visible_gpus
 from strategies.launcher import Launcher, Plan, local_cluster
 from trainers.config import Config

@@ -7,9 +7,9 @@ import pathlib
 from collections.abc import Mapping
 
 from strategies import discovery, slurm
-from strategies.base import Traits
 from strategies.cluster import EVALUATOR, Cluster, check_roles, from_environment
 from strategies.settings import UsageError
+from strategies.traits import Traits
 from trainers.config import Config
 from trainers.console import Console
 from trainers.run_dir import RunFolder

@@ -1,0 +1,36 @@
+"""What a strategy declares about itself."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """What the rest of the program may assume about a strategy.
+
+    Behaviour follows these, never a strategy's name. They are written as
+    literals in the strategy's class, because discovery reads them from the
+    source without importing it.
+
+    Attributes:
+      synchronous: every update uses gradients of the current weights.
+      multi_process: replicas are in more than one process.
+      matches_one_device: the training equals that of one device to rounding.
+      max_replicas: the most replicas it can have, or None for no limit.
+      roles: the jobs its cluster consists of; empty for one process.
+      optional_roles: jobs that it may have besides.
+      serving_roles: jobs whose tasks only lend themselves to the chief.
+      updates: what --update takes, the default first; empty if there is no choice.
+      summary: one sentence for the table of strategies.
+    """
+
+    synchronous: bool
+    multi_process: bool
+    matches_one_device: bool
+    max_replicas: int | None = None
+    roles: tuple[str, ...] = ()
+    optional_roles: tuple[str, ...] = ()
+    serving_roles: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
+    summary: str = ""
