@@ -37,7 +37,7 @@ _ALLOCATOR = {
 _LAST_LINES = 20
 _SECONDS_FOR_OTHERS_TO_END = 20.0
 _SECONDS_TO_NOTICE = 1.0
-_SECONDS_TO_STOP = 4.0
+_SECONDS_TO_STOP = 10.0
 _POLL_SECONDS = 0.05
 
 
@@ -176,6 +176,10 @@ class Launcher:
         if self._signal is not None:
             self._stop_training(self._signal)
             if chief.process.poll() is None:
+                self._say(
+                    f"{chief.cluster.task} has not ended {_SECONDS_TO_STOP:g} s after "
+                    f"{signal.Signals(self._signal).name}, and is killed."
+                )
                 return 128 + self._signal
         else:
             self._wait(_SECONDS_FOR_OTHERS_TO_END, self._tasks)

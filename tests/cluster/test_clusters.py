@@ -203,7 +203,7 @@ def started_tasks(
 
 
 LONG = ("--model=mlp", "--train_steps=1000000", "--checkpoint_every_steps=100")
-# A task is polled or told within a fraction of a second, and given 4 s to stop before
+# A task is polled or told within a fraction of a second, and given 10 s to stop before
 # it is killed; the rest is for a busy machine.
 SECONDS_TO_END = 15
 
