@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,16 +119,29 @@ def test_same_training_as_one_device(
     )
 
 
-def test_a_run_of_several_processes_is_continued_by_one(
+# Each takes the run over from the one before and trains four steps of it that count.
+RELAY = (
+    CLUSTERS["parameter_server, synchronous, 2 workers, 2 servers"],
+    CLUSTERS["multi_worker_mirrored, 2 workers"],
+    CLUSTERS["parameter_server, 1 worker, 2 servers"],
+    ("--strategy=mirrored",),
+    ("--strategy=one_device",),
+)
+
+
+def test_a_run_is_continued_under_any_other_strategy(
     reference: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
     run_dir = tmp_path / "run"
-    train(run_dir, "--strategy=multi_worker_mirrored", *SAME)
-    (newest,) = (run_dir / "checkpoints").glob("step-00000020")
-    for path in newest.iterdir():
-        path.unlink()
-    newest.rmdir()
-    train(run_dir, "--strategy=one_device", *SAME, "--resume=auto")
+    same = [flag for flag in SAME if not flag.startswith("--checkpoint_every_steps")]
+    flags = (*same, "--checkpoint_every_steps=4", "--keep_checkpoints=9")
+    for index, strategy in enumerate(RELAY):
+        done = processes.run(f"--run_dir={run_dir}", *strategy, *flags, "--resume=auto")
+        assert done.returncode == 0, done.stderr
+        assert index == 0 or f"continued at step {4 * index}" in done.stdout
+        for checkpoint in (run_dir / "checkpoints").glob("step-*"):
+            if int(checkpoint.name.removeprefix("step-")) > 4 * (index + 1):
+                shutil.rmtree(checkpoint)
     assert_same_training(run_dir, reference)
 
 
