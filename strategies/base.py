@@ -284,7 +284,8 @@ class Strategy(abc.ABC):
         """Gives every process the chief's values of variables it has copies of.
 
         All processes have to call it, with the same variables, and none returns
-        before all have; with no variables it is a barrier.
+        before all have; with no variables it is a barrier. They may come to it at
+        very different times, unlike to a step.
         """
 
     @classmethod

@@ -44,13 +44,20 @@ class MultiWorkerMirrored(Strategy):
         self._worker = cluster.rank
         self._num_workers = len(cluster.computing)
         self._all_reduce_dtype = config.all_reduce_dtype
-        communication = tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=config.peer_timeout_seconds,
-            implementation=_IMPLEMENTATIONS[config.collective_implementation],
+        implementation = _IMPLEMENTATIONS[config.collective_implementation]
+        communication, self._patient = (
+            tf.distribute.experimental.CommunicationOptions(
+                timeout_seconds=seconds, implementation=implementation
+            )
+            for seconds in (config.peer_timeout_seconds, _SECONDS_FOR_CHIEF)
         )
         meet(cluster, config.startup_timeout_seconds)
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
             resolver_of(cluster), communication
+        )
+        # Traced once: all meet after every checkpoint.
+        self._meet = tf.function(
+            lambda: self._sum_of_chief([tf.zeros([])]), autograph=False
         )
         self._num_local = self._strategy.num_replicas_in_sync // self._num_workers
 
@@ -107,23 +114,24 @@ class MultiWorkerMirrored(Strategy):
 
     def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
         """Sums what only the chief contributes, so that no file need be shared."""
+        if not variables:
+            self._meet()
+            return
+        share = tf.function(lambda: self._sum_of_chief(variables), autograph=False)
+        for variable, value in zip(variables, share(), strict=True):
+            variable.assign(self._strategy.experimental_local_results(value)[0])
+
+    def _sum_of_chief(self, variables: Sequence[tf.Variable]) -> list[Any]:
         holds = tf.constant(self._worker == 0)
 
         def on_each_replica() -> list[tf.Tensor]:
             context = tf.distribute.get_replica_context()
             is_first = holds & tf.equal(context.replica_id_in_sync_group, 0)
-            mine = [
-                tf.where(is_first, v, tf.zeros_like(v))
-                for v in (*variables, tf.zeros([]))
-            ]
+            mine = [tf.where(is_first, v, tf.zeros_like(v)) for v in variables]
             shares = Shares(gradients=[], state=mine, sums={})
-            return sum_as_one_buffer(context, shares, send_as=None).state
+            return sum_as_one_buffer(context, shares, None, self._patient).state
 
-        summed = tf.function(
-            lambda: self._strategy.run(on_each_replica), autograph=False
-        )()
-        for variable, value in zip(variables, summed, strict=False):
-            variable.assign(self._strategy.experimental_local_results(value)[0])
+        return self._strategy.run(on_each_replica)
 
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1:
@@ -140,6 +148,9 @@ class MultiWorkerMirrored(Strategy):
         )
 
 
+# What all wait for here, such as the chief's checkpoint, may take longer than a step.
+# A task that dies meanwhile is noticed at once, whatever the limit.
+_SECONDS_FOR_CHIEF = 600
 _IMPLEMENTATIONS = {
     name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())
     for name in ("auto", "ring", "nccl")

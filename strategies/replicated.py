@@ -68,6 +68,7 @@ def sum_as_one_buffer(
     context: tf.distribute.ReplicaContext,
     shares: Shares,
     send_as: tf.DType | None,
+    options: tf.distribute.experimental.CommunicationOptions | None = None,
 ) -> Shares:
     """Adds up every replica's shares in one collective.
 
@@ -81,6 +82,7 @@ def sum_as_one_buffer(
       shares: dense values of any floating type, and IndexedSlices.
       send_as: type of gradients on the wire; None to send them as they are. Sums
         and layer state are never sent with less than single precision.
+      options: other than the strategy's own.
     """
     flat = tf.nest.flatten(shares)
     num_gradients = len(tf.nest.flatten(shares.gradients))
@@ -89,25 +91,29 @@ def sum_as_one_buffer(
     buffers: dict[tf.DType, list[int]] = {}
     for index, value in enumerate(flat):
         if isinstance(value, tf.IndexedSlices):
-            flat[index] = context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+            flat[index] = context.all_reduce(tf.distribute.ReduceOp.SUM, value, options)
         elif value is not None:
             is_gradient = index < num_gradients
             wire = (send_as if is_gradient else None) or main
             dtype = wire if value.dtype.is_floating else value.dtype
             buffers.setdefault(dtype, []).append(index)
     for dtype, indices in buffers.items():
-        summed = _sum_buffer(context, [flat[index] for index in indices], dtype)
+        values = [flat[index] for index in indices]
+        summed = _sum_buffer(context, values, dtype, options)
         for index, value in zip(indices, summed, strict=True):
             flat[index] = value
     return tf.nest.pack_sequence_as(shares, flat)
 
 
 def _sum_buffer(
-    context: tf.distribute.ReplicaContext, values: list[tf.Tensor], dtype: tf.DType
+    context: tf.distribute.ReplicaContext,
+    values: list[tf.Tensor],
+    dtype: tf.DType,
+    options: tf.distribute.experimental.CommunicationOptions | None,
 ) -> list[tf.Tensor]:
     """Sums tensors over replicas through one vector of the given type."""
     vector = tf.concat([tf.reshape(tf.cast(v, dtype), [-1]) for v in values], axis=0)
-    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
+    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector, options)
     parts = tf.split(summed, [tf.size(value) for value in values])
     return [
         tf.cast(tf.reshape(part, tf.shape(value)), value.dtype)

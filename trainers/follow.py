@@ -69,4 +69,5 @@ def _hooks(assembly: Assembly) -> list[Every]:
         save_checkpoint=lambda report: require_finite_weights(
             assembly.model, report.step
         ),
+        meet=lambda: assembly.strategy.share_from_chief([]),
     )

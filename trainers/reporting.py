@@ -60,6 +60,7 @@ class Reporting:
                 write_histograms=self._write_histograms,
                 evaluate=self._evaluate,
                 save_checkpoint=lambda _: self.save_checkpoint(),
+                meet=lambda: self._assembly.strategy.share_from_chief([]),
             ),
         ]
 

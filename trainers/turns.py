@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import keras
 import numpy as np
 
 from strategies.base import Observe
 from trainers.config import ReportConfig
-from trainers.loop import Every, Hook
+from trainers.loop import Every, Hook, StepReport
 from trainers.outcome import DivergedError
 
 
@@ -18,18 +20,40 @@ def turns(
     write_histograms: Hook,
     evaluate: Hook,
     save_checkpoint: Hook,
+    meet: Callable[[], None],
 ) -> list[Every]:
     """The scheduled hooks in the order they run, the checkpoint last.
 
     A checkpoint comes when all else is written, so that a run that is killed and
     continued has lost nothing that came before it.
+
+    Args:
+      report: how often.
+      write_metrics: told of a step whose norms were observed.
+      write_histograms: told of a step that was observed closely.
+      evaluate: takes part in an evaluation.
+      save_checkpoint: saves one, or does nothing in processes that do not.
+      meet: returns when all processes have called it. It ends the turns that may
+        keep the chief for longer than a peer may be silent within a step.
     """
+
+    def then_meet(hook: Hook) -> Hook:
+        def run(report: StepReport) -> None:
+            hook(report)
+            meet()
+
+        return run
+
     histograms = report.histogram_every_steps
     return [
         Every(report.summary_every_steps, write_metrics, Observe.NORMS),
-        *([Every(histograms, write_histograms, Observe.CLOSELY)] if histograms else []),
-        Every(report.eval_every_steps, evaluate),
-        Every(report.checkpoint_every_steps, save_checkpoint),
+        *(
+            [Every(histograms, then_meet(write_histograms), Observe.CLOSELY)]
+            if histograms
+            else []
+        ),
+        Every(report.eval_every_steps, then_meet(evaluate)),
+        Every(report.checkpoint_every_steps, then_meet(save_checkpoint)),
     ]
 
 

@@ -1,0 +1,75 @@
+"""A checkpoint that takes longer than peers wait for each other within a step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests import processes
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(
+        shutil.which("strace") is None,
+        reason="strace, which slows a disk down, is missing",
+    ),
+]
+
+PEER_TIMEOUT_SECONDS = 2
+FSYNC_SECONDS = 4
+FLAGS = (
+    "--strategy=multi_worker_mirrored",
+    "--model=mlp",
+    "--hidden_units=8",
+    "--train_steps=1000000",
+    "--checkpoint_every_steps=200",
+    "--histogram_every_steps=none",
+    f"--peer_timeout_seconds={PEER_TIMEOUT_SECONDS}",
+)
+
+
+@contextlib.contextmanager
+def slow_disk(process: int) -> Iterator[None]:
+    """Every fsync of a process takes seconds."""
+    command = ["strace", "-f", "-qq", "-o/dev/null", f"-p{process}", "-etrace=fsync"]
+    slower = f"-einject=fsync:delay_exit={FSYNC_SECONDS * 1_000_000}"
+    with subprocess.Popen([*command, slower], stderr=subprocess.DEVNULL) as strace:
+        try:
+            yield
+        finally:
+            strace.send_signal(signal.SIGTERM)
+
+
+def chief_of(launcher: int) -> int:
+    (chief,) = (
+        task.pid
+        for task in psutil.Process(launcher).children()
+        if json.loads(task.environ()["TF_CONFIG"])["task"]["index"] == 0
+    )
+    return chief
+
+
+def test_the_others_wait_for_the_chief_to_save(tmp_path: pathlib.Path) -> None:
+    run = tmp_path / "run"
+    with processes.started(*FLAGS, f"--run_dir={run}", folder=tmp_path) as launcher:
+        processes.wait_until(
+            lambda: len(processes.checkpoints_of(run)) > 0, "a checkpoint", launcher
+        )
+        with slow_disk(chief_of(launcher.pid)):
+            saved = processes.last_step_of(run)
+            processes.wait_until(
+                # The second one after it was saved while the disk was slow throughout.
+                lambda: processes.last_step_of(run) > saved + 500,
+                "steps after a slow checkpoint",
+                launcher,
+            )
+        launcher.send_signal(signal.SIGTERM)
+        assert processes.end_of(launcher).returncode == 143
