@@ -21,7 +21,8 @@ from strategies.base import (
     Update,
 )
 from strategies.inner_loop import InnerLoop, Step, loop_arguments
-from strategies.library_internals import worker_of
+from strategies.library_internals import values_where_they_are
+from strategies.resolver import task_of
 
 # A closure costs about a millisecond to schedule and to fetch: an update of a
 # 5-10-2 network took 4.0 ms with one step a closure, 1.7 with 10 and 1.4 with 50.
@@ -81,6 +82,7 @@ class AsynchronousSteps:
             reported=() if update is None else ("staleness",),
         )
         self._loop = InnerLoop(step, replica_step, update)
+        self._function = tf.function(self._run, autograph=False)
 
     def trace(self, batches: Feed) -> tf.Graph:
         """Traces by running no step: a closure's input exists on workers only."""
@@ -108,7 +110,7 @@ class AsynchronousSteps:
             looked = Observe.NOT if remaining else observe
             position = tf.constant(batches.next_step, tf.int64)
             closure = self._coordinator.schedule(
-                self._loop.function,
+                self._function,
                 args=(
                     (batches.residents, position),
                     *loop_arguments(count, looked, proposed or Agreed()),
@@ -117,6 +119,17 @@ class AsynchronousSteps:
             closures.append((closure, looked))
             batches.next_step += count
         return _Scheduled(closures, self)
+
+    def _run(self, *arguments: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """What the steps report, on a server, and something left on the worker.
+
+        A worker that is lost after a closure would take with it what it has not sent
+        yet. What stays behind only tells which worker it was.
+        """
+        outputs = self._loop.function(*arguments)
+        with tf.device(self._attempts.device):
+            kept = [tf.identity(output) for output in outputs]
+        return kept, tf.zeros([])
 
     def results(self, outputs: Sequence[tf.Tensor], observe: Observe) -> StepResults:
         return self._loop.results(outputs, observe)
@@ -194,9 +207,9 @@ class _Scheduled:
     def fetch(self) -> StepResults:
         parts, workers = [], []
         for closure, observe in self.closures:
-            outputs = closure.get()
+            outputs, mark = values_where_they_are(closure)
             parts.append(self.steps.results(outputs, observe))
-            workers.append(worker_of(closure))
+            workers.append(task_of(mark))
         step_seconds = np.concatenate([part.step_seconds for part in parts])
         self.steps.learn(step_seconds)
         names = parts[0].sums

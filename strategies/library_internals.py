@@ -7,6 +7,7 @@ when one changes its meaning.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -48,15 +49,16 @@ def adagrad_accumulator(
     return optimizer._accumulators[optimizer._get_variable_index(variable)]
 
 
-def worker_of(result: tf.distribute.experimental.coordinator.RemoteValue) -> str:
-    """Which task computed a scheduled function's result, such as `worker-1`.
+def values_where_they_are(
+    result: tf.distribute.experimental.coordinator.RemoteValue,
+) -> Any:
+    """What a scheduled function returned, once it has, left on its devices.
 
-    A result says so nowhere in public; the tensor behind it knows its device
-    (tensorflow/python/distribute/coordinator/values.py, `RemoteValueImpl._get_values`).
+    `RemoteValue.get` copies all of it, and so fails if the worker is lost afterwards;
+    and it does not say which worker it was (tensorflow/python/distribute/coordinator/
+    values.py, `RemoteValueImpl._get_values`).
     """
-    tensor = tf.nest.flatten(result._get_values())[0]
-    device = tf.DeviceSpec.from_string(tensor.backing_device)
-    return f"{device.job}-{device.task}"
+    return result._get_values()
 
 
 def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:

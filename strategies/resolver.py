@@ -28,3 +28,9 @@ def resolver_of(
         task_id=cluster.index,
         rpc_layer="grpc",
     )
+
+
+def task_of(value: tf.Tensor) -> str:
+    """The task that holds an eager tensor, such as `worker-1`."""
+    device = tf.DeviceSpec.from_string(value.backing_device)
+    return f"{device.job}-{device.task}"
