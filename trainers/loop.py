@@ -7,6 +7,7 @@ inside one, hooks write files, evaluate and print.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -112,6 +113,7 @@ def run_loop(
     hooks: Sequence[Every | Always],
     clock: Clock,
     stop_requested: Callable[[], bool] = lambda: False,
+    step_delay_seconds: float = 0.0,
 ) -> None:
     """Advances from one step to another.
 
@@ -126,6 +128,7 @@ def run_loop(
       clock: told how long training and its input took.
       stop_requested: whether this process was asked to stop; all processes learn
         of it with the next step.
+      step_delay_seconds: added to every step, and counted as part of it.
 
     Raises:
       DivergedError: a loss was not finite; that update was not applied.
@@ -144,6 +147,8 @@ def run_loop(
                 stop_requested=float(stop_requested()), step_seconds=step_seconds
             )
             results = run_steps(batches, stop - step, observe, proposed).fetch()
+            if step_delay_seconds:
+                results = _delayed(results, step_delay_seconds)
         clock.add("input", float(results.input_seconds.sum()))
         step += results.applied_steps
         if step < stop:
@@ -159,6 +164,11 @@ def run_loop(
         for when in hooks:
             if when.is_due(report):
                 when.hook(report)
+
+
+def _delayed(results: StepResults, seconds: float) -> StepResults:
+    time.sleep(seconds * results.applied_steps)
+    return dataclasses.replace(results, step_seconds=results.step_seconds + seconds)
 
 
 def _last_loss(results: StepResults) -> float:

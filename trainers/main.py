@@ -17,7 +17,7 @@ from trainers.console import Console
 from trainers.launch import launch
 from trainers.outcome import ExitCode
 from trainers.quiet import native_log_hidden, prepare_standard_streams
-from trainers.tasks import cluster_of, run_task
+from trainers.tasks import cluster_of, needs_tensorflow, run_task
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,8 +50,9 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     cluster = cluster_of(config, os.environ)
     if cluster is None:
         return launch(config, argv, console)
-    with _interrupt_ends_at_once():
-        _load_tensorflow(config.run.verbose)
+    if needs_tensorflow(config):
+        with _interrupt_ends_at_once():
+            _load_tensorflow(config.run.verbose)
     return run_task(config, cluster, console)
 
 

@@ -1,0 +1,88 @@
+"""Runs every turn of a comparison in a process of its own."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+
+from trainers import flags
+from trainers.comparison.figures import Run, read_run
+from trainers.comparison.folder import ComparisonFolder
+from trainers.comparison.measure import measure
+from trainers.comparison.schedule import Turn
+from trainers.outcome import ExitCode
+
+Report = Callable[[Turn, Run | None], None]
+
+
+class Execution:
+    """Does what has not been done yet."""
+
+    def __init__(self, folder: ComparisonFolder, stop_requested: Callable[[], bool]):
+        self._folder = folder
+        self._stop_requested = stop_requested
+        self._refused: set[str] = set()
+
+    def run(self, turns: Sequence[Turn], begun: Report, ended: Report) -> bool:
+        """Runs the turns in their order.
+
+        A run that has finished is not run again, whatever it came to. One that was
+        interrupted or failed is run from its beginning. An arm whose flags are
+        refused is not tried with its other seeds.
+
+        Args:
+          turns: what to run.
+          begun: told of each turn before it runs, with None.
+          ended: told of each turn afterwards, also of those that had finished; with
+            None for a warm-up.
+
+        Returns:
+          Whether it came to the end; False if asked to stop.
+        """
+        pending = {turn.arm.name for turn in turns if not self._is_done(turn)}
+        for turn in turns:
+            skipped = self._is_done(turn) or turn.arm.name in self._refused
+            if turn.seed is None:
+                skipped = turn.arm.name not in pending
+            if not skipped:
+                begun(turn, None)
+                if not self._run(turn):
+                    return False
+            ended(turn, None if turn.seed is None else self._read(turn))
+        return True
+
+    def _run(self, turn: Turn) -> bool:
+        self._folder.remove_run(turn)
+        log = self._folder.log_path(turn)
+        measured = measure(command_of(turn, self._folder), log, self._stop_requested)
+        if measured is None:
+            return False
+        if measured.exit_code == ExitCode.USAGE:
+            self._refused.add(turn.arm.name)
+        path = self._folder.run_path(turn)
+        path.mkdir(parents=True, exist_ok=True)
+        measured.write(path)
+        return True
+
+    def _is_done(self, turn: Turn) -> bool:
+        return turn.seed is not None and self._read(turn).is_final
+
+    def _read(self, turn: Turn) -> Run:
+        return read_run(
+            self._folder.run_path(turn),
+            arm=turn.arm.name,
+            seed=turn.seed or 0,
+            log=self._folder.log_path(turn),
+        )
+
+
+def command_of(turn: Turn, folder: ComparisonFolder) -> list[str]:
+    """The command line of a run."""
+    config = turn.config.replace(run_dir=str(folder.run_path(turn)))
+    return [sys.executable, "-m", "trainers.main", *flags.arguments_of(config)]
+
+
+def command_in_words(turn: Turn, folder: ComparisonFolder) -> str:
+    """The same for a person to paste."""
+    return shlex.join(["python", *command_of(turn, folder)[1:]])
