@@ -43,14 +43,18 @@ class StopSignals:
         """Whether this process has received a signal."""
         return self._received is not None
 
+    @property
+    def exit_code(self) -> ExitCode:
+        """That of a process which ends because of the signal it received."""
+        return _EXIT_CODES[signal.Signals(self._received or signal.SIGTERM)]
+
     def __call__(self, report: StepReport) -> None:
         """Raises StopRequested if any process got a signal before this step.
 
         Every process learns of it with the same step. A finished run just ends.
         """
         if report.results.agreed.stop_requested and not report.is_last:
-            number = self._received or signal.SIGTERM
-            raise StopRequested(_EXIT_CODES[signal.Signals(number)])
+            raise StopRequested(self.exit_code)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame

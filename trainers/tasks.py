@@ -13,7 +13,6 @@ from trainers.config import Config
 from trainers.console import Console
 from trainers.run_dir import RunFolder
 
-
 # Modes that start runs, each as a process of its own, and leave the cores to them.
 _MODES_THAT_START_RUNS = ("compare",)
 

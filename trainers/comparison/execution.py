@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -22,9 +23,11 @@ class Execution:
     def __init__(self, folder: ComparisonFolder, stop_requested: Callable[[], bool]):
         self._folder = folder
         self._stop_requested = stop_requested
-        self._refused: set[str] = set()
+        self._refused: dict[str, str] = {}
 
-    def run(self, turns: Sequence[Turn], begun: Report, ended: Report) -> bool:
+    def run(
+        self, turns: Sequence[Turn], begun: Report, ended: Report
+    ) -> list[Run] | None:
         """Runs the turns in their order.
 
         A run that has finished is not run again, whatever it came to. One that was
@@ -38,19 +41,24 @@ class Execution:
             None for a warm-up.
 
         Returns:
-          Whether it came to the end; False if asked to stop.
+          Every run but the warm-ups; None if asked to stop.
         """
+        runs = []
         pending = {turn.arm.name for turn in turns if not self._is_done(turn)}
         for turn in turns:
-            skipped = self._is_done(turn) or turn.arm.name in self._refused
             if turn.seed is None:
                 skipped = turn.arm.name not in pending
+            else:
+                skipped = turn.arm.name in self._refused or self._is_done(turn)
             if not skipped:
                 begun(turn, None)
                 if not self._run(turn):
-                    return False
-            ended(turn, None if turn.seed is None else self._read(turn))
-        return True
+                    return None
+            run = None if turn.seed is None else self._read(turn)
+            ended(turn, run)
+            if run is not None:
+                runs.append(run)
+        return runs
 
     def _run(self, turn: Turn) -> bool:
         self._folder.remove_run(turn)
@@ -58,23 +66,25 @@ class Execution:
         measured = measure(command_of(turn, self._folder), log, self._stop_requested)
         if measured is None:
             return False
-        if measured.exit_code == ExitCode.USAGE:
-            self._refused.add(turn.arm.name)
         path = self._folder.run_path(turn)
         path.mkdir(parents=True, exist_ok=True)
         measured.write(path)
+        if measured.exit_code == ExitCode.USAGE:
+            self._refused[turn.arm.name] = self._read(turn).reason
         return True
 
     def _is_done(self, turn: Turn) -> bool:
         return turn.seed is not None and self._read(turn).is_final
 
     def _read(self, turn: Turn) -> Run:
-        return read_run(
+        run = read_run(
             self._folder.run_path(turn),
             arm=turn.arm.name,
             seed=turn.seed or 0,
             log=self._folder.log_path(turn),
         )
+        refusal = self._refused.get(turn.arm.name)
+        return run if refusal is None else dataclasses.replace(run, reason=refusal)
 
 
 def command_of(turn: Turn, folder: ComparisonFolder) -> list[str]:

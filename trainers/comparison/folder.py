@@ -102,9 +102,7 @@ class ComparisonFolder:
             ) from error
         return plan
 
-    def _check_continues(
-        self, was: Mapping[str, Any], now: Mapping[str, Any]
-    ) -> None:
+    def _check_continues(self, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         differences = []
         if was["first_seed"] != now["first_seed"]:
             differences.append(f"--seed={now['first_seed']} (was {was['first_seed']})")

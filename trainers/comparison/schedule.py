@@ -30,9 +30,11 @@ class Turn:
         """What is run, but for its folder."""
         if self.seed is not None:
             return self.arm.config.replace(seed=self.seed)
-        steps = self.arm.config.length.train_steps
-        most = _MOST_WARM_UP_STEPS
-        return self.arm.config.replace(train_steps=min(steps or most, most), epochs=None)
+        config = self.arm.config
+        steps = min(
+            config.length.train_steps or _MOST_WARM_UP_STEPS, _MOST_WARM_UP_STEPS
+        )
+        return config.replace(train_steps=steps, epochs=None)
 
 
 def schedule(arms: Sequence[Arm], first_seed: int, num_seeds: int) -> list[Turn]:
@@ -45,5 +47,6 @@ def schedule(arms: Sequence[Arm], first_seed: int, num_seeds: int) -> list[Turn]
     """
     turns = [Turn(arm, None) for arm in arms]
     for seed in range(first_seed, first_seed + num_seeds):
-        turns += [Turn(arm, seed) for arm in random.Random(seed).sample(arms, len(arms))]
+        shuffled = random.Random(seed).sample(arms, len(arms))
+        turns += [Turn(arm, seed) for arm in shuffled]
     return turns

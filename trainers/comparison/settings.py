@@ -87,7 +87,9 @@ class ComparisonConfig:
             items = getattr(self, name) or ()
             twice = next((item for item in items if items.count(item) > 1), None)
             if twice is not None:
-                raise UsageError(f"--{name} has {twice!r} twice: leave one of them out.")
+                raise UsageError(
+                    f"--{name} has {twice!r} twice: leave one of them out."
+                )
         if self.runs is not None and (self.strategies or self.arm):
             raise UsageError(
                 "--runs compares what has run already, --strategies and --arm run "
