@@ -105,7 +105,7 @@ def _draw_step_times(figure: Figure, runs: RunsByArm) -> None:
         [value for run in completed for value in run.step_milliseconds()]
         for completed in runs.values()
     ]
-    axes.boxplot(boxes, vert=False, showfliers=False, widths=0.5)
+    axes.boxplot(boxes, orientation="horizontal", showfliers=False, widths=0.5)
     markers = {"p50": "|", "p90": ">", "p99": "D"}
     for name, marker in markers.items():
         points = [

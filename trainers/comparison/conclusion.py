@@ -277,11 +277,8 @@ def _remarks(
     for arm, runs in by_arm.items():
         for run in runs:
             if not run.is_completed:
-                remarks.append(
-                    f"{arm} with seed {run.seed} {run.status}: {run.reason}."
-                    if run.status in ("failed", "diverged")
-                    else f"{arm} with seed {run.seed} is {run.status}."
-                )
+                why = f": {run.reason.rstrip('.')}" if run.reason else ""
+                remarks.append(f"{arm} with seed {run.seed}: {run.status}{why}.")
     completed = {a: sum(r.is_completed for r in runs) for a, runs in by_arm.items()}
     few = [arm for arm, count in completed.items() if 0 < count < FEWEST_SEEDS]
     if few:

@@ -128,7 +128,7 @@ def read_run(
         status, reason = "failed", _why_no_result(measured, log)
     else:
         status = str(result.get("status"))
-        reason = "" if status == "completed" else _reason(status, log)
+        reason = "" if status == "completed" else _reason("", log)
         if status == "completed" and not _is_whole(result):
             status, reason = "failed", "its result.json is damaged"
     return Run(

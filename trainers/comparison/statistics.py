@@ -49,8 +49,13 @@ class Paired:
     p_value: float | None = None
 
 
-def paired(differences: Sequence[float]) -> Paired:
-    """Describes paired differences, of which there is at least one."""
+def paired(differences: Sequence[float], *, with_bootstrap: bool = True) -> Paired:
+    """Describes paired differences, of which there is at least one.
+
+    Args:
+      differences: one a seed.
+      with_bootstrap: False leaves out the only slow part, which no verdict needs.
+    """
     values = np.asarray(differences, np.float64)
     mean = float(values.mean())
     if len(values) == 1:
@@ -63,7 +68,7 @@ def paired(differences: Sequence[float]) -> Paired:
         mean=mean,
         deviation=deviation,
         interval=(mean - reach, mean + reach),
-        bootstrap_interval=bootstrap_interval(values),
+        bootstrap_interval=bootstrap_interval(values) if with_bootstrap else None,
         p_value=_p_value(mean, error, len(values)),
     )
 
