@@ -30,7 +30,10 @@ _COLUMNS = (
     ("peak MiB", "peak_memory_mib", "{:,.0f}"),
     ("staleness", "mean_staleness", "{:.2f}"),
 )
-_IN_THE_TERMINAL = ("examples/s", "step p50 ms", "accuracy", "whole run s", "peak MiB")
+_IN_THE_TERMINAL = (
+    *("examples/s", "step p50 ms", "s to target", "accuracy", "whole run s"),
+    "peak MiB",
+)
 _NOT_MEASURED = "-"
 
 
