@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import subprocess
+import sys
 from typing import Any
 
 import jsonschema
@@ -64,6 +66,17 @@ def test_a_faster_arm_is_said_to_be_faster_and_by_how_much(
     assert page.index("faster by 1.80x") < page.index("<svg")
     assert re.findall(r"(?:src|href)=[\"'](?!#)", page) == [], "not self-contained"
     assert "faster by 1.80x" in (tmp_path / "out" / "report.md").read_text("utf-8")
+
+
+def test_comparing_what_has_run_loads_no_tensorflow(tmp_path: pathlib.Path) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", SPEEDS, strategy="tower")
+    script = (
+        "import sys; from trainers.main import main; code = main(sys.argv); "
+        "sys.exit(code or 'tensorflow' in sys.modules)"
+    )
+    flags = ("--mode=compare", f"--runs={one},{two}", f"--run_dir={tmp_path / 'out'}")
+    subprocess.run([sys.executable, "-c", script, *flags], cwd=ROOT, check=True)
 
 
 def test_equal_arms_are_not_told_apart_and_it_says_what_could_have_been_seen(
