@@ -147,6 +147,7 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "strategies/cluster.py",
         "strategies/discovery.py",
         "models/__init__.py",
+        "trainers/comparison/settings.py",
         "trainers/config.py",
         "trainers/flags.py",
     )

@@ -135,7 +135,7 @@ def _command(config: Config, folder: ComparisonFolder) -> str:
 
 
 def _common_folder(runs: Sequence[Run]) -> pathlib.Path:
-    return pathlib.Path(os.path.commonpath([run.path for run in runs]))
+    return pathlib.Path(os.path.commonpath([run.path.absolute() for run in runs]))
 
 
 def _shared_cores(runs: Sequence[Run]) -> int | None:

@@ -39,7 +39,7 @@ def _drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     # Without the declaration of a file of its own, it can stand in a page.
-    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+    return "<svg" + text.getvalue().partition("<svg")[2]
 
 
 def ratios(comparisons: Sequence[Mapping[str, Any]], control: str) -> str:

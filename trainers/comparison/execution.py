@@ -14,7 +14,8 @@ from trainers.comparison.measure import measure
 from trainers.comparison.schedule import Turn
 from trainers.outcome import ExitCode
 
-Report = Callable[[Turn, Run | None], None]
+Begun = Callable[[Turn], None]
+Ended = Callable[[Turn, Run | None], None]
 
 
 class Execution:
@@ -26,7 +27,7 @@ class Execution:
         self._refused: dict[str, str] = {}
 
     def run(
-        self, turns: Sequence[Turn], begun: Report, ended: Report
+        self, turns: Sequence[Turn], begun: Begun, ended: Ended
     ) -> list[Run] | None:
         """Runs the turns in their order.
 
@@ -36,7 +37,7 @@ class Execution:
 
         Args:
           turns: what to run.
-          begun: told of each turn before it runs, with None.
+          begun: told of each turn before it runs.
           ended: told of each turn afterwards, also of those that had finished; with
             None for a warm-up.
 
@@ -51,7 +52,7 @@ class Execution:
             else:
                 skipped = turn.arm.name in self._refused or self._is_done(turn)
             if not skipped:
-                begun(turn, None)
+                begun(turn)
                 if not self._run(turn):
                     return None
             run = None if turn.seed is None else self._read(turn)

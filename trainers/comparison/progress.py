@@ -32,7 +32,7 @@ class Progress:
         with self._console.live(self.table):
             yield
 
-    def begun(self, turn: Turn, run: Run | None) -> None:
+    def begun(self, turn: Turn) -> None:
         """A run begins."""
         self._began = time.monotonic()
         self._marks[turn] = "running"

@@ -30,10 +30,15 @@ _COLUMNS = (
     ("peak MiB", "peak_memory_mib", "{:,.0f}"),
     ("staleness", "mean_staleness", "{:.2f}"),
 )
-_IN_THE_TERMINAL = (
-    *("examples/s", "step p50 ms", "s to target", "accuracy", "whole run s"),
-    "peak MiB",
-)
+# Fewer of them and shorter, so that a name has room in 80 columns.
+_IN_THE_TERMINAL = {
+    "examples_per_second": "examples/s",
+    "step_milliseconds_p50": "ms/step",
+    "seconds_to_target_accuracy": "target s",
+    "eval_accuracy": "accuracy",
+    "wall_seconds": "run s",
+    "peak_memory_mib": "MiB",
+}
 _NOT_MEASURED = "-"
 
 
@@ -87,37 +92,47 @@ _VERDICTS_FIRST = ("examples_per_second", "eval_accuracy", "seconds_to_target_ac
 
 
 def figures_table(conclusion: Mapping[str, Any]) -> list[list[str]]:
-    """Means over seeds: a heading, then one row for each arm.
-
-    A column of which nothing was measured is left out.
-    """
-    arms = conclusion["arms"]
-    columns = [
-        column
-        for column in _COLUMNS
-        if any(arm["means"].get(column[1]) is not None for arm in arms)
+    """Means over seeds, and scaling efficiency: a heading, then a row for each arm."""
+    rows = _figures(conclusion, _COLUMNS)
+    efficiencies = [
+        _shown(arm["scaling_efficiency"], "{:.2f}") for arm in conclusion["arms"]
     ]
-    rows = [["arm", "runs", *(heading for heading, _, _ in columns), "efficiency"]]
+    added = zip(rows, ["efficiency", *efficiencies], strict=True)
+    return [[*row, cell] for row, cell in added]
+
+
+def _figures(
+    conclusion: Mapping[str, Any], columns: Sequence[tuple[str, str, str]]
+) -> list[list[str]]:
+    """A column of which nothing was measured is left out."""
+    arms = conclusion["arms"]
+    kept = [
+        (heading, name, form)
+        for heading, name, form in columns
+        if any(arm["means"].get(name) is not None for arm in arms)
+    ]
+    rows = [["arm", "runs", *(heading for heading, _, _ in kept)]]
     for arm in arms:
-        figures = [_shown(arm["means"].get(name), form) for _, name, form in columns]
+        figures = [_shown(arm["means"].get(name), form) for _, name, form in kept]
         count = f"{arm['num_completed']}/{len(arm['runs'])}"
-        efficiency = _shown(arm["scaling_efficiency"], "{:.2f}")
-        rows.append([arm["name"], count, *figures, efficiency])
+        rows.append([arm["name"], count, *figures])
     return rows
 
 
 def terminal_table(conclusion: Mapping[str, Any]) -> list[str]:
-    """The figures most asked for, in 80 columns."""
-    heading, *rows = figures_table(conclusion)
-    kept = [0, 1, *(heading.index(n) for n in _IN_THE_TERMINAL if n in heading)]
-    cells = [[row[index] for index in kept] for row in (heading, *rows)]
+    """The figures most asked for, in 80 columns; long names are cut."""
+    columns = [
+        (_IN_THE_TERMINAL[name], name, form)
+        for _, name, form in _COLUMNS
+        if name in _IN_THE_TERMINAL
+    ]
+    cells = _figures(conclusion, columns)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    # Names take what the figures leave of 80 columns.
-    widths[0] = min(widths[0], 80 - sum(widths[1:]) - 2 * len(widths[1:]))
+    name_width = min(widths[0], 80 - sum(widths[1:]) - 2 * len(widths[1:]))
     return [
         "  ".join(
             [
-                f"{row[0][: widths[0]]:<{widths[0]}}",
+                f"{row[0][:name_width]:<{name_width}}",
                 *(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:], strict=True)),
             ]
         )

@@ -6,8 +6,8 @@ of logarithms.
 
 Tests and the intervals in verdicts are Student's t on the paired differences. The
 bootstrap interval that is reported beside them is too narrow for few seeds: for
-normal differences it holds the truth in 76 % of cases with 3 seeds, 84 % with 5 and
-90 % with 10, where the t interval does in 95 % (`benchmarks/comparison_power.py`
+normal differences it holds the truth in 71 % of cases with 3 seeds, 82 % with 5 and
+91 % with 10, where the t interval does in 95 % (`benchmarks/comparison_power.py`
 counts this anew).
 """
 
