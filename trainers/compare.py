@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategies.cluster import Cluster
@@ -22,10 +23,10 @@ from trainers.comparison.held_fixed import (
     differing_settings,
 )
 from trainers.comparison.progress import Progress
-from trainers.comparison.schedule import Turn, schedule
+from trainers.comparison.schedule import schedule
 from trainers.config import Config
 from trainers.console import Console
-from trainers.outcome import ExitCode
+from trainers.outcome import ExitCode, StopRequested
 from trainers.stopping import StopSignals
 
 
@@ -39,82 +40,89 @@ def compare(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     Raises:
       UsageError: the arms cannot be compared, or not in that folder.
     """
+    folder = ComparisonFolder(config.run.run_dir)
+    try:
+        if config.comparison.runs is not None:
+            compared = _read(config, folder)
+        else:
+            compared = _run(config, folder, console)
+    except StopRequested as stop:
+        console.fail(
+            f"stopped: the same flags with --run_dir={folder.path} continue it."
+        )
+        return stop.exit_code
+    _report(config, folder, compared, console)
+    return _exit_code(compared)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Compared:
+    """Arms, all their runs, and the command of one run of each that was run here."""
+
+    arms: Sequence[Arm]
+    runs: Sequence[Run]
+    commands: Mapping[str, str]
+
+
+def _read(config: Config, folder: ComparisonFolder) -> _Compared:
+    """What has run already."""
+    allowed = config.comparison.allow_different or ()
+    arms, runs = arms_and_runs(config.comparison.runs or ())
+    check_configurations(arms, allowed)
+    check_initial_weights(runs, differing_settings(arms), allowed)
+    folder.begin(arms, config.run.seed)
+    return _Compared(arms, runs, commands={})
+
+
+def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compared:
+    """Raises StopRequested after a signal, when the run at hand has ended."""
     settings = config.comparison
     allowed = settings.allow_different or ()
-    arms: Sequence[Arm]
-    folder = ComparisonFolder(config.run.run_dir)
-    if settings.runs is not None:
-        arms, runs = arms_and_runs(settings.runs)
-        check_configurations(arms, allowed)
-        check_initial_weights(runs, differing_settings(arms), allowed)
-        folder.begin(arms, config.run.seed)
-        commands = {}
-    else:
-        arms = arms_of(config)
-        check_configurations(arms, allowed)
-        turns = schedule(arms, config.run.seed, settings.seeds)
-        commands = {t.arm.name: command_in_words(t, folder) for t in reversed(turns)}
-        with StopSignals() as signals:
-            found = _run(config, arms, turns, folder, signals, console)
-        if found is None:
-            console.fail(
-                f"stopped: the same flags with --run_dir={folder.path} continue it."
-            )
-            return signals.exit_code
-        runs = found
-        check_initial_weights(runs, differing_settings(arms), allowed)
-    _report(config, folder, arms, runs, commands, console)
-    return _exit_code(arms, runs)
-
-
-def _run(
-    config: Config,
-    arms: Sequence[Arm],
-    turns: Sequence[Turn],
-    folder: ComparisonFolder,
-    signals: StopSignals,
-    console: Console,
-) -> list[Run] | None:
-    """Every run of every arm, or None if stopped."""
+    arms = arms_of(config)
+    check_configurations(arms, allowed)
+    turns = schedule(arms, config.run.seed, settings.seeds)
     continued = folder.begin(arms, config.run.seed)
     console.say(
-        f"compare   {len(arms)} arms, {config.comparison.seeds} seeds"
+        f"compare   {len(arms)} arms, {settings.seeds} runs each"
         f"{', continued' if continued else ''}: {', '.join(a.name for a in arms)}"
     )
     console.say(f"into      {folder.path}")
     progress = Progress(turns, console)
-    execution = Execution(folder, lambda: signals.requested)
-    with progress.shown():
-        return execution.run(turns, progress.begun, progress.ended)
+    with StopSignals() as signals, progress.shown():
+        execution = Execution(folder, lambda: signals.requested)
+        runs = execution.run(turns, progress.begun, progress.ended)
+    if runs is None:
+        raise StopRequested(signals.exit_code)
+    check_initial_weights(runs, differing_settings(arms), allowed)
+    commands = {t.arm.name: command_in_words(t, folder) for t in reversed(turns)}
+    return _Compared(arms, runs, commands)
 
 
 def _report(
     config: Config,
     folder: ComparisonFolder,
-    arms: Sequence[Arm],
-    runs: Sequence[Run],
-    commands: dict[str, str],
+    compared: _Compared,
     console: Console,
 ) -> None:
     # SciPy and matplotlib take a second to import, too long before a refusal.
     from trainers.comparison.conclusion import conclude
     from trainers.comparison.report import terminal_table, verdict_lines, write_report
 
-    conclusion = conclude(arms, runs, config.comparison)
+    conclusion = conclude(compared.arms, compared.runs, config.comparison)
     for arm in conclusion["arms"]:
-        arm["command"] = commands.get(arm["name"])
-    shown = folder.runs if commands else _common_folder(runs)
+        arm["command"] = compared.commands.get(arm["name"])
+    shown = folder.runs if compared.commands else _common_folder(compared.runs)
     conclusion = {
-        "title": f"Comparison of {', '.join(arm.name for arm in arms)}",
+        "title": f"Comparison of {', '.join(arm.name for arm in compared.arms)}",
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": _command(config, folder),
         "tensorboard": shlex.join(
             ["tensorboard", f"--logdir={shown}", "--host=localhost"]
         ),
-        "shared_cores": _shared_cores(runs),
+        "shared_cores": _shared_cores(compared.runs),
         **conclusion,
     }
-    write_report(folder, conclusion, runs)
+    write_report(folder, conclusion, compared.runs)
     for line in terminal_table(conclusion):
         console.say(line)
     for arm_name, words in verdict_lines(conclusion):
@@ -147,9 +155,9 @@ def _shared_cores(runs: Sequence[Run]) -> int | None:
     return None
 
 
-def _exit_code(arms: Sequence[Arm], runs: Sequence[Run]) -> ExitCode:
-    completed = {run.arm for run in runs if run.is_completed}
-    statuses = {run.status for run in runs if run.arm not in completed}
-    if completed == {arm.name for arm in arms}:
+def _exit_code(compared: _Compared) -> ExitCode:
+    completed = {run.arm for run in compared.runs if run.is_completed}
+    statuses = {run.status for run in compared.runs if run.arm not in completed}
+    if completed == {arm.name for arm in compared.arms}:
         return ExitCode.DONE
     return ExitCode.DIVERGED if statuses == {"diverged"} else ExitCode.BUG

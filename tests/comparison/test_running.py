@@ -113,6 +113,15 @@ def test_a_finished_run_is_not_run_again(comparison: Comparison) -> None:
     assert len(ran) == 4 - len(comparison.kept)
 
 
+def test_a_finished_comparison_only_reports_again(comparison: Comparison) -> None:
+    logs = {p: p.stat().st_mtime_ns for p in comparison.folder.glob("logs/*")}
+    (comparison.folder / "report.html").unlink()
+    done = processes.run(*COMPARE, folder=comparison.folder.parent)
+    assert done.returncode == 0, done.stderr
+    assert {p: p.stat().st_mtime_ns for p in logs} == logs
+    assert (comparison.folder / "report.html").exists()
+
+
 def test_output_that_is_piped_has_no_control_codes_and_fits_80_columns(
     comparison: Comparison,
 ) -> None:
@@ -179,7 +188,7 @@ def test_arms_that_diverge_crash_or_are_refused_are_reported_beside_the_others(
 ) -> None:
     flags = (
         "--mode=compare",
-        "--arm=fine:",
+        "--arm=fine: --step_delay_milliseconds=20",
         "--arm=wild: --optimizer=sgd --learning_rate=1e30",
         "--arm=refused: --strategy=mirrored --cross_device_reduction=nccl",
         "--arm=killed: --steps_per_loop=1 --step_delay_milliseconds=9999",
@@ -204,6 +213,8 @@ def test_arms_that_diverge_crash_or_are_refused_are_reported_beside_the_others(
         "refused": "failed",
         "killed": "failed",
     }
+    # Sleeping may take longer, never less.
+    assert runs["fine"]["figures"]["step_milliseconds_p50"] >= 20
     assert "nccl" in runs["refused"]["reason"]
     assert "exit code -9" in runs["killed"]["reason"]
     assert "training has diverged" in runs["wild"]["reason"]

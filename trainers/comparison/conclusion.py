@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from strategies import discovery
-from strategies.settings import as_argument
 from trainers.comparison import verdicts
 from trainers.comparison.arms import Arm
 from trainers.comparison.figures import Run
 from trainers.comparison.held_fixed import differing_settings
-from trainers.comparison.settings import HELD_FIXED, ComparisonConfig
+from trainers.comparison.remarks import remarks_on
+from trainers.comparison.settings import ComparisonConfig
 from trainers.comparison.statistics import (
     CONFIDENCE,
     FEWEST_SEEDS,
@@ -35,9 +35,6 @@ _RATIOS = {
     "peak_memory_mib": ("more memory", "less memory"),
 }
 _DIFFERENCES = ("eval_accuracy", "eval_loss", "train_loss")
-
-# More than this share of the cores in use by others, and a reader is told.
-_MOST_OTHERS = 0.1
 
 
 def conclude(
@@ -64,7 +61,7 @@ def conclude(
         "target_accuracy": settings.target_accuracy,
         "different_settings": differing,
         "allowed_different": sorted(settings.allow_different or ()),
-        "remarks": _remarks(by_arm, differing, control),
+        "remarks": remarks_on(by_arm, differing),
         "arms": [_arm(arm, by_arm, control, settings) for arm in arms],
         "comparisons": _comparisons(by_arm, control, settings),
     }
@@ -258,53 +255,3 @@ def _pairs(
             continue
         found.append(scale(one) - scale(other))
     return found, "" if found else "not measured in both arms with the same seed"
-
-
-def _remarks(
-    by_arm: Mapping[str, list[Run]],
-    differing: Mapping[str, Mapping[str, Any]],
-    control: str | None,
-) -> list[str]:
-    """What a reader must know before believing a verdict."""
-    remarks = []
-    for name, values in differing.items():
-        if name in HELD_FIXED:
-            shown = ", ".join(f"{a}: {as_argument(v)}" for a, v in values.items())
-            remarks.append(
-                f"Arms differ in {HELD_FIXED[name]}, as --allow_different permits: "
-                f"{name} is {shown}."
-            )
-    for arm, runs in by_arm.items():
-        for run in runs:
-            if not run.is_completed:
-                why = f": {run.reason.rstrip('.')}" if run.reason else ""
-                remarks.append(f"{arm} with seed {run.seed}: {run.status}{why}.")
-    completed = {a: sum(r.is_completed for r in runs) for a, runs in by_arm.items()}
-    few = [arm for arm, count in completed.items() if 0 < count < FEWEST_SEEDS]
-    if few:
-        remarks.append(
-            f"Too few seeds to conclude: {', '.join(few)} completed fewer than "
-            f"{FEWEST_SEEDS}; give a higher --seeds."
-        )
-    return remarks + _remarks_on_the_machine(by_arm)
-
-
-def _remarks_on_the_machine(by_arm: Mapping[str, list[Run]]) -> list[str]:
-    completed = [run for runs in by_arm.values() for run in runs if run.is_completed]
-    remarks = []
-    disturbed = [
-        run
-        for run in completed
-        if (run.measured.get("other_busy_cores") or 0.0)
-        > _MOST_OTHERS * (run.result.get("hardware", {}).get("cpu_cores") or 1)
-    ]
-    if disturbed:
-        remarks.append(
-            f"During {len(disturbed)} of {len(completed)} runs other programs kept "
-            f"more than {_MOST_OTHERS:.0%} of the cores busy: speeds vary more than "
-            "they would on an idle machine."
-        )
-    for part in ("versions", "hardware"):
-        if len({repr(run.result.get(part)) for run in completed}) > 1:
-            remarks.append(f"Not all runs had the same {part}.")
-    return remarks

@@ -45,7 +45,11 @@ class Execution:
           Every run but the warm-ups; None if asked to stop.
         """
         runs = []
-        pending = {turn.arm.name for turn in turns if not self._is_done(turn)}
+        pending = {
+            turn.arm.name
+            for turn in turns
+            if turn.seed is not None and not self._is_done(turn)
+        }
         for turn in turns:
             if turn.seed is None:
                 skipped = turn.arm.name not in pending
