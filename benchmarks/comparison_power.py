@@ -128,7 +128,7 @@ def verdict(speeds: Sequence[float], control: Sequence[float]) -> str:
         "interval": [math.exp(end) for end in ends],
         "p_value_holm": summary.p_value,
         "detectable": math.exp(detectable(summary, 1)),
-        "words": ("faster", "slower"),
+        "words": ("faster", "slower", "no detectable difference"),
         "reason": "",
     }
     return verdicts.of_ratio(entry)[0]

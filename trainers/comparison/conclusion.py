@@ -26,13 +26,26 @@ from trainers.comparison.statistics import (
 
 SCHEMA_VERSION = 1
 
-# What is compared by its ratio, with the words for more of it and for less.
+# What is compared by its ratio, with the words for more of it, for less, and for no
+# difference that can be told.
 _RATIOS = {
-    "examples_per_second": ("faster", "slower"),
-    "step_milliseconds_p50": ("longer steps", "shorter steps"),
-    "seconds_to_target_accuracy": ("later at the target", "earlier at the target"),
-    "wall_seconds": ("longer in all", "shorter in all"),
-    "peak_memory_mib": ("more memory", "less memory"),
+    "examples_per_second": ("faster", "slower", "no detectable difference"),
+    "step_milliseconds_p50": (
+        *("longer steps", "shorter steps"),
+        "no detectable difference in the length of steps",
+    ),
+    "seconds_to_target_accuracy": (
+        *("later at the target accuracy", "earlier at the target accuracy"),
+        "no detectable difference in the time to the target accuracy",
+    ),
+    "wall_seconds": (
+        *("longer in all", "shorter in all"),
+        "no detectable difference in the time of the whole run",
+    ),
+    "peak_memory_mib": (
+        *("more memory", "less memory"),
+        "no detectable difference in memory",
+    ),
 }
 _DIFFERENCES = ("eval_accuracy", "eval_loss", "train_loss")
 

@@ -79,16 +79,20 @@ def write_report(
 def verdict_lines(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:
     """For each arm but the control: its name, and its verdicts in words."""
     lines: dict[str, list[str]] = {}
-    for comparison in conclusion["comparisons"]:
-        if comparison["metric"] in _VERDICTS_FIRST:
-            words = comparison["verdict"]["words"]
-            shown = lines.setdefault(comparison["arm"], [])
-            if words not in shown:
-                shown.append(words)
+    for metric in _METRICS_OF_VERDICTS:
+        for comparison in conclusion["comparisons"]:
+            if comparison["metric"] == metric:
+                words = comparison["verdict"]["words"]
+                shown = lines.setdefault(comparison["arm"], [])
+                # Too few seeds are too few for every metric.
+                shown += [words] * (words not in shown)
     return [(arm, "; ".join(words)) for arm, words in lines.items()]
 
 
-_VERDICTS_FIRST = ("examples_per_second", "eval_accuracy", "seconds_to_target_accuracy")
+_METRICS_OF_VERDICTS = (
+    *("examples_per_second", "eval_accuracy"),
+    "seconds_to_target_accuracy",
+)
 
 
 def figures_table(conclusion: Mapping[str, Any]) -> list[list[str]]:

@@ -26,10 +26,10 @@ def of_ratio(comparison: Mapping[str, Any]) -> tuple[str, str]:
         return kind, words
     ratio = comparison["estimate"]
     low, high = comparison["interval"]
+    more, less, none = comparison["words"]
     if comparison["p_value_holm"] >= SIGNIFICANCE:
         least = _percent(comparison["detectable"])
-        return UNDETECTED, f"no detectable difference; {_could_have_seen(least)}"
-    more, less = comparison["words"]
+        return UNDETECTED, f"{none}; {_could_have_seen(least)}"
     if ratio >= 1:
         return DIFFERENT, f"{more} by {_times(ratio, low, high)}"
     return DIFFERENT, f"{less} by {_times(1 / ratio, 1 / high, 1 / low)}"
