@@ -235,6 +235,8 @@ def main() -> None:
     if arguments.record:
         record(arguments.record, arguments.most_seconds)
         return
+    if not RUNS.exists():
+        sys.exit("nothing is recorded yet: give --record=30 first.")
     recorded = json.loads(RUNS.read_text(encoding="utf-8"))
     found = judge(recorded)
     cpu = re.sub(r"\W+", "-", recorded["hardware"]["cpu"]).strip("-").lower()

@@ -15,6 +15,7 @@ import pytest
 from tests.command import ROOT
 from tests.comparison.made_runs import make_arm, make_run
 from tests.processes import contents
+from trainers.comparison.figures import read_run
 from trainers.main import main
 
 SPEEDS = (1000.0, 1100.0, 900.0, 1050.0, 950.0)
@@ -160,6 +161,12 @@ def test_time_to_a_target_is_that_of_the_first_evaluation_above_it(
     seconds = [mean["seconds_to_target_accuracy"] for mean in means]
     # Made runs have half their accuracy after 0.5 s of tracing and 0.4 of training.
     assert seconds == pytest.approx([0.9, 1.5])
+
+
+def test_curves_are_read_from_lines_that_share_a_step(tmp_path: pathlib.Path) -> None:
+    run = read_run(make_run(tmp_path / "run", seed=0), arm="arm", seed=0)
+    assert run.curve("train_loss") == {10: 0.1, 20: 0.05}
+    assert run.curve("eval_accuracy") == {10: 0.45, 20: 0.9}
 
 
 def test_an_arm_that_failed_is_reported_beside_the_others(

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from trainers.comparison.figures import Run
 
@@ -19,6 +20,7 @@ _COLOURS = (
     "#000000",
 )
 _WIDTH_INCHES = 9.0
+_MOST_ON_A_LINEAR_AXIS = 4
 _PHASES = ("startup", "trace", "input", "compute", "eval", "checkpoint", "summary")
 
 RunsByArm = Mapping[str, Sequence[Run]]
@@ -59,10 +61,13 @@ def _draw_ratios(
     axes.axvline(1, color="grey", linewidth=1)
     axes.set_yticks(range(len(shown)), [c["arm"] for c in shown])
     axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.set_xscale("log")
+    ends = [1.0, *(end for c in shown for end in c["interval"])]
+    if max(ends) > _MOST_ON_A_LINEAR_AXIS * min(ends):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(f"examples per second, as a multiple of {control}")
     axes.xaxis.set_major_formatter("{x:g}x")
-    axes.xaxis.set_minor_formatter("{x:g}x")
 
 
 def curves(runs: RunsByArm) -> str:

@@ -78,8 +78,8 @@ class Run:
 
     def curve(self, name: str) -> dict[int, float]:
         """A quantity of metrics.jsonl by step."""
-        points = {row["step"]: _number(row.get(name)) for row in self.metrics}
-        return {step: value for step, value in points.items() if value is not None}
+        points = [(row["step"], _number(row.get(name))) for row in self.metrics]
+        return {step: value for step, value in points if value is not None}
 
     def step_milliseconds(self) -> list[float]:
         """Of an average step of each line of metrics, the first line left out.
