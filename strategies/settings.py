@@ -60,6 +60,7 @@ def setting(
     maximum: float | None = None,
     below: float | None = None,
     has_flag: bool = True,
+    repeatable: bool = False,
 ) -> Any:
     """Declares a field of a configuration.
 
@@ -72,6 +73,8 @@ def setting(
       maximum: largest accepted number.
       below: every accepted number is smaller than this.
       has_flag: False for settings that live in the configuration file only.
+      repeatable: each use of the flag adds an item to a list, which it does not
+        split at commas.
     """
     metadata = {
         "help": help,
@@ -81,6 +84,7 @@ def setting(
         "maximum": maximum,
         "below": below,
         "has_flag": has_flag,
+        "repeatable": repeatable,
     }
     return dataclasses.field(default=default, metadata=metadata)
 

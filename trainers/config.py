@@ -19,6 +19,7 @@ import models
 from strategies import discovery
 from strategies.config import StrategyConfig
 from strategies.settings import UsageError, check_settings, setting, shown
+from trainers.comparison.settings import ComparisonConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,14 +28,15 @@ class RunConfig:
 
     mode: str = setting(
         "train",
-        "What to do: train a model; evaluate the newest checkpoint of --run_dir; or, "
-        "as doctor, tell whether training would start, on what, and what is slow.",
-        choices=("train", "evaluate", "doctor"),
+        "What to do: train a model; evaluate the newest checkpoint of --run_dir; "
+        "compare several ways of training it; or, as doctor, tell whether training "
+        "would start, on what, and what is slow.",
+        choices=("train", "evaluate", "compare", "doctor"),
     )
     run_dir: str | None = setting(
         None,
-        "Folder of the run. Default: a new one under runs/, named after strategy, "
-        "model, data set and time.",
+        "Folder of the run or comparison. Default: a new one under runs/, named after "
+        "strategy, model, data set and time.",
     )
     resume: str = setting(
         "never",
@@ -94,6 +96,13 @@ class LengthConfig:
         "as take about 50 ms. Does not change the training.",
         minimum=1,
         maximum=1_000_000,
+    )
+    step_delay_milliseconds: float = setting(
+        0.0,
+        "Make every step take this much longer, to see what a comparison makes of a "
+        "slower arm.",
+        minimum=0,
+        maximum=10_000,
     )
 
     def __post_init__(self) -> None:
@@ -319,7 +328,11 @@ GROUPS: Mapping[str, type] = {
     "data": DataConfig,
     "optimizer": OptimizerConfig,
     "report": ReportConfig,
+    "comparison": ComparisonConfig,
 }
+
+# Left out of files where they are as by default: a run does not read them.
+_GROUPS_OF_OTHER_MODES = ("comparison",)
 
 
 @functools.cache
@@ -361,6 +374,7 @@ class Config:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
+    comparison: ComparisonConfig = dataclasses.field(default_factory=ComparisonConfig)
 
     def __post_init__(self) -> None:
         """Checks what concerns more than one group.
@@ -386,6 +400,7 @@ class Config:
             raise UsageError(
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."
             )
+        self.comparison.check_mode(self.run.mode, self.strategy.strategy)
 
     # The slash lets a file hold a setting called self, to be refused as unknown.
     def replace(self, /, **values: Any) -> Config:
@@ -406,11 +421,16 @@ class Config:
         return dataclasses.replace(self, **groups)
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings by their flat names, as JSON has them."""
+        """All settings by their flat names, as JSON has them.
+
+        Those that only matter to a comparison are left out at their defaults.
+        """
         return {
             name: list(value) if isinstance(value, tuple) else value
             for group in GROUPS
             for name, value in dataclasses.asdict(getattr(self, group)).items()
+            if group not in _GROUPS_OF_OTHER_MODES
+            or value != all_fields()[name][1].default
         }
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from typing import IO
 
 import rich.console
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -83,6 +86,20 @@ class Console:
         where = "" if self._log is None else f"; the traceback is in {self._log.name}"
         words = " ".join(str(error).split())[:300]
         print(f"error: {type(error).__name__}: {words}{where}", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def live(self, render: Callable[[], rich.console.RenderableType]) -> Iterator[None]:
+        """Keeps something up to date on a terminal; elsewhere shows nothing."""
+        if not self._rich.is_terminal:
+            yield
+            return
+        with Live(get_renderable=render, console=self._rich, refresh_per_second=2):
+            yield
+
+    def narrate(self, line: str) -> None:
+        """One line for a log, where no terminal shows the same by `live`."""
+        if not self._rich.is_terminal:
+            self.say(line)
 
     def start_progress(self, step: int, last_step: int) -> None:
         """Shows the bar, if this is a terminal."""

@@ -12,7 +12,7 @@ import os
 import re
 import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -24,7 +24,8 @@ from strategies.settings import (
     field_types,
     shown,
 )
-from trainers.config import Config, all_fields
+from trainers.comparison.settings import ComparisonConfig
+from trainers.config import Config, all_fields, without_lists
 from trainers.config_file import settings_from_file
 
 _DESCRIPTION = """\
@@ -33,6 +34,7 @@ Trains a Keras model under a distribution strategy.
   python -m trainers.main --strategy=mirrored
   python -m trainers.main --strategy=tower --num_replicas=4 --run_dir=runs/four
   python -m trainers.main --mode=evaluate --run_dir=runs/four
+  python -m trainers.main --mode=compare --strategies=one_device,mirrored
 """
 
 
@@ -54,6 +56,50 @@ def parse(argv: Sequence[str]) -> Config:
       UsageError: a flag is unknown or its value unusable, or there is an argument
         that is not a flag.
     """
+    in_file, given = _settings(argv)
+    if "strategies" in given and "strategy" not in given:
+        in_file.pop("strategy", None)
+    settings = {**in_file, **given}
+    if settings.get("strategies") and "strategy" not in settings:
+        return _with_one_of_its_strategies(settings)
+    return Config().replace(**settings)
+
+
+def parse_arm(words: Sequence[str], base: Config) -> Config:
+    """The same for the flags of one arm, which change those that all arms share.
+
+    Raises:
+      UsageError: as for `parse`, and if a flag is one that an arm cannot have.
+    """
+    in_file, given = _settings(["arm", *words])
+    for name in (*in_file, *given):
+        if name in _NOT_OF_AN_ARM:
+            raise UsageError(
+                f"--{name} is a setting of the whole comparison: give it outside --arm."
+            )
+    return base.replace(**{**in_file, **given})
+
+
+_NOT_OF_AN_ARM = {
+    *("mode", "run_dir", "resume", "seed", "verbose"),
+    *(field.name for field in dataclasses.fields(ComparisonConfig)),
+}
+
+
+def arguments_of(config: Config) -> list[str]:
+    """The flags that `parse` turns into this configuration; defaults are left out."""
+    arguments = []
+    for name, value in config.to_dict().items():
+        field = all_fields()[name][1]
+        if without_lists(value) == field.default:
+            continue
+        items = value if field.metadata["repeatable"] and value else [value]
+        arguments += [f"--{name}={as_argument(item)}" for item in items]
+    return arguments
+
+
+def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the file of settings says, and what the flags say."""
     values = _define()
     stray = _read(values, list(argv))
     if values.help:
@@ -68,10 +114,24 @@ def parse(argv: Sequence[str]) -> Config:
         for name, (_, field) in all_fields().items()
         if field.metadata["has_flag"] and values[name].present
     }
-    settings = {}
+    in_file = {}
     if values["config"].present:
-        settings = settings_from_file(os.path.expanduser(values.config))
-    return Config().replace(**{**settings, **given})
+        in_file = settings_from_file(os.path.expanduser(values.config))
+    return in_file, given
+
+
+def _with_one_of_its_strategies(settings: Mapping[str, Any]) -> Config:
+    """A comparison's settings, checked with the first strategy that they suit.
+
+    Some, such as --num_replicas, suit only some of the strategies that are compared.
+    """
+    refusals = []
+    for strategy in settings["strategies"]:
+        try:
+            return Config().replace(**{**settings, "strategy": strategy})
+        except UsageError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def wants_tracebacks(argv: Sequence[str]) -> bool:
@@ -164,6 +224,8 @@ def _define() -> flags.FlagValues:
         text = field.metadata["help"]
         if hint is bool:
             flags.DEFINE_boolean(name, bool(field.default), text, values)
+        elif field.metadata["repeatable"]:
+            flags.DEFINE_multi_string(name, None, text, values)
         else:
             flags.DEFINE_string(name, None, text, values)
     flags.DEFINE_string("config", None, _CONFIG_HELP, values)
@@ -175,6 +237,8 @@ def _converted(name: str, field: dataclasses.Field, value: Any) -> Any:
     """The text of a flag as the type of its field."""
     config_class = all_fields()[name][0]
     hint, optional = field_types(config_class)[name]
+    if field.metadata["repeatable"]:
+        return None if optional and value == ["none"] else tuple(value)
     if not isinstance(value, str):
         return value
     if optional and value == "none":
@@ -183,7 +247,7 @@ def _converted(name: str, field: dataclasses.Field, value: Any) -> Any:
     item = typing.get_args(hint)[0] if is_list else hint
     if item is str:
         # The shell leaves a tilde alone that stands after an equals sign.
-        return os.path.expanduser(value)
+        item = os.path.expanduser
     try:
         return tuple(map(item, value.split(","))) if is_list else item(value)
     except ValueError as error:

@@ -7,6 +7,7 @@ inside one, hooks write files, evaluate and print.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,6 +115,7 @@ def run_loop(
     clock: Clock,
     tally: Tally,
     stop_requested: Callable[[], bool] = lambda: False,
+    step_delay_seconds: float = 0.0,
 ) -> None:
     """Advances from one step to another.
 
@@ -129,6 +131,7 @@ def run_loop(
       tally: counts what was done, a step that diverged included.
       stop_requested: whether this process was asked to stop; all processes learn
         of it with the next step.
+      step_delay_seconds: added to every step, and counted as part of it.
 
     Raises:
       DivergedError: a loss was not finite; that update was not applied.
@@ -147,6 +150,8 @@ def run_loop(
                 stop_requested=float(stop_requested()), step_seconds=step_seconds
             )
             results = run_steps(batches, stop - step, observe, proposed).fetch()
+            if step_delay_seconds:
+                results = _delayed(results, step_delay_seconds)
         clock.add("input", float(results.input_seconds.sum()))
         tally.add(results)
         step += results.applied_steps
@@ -163,6 +168,11 @@ def run_loop(
         for when in hooks:
             if when.is_due(report):
                 when.hook(report)
+
+
+def _delayed(results: StepResults, seconds: float) -> StepResults:
+    time.sleep(seconds * results.applied_steps)
+    return dataclasses.replace(results, step_seconds=results.step_seconds + seconds)
 
 
 def _last_loss(results: StepResults) -> float:

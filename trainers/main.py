@@ -19,7 +19,7 @@ from trainers.launch import launch
 from trainers.outcome import ExitCode
 from trainers.quiet import prepare_standard_streams
 from trainers.runtime import load_tensorflow
-from trainers.tasks import cluster_of, run_task
+from trainers.tasks import cluster_of, needs_tensorflow, run_task
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,7 +57,8 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     cluster = cluster_of(config, os.environ)
     if cluster is None:
         return launch(config, argv, console)
-    load_tensorflow(config)
+    if needs_tensorflow(config):
+        load_tensorflow(config)
     return run_task(config, cluster, console)
 
 

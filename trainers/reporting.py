@@ -162,7 +162,11 @@ class Reporting:
             if grid is not None:
                 self.summaries.image("samples", grid, report.step)
             self._folder.append_metrics(
-                {"step": report.step, **{f"eval_{k}": v for k, v in finite.items()}}
+                {
+                    "step": report.step,
+                    **{f"eval_{name}": value for name, value in finite.items()},
+                    "seconds": self._clock.seconds(),
+                }
             )
             self.summaries.flush()
         self._set_final(

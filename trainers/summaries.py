@@ -93,7 +93,10 @@ class Summaries:
         with writer.as_default(step=0):
             names = [hparams_api.HParam(name) for name in settings]
             hparams_api.hparams_config(hparams=names, metrics=metrics)
-            hparams_api.hparams(dict(settings))
+            # By default a digest of the settings: runs that differ in none of them
+            # would share a row.
+            name = "/".join(self._folder.absolute().parent.parts[-2:])
+            hparams_api.hparams(dict(settings), trial_id=name)
         writer.close()
 
     def flush(self) -> None:

@@ -15,6 +15,14 @@ from trainers.console import Console
 from trainers.run_dir import RunFolder
 from trainers.runtime import load_tensorflow
 
+# Modes that start runs, each as a process of its own, and leave the cores to them.
+_MODES_THAT_START_RUNS = ("compare",)
+
+
+def needs_tensorflow(config: Config) -> bool:
+    """Whether this process computes anything itself."""
+    return config.run.mode not in _MODES_THAT_START_RUNS
+
 
 def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None:
     """This process's place, or None if a cluster is to be started on this machine.
@@ -27,6 +35,13 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
     name = config.strategy.strategy
     traits = discovery.traits(name)
     cluster = from_environment(environment)
+    if config.run.mode in _MODES_THAT_START_RUNS:
+        if cluster is not None:
+            raise UsageError(
+                f"--mode={config.run.mode} starts runs by itself, but TF_CONFIG says "
+                f"that this is {cluster.task} of a cluster: unset TF_CONFIG."
+            )
+        return Cluster()
     if not traits.multi_process:
         if cluster is not None and len(cluster.tasks()) > 1:
             raise UsageError(
@@ -70,7 +85,7 @@ def _cluster_of_slurm(
 
 
 def run_task(config: Config, cluster: Cluster, console: Console) -> int:
-    """Runs this process's part to its end; imports TensorFlow."""
+    """Runs this process's part to its end; most modes import TensorFlow."""
     strategy = config.strategy.strategy
     if cluster.job in discovery.traits(strategy).serving_roles:
         folder = RunFolder(pathlib.Path(config.run.run_dir or ""))

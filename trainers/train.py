@@ -216,6 +216,8 @@ class _Run:
                 clock=self.clock,
                 tally=self.tally,
                 stop_requested=lambda: signals.requested,
+                step_delay_seconds=1e-3
+                * assembly.config.length.step_delay_milliseconds,
             )
 
     def _conclude(self, status: str) -> None:

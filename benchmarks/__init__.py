@@ -1,0 +1,1 @@
+"""Measurements of the project, with their results in `results/`."""

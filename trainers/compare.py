@@ -1,0 +1,163 @@
+"""--mode=compare: which of several ways to train is better."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strategies.cluster import Cluster
+from trainers import flags
+from trainers.comparison.arms import Arm, arms_of
+from trainers.comparison.execution import Execution, command_in_words
+from trainers.comparison.existing import arms_and_runs
+from trainers.comparison.figures import Run
+from trainers.comparison.folder import ComparisonFolder
+from trainers.comparison.held_fixed import (
+    check_configurations,
+    check_initial_weights,
+    differing_settings,
+)
+from trainers.comparison.progress import Progress
+from trainers.comparison.schedule import schedule
+from trainers.config import Config
+from trainers.console import Console
+from trainers.outcome import ExitCode, StopRequested
+from trainers.stopping import StopSignals
+
+
+def compare(config: Config, cluster: Cluster, console: Console) -> ExitCode:
+    """Runs every arm with every seed, or reads what has run, and reports.
+
+    Returns:
+      DONE if every arm completed at least once, whatever the verdicts; otherwise
+      DIVERGED if the arms that never did all diverged, and BUG if not.
+
+    Raises:
+      UsageError: the arms cannot be compared, or not in that folder.
+    """
+    folder = ComparisonFolder(config.run.run_dir)
+    try:
+        if config.comparison.runs is not None:
+            compared = _read(config, folder)
+        else:
+            compared = _run(config, folder, console)
+    except StopRequested as stop:
+        console.fail(
+            f"stopped: the same flags with --run_dir={folder.path} continue it."
+        )
+        return stop.exit_code
+    _report(config, folder, compared, console)
+    return _exit_code(compared)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Compared:
+    """Arms, all their runs, and the command of one run of each that was run here."""
+
+    arms: Sequence[Arm]
+    runs: Sequence[Run]
+    commands: Mapping[str, str]
+
+
+def _read(config: Config, folder: ComparisonFolder) -> _Compared:
+    """What has run already."""
+    allowed = config.comparison.allow_different or ()
+    arms, runs = arms_and_runs(config.comparison.runs or ())
+    check_configurations(arms, allowed)
+    check_initial_weights(runs, differing_settings(arms), allowed)
+    folder.begin(arms, config.run.seed)
+    return _Compared(arms, runs, commands={})
+
+
+def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compared:
+    """Raises StopRequested after a signal, when the run at hand has ended."""
+    settings = config.comparison
+    allowed = settings.allow_different or ()
+    arms = arms_of(config)
+    check_configurations(arms, allowed)
+    turns = schedule(arms, config.run.seed, settings.seeds)
+    continued = folder.begin(arms, config.run.seed)
+    console.say(
+        f"compare   {len(arms)} arms, {settings.seeds} runs each"
+        f"{', continued' if continued else ''}: {', '.join(a.name for a in arms)}"
+    )
+    console.say(f"into      {folder.path}")
+    progress = Progress(turns, console)
+    with StopSignals() as signals, progress.shown():
+        execution = Execution(folder, lambda: signals.requested)
+        runs = execution.run(turns, progress.begun, progress.ended)
+    if runs is None:
+        raise StopRequested(signals.exit_code)
+    check_initial_weights(runs, differing_settings(arms), allowed)
+    commands = {t.arm.name: command_in_words(t, folder) for t in reversed(turns)}
+    return _Compared(arms, runs, commands)
+
+
+def _report(
+    config: Config,
+    folder: ComparisonFolder,
+    compared: _Compared,
+    console: Console,
+) -> None:
+    # SciPy and matplotlib take a second to import, too long before a refusal.
+    from trainers.comparison.conclusion import conclude
+    from trainers.comparison.report import terminal_table, verdict_lines, write_report
+
+    conclusion = conclude(compared.arms, compared.runs, config.comparison)
+    for arm in conclusion["arms"]:
+        arm["command"] = compared.commands.get(arm["name"])
+    shown = folder.runs if compared.commands else _common_folder(compared.runs)
+    conclusion = {
+        "title": f"Comparison of {', '.join(arm.name for arm in compared.arms)}",
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": _command(config, folder),
+        "tensorboard": shlex.join(
+            ["tensorboard", f"--logdir={shown}", "--host=localhost"]
+        ),
+        "shared_cores": _shared_cores(compared.runs),
+        **conclusion,
+    }
+    write_report(folder, conclusion, compared.runs)
+    for line in terminal_table(conclusion):
+        console.say(line)
+    for arm_name, words in verdict_lines(conclusion):
+        console.say(f"verdict   {arm_name}: {words}")
+    for remark in conclusion["remarks"]:
+        console.say(f"note      {remark}")
+    console.say(f"report    {folder.path / 'report.html'}")
+    console.say(f"look at   {conclusion['tensorboard']}")
+
+
+def _command(config: Config, folder: ComparisonFolder) -> str:
+    """What a person pastes to make this comparison again, or to continue it."""
+    words = flags.arguments_of(config.replace(run_dir=str(folder.path)))
+    # The strategy of a comparison's own configuration is one of those it compares.
+    if config.comparison.strategies:
+        words = [word for word in words if not word.startswith("--strategy=")]
+    return shlex.join(["python", "-m", "trainers.main", *words])
+
+
+def _common_folder(runs: Sequence[Run]) -> pathlib.Path:
+    return pathlib.Path(os.path.commonpath([run.path.absolute() for run in runs]))
+
+
+def _shared_cores(runs: Sequence[Run]) -> int | None:
+    """The cores that all replicas share; None where there are GPUs."""
+    for run in runs:
+        hardware: dict[str, Any] = run.result.get("hardware") or {}
+        if run.is_completed and not hardware.get("gpus"):
+            return hardware.get("cpu_cores")
+    return None
+
+
+def _exit_code(compared: _Compared) -> ExitCode:
+    completed = {run.arm for run in compared.runs if run.is_completed}
+    statuses = {run.status for run in compared.runs if run.arm not in completed}
+    if completed == {arm.name for arm in compared.arms}:
+        return ExitCode.DONE
+    return ExitCode.DIVERGED if statuses == {"diverged"} else ExitCode.BUG

@@ -1,0 +1,130 @@
+"""What is compared: an arm is a name and a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from strategies.config import StrategyConfig
+from strategies.settings import UsageError, shown
+from trainers import flags
+from trainers.comparison.settings import ComparisonConfig
+from trainers.config import Config
+
+# An arm's name is the name of a folder, of a flag and of a line in a table.
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,39}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+      name: unique in a comparison.
+      config: of every run, but for its seed and folder.
+    """
+
+    name: str
+    config: Config
+
+
+def arms_of(config: Config) -> tuple[Arm, ...]:
+    """The arms that --strategies and --arm ask for, in this order.
+
+    Raises:
+      UsageError: an arm has flags that are not accepted, there is only one arm, or
+        two have the same name.
+    """
+    shared = _of_a_run(config)
+    arms = [
+        Arm(name=strategy, config=_under(strategy, shared))
+        for strategy in config.comparison.strategies or ()
+    ]
+    arms += [_from_flags(text, shared) for text in config.comparison.arm or ()]
+    check_names([arm.name for arm in arms])
+    return tuple(arms)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises UsageError if there are fewer than two, or if two are the same."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"two arms are called {twice!r}: give each its own name.")
+    if len(names) < 2:
+        raise UsageError(
+            f"there is only one arm, {''.join(names)!r}, and nothing to compare it "
+            "with: add a strategy to --strategies, another --arm, or another run."
+        )
+
+
+def check_name(name: str, flag: str) -> None:
+    """Raises UsageError if a name cannot be one of a folder."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{flag} is not accepted: the name {shown(name)!r} before the colon takes "
+            "up to 40 letters, digits, dots, hyphens and underscores."
+        )
+
+
+def _of_a_run(config: Config) -> Config:
+    """What the arms share, without what is about the comparison itself."""
+    defaults = {
+        field.name: field.default for field in dataclasses.fields(ComparisonConfig)
+    }
+    return config.replace(
+        mode="train", run_dir=None, resume="never", verbose=False, **defaults
+    )
+
+
+def _from_flags(text: str, shared: Config) -> Arm:
+    flag = f"--arm={shown(text)}"
+    name, colon, words = text.partition(":")
+    if not colon:
+        raise UsageError(
+            f"{flag} is not accepted: give it as 'name: flags', such as 'four: "
+            "--strategy=mirrored --num_replicas=4'."
+        )
+    check_name(name, flag)
+    try:
+        return Arm(name=name, config=flags.parse_arm(shlex.split(words), shared))
+    except flags.HelpRequested as error:
+        raise UsageError(f"{flag}: --help is not a setting; leave it out.") from error
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}") from error
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}; mend the quotes.") from error
+
+
+def _under(strategy: str, shared: Config) -> Config:
+    """The shared settings under a strategy.
+
+    Of the settings about strategies and devices each strategy gets those it takes:
+    --num_replicas=4 is not for one_device, which is compared all the same.
+
+    Raises:
+      UsageError: the rest is not accepted either.
+    """
+    try:
+        return shared.replace(strategy=strategy)
+    except UsageError as error:
+        refusal = error
+    defaults = _changed_strategy_settings(shared)
+    for dropped in [*({name: value} for name, value in defaults.items()), defaults]:
+        try:
+            return shared.replace(strategy=strategy, **dropped)
+        except UsageError:
+            continue
+    raise refusal
+
+
+def _changed_strategy_settings(config: Config) -> dict[str, Any]:
+    """The defaults of those that are not as by default."""
+    return {
+        field.name: field.default
+        for field in dataclasses.fields(StrategyConfig)
+        if field.name != "strategy"
+        and getattr(config.strategy, field.name) != field.default
+    }

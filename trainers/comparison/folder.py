@@ -1,0 +1,129 @@
+"""The folder of a comparison: what is in it, and when it may be continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strategies.settings import UsageError, as_argument
+from trainers.comparison.arms import Arm
+from trainers.comparison.schedule import Turn
+from trainers.files import FolderLock, write_atomically, write_json
+
+
+class ComparisonFolder:
+    """Paths and files of a comparison. Making this object writes nothing.
+
+    plan.json says what is compared; runs/<arm>/seed-<n> are ordinary run folders,
+    each with a measured.json of what was measured from outside; warm_up/ holds the
+    runs that are discarded, and logs/ what each run printed.
+    """
+
+    def __init__(self, path: str | None):
+        """Takes --run_dir, or chooses a name that tells when."""
+        when = time.strftime("%Y%m%d-%H%M%S")
+        self.path = pathlib.Path(path or f"runs/compare-{when}-{os.getpid()}")
+        self.runs = self.path / "runs"
+        self._plan = self.path / "plan.json"
+        self._lock = FolderLock(self.path)
+
+    def run_path(self, turn: Turn) -> pathlib.Path:
+        if turn.seed is None:
+            return self.path / "warm_up" / turn.arm.name
+        return self.runs / turn.arm.name / f"seed-{turn.seed}"
+
+    def log_path(self, turn: Turn) -> pathlib.Path:
+        name = "warm_up" if turn.seed is None else f"seed-{turn.seed}"
+        return self.path / "logs" / f"{turn.arm.name}-{name}.log"
+
+    def begin(self, arms: Sequence[Arm], first_seed: int) -> bool:
+        """Makes the folder, or takes up the comparison that is in it.
+
+        Returns:
+          Whether it was there already.
+
+        Raises:
+          UsageError: it holds something else or another comparison, another process
+            is using it, or it cannot be written.
+        """
+        plan = {
+            "schema_version": 1,
+            "first_seed": first_seed,
+            "arms": {arm.name: _settings(arm) for arm in arms},
+        }
+        try:
+            existing = self._read_plan()
+            if existing is not None:
+                self._check_continues(existing, plan)
+            elif self.path.exists() and any(self.path.iterdir()):
+                raise UsageError(
+                    f"--run_dir={self.path} holds files that are not a comparison: "
+                    "choose a new or empty folder."
+                )
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+            if existing is None:
+                write_json(self._plan, plan)
+            self._plan.with_name("logs").mkdir(exist_ok=True)
+        except OSError as error:
+            raise self.unusable(error) from error
+        return existing is not None
+
+    def remove_run(self, turn: Turn) -> None:
+        """Of a run that has not finished: it would be timed wrongly if continued."""
+        path = self.run_path(turn)
+        if path.exists():
+            shutil.rmtree(path)
+
+    def write(self, name: str, content: str) -> None:
+        write_atomically(self.path / name, content)
+
+    def unusable(self, error: OSError) -> UsageError:
+        where = f"{error.filename}: " if error.filename else ""
+        return UsageError(
+            f"--run_dir={self.path} cannot be used ({where}{error.strerror}): mend "
+            "that, or choose another folder."
+        )
+
+    def _read_plan(self) -> Mapping[str, Any] | None:
+        try:
+            plan = json.loads(self._plan.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError) as error:
+            raise UsageError(
+                f"--run_dir={self.path}: its plan.json is damaged; restore it from a "
+                "copy, or choose another folder."
+            ) from error
+        return plan
+
+    def _check_continues(self, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        differences = []
+        if was["first_seed"] != now["first_seed"]:
+            differences.append(f"--seed={now['first_seed']} (was {was['first_seed']})")
+        if list(was["arms"]) != list(now["arms"]):
+            names = ", ".join(was["arms"])
+            differences.append(f"the arms {', '.join(now['arms'])} (were {names})")
+        else:
+            differences += [
+                f"--{name}={as_argument(value)} of {arm} "
+                f"(was {as_argument(was['arms'][arm].get(name))})"
+                for arm, settings in now["arms"].items()
+                for name, value in settings.items()
+                if was["arms"][arm].get(name) != value
+            ]
+        if differences:
+            raise UsageError(
+                f"--run_dir={self.path} holds another comparison, without "
+                f"{'; '.join(differences[:3])}: give the same flags to continue it, or "
+                "another --run_dir."
+            )
+
+
+def _settings(arm: Arm) -> dict[str, Any]:
+    return {k: v for k, v in arm.config.to_dict().items() if k != "seed"}
