@@ -90,6 +90,11 @@ class LengthConfig:
     global_batch_size: int = setting(
         64, "Examples of one update, over all replicas together.", minimum=1
     )
+    drop_last_batch: bool = setting(
+        False,
+        "Leave out the last batch of every epoch if it would be smaller than the "
+        "others. Each epoch leaves out other examples.",
+    )
     steps_per_loop: int | None = setting(
         None,
         "Steps run inside the runtime for one call from Python. Default: as many "
