@@ -23,6 +23,7 @@ from trainers.inputs.data import Data
 from trainers.inputs.order import Order, SourceBatches
 from trainers.layer_state import LayerState
 from trainers.optimizers import LearningRate, build_optimizer
+from trainers.replayable_dropout import ReplayableDropout
 from trainers.step import EvalStep, Objective, TrainStep
 from trainers.update import ModelUpdate
 
@@ -143,6 +144,7 @@ def assemble_parts(
         objective,
         layer_state,
         seed=config.run.seed,
+        dropout=_replayable_dropout(model, config),
         sparse_gradients=config.optimizer.sparse_gradients,
     )
     update = ModelUpdate(
@@ -167,6 +169,12 @@ def assemble_parts(
         run_steps=strategy.compile(train_step, update),
         evaluation=evaluation,
     )
+
+
+def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
+    if not config.model.replayable_dropout:
+        return None
+    return ReplayableDropout(model, config.run.seed)
 
 
 def _bytes_of(variables: Sequence[keras.Variable]) -> int:

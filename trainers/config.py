@@ -146,6 +146,11 @@ class ModelConfig:
     dropout: float = setting(
         0.0, "Fraction of activations dropped in training.", minimum=0, below=1
     )
+    replayable_dropout: bool = setting(
+        False,
+        "Make the dropout of an example a function of --seed, the step and the "
+        "example: the same training with any number of replicas.",
+    )
     dtype: str = setting(
         "float32",
         "Precision: mixed_bfloat16 computes in bfloat16 and keeps float32 weights.",
