@@ -90,6 +90,11 @@ class LengthConfig:
     global_batch_size: int = setting(
         64, "Examples of one update, over all replicas together.", minimum=1
     )
+    drop_last_batch: bool = setting(
+        False,
+        "Leave out the last batch of every epoch if it would be smaller than the "
+        "others. Each epoch leaves out other examples.",
+    )
     steps_per_loop: int | None = setting(
         None,
         "Steps run inside the runtime for one call from Python. Default: as many "
@@ -140,6 +145,16 @@ class ModelConfig:
     )
     dropout: float = setting(
         0.0, "Fraction of activations dropped in training.", minimum=0, below=1
+    )
+    replayable_dropout: bool = setting(
+        False,
+        "Make the dropout of an example a function of --seed, the step and the "
+        "example: the same training with any number of replicas.",
+    )
+    jit_compile: bool = setting(
+        False,
+        "Let XLA compile what a replica computes in training, once for each number "
+        "of rows.",
     )
     dtype: str = setting(
         "float32",
