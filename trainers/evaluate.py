@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from strategies.cluster import Cluster
 from strategies.settings import UsageError
 from trainers.assembly import assemble, create_strategy
@@ -22,10 +24,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: there is no run in the folder, or no checkpoint that can be read.
     """
     folder = RunFolder.of_existing(config.run.run_dir or "")
-    settings = folder.read_config()
-    settings = settings.replace(
-        strategy=config.strategy.strategy, num_replicas=config.strategy.num_replicas
-    )
+    settings = dataclasses.replace(folder.read_config(), strategy=config.strategy)
     assembly = assemble(settings, create_strategy(settings, cluster))
     checkpoints = Checkpoints(
         folder.checkpoints,

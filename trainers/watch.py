@@ -6,11 +6,13 @@ it. It reads the folder of the run, and writes nothing but tb/evaluator.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 import time
 
 from strategies.cluster import Cluster
+from strategies.config import StrategyConfig
 from strategies.rendezvous import Needed, wait_for_tasks
 from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.checkpoints import Checkpoints
@@ -36,7 +38,7 @@ def watch(config: Config, cluster: Cluster, console: Console) -> int:
     """
     folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
     chief = _Chief(cluster, folder)
-    alone = config.replace(strategy="one_device", num_replicas=None)
+    alone = dataclasses.replace(config, strategy=StrategyConfig())
     evaluator = _Evaluator(
         assemble(alone, create_strategy(alone, Cluster())), folder, console
     )

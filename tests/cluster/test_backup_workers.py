@@ -70,6 +70,7 @@ def test_one_backup_worker_restores_the_pace(
         launcher.send_signal(signal.SIGTERM)
         ended = processes.end_of(launcher)
     assert ended.returncode == 143, ended.stderr
+    assert_can_be_evaluated(run)
     result = processes.result_of(run)
     assert result["staleness"]["max"] == 0
     assert result["steps"] == result["attempted_steps"]
@@ -82,3 +83,9 @@ def test_one_backup_worker_restores_the_pace(
     else:
         assert pace_without_it == 0
         assert result["late_gradients"] == 0
+
+
+def assert_can_be_evaluated(run: pathlib.Path) -> None:
+    """By one process, to which the flags of a cluster mean nothing."""
+    done = processes.run("--mode=evaluate", f"--run_dir={run}")
+    assert done.returncode == 0, done.stderr

@@ -103,13 +103,21 @@ def test_an_address_that_is_taken_is_named_at_once(
         assert not tasks.run_dir.exists()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    ("strategy", "update"),
+    [
+        ("multi_worker_mirrored", ()),
+        ("parameter_server", ("--update=async",)),
+        ("parameter_server", ("--update=sync", "--backup_workers=1")),
+    ],
+)
 def test_every_task_of_a_completed_run_ends_with_0(
-    strategy: str, tmp_path: pathlib.Path
+    strategy: str, update: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
     """And an evaluator, whom nobody waits for, has evaluated every checkpoint."""
     flags = (
         *SMALL,
+        *update,
         "--train_steps=60",
         "--eval_every_steps=20",
         "--checkpoint_every_steps=20",
