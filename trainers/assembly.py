@@ -42,6 +42,7 @@ class Assembly:
       model: with new weights.
       optimizer: with new variables.
       learning_rate: from the number of applied updates.
+      layer_state: what besides weights training changes.
       step: int64 scalar, the number of applied updates.
       run_steps: the inner training loop, not traced yet.
       evaluation: over the held-out examples, not traced yet.
@@ -55,6 +56,7 @@ class Assembly:
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
     learning_rate: LearningRate
+    layer_state: LayerState
     step: tf.Variable
     run_steps: RunSteps
     evaluation: Evaluation
@@ -145,7 +147,12 @@ def assemble_parts(
         sparse_gradients=config.optimizer.sparse_gradients,
     )
     update = ModelUpdate(
-        model, optimizer, step, layer_state, config.optimizer.clip_global_norm
+        model,
+        optimizer,
+        step,
+        layer_state,
+        config.optimizer.clip_global_norm,
+        record_gradients=config.report.record_steps,
     )
     evaluation = Evaluation(
         strategy,
@@ -162,6 +169,7 @@ def assemble_parts(
         model=model,
         optimizer=optimizer,
         learning_rate=learning_rate,
+        layer_state=layer_state,
         step=step,
         run_steps=strategy.compile(train_step, update),
         evaluation=evaluation,

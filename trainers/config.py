@@ -304,6 +304,11 @@ class ReportConfig:
     histogram_every_steps: int | None = setting(
         500, "Steps between histograms; none for no histograms at all.", minimum=1
     )
+    record_steps: bool = setting(
+        False,
+        "Keep the loss, the summed gradient and all variables of every step in "
+        "recording/, as --mode=verify does. Takes room, and a call for each step.",
+    )
     eval_every_steps: int | None = setting(
         None, "Steps between evaluations. Default: only at the end.", minimum=1
     )

@@ -8,6 +8,7 @@ no variable is written from several replicas.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -42,6 +43,11 @@ class LayerState:
             # Keras 3.12, the newest for Python 3.10, has no renormalization yet.
             and not getattr(layer, "renorm", False)
         ]
+
+    @property
+    def variables(self) -> Sequence[keras.Variable]:
+        """All that are not trained, those of random layers left out."""
+        return self._variables
 
     def shares(self, scope: keras.StatelessScope, batch: Batch) -> dict[str, Any]:
         """One replica's part of the new values.
