@@ -24,6 +24,7 @@ from trainers.inputs.order import Order, SourceBatches
 from trainers.layer_state import LayerState
 from trainers.optimizers import LearningRate, build_optimizer
 from trainers.step import EvalStep, Objective, TrainStep
+from trainers.switches import switch_off
 from trainers.update import ModelUpdate
 
 _DEFAULT_TRAIN_STEPS = 1000
@@ -132,6 +133,7 @@ def assemble_parts(
     keras.utils.set_random_seed(config.run.seed)
     with strategy.scope():
         model = _build_model(spec, config.model, data)
+        switch_off(model, config.model.switch_off or ())
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
         step = _make_step_variable()
     objective = Objective(

@@ -4,6 +4,7 @@
 
     loss                     sum of the losses of the step's examples
     examples                 how many there were
+    random_layers            how many layers drew random numbers
     gradients/<variable>     summed over replicas, before clipping
     weights/<variable>       after the step
     layer_state/<variable>   what else training changes, after the step
@@ -34,6 +35,7 @@ class RecordedStep:
     Attributes:
       loss: sum over the examples.
       examples: how many there were.
+      random_layers: how many layers drew random numbers.
       gradients: summed over replicas, by variable; none where the loss does not
         depend on it.
       weights: after the step, by variable.
@@ -42,6 +44,7 @@ class RecordedStep:
 
     loss: float
     examples: int
+    random_layers: int
     gradients: Mapping[str, np.ndarray]
     weights: Mapping[str, np.ndarray]
     layer_state: Mapping[str, np.ndarray]
@@ -62,7 +65,11 @@ class Recording:
         }
         self._folder.mkdir(exist_ok=True)
         np.savez(
-            self._path(step), loss=recorded.loss, examples=recorded.examples, **arrays
+            self._path(step),
+            loss=recorded.loss,
+            examples=recorded.examples,
+            random_layers=recorded.random_layers,
+            **arrays,
         )
 
     def num_steps(self) -> int:
@@ -87,7 +94,10 @@ class Recording:
                 if slash:
                     groups[group][name] = file[key]
             return RecordedStep(
-                loss=float(file["loss"]), examples=int(file["examples"]), **groups
+                loss=float(file["loss"]),
+                examples=int(file["examples"]),
+                random_layers=int(file["random_layers"]),
+                **groups,
             )
 
     def _path(self, step: int) -> pathlib.Path:

@@ -17,6 +17,7 @@ from trainers.console import Console, Figures
 from trainers.inspection import Inspection
 from trainers.interval import Interval
 from trainers.loop import Always, Every, StepReport
+from trainers.randomness import seed_states
 from trainers.recording import RecordedStep, unique_names
 from trainers.results import FinalFigures
 from trainers.run_dir import RunFolder
@@ -109,6 +110,7 @@ class Reporting:
             recorded = RecordedStep(
                 loss=float(results.sums["loss"][-1]),
                 examples=int(results.sums["examples"][-1]),
+                random_layers=len(seed_states(self._assembly.model)),
                 gradients={
                     name.removeprefix(RECORDED): values
                     for name, values in results.details.items()
