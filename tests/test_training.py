@@ -167,6 +167,17 @@ def test_tensorboard_shows_graph_texts_images_and_hparams(run: Run) -> None:
     assert {"_hparams_/session_start_info", "_hparams_/experiment"} <= hparams
 
 
+def test_without_the_last_batch_an_epoch_has_full_ones_only(
+    tmp_path: pathlib.Path,
+) -> None:
+    result = train(
+        tmp_path / "run",
+        *("--model=mlp", "--epochs=3", "--global_batch_size=100", "--drop_last_batch"),
+    )
+    # 1438 examples are 14 batches of 100 and one of 38.
+    assert (result["steps"], result["examples_seen"]) == (3 * 14, 3 * 1400)
+
+
 def test_tags_are_the_same_under_every_strategy(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

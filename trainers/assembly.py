@@ -23,6 +23,7 @@ from trainers.inputs.data import Data
 from trainers.inputs.order import Order, SourceBatches
 from trainers.layer_state import LayerState
 from trainers.optimizers import LearningRate, build_optimizer
+from trainers.replayable_dropout import ReplayableDropout
 from trainers.step import EvalStep, Objective, TrainStep
 from trainers.switches import switch_off
 from trainers.update import ModelUpdate
@@ -121,11 +122,12 @@ def assemble_parts(
     config: Config, strategy: Strategy, data: Data, spec: ModelSpec
 ) -> Assembly:
     """The same for a strategy, data and a model that are at hand already."""
-    _check_batch_size(config, strategy)
+    _check_batch_size(config, strategy, data)
     order = Order(
         num_examples=data.train.num_examples,
         global_batch_size=config.length.global_batch_size,
         seed=config.run.seed,
+        drop_last_batch=config.length.drop_last_batch,
     )
     train_steps = _train_steps(config, order)
     learning_rate = LearningRate(config.optimizer, train_steps)
@@ -146,6 +148,7 @@ def assemble_parts(
         objective,
         layer_state,
         seed=config.run.seed,
+        dropout=_replayable_dropout(model, config),
         sparse_gradients=config.optimizer.sparse_gradients,
     )
     update = ModelUpdate(
@@ -178,6 +181,12 @@ def assemble_parts(
     )
 
 
+def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
+    if not config.model.replayable_dropout:
+        return None
+    return ReplayableDropout(model, config.run.seed)
+
+
 def _bytes_of(variables: Sequence[keras.Variable]) -> int:
     return sum(v.value.dtype.size * v.value.shape.num_elements() for v in variables)
 
@@ -193,7 +202,7 @@ def _make_step_variable() -> tf.Variable:
     )
 
 
-def _check_batch_size(config: Config, strategy: Strategy) -> None:
+def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
     """Config checks a number of replicas that was given; here it is the real one."""
     size = config.length.global_batch_size
     if size < strategy.num_replicas:
@@ -201,6 +210,12 @@ def _check_batch_size(config: Config, strategy: Strategy) -> None:
             f"--global_batch_size={size} is smaller than the {strategy.num_replicas} "
             "replicas: every replica needs an example; raise it or give a smaller "
             "--num_replicas."
+        )
+    if config.length.drop_last_batch and size > data.train.num_examples:
+        raise UsageError(
+            f"--global_batch_size={size} is more than the {data.train.num_examples:,} "
+            "training examples, so that --drop_last_batch leaves no batch: lower it, "
+            "or leave --drop_last_batch out."
         )
 
 

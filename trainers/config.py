@@ -90,6 +90,11 @@ class LengthConfig:
     global_batch_size: int = setting(
         64, "Examples of one update, over all replicas together.", minimum=1
     )
+    drop_last_batch: bool = setting(
+        False,
+        "Leave out the last batch of every epoch if it would be smaller than the "
+        "others. Each epoch leaves out other examples.",
+    )
     steps_per_loop: int | None = setting(
         None,
         "Steps run inside the runtime for one call from Python. Default: as many "
@@ -146,6 +151,11 @@ class ModelConfig:
         "Kinds of layers that do in training what they do in inference, to see what "
         "they change. Also those of a model of your own.",
         choices=("dropout", "batch_normalization"),
+    )
+    replayable_dropout: bool = setting(
+        False,
+        "Make the dropout of an example a function of --seed, the step and the "
+        "example: the same training with any number of replicas.",
     )
     dtype: str = setting(
         "float32",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -13,6 +15,7 @@ from strategies.base import Batch, Shares
 from strategies.batch import row_weights
 from trainers.layer_state import LayerState
 from trainers.randomness import keyed_states, seed_states
+from trainers.replayable_dropout import ReplayableDropout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +48,7 @@ class TrainStep:
         layer_state: LayerState,
         *,
         seed: int,
+        dropout: ReplayableDropout | None = None,
         sparse_gradients: bool = True,
     ):
         """Traces nothing yet.
@@ -54,12 +58,14 @@ class TrainStep:
           objective: what is minimized, and reported besides.
           layer_state: of the model.
           seed: of the run.
+          dropout: takes the place of the model's own; None to leave that.
           sparse_gradients: whether those of embeddings hold only the rows in use.
         """
         self._model = model
         self._objective = objective
         self._layer_state = layer_state
         self._seed = seed
+        self._dropout = dropout
         self._sparse_gradients = sparse_gradients
         self._seed_states = seed_states(model)
 
@@ -69,7 +75,8 @@ class TrainStep:
         with keras.StatelessScope(state_mapping=keyed, collect_losses=True) as scope:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(variables)
-                predictions = self._model(batch.features, training=True)
+                with self._replayed_dropout(batch):
+                    predictions = self._model(batch.features, training=True)
                 sums = _weighted_sums(self._objective, batch, predictions)
                 added = _added_losses(self._model, scope)
                 if added:
@@ -89,6 +96,11 @@ class TrainStep:
             state=self._layer_state.shares(scope, batch),
             sums=_reported(sums, batch),
         )
+
+    def _replayed_dropout(self, batch: Batch) -> AbstractContextManager[None]:
+        if self._dropout is None:
+            return contextlib.nullcontext()
+        return self._dropout.replayed(batch)
 
 
 class EvalStep:

@@ -71,6 +71,41 @@ def test_an_epoch_shows_every_example_exactly_once(
 
 
 @few
+@given(lengths, batch_sizes, seeds, generate.integers(0, 3))
+def test_without_the_last_batch_all_are_of_one_size(
+    num_examples: int, batch_size: int, seed: int, epoch: int
+) -> None:
+    """Each epoch has as many full batches as there are, of different examples."""
+    batch_size = min(batch_size, num_examples)
+    order = Order(
+        num_examples=num_examples,
+        global_batch_size=batch_size,
+        seed=seed,
+        drop_last_batch=True,
+    )
+    assert order.steps_per_epoch == num_examples // batch_size
+    first = epoch * order.steps_per_epoch
+    assert order.examples_before(first + 1) == (first + 1) * batch_size
+    batches = read_batches(order, first, first + order.steps_per_epoch)
+    seen = [example for batch in batches for example in counted(batch)]
+    assert [int(batch.global_size) for batch in batches] == [batch_size] * len(batches)
+    assert len(set(seen)) == len(seen) == order.examples_per_epoch
+
+
+def test_every_example_is_left_out_equally_often() -> None:
+    """10 examples in batches of 4: each epoch of 4000 leaves 2 of them out.
+
+    Chi-squared against a chance of 1e-6.
+    """
+    order = Order(num_examples=10, global_batch_size=4, seed=3, drop_last_batch=True)
+    epochs = tf.data.Dataset.range(2 * 4000).map(lambda k: order.indices(k, 0, 1)[0])
+    counts = np.bincount(next(iter(epochs.batch(2 * 4000))).numpy().ravel())
+    left_out = 4000 - counts
+    assert left_out.sum() == 2 * 4000
+    assert scipy.stats.chisquare(left_out).pvalue > 1e-6
+
+
+@few
 @given(lengths, batch_sizes, replica_counts, seeds)
 def test_shares_put_together_are_the_global_batch_in_order(
     num_examples: int, batch_size: int, replicas: int, seed: int

@@ -17,6 +17,7 @@ HELD_FIXED: Mapping[str, str] = {
     "hidden_units": "the initial weights",
     "dtype": "the dtype",
     "global_batch_size": "the global batch",
+    "drop_last_batch": "the global batch",
     "train_steps": "the number of steps",
     "epochs": "the number of steps",
     "dataset": "the order of examples",

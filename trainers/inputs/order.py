@@ -30,26 +30,35 @@ class Order:
     """The sequence of global batches.
 
     Every epoch visits each example exactly once; its last batch holds what is
-    left over and may be smaller than the others.
+    left over and may be smaller than the others. Without that batch, an epoch leaves
+    out the examples that come last in its own permutation of all of them, so that no
+    example is left out more often than another.
 
     Attributes:
-      num_examples: examples of an epoch.
+      num_examples: to choose from.
       global_batch_size: examples of a batch, the last of an epoch excepted.
       seed: decides the permutation of each epoch; None for ascending order.
+      drop_last_batch: whether an epoch ends before a batch that would be smaller.
     """
 
     num_examples: int
     global_batch_size: int
     seed: int | None
+    drop_last_batch: bool = False
+
+    @property
+    def examples_per_epoch(self) -> int:
+        left_over = self.num_examples % self.global_batch_size
+        return self.num_examples - (left_over if self.drop_last_batch else 0)
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.num_examples // self.global_batch_size)
+        return -(-self.examples_per_epoch // self.global_batch_size)
 
     def examples_before(self, step: int) -> int:
         """Examples in all batches before a step, counted over epochs."""
         epoch, batch = divmod(step, self.steps_per_epoch)
-        return epoch * self.num_examples + batch * self.global_batch_size
+        return epoch * self.examples_per_epoch + batch * self.global_batch_size
 
     def indices(
         self, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
