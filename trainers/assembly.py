@@ -184,6 +184,8 @@ def assemble_parts(
 def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
     if not config.model.replayable_dropout:
         return None
+    if "dropout" in (config.model.switch_off or ()):
+        return None
     return ReplayableDropout(model, config.run.seed)
 
 
