@@ -98,6 +98,11 @@ BEFORE_TENSORFLOW = [
         "--global_batch_size=2000",
         "--drop_last_batch",
     ),
+    row(
+        "--jit_compile --dataset=clicks --model=wide_embedding",
+        "--jit_compile",
+        "'embedding'",
+    ),
     row("--learning_rate=nan", "--learning_rate=nan", "more than 0"),
     row("--learning_rate=inf", "--learning_rate=inf", "at most"),
     row("--learning_rate=0", "--learning_rate=0", "more than 0"),

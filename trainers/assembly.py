@@ -138,6 +138,7 @@ def assemble_parts(
         switch_off(model, config.model.switch_off or ())
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
         step = _make_step_variable()
+    _check_compilable(config, model)
     objective = Objective(
         loss=spec.make_loss(config.optimizer.label_smoothing),
         metrics=dict(spec.metrics),
@@ -150,6 +151,7 @@ def assemble_parts(
         seed=config.run.seed,
         dropout=_replayable_dropout(model, config),
         sparse_gradients=config.optimizer.sparse_gradients,
+        jit_compile=config.model.jit_compile,
     )
     update = ModelUpdate(
         model,
@@ -187,6 +189,17 @@ def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout
     if "dropout" in (config.model.switch_off or ()):
         return None
     return ReplayableDropout(model, config.run.seed)
+
+
+def _check_compilable(config: Config, model: keras.Model) -> None:
+    """Refuses what is known not to compile; of the rest XLA tells when it runs."""
+    embeddings = [x for x in flat_layers(model) if isinstance(x, ShardedEmbedding)]
+    if config.model.jit_compile and embeddings:
+        raise UsageError(
+            f"--jit_compile does not fit layer {embeddings[0].name!r}: XLA would "
+            "need its whole table in every step, not the rows in use; leave "
+            "--jit_compile out."
+        )
 
 
 def _bytes_of(variables: Sequence[keras.Variable]) -> int:

@@ -157,6 +157,11 @@ class ModelConfig:
         "Make the dropout of an example a function of --seed, the step and the "
         "example: the same training with any number of replicas.",
     )
+    jit_compile: bool = setting(
+        False,
+        "Let XLA compile what a replica computes in training, once for each number "
+        "of rows.",
+    )
     dtype: str = setting(
         "float32",
         "Precision: mixed_bfloat16 computes in bfloat16 and keeps float32 weights.",

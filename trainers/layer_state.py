@@ -49,22 +49,44 @@ class LayerState:
         """All that are not trained, those of random layers left out."""
         return self._variables
 
-    def shares(self, scope: keras.StatelessScope, batch: Batch) -> dict[str, Any]:
+    def read(self) -> list[tf.Tensor]:
+        """The present values of all variables."""
+        return [tf.convert_to_tensor(v.value) for v in self._variables]
+
+    def written(
+        self,
+        scope: keras.StatelessScope,
+        mapped: Sequence[tuple[keras.Variable, tf.Tensor]],
+    ) -> dict[str, tf.Tensor]:
+        """New values that layers wrote in a scope, by a variable's position.
+
+        Args:
+          scope: in which the layers ran on a replica's rows.
+          mapped: values that the scope was given.
+        """
+        given = {id(variable): value for variable, value in mapped}
+        current = {
+            str(index): (scope.get_current_value(variable), given.get(id(variable)))
+            for index, variable in enumerate(self._variables)
+        }
+        return {index: new for index, (new, old) in current.items() if new is not old}
+
+    def shares(self, written: dict[str, tf.Tensor], batch: Batch) -> dict[str, Any]:
         """One replica's part of the new values.
 
         Args:
-          scope: in which the layers ran on this replica's rows.
+          written: by its layers.
           batch: tells how many rows count and which replica this is.
         """
         weight = batch.num_rows / batch.global_size
-        values = {}
-        for index, variable in enumerate(self._variables):
-            value = scope.get_current_value(variable)
-            if value is not None:
-                values[str(index)] = _share(value, weight, batch.replica)
+        values = {
+            index: _share(value, weight, batch.replica)
+            for index, value in written.items()
+        }
+        position = self._positions()
         shifts = {}
         for index, layer in enumerate(self._normalizations):
-            mean = scope.get_current_value(layer.moving_mean)
+            mean = written.get(position[id(layer.moving_mean)])
             if mean is not None:
                 shift = mean - layer.moving_mean.value
                 shifts[str(index)] = tf.cast(weight, shift.dtype) * tf.square(shift)
@@ -84,7 +106,7 @@ class LayerState:
         the replicas' means is that of their shifts over (1 - momentum)^2, of which
         a moving variance takes up (1 - momentum).
         """
-        position = {id(v): str(index) for index, v in enumerate(self._variables)}
+        position = self._positions()
         spread = {}
         for index, squared in summed["squared_shifts"].items():
             layer = self._normalizations[int(index)]
@@ -93,6 +115,9 @@ class LayerState:
             variance = tf.maximum(squared - tf.square(shift), 0)
             spread[id(layer.moving_variance)] = variance / (1 - layer.momentum)
         return spread
+
+    def _positions(self) -> dict[int, str]:
+        return {id(v): str(index) for index, v in enumerate(self._variables)}
 
 
 def _share(value: tf.Tensor, weight: tf.Tensor, replica: tf.Tensor) -> tf.Tensor:

@@ -18,6 +18,7 @@ from trainers.console import Console
 from trainers.launch import launch
 from trainers.outcome import ExitCode
 from trainers.quiet import prepare_standard_streams
+from trainers.refusals import refusal_of
 from trainers.runtime import load_tensorflow
 from trainers.tasks import cluster_of, needs_tensorflow, run_task
 
@@ -44,6 +45,9 @@ def main(argv: Sequence[str]) -> int:
     except Exception as error:
         if _is_out_of_memory(error):
             return _refuse(_does_not_fit(error), config.run.verbose)
+        refusal = refusal_of(error, config)
+        if refusal is not None:
+            return _refuse(refusal, config.run.verbose)
         console.report_bug(error, config.run.verbose)
         return ExitCode.BUG
     finally:

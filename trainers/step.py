@@ -50,6 +50,7 @@ class TrainStep:
         seed: int,
         dropout: ReplayableDropout | None = None,
         sparse_gradients: bool = True,
+        jit_compile: bool = False,
     ):
         """Traces nothing yet.
 
@@ -60,6 +61,7 @@ class TrainStep:
           seed: of the run.
           dropout: takes the place of the model's own; None to leave that.
           sparse_gradients: whether those of embeddings hold only the rows in use.
+          jit_compile: whether XLA compiles it, once for each number of rows.
         """
         self._model = model
         self._objective = objective
@@ -68,13 +70,50 @@ class TrainStep:
         self._dropout = dropout
         self._sparse_gradients = sparse_gradients
         self._seed_states = seed_states(model)
+        self._compiled = None
+        if jit_compile:
+            # Only a replica's own part: the sum over replicas cannot be compiled.
+            self._compiled = tf.function(
+                self._compute, autograph=False, jit_compile=True
+            )
 
     def __call__(self, batch: Batch) -> Shares:
+        model = self._model
+        if self._compiled is None:
+            weights = [v.value for v in model.trainable_variables]
+            computed = self._compute(batch, weights, None)
+        else:
+            # XLA reads no variable of another device, such as a parameter server's.
+            weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
+            computed = self._compiled(batch, weights, self._layer_state.read())
+        gradients, written, sums = computed
+        return Shares(
+            gradients=gradients,
+            state=self._layer_state.shares(written, batch),
+            sums=sums,
+        )
+
+    def _compute(
+        self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None
+    ) -> tuple[list[Any], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """Gradients, what layers wrote, and sums.
+
+        Args:
+          batch: a replica's rows.
+          weights: trainable variables, or their values.
+          state: values of the layers' state; None to read variables as usual.
+        """
+        mapped: list[tuple[keras.Variable, tf.Tensor]] = []
+        if state is not None:
+            variables = [
+                *self._model.trainable_variables,
+                *self._layer_state.variables,
+            ]
+            mapped = list(zip(variables, [*weights, *state], strict=True))
         keyed = keyed_states(self._seed_states, self._seed, batch)
-        variables = [v.value for v in self._model.trainable_variables]
-        with keras.StatelessScope(state_mapping=keyed, collect_losses=True) as scope:
+        with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(variables)
+                tape.watch(weights)
                 with self._replayed_dropout(batch):
                     predictions = self._model(batch.features, training=True)
                 sums = _weighted_sums(self._objective, batch, predictions)
@@ -85,17 +124,14 @@ class TrainStep:
                         [tf.cast(loss, rows.dtype) for loss in added]
                     )
                 share = sums["loss"] / tf.cast(batch.global_size, sums["loss"].dtype)
-            gradients = tape.gradient(share, variables)
+            gradients = tape.gradient(share, weights)
         if not self._sparse_gradients:
             gradients = [
                 gradient if gradient is None else tf.convert_to_tensor(gradient)
                 for gradient in gradients
             ]
-        return Shares(
-            gradients=gradients,
-            state=self._layer_state.shares(scope, batch),
-            sums=_reported(sums, batch),
-        )
+        written = self._layer_state.written(scope, mapped)
+        return gradients, written, _reported(sums, batch)
 
     def _replayed_dropout(self, batch: Batch) -> AbstractContextManager[None]:
         if self._dropout is None:

@@ -24,6 +24,7 @@ from tests.conformance.harness import (
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from trainers.assembly import Assembly
+from trainers.refusals import refusal_of
 from trainers.replayable_dropout import ReplayableDropout, keep, key_of
 
 SEVERAL_REPLICAS = [subject for subject in subjects() if subject[1] in (2, 3)]
@@ -317,5 +318,9 @@ def test_other_random_layers_are_refused_by_name(
 def test_rows_that_are_no_examples_are_refused() -> None:
     fold = keras.layers.Lambda(lambda values: tf.reshape(values, [-1, 4]))
     mask_of = MaskOf([fold, keras.layers.Dropout(0.5, name="folded")], (3, 4))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="folded"):
+    with pytest.raises(tf.errors.InvalidArgumentError) as failure:
         mask_of([1, 2])
+    refusal = refusal_of(failure.value, small_config(replayable_dropout=True))
+    assert refusal is not None
+    assert "layer 'folded'" in str(refusal)
+    assert str(refusal).endswith("into the first.")

@@ -46,6 +46,7 @@ def features_in_use(
         _dropout(config, steps),
         _batch_normalization(config, steps),
         _mixed_precision(config),
+        _xla(config),
         _uneven_batch(config, steps, num_replicas),
         _narrow_reduction(config),
     ]
@@ -116,6 +117,16 @@ def _mixed_precision(config: Config) -> Feature | None:
         name="mixed precision",
         settings={"dtype": "float32"},
         explanation="every replica rounds its gradient to 8 bits before the sum",
+    )
+
+
+def _xla(config: Config) -> Feature | None:
+    if not config.model.jit_compile:
+        return None
+    return Feature(
+        name="XLA",
+        settings={"jit_compile": False},
+        explanation="the compiler computes something else for one of the two",
     )
 
 

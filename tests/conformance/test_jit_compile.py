@@ -1,0 +1,99 @@
+"""--jit_compile: what XLA has compiled is the same training under every strategy."""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.conformance.custom import assemble_custom, train
+from tests.conformance.harness import (
+    LAYOUTS,
+    UPDATES,
+    Outcome,
+    Subject,
+    small_config,
+    subjects,
+)
+from tests.conformance.test_same_training import TOLERANCES, assert_same_training
+from trainers.refusals import refusal_of
+
+# Compiling takes seconds for each number of rows and each replica.
+TWO_REPLICAS = [subject for subject in subjects() if subject[1] == 2]
+
+
+@functools.cache
+def trained(strategy: str, replicas: int, update: str, **settings: object) -> Outcome:
+    config = small_config(
+        strategy=strategy,
+        num_replicas=replicas,
+        dtype="float64",
+        **UPDATES[update],
+        **settings,
+    )
+    return Subject.of(config).run(LAYOUTS["uneven"])
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), TWO_REPLICAS)
+def test_same_training_as_one_device(strategy: str, replicas: int) -> None:
+    settings = {
+        "model": "mlp",
+        "dropout": 0.5,
+        "replayable_dropout": True,
+        "jit_compile": True,
+    }
+    outcome = trained(strategy, replicas, "adamw", **settings)
+    expected = trained("one_device", 1, "adamw", **settings)
+    assert_same_training(outcome, expected, TOLERANCES["float64", "adamw"])
+
+
+def test_moving_statistics_are_those_without_it() -> None:
+    """Layer state goes into the compiled part and comes out of it."""
+
+    def statistics(jit_compile: bool) -> list[np.ndarray]:
+        assembly = assemble_custom(
+            "tower",
+            2,
+            lambda: [keras.layers.BatchNormalization(), keras.layers.Dense(2)],
+            np.random.default_rng(0).normal(3, 2, size=[20, 4]),
+            dtype="float64",
+            global_batch_size=10,
+            jit_compile=jit_compile,
+        )
+        train(assembly, 4)
+        return [v.numpy() for v in assembly.model.layers[0].non_trainable_variables]
+
+    for compiled, plain in zip(statistics(True), statistics(False), strict=True):
+        np.testing.assert_allclose(compiled, plain, rtol=1e-12)
+
+
+def test_what_xla_cannot_do_is_refused_in_one_line() -> None:
+    def spelled(values: tf.Tensor) -> tf.Tensor:
+        lengths = tf.strings.length(tf.strings.as_string(values))
+        return values * tf.cast(lengths, values.dtype)
+
+    assembly = assemble_custom(
+        "one_device",
+        1,
+        lambda: [keras.layers.Dense(2), keras.layers.Lambda(spelled)],
+        np.ones([8, 2]),
+        global_batch_size=8,
+        jit_compile=True,
+    )
+    with pytest.raises(tf.errors.OpError) as failure:
+        train(assembly, 1)
+    refusal = refusal_of(failure.value, assembly.config)
+    assert refusal is not None
+    assert str(refusal) == (
+        "XLA cannot compile this model: it has no AsString; leave --jit_compile out."
+    )
+    assert refusal_of(failure.value, assembly.config.replace(jit_compile=False)) is None
+
+
+def test_same_training_as_without_it() -> None:
+    outcome = trained("one_device", 1, "sgd", model="mlp", jit_compile=True)
+    expected = trained("one_device", 1, "sgd", model="mlp")
+    assert_same_training(outcome, expected, TOLERANCES["float64", "sgd"])
