@@ -82,10 +82,9 @@ class Execution:
         measured = measure(command, log, self._stop_requested)
         if measured is None:
             raise StopRequested(self._stop_exit_code())
+        path.mkdir(parents=True, exist_ok=True)
+        measured.write(path)
         run = read_run(path, arm=name, seed=config.run.seed, log=log)
-        if not run.result and not run.reason:
-            reason = f"exit code {measured.exit_code}; {log} tells more"
-            run = dataclasses.replace(run, reason=reason)
         seconds = time.monotonic() - began
         self._console.say(f"ran       {name}: {run.status}, {seconds:.0f} s")
         return Recorded(config, run, Recording(path), measured.exit_code)
