@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 
 import numpy as np
@@ -29,7 +30,7 @@ def test_weights_change_by_the_recorded_gradients(tmp_path: pathlib.Path) -> Non
     assert [step.examples for step in steps] == [48, 16, 48]
     mean = sum(step.loss for step in steps) / sum(step.examples for step in steps)
     assert result["final"]["train_loss"] == pytest.approx(mean, rel=1e-12)
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         assert set(after.gradients) == set(after.weights)
         for name, gradient in after.gradients.items():
             expected = before.weights[name] - LEARNING_RATE * gradient

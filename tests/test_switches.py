@@ -15,7 +15,7 @@ class Block(keras.layers.Layer):
         self.drop = keras.layers.Dropout(0.5)
         self.recurrent = keras.layers.LSTM(3, dropout=0.5)
 
-    def call(self, inputs, training=False):  # type: ignore[no-untyped-def]
+    def call(self, inputs, training=False):
         hidden = self.normalize(inputs, training=training)
         return self.recurrent(self.drop(hidden, training=training))
 
