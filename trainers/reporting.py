@@ -18,7 +18,7 @@ from trainers.inspection import Inspection
 from trainers.interval import Interval
 from trainers.loop import Always, Every, StepReport
 from trainers.randomness import seed_states
-from trainers.recording import RecordedStep, unique_names
+from trainers.recording import RecordedStep, Recording, unique_names
 from trainers.results import FinalFigures
 from trainers.run_dir import RunFolder
 from trainers.staleness import Staleness
@@ -48,6 +48,7 @@ class Reporting:
         self._tally = tally
         self._interval = Interval()
         self._staleness = Staleness()
+        self._recording = Recording(folder.path)
         self._inspection = Inspection(assembly.model, assembly.data)
         self.summaries = Summaries(folder.tensorboard)
         self.final = FinalFigures()
@@ -119,7 +120,7 @@ class Reporting:
                 weights=_values(self._assembly.model.trainable_variables),
                 layer_state=_values(self._assembly.layer_state.variables),
             )
-            self._folder.recording.write(report.step, recorded)
+            self._recording.write(report.step, recorded)
 
     def _write_metrics(self, report: StepReport) -> None:
         with self._clock.measure("summary"):

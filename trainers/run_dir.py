@@ -16,7 +16,6 @@ from strategies.settings import UsageError, as_argument
 from trainers.config import Config, DataConfig, ModelConfig, OptimizerConfig
 from trainers.config_file import config_from_file
 from trainers.files import FolderLock, without_nan, write_atomically, write_json
-from trainers.recording import Recording
 
 SCHEMA_VERSION = 1
 
@@ -38,7 +37,6 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tb"
-        self.recording = Recording(path)
         self._config = path / "config.json"
         self._metrics = path / "metrics.jsonl"
         self._result = path / "result.json"

@@ -68,10 +68,15 @@ def find_cause(
     if known is not None:
         return Cause(likely=known, remarks=(), tests=())
     passing = judgement.first_passing
-    recorded = len(judgement.steps)
-    num_steps = min((passing.step if passing else 0) + 1, max(recorded, 1))
-    steps = [subject.recording.read(step + 1) for step in range(recorded)]
-    features = features_in_use(subject.config, steps, subject.num_replicas)
+    num_steps = reference.recording.num_steps()
+    if passing is not None:
+        num_steps = min(passing.step + 1, num_steps)
+    features = features_in_use(
+        subject.config,
+        reference.recording.read(1),
+        [step.examples_expected for step in judgement.steps],
+        subject.num_replicas,
+    )
     tests: list[Test] = []
 
     def differs_without(features: Sequence[Feature]) -> bool:

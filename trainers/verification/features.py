@@ -32,22 +32,23 @@ class Feature:
 
 
 def features_in_use(
-    config: Config, steps: Sequence[RecordedStep], num_replicas: int
+    config: Config, step: RecordedStep, examples: Sequence[int], num_replicas: int
 ) -> list[Feature]:
     """What is worth switching off.
 
     Args:
       config: of the strategy's run.
-      steps: that were recorded of it.
+      step: any that was recorded, which tells of layers in the model.
+      examples: of every global batch.
       num_replicas: it had.
     """
     found = [
         _clipping(config),
-        _dropout(config, steps),
-        _batch_normalization(config, steps),
+        _dropout(config, step),
+        _batch_normalization(config, step),
         _mixed_precision(config),
         _xla(config),
-        _uneven_batch(config, steps, num_replicas),
+        _uneven_batch(config, examples, num_replicas),
         _narrow_reduction(config),
     ]
     return [feature for feature in found if feature is not None]
@@ -76,9 +77,9 @@ def _clipping(config: Config) -> Feature | None:
     )
 
 
-def _dropout(config: Config, steps: Sequence[RecordedStep]) -> Feature | None:
+def _dropout(config: Config, step: RecordedStep) -> Feature | None:
     # A model of the user's own may have random layers that no setting tells of.
-    if not steps or not steps[0].random_layers or _is_off(config, "dropout"):
+    if not step.random_layers or _is_off(config, "dropout"):
         return None
     if config.model.replayable_dropout:
         explanation = (
@@ -95,12 +96,10 @@ def _dropout(config: Config, steps: Sequence[RecordedStep]) -> Feature | None:
     )
 
 
-def _batch_normalization(
-    config: Config, steps: Sequence[RecordedStep]
-) -> Feature | None:
-    if not steps or _is_off(config, "batch_normalization"):
+def _batch_normalization(config: Config, step: RecordedStep) -> Feature | None:
+    if _is_off(config, "batch_normalization"):
         return None
-    if not any("moving_" in name for name in steps[0].layer_state):
+    if not any("moving_" in name for name in step.layer_state):
         return None
     return Feature(
         name="batch normalization",
@@ -131,9 +130,9 @@ def _xla(config: Config) -> Feature | None:
 
 
 def _uneven_batch(
-    config: Config, steps: Sequence[RecordedStep], num_replicas: int
+    config: Config, examples: Sequence[int], num_replicas: int
 ) -> Feature | None:
-    if all(step.examples % num_replicas == 0 for step in steps):
+    if all(count % num_replicas == 0 for count in examples):
         return None
     size = config.length.global_batch_size
     return Feature(

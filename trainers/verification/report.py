@@ -73,6 +73,10 @@ def explanations(findings: Sequence[Finding]) -> list[tuple[str, str]]:
             )
         if finding.cause is not None:
             lines += [(name, remark) for remark in finding.cause.remarks]
+            lines += [
+                (name, f"without {test.without}: {test.outcome}")
+                for test in finding.cause.tests
+            ]
             lines.append((name, f"likely cause: {finding.cause.likely}"))
         if finding.verdict is Verdict.FAILED:
             lines.append((name, f"failed: {finding.recorded.run.reason}"))
