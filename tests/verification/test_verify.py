@@ -39,9 +39,9 @@ def test_strategies_of_one_process_train_the_same(tmp_path: pathlib.Path) -> Non
     assert set(verdicts.values()) <= {"identical", "equivalent"}
     assert len(verdicts) == 2
     assert found["steps"] == 5
-    # 4 sqrt(499) 2^-23 5, which a wrong factor exceeds by far.
-    assert found["tolerance"]["last_step"] == pytest.approx(5.3e-5, rel=0.01)
-    assert "tolerance 5.3e-05 at step 5" in done.stdout
+    # 4 sqrt(499 x 5) 2^-23, which a wrong factor exceeds by far.
+    assert found["tolerance"]["last_step"] == pytest.approx(2.38e-5, rel=0.01)
+    assert "tolerance 2.4e-05 at step 5" in done.stdout
 
 
 @pytest.mark.slow
