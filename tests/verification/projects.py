@@ -10,6 +10,9 @@ from typing import Any
 
 from tests import processes
 
+# A verification is several runs. Less than the 300 seconds that a test may take.
+PATIENCE_SECONDS = 280.0
+
 PACKAGES = ("strategies", "models", "trainers")
 
 # A few steps of a small model, in which rounding cannot be taken for a fault.
@@ -48,15 +51,19 @@ def plant(folder: pathlib.Path, fault: Fault | None, **models: str) -> None:
 def verify(
     folder: pathlib.Path, *flags: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """Runs a verification in a project; returns verify.json, empty if there is none."""
+    """Runs a verification in a folder; returns verify.json, empty if there is none.
+
+    If there is a project in the folder it is run, otherwise the one that is tested.
+    """
+    project = folder if (folder / "trainers").is_dir() else processes.ROOT
     done = subprocess.run(
         processes.command("--mode=verify", "--run_dir=verified", *flags),
         cwd=folder,
-        env={**processes.environment(), "PYTHONPATH": str(folder)},
+        env={**processes.environment(), "PYTHONPATH": str(project)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=processes.PATIENCE_SECONDS,
+        timeout=PATIENCE_SECONDS,
         check=False,
     )
     path = folder / "verified" / "verify.json"

@@ -27,13 +27,9 @@ def test_strategies_of_one_process_train_the_same(tmp_path: pathlib.Path) -> Non
     features = ("--clip_global_norm=0.5", "--dropout=0.5", "--replayable_dropout")
     # 1,437 examples to train: the third batch of 479 ends an epoch.
     uneven = ("--global_batch_size=499", "--weight_decay=0.01", "--optimizer=adamw")
-    done = processes.run(
-        *("--mode=verify", "--run_dir=verified", *flags, *features, *uneven),
-        "--strategies=one_device,tower,mirrored",
-        folder=tmp_path,
-    )
+    strategies = "--strategies=one_device,tower,mirrored"
+    done, found = verify(tmp_path, strategies, *flags, *features, *uneven)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "verified/verify.json").read_text("utf-8"))
     verdicts = {name: entry["verdict"] for name, entry in entries(found).items()}
     assert verdicts.pop("one_device") == "identical"
     assert set(verdicts.values()) <= {"identical", "equivalent"}
@@ -49,11 +45,8 @@ def test_strategies_of_one_process_train_the_same(tmp_path: pathlib.Path) -> Non
 def test_strategies_of_several_processes(tmp_path: pathlib.Path) -> None:
     """Two workers that wait for each other, and two that do not, in one command."""
     strategies = "--strategies=multi_worker_mirrored,parameter_server"
-    done = processes.run(
-        *("--mode=verify", "--run_dir=verified", strategies, *SMALL), folder=tmp_path
-    )
+    done, found = verify(tmp_path, strategies, *SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "verified/verify.json").read_text("utf-8"))
     by_name = entries(found)
     assert list(by_name) == [
         "multi_worker_mirrored",
@@ -73,13 +66,9 @@ def test_strategies_of_several_processes(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_one_asynchronous_worker_is_comparable(tmp_path: pathlib.Path) -> None:
-    done = processes.run(
-        *("--mode=verify", "--run_dir=verified", "--strategies=parameter_server"),
-        *("--update=async", "--num_workers=1", *SMALL),
-        folder=tmp_path,
-    )
+    flags = ("--strategies=parameter_server", "--update=async", "--num_workers=1")
+    done, found = verify(tmp_path, *flags, *SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads((tmp_path / "verified/verify.json").read_text("utf-8"))
     (entry,) = entries(found).values()
     assert entry["name"] == "parameter_server"
     assert entry["verdict"] in ("identical", "equivalent")
