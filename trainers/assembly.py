@@ -25,6 +25,7 @@ from trainers.layer_state import LayerState
 from trainers.optimizers import LearningRate, build_optimizer
 from trainers.replayable_dropout import ReplayableDropout
 from trainers.step import EvalStep, Objective, TrainStep
+from trainers.switches import switch_off
 from trainers.update import ModelUpdate
 
 _DEFAULT_TRAIN_STEPS = 1000
@@ -43,6 +44,7 @@ class Assembly:
       model: with new weights.
       optimizer: with new variables.
       learning_rate: from the number of applied updates.
+      layer_state: what besides weights training changes.
       step: int64 scalar, the number of applied updates.
       run_steps: the inner training loop, not traced yet.
       evaluation: over the held-out examples, not traced yet.
@@ -56,6 +58,7 @@ class Assembly:
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
     learning_rate: LearningRate
+    layer_state: LayerState
     step: tf.Variable
     run_steps: RunSteps
     evaluation: Evaluation
@@ -132,6 +135,7 @@ def assemble_parts(
     keras.utils.set_random_seed(config.run.seed)
     with strategy.scope():
         model = _build_model(spec, config.model, data)
+        switch_off(model, config.model.switch_off or ())
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
         step = _make_step_variable()
     _check_compilable(config, model)
@@ -150,7 +154,12 @@ def assemble_parts(
         jit_compile=config.model.jit_compile,
     )
     update = ModelUpdate(
-        model, optimizer, step, layer_state, config.optimizer.clip_global_norm
+        model,
+        optimizer,
+        step,
+        layer_state,
+        config.optimizer.clip_global_norm,
+        record_gradients=config.report.record_steps,
     )
     evaluation = Evaluation(
         strategy,
@@ -167,6 +176,7 @@ def assemble_parts(
         model=model,
         optimizer=optimizer,
         learning_rate=learning_rate,
+        layer_state=layer_state,
         step=step,
         run_steps=strategy.compile(train_step, update),
         evaluation=evaluation,
@@ -175,6 +185,8 @@ def assemble_parts(
 
 def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
     if not config.model.replayable_dropout:
+        return None
+    if "dropout" in (config.model.switch_off or ()):
         return None
     return ReplayableDropout(model, config.run.seed)
 

@@ -29,14 +29,14 @@ class RunConfig:
     mode: str = setting(
         "train",
         "What to do: train a model; evaluate the newest checkpoint of --run_dir; "
-        "compare several ways of training it; or, as doctor, tell whether training "
-        "would start, on what, and what is slow.",
-        choices=("train", "evaluate", "compare", "doctor"),
+        "verify that strategies train the same; compare several ways of training; or, "
+        "as doctor, tell whether training would start, on what, and what is slow.",
+        choices=("train", "evaluate", "verify", "compare", "doctor"),
     )
     run_dir: str | None = setting(
         None,
-        "Folder of the run or comparison. Default: a new one under runs/, named after "
-        "strategy, model, data set and time.",
+        "Folder of the run, verification or comparison. Default: a new one under "
+        "runs/, named after strategy, model, data set and time.",
     )
     resume: str = setting(
         "never",
@@ -145,6 +145,12 @@ class ModelConfig:
     )
     dropout: float = setting(
         0.0, "Fraction of activations dropped in training.", minimum=0, below=1
+    )
+    switch_off: tuple[str, ...] | None = setting(
+        None,
+        "Kinds of layers that do in training what they do in inference, to see what "
+        "they change. Also those of a model of your own.",
+        choices=("dropout", "batch_normalization"),
     )
     replayable_dropout: bool = setting(
         False,
@@ -318,6 +324,12 @@ class ReportConfig:
     )
     histogram_every_steps: int | None = setting(
         500, "Steps between histograms; none for no histograms at all.", minimum=1
+    )
+    record_steps: bool = setting(
+        False,
+        "Keep the loss, the summed gradient and all variables of every step in "
+        "recording/, as --mode=verify does. In float32 it takes 8 bytes for each "
+        "parameter and step, and every step a call of its own.",
     )
     eval_every_steps: int | None = setting(
         None, "Steps between evaluations. Default: only at the end.", minimum=1

@@ -63,6 +63,7 @@ def _hooks(assembly: Assembly) -> list[Every]:
 
     return turns(
         assembly.config.report,
+        record=nothing,
         write_metrics=nothing,
         write_histograms=nothing,
         evaluate=evaluate,

@@ -46,6 +46,7 @@ class LayerState:
 
     @property
     def variables(self) -> Sequence[keras.Variable]:
+        """All that are not trained, those of random layers left out."""
         return self._variables
 
     def read(self) -> list[tf.Tensor]:

@@ -14,6 +14,7 @@ class ExitCode(enum.IntEnum):
     BUG = 1
     USAGE = 2
     DIVERGED = 3
+    DIFFERENT = 4
     INTERRUPTED = 130
     PEER_LOST = PeerLostError.exit_code
     TERMINATED = 143

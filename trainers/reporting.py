@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import keras
+import numpy as np
 
 from trainers.assembly import Assembly
 from trainers.checkpoints import Checkpoints
@@ -14,14 +17,15 @@ from trainers.console import Console, Figures
 from trainers.inspection import Inspection
 from trainers.interval import Interval
 from trainers.loop import Always, Every, StepReport
+from trainers.randomness import seed_states
+from trainers.recording import RecordedStep, Recording, unique_names
 from trainers.results import FinalFigures
 from trainers.run_dir import RunFolder
 from trainers.staleness import Staleness
 from trainers.summaries import EVAL, TRAIN, Summaries
 from trainers.tally import Tally
 from trainers.turns import require_finite_weights, turns
-
-_HISTOGRAM_PREFIX = "gradients/"
+from trainers.update import HISTOGRAMS, RECORDED
 
 
 class Reporting:
@@ -44,6 +48,7 @@ class Reporting:
         self._tally = tally
         self._interval = Interval()
         self._staleness = Staleness()
+        self._recording = Recording(folder.path)
         self._inspection = Inspection(assembly.model, assembly.data)
         self.summaries = Summaries(folder.tensorboard)
         self.final = FinalFigures()
@@ -56,6 +61,7 @@ class Reporting:
             Always(self._show_progress),
             *turns(
                 self._assembly.config.report,
+                record=self._record,
                 write_metrics=self._write_metrics,
                 write_histograms=self._write_histograms,
                 evaluate=self._evaluate,
@@ -100,6 +106,23 @@ class Reporting:
         )
         self._console.advance(report.step, report.last_step, figures)
 
+    def _record(self, report: StepReport) -> None:
+        with self._clock.measure("summary"):
+            results = report.results
+            recorded = RecordedStep(
+                loss=float(results.sums["loss"][-1]),
+                examples=int(results.sums["examples"][-1]),
+                random_layers=len(seed_states(self._assembly.model)),
+                gradients={
+                    name.removeprefix(RECORDED): values
+                    for name, values in results.details.items()
+                    if name.startswith(RECORDED)
+                },
+                weights=_values(self._assembly.model.trainable_variables),
+                layer_state=_values(self._assembly.layer_state.variables),
+            )
+            self._recording.write(report.step, recorded)
+
     def _write_metrics(self, report: StepReport) -> None:
         with self._clock.measure("summary"):
             means = self._interval.means()
@@ -108,7 +131,7 @@ class Reporting:
             norms = {
                 name: float(value)
                 for name, value in report.results.details.items()
-                if not name.startswith(_HISTOGRAM_PREFIX)
+                if not name.startswith((HISTOGRAMS, RECORDED))
             }
             scalars = {
                 **means,
@@ -147,7 +170,7 @@ class Reporting:
             gradients = {
                 name: rows
                 for name, rows in report.results.details.items()
-                if name.startswith(_HISTOGRAM_PREFIX)
+                if name.startswith(HISTOGRAMS)
             }
             histograms = {**gradients, **self._inspection.histograms()}
             self.summaries.histograms(histograms, report.step)
@@ -177,6 +200,13 @@ class Reporting:
 
     def _set_final(self, **figures: float | None) -> None:
         self.final = dataclasses.replace(self.final, **figures)
+
+
+def _values(variables: Sequence[keras.Variable]) -> dict[str, np.ndarray]:
+    names = unique_names([variable.path for variable in variables])
+    return {
+        name: variable.numpy() for name, variable in zip(names, variables, strict=True)
+    }
 
 
 def in_words(means: dict[str, float]) -> str:

@@ -16,7 +16,7 @@ from trainers.run_dir import RunFolder
 from trainers.runtime import load_tensorflow
 
 # Modes that start runs, each as a process of its own, and leave the cores to them.
-_MODES_THAT_START_RUNS = ("compare",)
+_MODES_THAT_START_RUNS = ("verify", "compare")
 
 
 def needs_tensorflow(config: Config) -> bool:

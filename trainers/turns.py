@@ -16,6 +16,7 @@ from trainers.outcome import DivergedError
 def turns(
     report: ReportConfig,
     *,
+    record: Hook,
     write_metrics: Hook,
     write_histograms: Hook,
     evaluate: Hook,
@@ -46,6 +47,7 @@ def turns(
 
     histograms = report.histogram_every_steps
     return [
+        *([Every(1, record, Observe.NORMS)] if report.record_steps else []),
         Every(report.summary_every_steps, write_metrics, Observe.NORMS),
         *(
             [Every(histograms, then_meet(write_histograms), Observe.CLOSELY)]

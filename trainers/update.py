@@ -11,7 +11,12 @@ import tensorflow as tf
 from strategies.base import Shares
 from trainers.histograms import histogram, no_histogram
 from trainers.layer_state import LayerState
+from trainers.recording import unique_names
 from trainers.sparse import sum_duplicates
+
+# What `ModelUpdate.observe` returns besides norms, by the beginning of its name.
+HISTOGRAMS = "gradients/"
+RECORDED = "recorded/"
 
 
 class ModelUpdate:
@@ -24,6 +29,7 @@ class ModelUpdate:
         step: tf.Variable,
         layer_state: LayerState,
         clip_global_norm: float | None,
+        record_gradients: bool = False,
     ):
         """Keeps what an update changes.
 
@@ -36,12 +42,14 @@ class ModelUpdate:
             is larger (Pascanu et al., On the difficulty of training recurrent
             neural networks, 2012). Clipping before the sum would bound each
             replica's part and let the sum be up to N times larger.
+          record_gradients: whether to look at a step is to keep its gradients.
         """
         self._model = model
         self._optimizer = optimizer
         self._step = step
         self._clip_global_norm = clip_global_norm
         self._layer_state = layer_state
+        self._record_gradients = record_gradients
 
     def apply(self, shares: Shares) -> None:
         gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
@@ -62,6 +70,8 @@ class ModelUpdate:
     def observe(self, shares: Shares, closely: tf.Tensor) -> dict[str, tf.Tensor]:
         """Norms of the summed gradient and of the weights; histograms of gradients.
 
+        If gradients are recorded, they are returned, too.
+
         Args:
           shares: the sum over replicas, before clipping.
           closely: bool scalar; without it the histograms are zeros.
@@ -72,10 +82,17 @@ class ModelUpdate:
             "gradient_norm": tf.linalg.global_norm(gradients),
             "weight_norm": _norm_where_they_are(weights),
         }
-        named = zip(self._model.trainable_variables, gradients, strict=True)
-        for variable, gradient in named:
-            if gradient is not None:
-                details[f"gradients/{variable.path}"] = _histogram_if(closely, gradient)
+        paths = [variable.path for variable in self._model.trainable_variables]
+        for name, weight, gradient in zip(
+            unique_names(paths), weights, gradients, strict=True
+        ):
+            if gradient is None:
+                continue
+            details[HISTOGRAMS + name] = _histogram_if(closely, gradient)
+            if self._record_gradients:
+                # The shape of what was rows of an embedding is not known statically.
+                dense = tf.convert_to_tensor(gradient)
+                details[RECORDED + name] = tf.reshape(dense, weight.shape)
         return details
 
 

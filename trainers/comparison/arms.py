@@ -38,9 +38,9 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
       UsageError: an arm has flags that are not accepted, there is only one arm, or
         two have the same name.
     """
-    shared = _of_a_run(config)
+    shared = of_a_run(config)
     arms = [
-        Arm(name=strategy, config=_under(strategy, shared))
+        Arm(name=strategy, config=under(strategy, shared))
         for strategy in config.comparison.strategies or ()
     ]
     arms += [_from_flags(text, shared) for text in config.comparison.arm or ()]
@@ -69,7 +69,7 @@ def check_name(name: str, flag: str) -> None:
         )
 
 
-def _of_a_run(config: Config) -> Config:
+def of_a_run(config: Config) -> Config:
     """What the arms share, without what is about the comparison itself."""
     defaults = {
         field.name: field.default for field in dataclasses.fields(ComparisonConfig)
@@ -98,7 +98,7 @@ def _from_flags(text: str, shared: Config) -> Arm:
         raise UsageError(f"{flag}: {error}; mend the quotes.") from error
 
 
-def _under(strategy: str, shared: Config) -> Config:
+def under(strategy: str, shared: Config) -> Config:
     """The shared settings under a strategy.
 
     Of the settings about strategies and devices each strategy gets those it takes:

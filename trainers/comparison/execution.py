@@ -12,6 +12,7 @@ from trainers.comparison.figures import Run, read_run
 from trainers.comparison.folder import ComparisonFolder
 from trainers.comparison.measure import measure
 from trainers.comparison.schedule import Turn
+from trainers.config import Config
 from trainers.outcome import ExitCode
 
 Begun = Callable[[Turn], None]
@@ -94,7 +95,11 @@ class Execution:
 
 def command_of(turn: Turn, folder: ComparisonFolder) -> list[str]:
     """The command line of a run."""
-    config = turn.config.replace(run_dir=str(folder.run_path(turn)))
+    return command_line(turn.config.replace(run_dir=str(folder.run_path(turn))))
+
+
+def command_line(config: Config) -> list[str]:
+    """Of a process that does what a configuration says."""
     return [sys.executable, "-m", "trainers.main", *flags.arguments_of(config)]
 
 

@@ -13,6 +13,7 @@ from trainers.comparison import charts
 from trainers.comparison.figures import Run
 from trainers.comparison.folder import ComparisonFolder
 from trainers.files import without_nan
+from trainers.table import aligned
 
 # Columns of the table of figures: heading, metric, format.
 _COLUMNS = (
@@ -130,18 +131,7 @@ def terminal_table(conclusion: Mapping[str, Any]) -> list[str]:
         for _, name, form in _COLUMNS
         if name in _IN_THE_TERMINAL
     ]
-    cells = _figures(conclusion, columns)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    name_width = min(widths[0], 80 - sum(widths[1:]) - 2 * len(widths[1:]))
-    return [
-        "  ".join(
-            [
-                f"{row[0][:name_width]:<{name_width}}",
-                *(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in cells
-    ]
+    return aligned(_figures(conclusion, columns))
 
 
 def _intervals(conclusion: Mapping[str, Any]) -> list[list[str]]:

@@ -33,6 +33,9 @@ HELD_FIXED: Mapping[str, str] = {
     INITIAL_WEIGHTS: "the initial weights",
 }
 
+# What is compared or verified, by mode.
+_USED_BY = {"compare": ("strategies", "arm", "runs"), "verify": ("strategies",)}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparisonConfig:
@@ -40,8 +43,8 @@ class ComparisonConfig:
 
     strategies: tuple[str, ...] | None = setting(
         None,
-        "What --mode=compare compares: several strategies, with the same other "
-        "settings.",
+        "What --mode=compare compares with each other, and --mode=verify with "
+        "one_device: several strategies, with the same other settings.",
         choices=discovery.names,
     )
     arm: tuple[str, ...] | None = setting(
@@ -103,15 +106,22 @@ class ComparisonConfig:
         Raises:
           UsageError: they do not.
         """
+        accepted = _USED_BY.get(mode, ())
         given = [n for n in ("strategies", "arm", "runs") if getattr(self, n)]
         if mode == "compare" and not given:
             raise UsageError(
                 "--mode=compare needs something to compare: give --strategies, --arm "
                 "or --runs."
             )
-        if mode != "compare" and given:
+        if mode == "verify" and not self.strategies:
             raise UsageError(
-                f"--{given[0]} is not used by --mode={mode}: add --mode=compare, or "
+                "--mode=verify needs something to verify: give --strategies, such as "
+                "--strategies=tower,mirrored."
+            )
+        unused = next((name for name in given if name not in accepted), None)
+        if unused is not None:
+            raise UsageError(
+                f"--{unused} is not used by --mode={mode}: add --mode=compare, or "
                 "leave it out."
             )
         if self.strategies and strategy not in self.strategies:

@@ -1,0 +1,89 @@
+"""Copies of the project in which one thing is wrong on purpose."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+from typing import Any
+
+from tests import processes
+
+# A verification is several runs. Less than the 300 seconds that a test may take.
+PATIENCE_SECONDS = 280.0
+
+PACKAGES = ("strategies", "models", "trainers")
+
+# A few steps of a small model, in which rounding cannot be taken for a fault.
+SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=3", "--dtype=float64")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """A line that is replaced.
+
+    Attributes:
+      file: in which it is.
+      right: the line, or a part of it.
+      wrong: what stands there instead.
+    """
+
+    file: str
+    right: str
+    wrong: str
+
+
+def plant(folder: pathlib.Path, fault: Fault | None, **models: str) -> None:
+    """Makes the project in a folder, of links but for the faulty file.
+
+    Args:
+      folder: that is there already.
+      fault: to plant; none for the project as it is.
+      models: source of further models, by name.
+    """
+    for package in PACKAGES:
+        _link(processes.ROOT / package, folder / package, fault, package)
+    for name, source in models.items():
+        (folder / "models" / f"{name}.py").write_text(source, encoding="utf-8")
+
+
+def verify(
+    folder: pathlib.Path, *flags: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Runs a verification in a folder; returns verify.json, empty if there is none.
+
+    If there is a project in the folder it is run, otherwise the one that is tested.
+    """
+    project = folder if (folder / "trainers").is_dir() else processes.ROOT
+    done = subprocess.run(
+        processes.command("--mode=verify", "--run_dir=verified", *flags),
+        cwd=folder,
+        env={**processes.environment(), "PYTHONPATH": str(project)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    path = folder / "verified" / "verify.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return done, found
+
+
+def _link(
+    source: pathlib.Path, target: pathlib.Path, fault: Fault | None, name: str
+) -> None:
+    """Real folders down to the faulty file, so that files can be added, else links."""
+    target.mkdir()
+    for path in source.iterdir():
+        child = f"{name}/{path.name}"
+        if fault is not None and child == fault.file:
+            text = path.read_text(encoding="utf-8")
+            assert text.count(fault.right) == 1, f"{fault.file} has changed"
+            faulty = text.replace(fault.right, fault.wrong)
+            (target / path.name).write_text(faulty, encoding="utf-8")
+        elif fault is not None and fault.file.startswith(f"{child}/"):
+            _link(path, target / path.name, fault, child)
+        elif path.name != "__pycache__":
+            (target / path.name).symlink_to(path)

@@ -1,0 +1,84 @@
+"""How far two steps are apart, on made-up steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from trainers.config import Config
+from trainers.recording import RecordedStep
+from trainers.verification.agreement import agreement
+from trainers.verification.tolerance import tolerance
+
+STEP = RecordedStep(
+    loss=6.0,
+    examples=3,
+    random_layers=0,
+    gradients={"large": np.array([3.0, 4.0]), "zero": np.zeros(2)},
+    weights={"large": np.array([3.0, 4.0])},
+    layer_state={},
+)
+
+
+def changed(**groups: object) -> RecordedStep:
+    return dataclasses.replace(STEP, **groups)  # type: ignore[arg-type]
+
+
+def test_the_same_step_is_identical() -> None:
+    found = agreement(1, changed(), STEP)
+    assert found.identical
+    assert [q.relative for q in found.quantities().values()] == [0, 0, 0]
+
+
+def test_differences_are_relative_and_name_the_variable() -> None:
+    gradients = {"large": np.array([3.0, 4.5]), "zero": np.zeros(2)}
+    found = agreement(1, changed(loss=9.0, gradients=gradients), STEP)
+    assert not found.identical
+    assert found.loss.relative == pytest.approx(0.5)
+    assert found.gradients.relative == pytest.approx(0.5 / 5)
+    assert found.gradients.variable == "large"
+    assert found.weights.relative == 0
+
+
+def test_what_should_be_zero_is_measured_against_the_rest() -> None:
+    """A hundredth of the norm of all gradients, 5."""
+    gradients = {"large": np.array([3.0, 4.0]), "zero": np.array([1e-9, 0.0])}
+    found = agreement(1, changed(gradients=gradients), STEP)
+    assert found.gradients.relative == pytest.approx(1e-9 / 0.05)
+    assert found.gradients.variable == "zero"
+
+
+@pytest.mark.parametrize(
+    "gradients",
+    [
+        {"large": np.array([3.0, 4.0])},
+        {"large": np.array([3.0, np.nan]), "zero": np.zeros(2)},
+        {"large": np.array([3.0, 4.0, 0.0]), "zero": np.zeros(2)},
+    ],
+    ids=["absent", "not a number", "of another shape"],
+)
+def test_what_cannot_be_measured_differs_without_limit(
+    gradients: dict[str, np.ndarray],
+) -> None:
+    found = agreement(1, changed(gradients=gradients), STEP)
+    assert not found.identical
+    assert found.gradients.relative == math.inf
+
+
+def test_layer_state_counts_with_the_weights() -> None:
+    expected = changed(layer_state={"mean": np.array([2.0])})
+    found = agreement(1, changed(layer_state={"mean": np.array([3.0])}), expected)
+    assert found.quantities()["weights"].variable == "mean"
+    assert found.quantities()["weights"].relative == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "step", "expected"),
+    [("float32", 1, 3.8e-6), ("float32", 20, 1.7e-5), ("float64", 20, 3.2e-14)],
+)
+def test_the_tolerance_is_as_documented(dtype: str, step: int, expected: float) -> None:
+    found = tolerance(Config().replace(dtype=dtype), step)
+    assert found == pytest.approx(expected, rel=0.03)

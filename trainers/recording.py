@@ -1,0 +1,124 @@
+"""What every step of a run did, in numbers that can be compared bit for bit.
+
+`<run_dir>/recording/step-00000001.npz` holds
+
+    loss                     sum of the losses of the step's examples
+    examples                 how many there were
+    random_layers            how many layers drew random numbers
+    gradients/<variable>     summed over replicas, before clipping
+    weights/<variable>       after the step
+    layer_state/<variable>   what else training changes, after the step
+
+exact to the bit, as float32 where that holds all of an array and as float64 elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+GRADIENTS = "gradients"
+WEIGHTS = "weights"
+LAYER_STATE = "layer_state"
+
+_FOLDER = "recording"
+_PATTERN = "step-{step:08d}.npz"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedStep:
+    """One step.
+
+    Attributes:
+      loss: sum over the examples.
+      examples: how many there were.
+      random_layers: how many layers drew random numbers.
+      gradients: summed over replicas, by variable; none where the loss does not
+        depend on it.
+      weights: after the step, by variable.
+      layer_state: after the step, by variable.
+    """
+
+    loss: float
+    examples: int
+    random_layers: int
+    gradients: Mapping[str, np.ndarray]
+    weights: Mapping[str, np.ndarray]
+    layer_state: Mapping[str, np.ndarray]
+
+
+class Recording:
+    """The recorded steps of one run. Making this object writes nothing."""
+
+    def __init__(self, run_folder: pathlib.Path):
+        self._folder = run_folder / _FOLDER
+
+    def write(self, step: int, recorded: RecordedStep) -> None:
+        """Keeps a step; one of the same number, from before a resumption, goes."""
+        arrays = {
+            f"{group}/{name}": _smallest(np.asarray(values, np.float64))
+            for group in (GRADIENTS, WEIGHTS, LAYER_STATE)
+            for name, values in getattr(recorded, group).items()
+        }
+        self._folder.mkdir(exist_ok=True)
+        np.savez(
+            self._path(step),
+            loss=recorded.loss,
+            examples=recorded.examples,
+            random_layers=recorded.random_layers,
+            **arrays,
+        )
+
+    def num_steps(self) -> int:
+        """How many steps there are, from the first one without a gap."""
+        step = 0
+        while self._path(step + 1).is_file():
+            step += 1
+        return step
+
+    def read(self, step: int) -> RecordedStep:
+        """A step, counted from one; arrays are float64.
+
+        Raises:
+          OSError, ValueError: the file is absent or damaged.
+        """
+        groups: dict[str, dict[str, np.ndarray]] = {
+            group: {} for group in (GRADIENTS, WEIGHTS, LAYER_STATE)
+        }
+        with np.load(self._path(step)) as file:
+            for key in file.files:
+                group, slash, name = key.partition("/")
+                if slash:
+                    groups[group][name] = file[key].astype(np.float64)
+            return RecordedStep(
+                loss=float(file["loss"]),
+                examples=int(file["examples"]),
+                random_layers=int(file["random_layers"]),
+                **groups,
+            )
+
+    def _path(self, step: int) -> pathlib.Path:
+        return self._folder / _PATTERN.format(step=step)
+
+
+def _smallest(values: np.ndarray) -> np.ndarray:
+    """In single precision if nothing is lost, which halves the file of most models."""
+    with np.errstate(over="ignore"):
+        single = values.astype(np.float32)
+    return single if np.array_equal(single, values) else values
+
+
+def unique_names(paths: Sequence[str]) -> list[str]:
+    """The same names; one that has occurred before gets a number.
+
+    Layers of a subclassed model may share a name, and so may their variables.
+    """
+    seen: dict[str, int] = {}
+    names = []
+    for path in paths:
+        seen[path] = seen.get(path, 0) + 1
+        names.append(path if seen[path] == 1 else f"{path} ({seen[path]})")
+    return names

@@ -1,0 +1,153 @@
+"""What the recordings themselves tell about the cause of a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from trainers.verification.agreement import norm_of_all
+from trainers.verification.execution import Recorded
+from trainers.verification.judgement import Judgement
+from trainers.verification.tolerance import tolerance
+
+# A factor explains a difference if it leaves less than this part of it. Gradients of
+# half a batch, at their best multiple, leave about a half.
+_LEFT_UNEXPLAINED = 1e-3
+
+
+def conclusive(
+    subject: Recorded, reference: Recorded, judgement: Judgement
+) -> str | None:
+    """A cause that needs no test; None if there is none of that kind."""
+    if not judgement.steps:
+        return None
+    return (
+        _other_initial_weights(subject, reference)
+        or _missing_examples(judgement)
+        or _multiple(subject, reference, judgement)
+        or _statistics(subject, reference)
+    )
+
+
+def remarks(subject: Recorded, reference: Recorded, judgement: Judgement) -> list[str]:
+    """What points at a cause, but does not prove it."""
+    passing = judgement.first_passing
+    if passing is None or passing.step > len(judgement.steps):
+        return []
+    found = []
+    examples = [step.examples_expected for step in judgement.steps[: passing.step]]
+    uneven = [count % subject.num_replicas != 0 for count in examples]
+    if uneven[-1] and len(uneven) > 1 and not any(uneven[:-1]):
+        found.append(
+            f"step {passing.step} is the first whose {examples[-1]} examples do not "
+            f"divide by {subject.num_replicas} replicas; all before it agree"
+        )
+    limit = subject.config.optimizer.clip_global_norm
+    if limit is not None:
+        norms = [
+            norm_of_all(reference.recording.read(step + 1).gradients)
+            for step in range(passing.step)
+        ]
+        if norms[-1] > limit and len(norms) > 1 and max(norms[:-1]) <= limit:
+            found.append(
+                f"step {passing.step} is the first in which clipping is in force; all "
+                "before it agree"
+            )
+    return found
+
+
+def where_it_begins(judgement: Judgement) -> str:
+    """The part of a step in which a difference arises, if nothing else is known."""
+    passing = judgement.first_passing
+    if passing is None:
+        return "no step differs"
+    return f"{_BEGINS[passing.quantity]}; first at {passing.in_words()}"
+
+
+# By the first quantity that differs: all that is computed before it agrees.
+_BEGINS = {
+    "loss": "replicas compute another loss from the same weights",
+    "gradients": "the losses of replicas are summed rightly and their gradients are "
+    "not: some are lost, weighted or changed on the way to the sum",
+    "weights": "summed gradients agree, and what the update makes of them does not",
+}
+
+
+def _other_initial_weights(subject: Recorded, reference: Recorded) -> str | None:
+    digests = [run.run.initial_weights_sha256 for run in (subject, reference)]
+    if digests[0] == digests[1]:
+        return None
+    return "the initial weights differ already, before any step"
+
+
+def _missing_examples(judgement: Judgement) -> str | None:
+    for step in judgement.steps:
+        if step.examples != step.examples_expected:
+            what = "missing" if step.examples < step.examples_expected else "repeated"
+            return (
+                f"step {step.step} counted {step.examples} of {step.examples_expected} "
+                f"examples: some replicas' rows are {what}"
+            )
+    return None
+
+
+def _multiple(
+    subject: Recorded, reference: Recorded, judgement: Judgement
+) -> str | None:
+    """Of the first gradients that differ, if the weights before were the same."""
+    passing = judgement.first_passing
+    if passing is None or passing.quantity != "gradients":
+        return None
+    found = subject.recording.read(passing.step).gradients
+    expected = reference.recording.read(passing.step).gradients
+    factor = _factor(found, expected)
+    if factor is None:
+        return None
+    replicas = subject.num_replicas
+    words = f"gradients are {factor:.4g} times those of one_device"
+    if replicas > 1 and np.isclose(factor, 1 / replicas, rtol=_LEFT_UNEXPLAINED):
+        return (
+            f"{words}: averaged over {replicas} replicas once more than they should be"
+        )
+    if replicas > 1 and np.isclose(factor, replicas, rtol=_LEFT_UNEXPLAINED):
+        return f"{words}: {replicas} replicas' gradients are summed once too often"
+    return words
+
+
+def _factor(
+    found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+) -> float | None:
+    """By how much all of one are the other; None if that is not the difference."""
+    if found.keys() != expected.keys() or not norm_of_all(expected):
+        return None
+    products = [np.sum(found[name] * expected[name]) for name in expected]
+    factor = float(sum(products)) / norm_of_all(expected) ** 2
+    left = norm_of_all({n: found[n] - factor * expected[n] for n in expected})
+    difference = norm_of_all({n: found[n] - expected[n] for n in expected})
+    return factor if left <= _LEFT_UNEXPLAINED * difference else None
+
+
+def _statistics(subject: Recorded, reference: Recorded) -> str | None:
+    """Moving statistics of the first step, all of which differ.
+
+    Those of the first normalization in a model depend on nothing but initial weights
+    and examples, so that some have to agree, however replicas normalize.
+    """
+    found = subject.recording.read(1)
+    expected = reference.recording.read(1)
+    if expected.random_layers or not expected.layer_state:
+        return None
+    accepted = tolerance(subject.config, 1)
+    moving = [name for name in expected.layer_state if "moving_" in name]
+    if not moving or any(
+        np.linalg.norm(found.layer_state[name] - expected.layer_state[name])
+        <= accepted * np.linalg.norm(expected.layer_state[name])
+        for name in moving
+    ):
+        return None
+    return (
+        f"the moving statistics of step 1 ({moving[0]} and all others) are not those "
+        "of the global batch, as when only the first replica's are kept: layer state "
+        "has to be summed over replicas like gradients"
+    )

@@ -1,0 +1,90 @@
+"""Runs what is verified, each run in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from trainers.comparison.execution import command_line
+from trainers.comparison.figures import Run, read_run
+from trainers.comparison.measure import measure
+from trainers.config import Config
+from trainers.console import Console
+from trainers.outcome import ExitCode, StopRequested
+from trainers.recording import Recording
+from trainers.verification.folder import VerificationFolder
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recorded:
+    """A run that has ended.
+
+    Attributes:
+      config: of the run, but for its folder.
+      run: what its folder says.
+      recording: of its steps; none if it was not recorded.
+      exit_code: of its process.
+    """
+
+    config: Config
+    run: Run
+    recording: Recording
+    exit_code: int
+
+    @property
+    def num_replicas(self) -> int:
+        return int(self.run.result["num_replicas"])
+
+
+class Execution:
+    """Runs configurations, one after another, and says so."""
+
+    def __init__(
+        self,
+        folder: VerificationFolder,
+        console: Console,
+        stop_requested: Callable[[], bool],
+        stop_exit_code: Callable[[], ExitCode],
+    ):
+        self._folder = folder
+        self._console = console
+        self._stop_requested = stop_requested
+        self._stop_exit_code = stop_exit_code
+        self._done: dict[Config, Recorded] = {}
+
+    def run(self, name: str, config: Config) -> Recorded:
+        """Runs a configuration into a folder of its own.
+
+        Args:
+          name: of its folder, and of the line that tells of it.
+          config: but for its folder.
+
+        Raises:
+          StopRequested: a signal came; the run at hand has ended.
+        """
+        with self._console.live(lambda: f"running   {name}"):
+            return self._run(name, config)
+
+    def run_once(self, name: str, config: Config) -> Recorded:
+        """The same, unless this was called for that configuration before.
+
+        Tests of one strategy's cause need the same runs of one device as another's.
+        """
+        if config not in self._done:
+            self._done[config] = self.run(name, config)
+        return self._done[config]
+
+    def _run(self, name: str, config: Config) -> Recorded:
+        path, log = self._folder.run_path(name), self._folder.log_path(name)
+        began = time.monotonic()
+        command = command_line(config.replace(run_dir=str(path)))
+        measured = measure(command, log, self._stop_requested)
+        if measured is None:
+            raise StopRequested(self._stop_exit_code())
+        path.mkdir(parents=True, exist_ok=True)
+        measured.write(path)
+        run = read_run(path, arm=name, seed=config.run.seed, log=log)
+        seconds = time.monotonic() - began
+        self._console.say(f"ran       {name}: {run.status}, {seconds:.0f} s")
+        return Recorded(config, run, Recording(path), measured.exit_code)

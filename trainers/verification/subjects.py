@@ -1,0 +1,71 @@
+"""What is verified: strategies, each way of updating by itself, and what with."""
+
+from __future__ import annotations
+
+from strategies import discovery
+from strategies.config import DEFAULT_NUM_WORKERS, StrategyConfig
+from trainers.comparison.arms import Arm, of_a_run, under
+from trainers.config import Config
+
+REFERENCE = "one_device"
+
+_DEFAULT_TRAIN_STEPS = 20
+
+
+def reference_of(config: Config) -> Arm:
+    """Training on one device, which all others are to agree with.
+
+    Raises:
+      UsageError: the settings do not fit it.
+    """
+    return Arm(name=REFERENCE, config=under(REFERENCE, _recorded(config)))
+
+
+def subjects_of(config: Config) -> tuple[Arm, ...]:
+    """What --strategies asks for, in this order.
+
+    A strategy that can update in several ways is verified in each of them, unless
+    --update says in which. What cannot be compared step by step is not recorded.
+
+    Raises:
+      UsageError: the settings do not fit a strategy.
+    """
+    subjects = []
+    for strategy in config.comparison.strategies or ():
+        shared = under(strategy, _recorded(config))
+        updates = discovery.traits(strategy).updates
+        if updates and shared.strategy.update is None:
+            arms = [
+                Arm(name=f"{strategy}-{update}", config=shared.replace(update=update))
+                for update in sorted(updates, reverse=True)
+            ]
+        else:
+            arms = [Arm(name=strategy, config=shared)]
+        subjects += [_recorded_if_comparable(arm) for arm in arms]
+    return tuple(subjects)
+
+
+def is_comparable(strategy: StrategyConfig) -> bool:
+    """Whether its steps are those of one device.
+
+    They are not if some gradients are of older weights, or are left out. A single
+    asynchronous worker always computes on the newest weights.
+    """
+    if strategy.is_synchronous:
+        return strategy.traits.matches_one_device
+    return (strategy.num_workers or DEFAULT_NUM_WORKERS) == 1
+
+
+def _recorded_if_comparable(arm: Arm) -> Arm:
+    """Recording waits for every step, and would hide how stale gradients are."""
+    if is_comparable(arm.config.strategy):
+        return arm
+    return Arm(name=arm.name, config=arm.config.replace(record_steps=False))
+
+
+def _recorded(config: Config) -> Config:
+    """What all runs share: recorded, and with nothing else that takes time."""
+    shared = of_a_run(config).replace(record_steps=True, histogram_every_steps=None)
+    if shared.length.train_steps is None and shared.length.epochs is None:
+        shared = shared.replace(train_steps=_DEFAULT_TRAIN_STEPS)
+    return shared

@@ -1,0 +1,129 @@
+"""--mode=verify: do strategies train the same as one device?"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from strategies.cluster import Cluster
+from strategies.settings import UsageError
+from trainers import flags
+from trainers.comparison.arms import Arm
+from trainers.config import Config
+from trainers.console import Console
+from trainers.files import write_json
+from trainers.outcome import ExitCode, StopRequested
+from trainers.stopping import StopSignals
+from trainers.verification.cause import find_cause
+from trainers.verification.execution import Execution, Recorded
+from trainers.verification.folder import VerificationFolder
+from trainers.verification.judgement import Verdict, judge
+from trainers.verification.report import Finding, content, explanations, table
+from trainers.verification.subjects import is_comparable, reference_of, subjects_of
+from trainers.verification.tolerance import in_words
+
+
+def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
+    """Runs every strategy and one device, and compares all they did step by step.
+
+    Returns:
+      DONE if every strategy that can be compared is identical or equivalent, DIFFERENT
+      if one is not, BUG if one failed, and DIVERGED if one device did not get to the
+      end.
+
+    Raises:
+      UsageError: the settings are not accepted, by this process or by one device.
+    """
+    del cluster
+    folder = VerificationFolder(config.run.run_dir)
+    reference_arm, arms = reference_of(config), subjects_of(config)
+    folder.begin()
+    console.say(f"verify    {', '.join(arm.name for arm in arms)}")
+    console.say(f"into      {folder.path}")
+    try:
+        with StopSignals() as signals:
+            execution = Execution(
+                folder,
+                console,
+                lambda: signals.requested,
+                lambda: signals.exit_code,
+            )
+            return _verify(config, folder, reference_arm, arms, execution, console)
+    except StopRequested as stop:
+        console.fail("stopped: a verification is not continued, but begun again.")
+        return stop.exit_code
+
+
+def _verify(
+    config: Config,
+    folder: VerificationFolder,
+    reference_arm: Arm,
+    arms: Sequence[Arm],
+    execution: Execution,
+    console: Console,
+) -> ExitCode:
+    reference = execution.run(reference_arm.name, reference_arm.config)
+    if not reference.run.is_completed:
+        return _refuse(reference, folder, console)
+    findings = [_find(arm, reference, execution) for arm in arms]
+    write_json(folder.result, content(findings, reference, _command(config)))
+    num_steps = reference.recording.num_steps()
+    console.say(f"largest relative difference from one_device in {num_steps} steps:")
+    for line in table(findings):
+        console.say(line)
+    console.say(f"tolerance {in_words(reference.config, num_steps)}")
+    for name, words in explanations(findings):
+        console.say(f"{name}: {words}")
+    console.say(f"result    {folder.result}")
+    return _exit_code(findings)
+
+
+def _find(arm: Arm, reference: Recorded, execution: Execution) -> Finding:
+    """Runs a strategy and says what it came to."""
+    recorded = execution.run(arm.name, arm.config)
+    has_diverged = recorded.run.status == "diverged"
+    if not recorded.run.is_completed and not has_diverged:
+        return Finding(arm=arm, recorded=recorded, verdict=Verdict.FAILED)
+    if not is_comparable(arm.config.strategy):
+        return Finding(arm=arm, recorded=recorded, verdict=Verdict.NOT_COMPARABLE)
+    judgement = judge(recorded, reference)
+    cause = None
+    if judgement.verdict is Verdict.DIFFERENT:
+        cause = find_cause(arm.name, recorded, reference, judgement, execution.run_once)
+    return Finding(
+        arm=arm,
+        recorded=recorded,
+        verdict=judgement.verdict,
+        judgement=judgement,
+        cause=cause,
+    )
+
+
+def _refuse(
+    reference: Recorded, folder: VerificationFolder, console: Console
+) -> ExitCode:
+    """There is nothing to compare with."""
+    name, reason = reference.run.arm, reference.run.reason
+    if reference.exit_code == ExitCode.USAGE:
+        folder.take_back()
+        raise UsageError(reason)
+    console.fail(
+        f"{name}, which all are compared with, {reference.run.status}: {reason}"
+    )
+    has_diverged = reference.run.status == "diverged"
+    return ExitCode.DIVERGED if has_diverged else ExitCode.BUG
+
+
+def _command(config: Config) -> str:
+    """What a person pastes to verify this again, into another folder."""
+    words = flags.arguments_of(config.replace(run_dir=None))
+    # The strategy of this configuration is one of those that are verified.
+    words = [word for word in words if not word.startswith("--strategy=")]
+    return shlex.join(["python", "-m", "trainers.main", *words])
+
+
+def _exit_code(findings: Sequence[Finding]) -> ExitCode:
+    verdicts = {finding.verdict for finding in findings}
+    if Verdict.FAILED in verdicts:
+        return ExitCode.BUG
+    return ExitCode.DIFFERENT if Verdict.DIFFERENT in verdicts else ExitCode.DONE
