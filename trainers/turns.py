@@ -30,6 +30,7 @@ def turns(
 
     Args:
       report: how often.
+      record: keeps all that a step has computed.
       write_metrics: told of a step whose norms were observed.
       write_histograms: told of a step that was observed closely.
       evaluate: takes part in an evaluation.
@@ -47,7 +48,7 @@ def turns(
 
     histograms = report.histogram_every_steps
     return [
-        *([Every(1, record, Observe.NORMS)] if report.record_steps else []),
+        *([Every(1, then_meet(record), Observe.NORMS)] if report.record_steps else []),
         Every(report.summary_every_steps, write_metrics, Observe.NORMS),
         *(
             [Every(histograms, then_meet(write_histograms), Observe.CLOSELY)]
