@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 from strategies import discovery
@@ -27,11 +28,33 @@ def load_tensorflow(config: Config) -> None:
         import tensorflow as tf
 
         tf.config.list_physical_devices()
-        threads = config.threads
-        tf.config.threading.set_intra_op_parallelism_threads(threads.intra_op_threads)
-        tf.config.threading.set_inter_op_parallelism_threads(threads.inter_op_threads)
+        # Zero is TensorFlow's own choice, which is not to be set once it has started.
+        if config.threads.intra_op_threads:
+            tf.config.threading.set_intra_op_parallelism_threads(
+                config.threads.intra_op_threads
+            )
+        if config.threads.inter_op_threads:
+            tf.config.threading.set_inter_op_parallelism_threads(
+                config.threads.inter_op_threads
+            )
     if several and not verbose:
         tf.get_logger().setLevel("CRITICAL")
+        _hide_errors_of_destructors(tf.errors.OpError)
+
+
+def _hide_errors_of_destructors(kind: type[Exception]) -> None:
+    """Keeps Python from printing tracebacks of what TensorFlow cannot give back.
+
+    Its executors wait for a lost task when they are deleted, and raise what has been
+    raised before (tensorflow/python/eager/executor.py, `__del__`).
+    """
+    usual = sys.unraisablehook
+
+    def hook(raised: sys.UnraisableHookArgs) -> None:
+        if not isinstance(raised.exc_value, kind):
+            usual(raised)
+
+    sys.unraisablehook = hook
 
 
 @contextlib.contextmanager
