@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
+
 ROOT = pathlib.Path(__file__).parents[1]
 
 # A run of these tests takes seconds. The rest is for machines with much else to do.
@@ -96,6 +98,23 @@ def wait_until(
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {PATIENCE_SECONDS} seconds for {what}")
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def task_of(launcher: int, job: str, index: int) -> psutil.Process:
+    """One of the tasks that a launcher has started.
+
+    Args:
+      launcher: its process id.
+      job: of the task.
+      index: of the task among those of its job.
+    """
+    (found,) = (
+        task
+        for task in psutil.Process(launcher).children()
+        if json.loads(task.environ()["TF_CONFIG"])["task"]
+        == {"type": job, "index": index}
+    )
+    return found
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes | str | None]:

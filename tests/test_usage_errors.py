@@ -258,8 +258,7 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     return path
 
 
-@pytest.mark.parametrize("wrong", BEFORE_TENSORFLOW, ids=str)
-def test_refused_in_one_line_without_a_trace(
+def assert_refused_without_a_trace(
     wrong: Row, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wrong.prepare(folder)
@@ -269,6 +268,13 @@ def test_refused_in_one_line_without_a_trace(
     assert captured.out == ""
     assert_one_line(captured.err, wrong.named)
     assert processes.contents(folder) == before
+
+
+@pytest.mark.parametrize("wrong", BEFORE_TENSORFLOW, ids=str)
+def test_refused_in_one_line_without_a_trace(
+    wrong: Row, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused_without_a_trace(wrong, folder, capfd)
 
 
 @pytest.mark.parametrize("switch", ["--verbose", "--verbose=true", "-verbose"])
@@ -441,7 +447,7 @@ NO_SUCH_DEVICES_OR_DATA = [
 def test_devices_and_data_are_refused_in_one_line(
     wrong: Row, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    test_refused_in_one_line_without_a_trace(wrong, folder, capfd)
+    assert_refused_without_a_trace(wrong, folder, capfd)
 
 
 @pytest.mark.parametrize(
@@ -538,7 +544,7 @@ NO_FOLDER = [
 def test_a_folder_that_is_no_run_is_refused_and_left_as_it_is(
     wrong: Row, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    test_refused_in_one_line_without_a_trace(wrong, folder, capfd)
+    assert_refused_without_a_trace(wrong, folder, capfd)
 
 
 @pytest.mark.parametrize("mode", [0o555, 0o000])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import signal
 import time
 
-import psutil
 import pytest
 
 from tests import processes
@@ -28,17 +26,6 @@ FLAGS = (
 )
 
 
-def a_worker_of(launcher: int) -> psutil.Process:
-    """The last worker that the launcher has started."""
-    (worker,) = (
-        task
-        for task in psutil.Process(launcher).children()
-        if json.loads(task.environ()["TF_CONFIG"])["task"]
-        == {"type": "worker", "index": NUM_WORKERS - 1}
-    )
-    return worker
-
-
 def steps_within(run: pathlib.Path, seconds: float) -> int:
     before = processes.last_step_of(run)
     time.sleep(seconds)
@@ -56,7 +43,7 @@ def test_one_backup_worker_restores_the_pace(
             lambda: processes.last_step_of(run) > 20, "its first steps", launcher
         )
         pace = steps_within(run, FROZEN_SECONDS)
-        worker = a_worker_of(launcher.pid)
+        worker = processes.task_of(launcher.pid, "worker", NUM_WORKERS - 1)
         worker.suspend()
         try:
             # What was under way when it stopped may still be written.

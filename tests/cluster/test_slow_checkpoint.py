@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from tests import processes
@@ -48,22 +46,14 @@ def slow_disk(process: int) -> Iterator[None]:
             strace.send_signal(signal.SIGTERM)
 
 
-def chief_of(launcher: int) -> int:
-    (chief,) = (
-        task.pid
-        for task in psutil.Process(launcher).children()
-        if json.loads(task.environ()["TF_CONFIG"])["task"]["index"] == 0
-    )
-    return chief
-
-
 def test_the_others_wait_for_the_chief_to_save(tmp_path: pathlib.Path) -> None:
     run = tmp_path / "run"
     with processes.started(*FLAGS, f"--run_dir={run}", folder=tmp_path) as launcher:
         processes.wait_until(
             lambda: len(processes.checkpoints_of(run)) > 0, "a checkpoint", launcher
         )
-        with slow_disk(chief_of(launcher.pid)):
+        chief = processes.task_of(launcher.pid, "worker", 0)
+        with slow_disk(chief.pid):
             saved = processes.last_step_of(run)
             processes.wait_until(
                 # The second one after it was saved while the disk was slow throughout.

@@ -76,7 +76,8 @@ def test_comparing_what_has_run_loads_no_tensorflow(tmp_path: pathlib.Path) -> N
         "sys.exit(code or 'tensorflow' in sys.modules)"
     )
     flags = ("--mode=compare", f"--runs={one},{two}", f"--run_dir={tmp_path / 'out'}")
-    subprocess.run([sys.executable, "-c", script, *flags], cwd=ROOT, check=True)
+    done = subprocess.run([sys.executable, "-c", script, *flags], cwd=ROOT, check=False)
+    assert done.returncode == 0
 
 
 def test_equal_arms_are_not_told_apart_and_it_says_what_could_have_been_seen(

@@ -23,7 +23,8 @@ FILE_NAME = "measured.json"
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_SAMPLES = 0.2
-# A run stops after the step at hand and a checkpoint, a cluster after 5 seconds.
+# For the step at hand and a checkpoint. Nothing is lost if it is killed before that: an
+# interrupted run is begun anew.
 _SECONDS_TO_STOP = 10.0
 
 
