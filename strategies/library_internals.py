@@ -1,6 +1,6 @@
 """Every private name of TensorFlow and Keras that this project relies on.
 
-Each is here for want of a public one, and tests/test_library_internals.py fails
+Each is here for want of a public one, and tests/test_tensorflow_facts.py fails
 when one changes its meaning.
 """
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from strategies.base import Shares
-from trainers.histograms import histogram, no_histogram
+from trainers.histograms import histogram
 from trainers.layer_state import LayerState
 from trainers.recording import unique_names
 from trainers.sparse import sum_duplicates
@@ -88,7 +87,9 @@ class ModelUpdate:
         ):
             if gradient is None:
                 continue
-            details[HISTOGRAMS + name] = _histogram_if(closely, gradient)
+            sparse = isinstance(gradient, tf.IndexedSlices)
+            values = gradient.values if sparse else gradient
+            details[HISTOGRAMS + name] = histogram(values, wanted=closely)
             if self._record_gradients:
                 # The shape of what was rows of an embedding is not known statically.
                 dense = tf.convert_to_tensor(gradient)
@@ -103,8 +104,3 @@ def _norm_where_they_are(variables: Sequence[tf.Variable]) -> tf.Tensor:
         with tf.device(variable.device):
             squares.append(tf.nn.l2_loss(variable))
     return tf.sqrt(2 * tf.add_n(squares))
-
-
-def _histogram_if(wanted: tf.Tensor, gradient: Any) -> tf.Tensor:
-    values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    return tf.cond(wanted, lambda: histogram(values), no_histogram)

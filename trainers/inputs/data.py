@@ -87,36 +87,28 @@ def hold_out(
     """Splits arrays into training examples and held-out ones.
 
     The split is the same in every run, whatever its seed, so that results of
-    different seeds are measured on the same examples. Where every class is
-    frequent enough it keeps the classes' proportions.
+    different seeds are measured on the same examples. It keeps the classes'
+    proportions, to within one example of each: every so many-th is taken from the
+    examples in the order of their classes, and a random one within a class.
 
     Raises:
       UsageError: one of the two parts would be empty.
     """
-    from sklearn.model_selection import train_test_split
-
-    num_held_out = round(len(labels) * fraction)
-    if not 0 < num_held_out < len(labels):
+    num_examples = len(labels)
+    num_held_out = round(num_examples * fraction)
+    if not 0 < num_held_out < num_examples:
         raise UsageError(
-            f"--eval_fraction={fraction} of {len(labels)} examples holds out "
+            f"--eval_fraction={fraction} of {num_examples} examples holds out "
             f"{num_held_out}: both parts need at least one; change the fraction "
             "or give more examples."
         )
-    frequencies = np.bincount(labels, minlength=num_classes)
-    smaller_part = min(num_held_out, len(labels) - num_held_out)
-    can_stratify = (
-        frequencies[frequencies > 0].min() >= 2 and smaller_part >= num_classes
-    )
-    x_train, x_held_out, y_train, y_held_out = train_test_split(
-        features,
-        labels,
-        test_size=num_held_out,
-        random_state=0,
-        stratify=labels if can_stratify else None,
-    )
+    by_class = np.lexsort((np.random.default_rng(0).random(num_examples), labels))
+    middles = (np.arange(num_held_out) + 0.5) * num_examples / num_held_out
+    held_out = np.zeros(num_examples, bool)
+    held_out[by_class[middles.astype(np.int64)]] = True
     return Data(
-        train=ArraySource(x_train, y_train),
-        evaluation=ArraySource(x_held_out, y_held_out),
+        train=ArraySource(features[~held_out], labels[~held_out]),
+        evaluation=ArraySource(features[held_out], labels[held_out]),
         input_shape=tuple(features.shape[1:]),
         num_classes=num_classes,
     )

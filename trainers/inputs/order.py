@@ -114,8 +114,12 @@ class SourceBatches:
     def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
         tensors = self.source.tensors()
         steps = tf.data.Dataset.range(self.first_step, self.last_step)
+        # Autograph has nothing to convert here, and takes its time to find that out.
+        batch = tf.autograph.experimental.do_not_convert(
+            lambda step: self.at(tensors, step, share, num_shares)
+        )
         return steps.map(
-            lambda step: self.at(tensors, step, share, num_shares),
+            batch,
             num_parallel_calls=tf.data.AUTOTUNE,
             deterministic=True,
         ).prefetch(tf.data.AUTOTUNE)

@@ -1,0 +1,43 @@
+"""How TensorFlow is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.processes import ROOT
+
+SCRIPT = """
+import gc, json, sys
+from trainers import flags
+from trainers.runtime import load_tensorflow
+
+load_tensorflow(flags.parse(["main", "--model=mlp"]))
+absent = [name for name in ("sklearn", "matplotlib") if name not in sys.modules]
+import keras, matplotlib.pyplot, sklearn.base
+print(json.dumps({
+    "absent": absent,
+    "keras": keras.src.wrappers.fixes.sklearn is None,
+    "collects": gc.isenabled(),
+    "left_alone": gc.get_freeze_count() > 100_000,
+}))
+"""
+
+
+def test_keras_is_imported_without_what_it_can_do_without() -> None:
+    """And a model of the user's own can import both."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "absent": ["sklearn", "matplotlib"],
+        "keras": True,
+        "collects": True,
+        "left_alone": True,
+    }
