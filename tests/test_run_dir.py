@@ -228,7 +228,7 @@ def test_a_folder_that_cannot_be_made_is_refused_and_leaves_nothing(
 
 def test_the_default_folder_tells_what_was_run_and_when() -> None:
     path = run_dir.default_path(Config().replace(strategy="tower", model="mlp"))
-    assert re.fullmatch(r"runs/tower-mlp-digits-\d{8}-\d{6}-\d+", path)
+    assert re.fullmatch(r"runs/tower-mlp-digits-\d{8}-\d{6}-\d+", str(path))
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"seed": "x"}', "\0"])

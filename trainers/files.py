@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,25 @@ def sync_to_disk(path: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def new_folder(kind: str) -> pathlib.Path:
+    """A name below runs/ that tells what is in it; time and process keep names apart.
+
+    Args:
+      kind: the part of the name that tells.
+    """
+    when = time.strftime("%Y%m%d-%H%M%S")
+    return pathlib.Path(f"runs/{kind}-{when}-{os.getpid()}")
+
+
+def unusable(folder: pathlib.Path, error: OSError) -> UsageError:
+    """What is to be said of a --run_dir that cannot be read or written."""
+    where = f"{error.filename}: " if error.filename else ""
+    return UsageError(
+        f"--run_dir={folder} cannot be used ({where}{error.strerror}): mend that, or "
+        "choose another folder."
+    )
 
 
 class FolderLock:

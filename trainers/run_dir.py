@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import time
 from collections.abc import Mapping
 from errno import EISDIR, ENOTDIR
 from typing import Any
@@ -15,7 +14,14 @@ from typing import Any
 from strategies.settings import UsageError, as_argument
 from trainers.config import Config, DataConfig, ModelConfig, OptimizerConfig
 from trainers.config_file import config_from_file
-from trainers.files import FolderLock, without_nan, write_atomically, write_json
+from trainers.files import (
+    FolderLock,
+    new_folder,
+    unusable,
+    without_nan,
+    write_atomically,
+    write_json,
+)
 
 SCHEMA_VERSION = 1
 
@@ -52,7 +58,11 @@ class RunFolder:
           UsageError: it holds something else, holds a run and --resume=auto was
             not given, holds a run of other settings, or cannot be written.
         """
-        folder = cls(pathlib.Path(config.run.run_dir or default_path(config)))
+        folder = cls(
+            pathlib.Path(config.run.run_dir)
+            if config.run.run_dir
+            else default_path(config)
+        )
         try:
             folder._check_writable()
             if folder.holds_a_run:
@@ -61,7 +71,7 @@ class RunFolder:
                 folder._must_be_new = True
                 folder._check_empty()
         except OSError as error:
-            raise folder._unusable(error) from error
+            raise unusable(folder.path, error) from error
         return folder
 
     @classmethod
@@ -75,7 +85,7 @@ class RunFolder:
         try:
             holds_a_run = folder.holds_a_run
         except OSError as error:
-            raise folder._unusable(error) from error
+            raise unusable(folder.path, error) from error
         if not holds_a_run:
             raise UsageError(
                 f"--run_dir={path} is not the folder of a run: it has no config.json; "
@@ -131,7 +141,7 @@ class RunFolder:
                 # Only if it is empty, which is how it was found or was made here.
                 with contextlib.suppress(OSError):
                     self.path.rmdir()
-            raise self._unusable(error) from error
+            raise unusable(self.path, error) from error
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         with self._metrics.open("a", encoding="utf-8") as file:
@@ -226,20 +236,11 @@ class RunFolder:
                 "the run's own settings, or another --run_dir."
             )
 
-    def _unusable(self, error: OSError) -> UsageError:
-        where = f"{error.filename}: " if error.filename else ""
-        return UsageError(
-            f"--run_dir={self.path} cannot be used ({where}{error.strerror}): mend "
-            "that, or choose another folder."
-        )
 
-
-def default_path(config: Config) -> str:
-    """A name that tells what was run; time and process keep names apart."""
-    when = time.strftime("%Y%m%d-%H%M%S")
-    return (
-        f"runs/{config.strategy.strategy}-{config.model.model}-"
-        f"{config.data.dataset}-{when}-{os.getpid()}"
+def default_path(config: Config) -> pathlib.Path:
+    """A name that tells what is run."""
+    return new_folder(
+        f"{config.strategy.strategy}-{config.model.model}-{config.data.dataset}"
     )
 
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategies.settings import UsageError, as_argument
 from trainers.comparison.arms import Arm
 from trainers.comparison.schedule import Turn
-from trainers.files import FolderLock, write_atomically, write_json
+from trainers.files import (
+    FolderLock,
+    new_folder,
+    unusable,
+    write_atomically,
+    write_json,
+)
 
 
 class ComparisonFolder:
@@ -26,8 +30,7 @@ class ComparisonFolder:
 
     def __init__(self, path: str | None):
         """Takes --run_dir, or chooses a name that tells when."""
-        when = time.strftime("%Y%m%d-%H%M%S")
-        self.path = pathlib.Path(path or f"runs/compare-{when}-{os.getpid()}")
+        self.path = pathlib.Path(path) if path else new_folder("compare")
         self.runs = self.path / "runs"
         self._plan = self.path / "plan.json"
         self._lock = FolderLock(self.path)
@@ -71,7 +74,7 @@ class ComparisonFolder:
                 write_json(self._plan, plan)
             self._plan.with_name("logs").mkdir(exist_ok=True)
         except OSError as error:
-            raise self.unusable(error) from error
+            raise unusable(self.path, error) from error
         return existing is not None
 
     def remove_run(self, turn: Turn) -> None:
@@ -82,13 +85,6 @@ class ComparisonFolder:
 
     def write(self, name: str, content: str) -> None:
         write_atomically(self.path / name, content)
-
-    def unusable(self, error: OSError) -> UsageError:
-        where = f"{error.filename}: " if error.filename else ""
-        return UsageError(
-            f"--run_dir={self.path} cannot be used ({where}{error.strerror}): mend "
-            "that, or choose another folder."
-        )
 
     def _read_plan(self) -> Mapping[str, Any] | None:
         try:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
-import time
 
 from strategies.settings import UsageError
-from trainers.files import FolderLock
+from trainers.files import FolderLock, new_folder, unusable
 
 
 class VerificationFolder:
@@ -20,8 +18,7 @@ class VerificationFolder:
 
     def __init__(self, path: str | None):
         """Takes --run_dir, or chooses a name that tells when."""
-        when = time.strftime("%Y%m%d-%H%M%S")
-        self.path = pathlib.Path(path or f"runs/verify-{when}-{os.getpid()}")
+        self.path = pathlib.Path(path) if path else new_folder("verify")
         self.result = self.path / "verify.json"
         self._runs = self.path / "runs"
         self._logs = self.path / "logs"
@@ -48,10 +45,7 @@ class VerificationFolder:
             self._logs.mkdir(parents=True)
             self._lock.acquire()
         except OSError as error:
-            raise UsageError(
-                f"--run_dir={self.path} cannot be used ({error.strerror}): mend that, "
-                "or choose another folder."
-            ) from error
+            raise unusable(self.path, error) from error
 
     def take_back(self) -> None:
         """Removes what `begin` made, because nothing can be verified."""
