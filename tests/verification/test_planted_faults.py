@@ -123,6 +123,33 @@ CASES = {
         words="goes away without dropout: the masks are not those of the same examples",
         tested={"dropout": "equivalent"},
     ),
+    "another weight under mixed precision": Case(
+        fault=Fault(
+            file="trainers/step.py",
+            right="gradients = tape.gradient(share, weights)",
+            wrong="""gradients = tape.gradient(share, weights)
+            if self._model.compute_dtype == "bfloat16":
+                factor = tf.cast(1 + batch.replica, gradients[0].dtype)
+                gradients = [gradient * factor for gradient in gradients]
+""",
+        ),
+        flags=("--dtype=mixed_bfloat16",),
+        words="goes away without mixed precision",
+        tested={"mixed precision": "equivalent"},
+    ),
+    "another weight where XLA compiles": Case(
+        fault=Fault(
+            file="trainers/step.py",
+            right="computed = self._compiled(batch, weights, self._layer_state.read())",
+            wrong="""batch = batch._replace(
+                global_size=batch.global_size * (1 + batch.replica)
+            )
+            computed = self._compiled(batch, weights, self._layer_state.read())""",
+        ),
+        flags=("--jit_compile",),
+        words="goes away without XLA",
+        tested={"XLA": "equivalent"},
+    ),
     "statistics of the first replica": Case(
         fault=Fault(
             file="trainers/layer_state.py",

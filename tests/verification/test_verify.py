@@ -75,6 +75,20 @@ def test_one_asynchronous_worker_is_comparable(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
+def test_narrow_numbers_on_the_wire_are_named(tmp_path: pathlib.Path) -> None:
+    """No fault: what was asked for is no longer exactly the same training."""
+    flags = ("--strategies=multi_worker_mirrored", "--all_reduce_dtype=bfloat16")
+    done, found = verify(tmp_path, *flags, *SMALL)
+    assert done.returncode == 4, done.stdout + done.stderr
+    (entry,) = entries(found).values()
+    likely = entry["cause"]["likely"]
+    assert (
+        "goes away without --all_reduce_dtype=bfloat16: gradients are rounded" in likely
+    )
+
+
+@pytest.mark.slow
 def test_a_strategy_that_crashes_does_not_hide_the_others(
     tmp_path: pathlib.Path,
 ) -> None:
