@@ -17,6 +17,7 @@ from strategies.cluster import Cluster
 from strategies.library_internals import flat_layers
 from strategies.settings import UsageError
 from trainers import inputs
+from trainers.compilable import check_compilable
 from trainers.config import Config, ModelConfig
 from trainers.evaluation import Evaluation
 from trainers.inputs.data import Data
@@ -138,7 +139,6 @@ def assemble_parts(
         switch_off(model, config.model.switch_off or ())
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
         step = _make_step_variable()
-    _check_compilable(config, model)
     objective = Objective(
         loss=spec.make_loss(config.optimizer.label_smoothing),
         metrics=dict(spec.metrics),
@@ -167,7 +167,7 @@ def assemble_parts(
         data.evaluation,
         config.report.eval_global_batch_size,
     )
-    return Assembly(
+    assembly = Assembly(
         config=config,
         strategy=strategy,
         data=data,
@@ -181,6 +181,13 @@ def assemble_parts(
         run_steps=strategy.compile(train_step, update),
         evaluation=evaluation,
     )
+    if config.model.jit_compile:
+        first_step = tf.constant(0, tf.int64)
+        share = assembly.batches(0).at(
+            data.train.tensors(), first_step, 0, strategy.num_replicas
+        )
+        check_compilable(model, train_step, share, config)
+    return assembly
 
 
 def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
@@ -189,17 +196,6 @@ def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout
     if "dropout" in (config.model.switch_off or ()):
         return None
     return ReplayableDropout(model, config.run.seed)
-
-
-def _check_compilable(config: Config, model: keras.Model) -> None:
-    """Refuses what is known not to compile; of the rest XLA tells when it runs."""
-    embeddings = [x for x in flat_layers(model) if isinstance(x, ShardedEmbedding)]
-    if config.model.jit_compile and embeddings:
-        raise UsageError(
-            f"--jit_compile does not fit layer {embeddings[0].name!r}: XLA would "
-            "need its whole table in every step, not the rows in use; leave "
-            "--jit_compile out."
-        )
 
 
 def _bytes_of(variables: Sequence[keras.Variable]) -> int:

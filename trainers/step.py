@@ -83,15 +83,36 @@ class TrainStep:
             weights = [v.value for v in model.trainable_variables]
             computed = self._compute(batch, weights, None)
         else:
-            # XLA reads no variable of another device, such as a parameter server's.
-            weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-            computed = self._compiled(batch, weights, self._layer_state.read())
+            computed = self._compiled(batch, *self._values())
         gradients, written, sums = computed
         return Shares(
             gradients=gradients,
             state=self._layer_state.shares(written, batch),
             sums=sums,
         )
+
+    def compile_for(self, batch: Batch) -> None:
+        """Has XLA compile the step, if it is to, and runs nothing.
+
+        Args:
+          batch: a replica's rows, as many as steps will have.
+
+        Raises:
+          ValueError: XLA cannot.
+        """
+        if self._compiled is not None:
+            arguments = (batch, *self._values())
+            self._compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
+
+    def _values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Of weights and of layer state.
+
+        XLA reads no variable of another device, such as a parameter server's.
+        """
+        weights = [
+            tf.convert_to_tensor(v.value) for v in self._model.trainable_variables
+        ]
+        return weights, self._layer_state.read()
 
     def _compute(
         self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None

@@ -22,7 +22,8 @@ pytestmark = [
 ]
 
 PEER_TIMEOUT_SECONDS = 2
-FSYNC_SECONDS = 4
+# A checkpoint has five: of two files of variables, of commit.json, of two folders.
+FSYNC_SECONDS = 1
 FLAGS = (
     "--strategy=multi_worker_mirrored",
     "--model=mlp",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from strategies.settings import UsageError
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import (
     LAYOUTS,
@@ -75,22 +76,33 @@ def test_what_xla_cannot_do_is_refused_in_one_line() -> None:
         lengths = tf.strings.length(tf.strings.as_string(values))
         return values * tf.cast(lengths, values.dtype)
 
-    assembly = assemble_custom(
-        "one_device",
-        1,
-        lambda: [keras.layers.Dense(2), keras.layers.Lambda(spelled)],
-        np.ones([8, 2]),
-        global_batch_size=8,
-        jit_compile=True,
-    )
-    with pytest.raises(tf.errors.OpError) as failure:
-        train(assembly, 1)
-    refusal = refusal_of(failure.value, assembly.config)
-    assert refusal is not None
-    assert str(refusal) == (
+    with pytest.raises(UsageError) as refusal:
+        assemble_custom(
+            "one_device",
+            1,
+            lambda: [keras.layers.Dense(2), keras.layers.Lambda(spelled)],
+            np.ones([8, 2]),
+            global_batch_size=8,
+            jit_compile=True,
+        )
+    assert str(refusal.value) == (
         "XLA cannot compile this model: it has no AsString; leave --jit_compile out."
     )
-    assert refusal_of(failure.value, assembly.config.replace(jit_compile=False)) is None
+    failure = refusal.value.__cause__
+    assert isinstance(failure, ValueError)
+    assert refusal_of(failure, small_config()) is None
+
+
+def test_a_sum_over_replicas_within_a_layer_is_refused() -> None:
+    with pytest.raises(UsageError, match="layer 'norm': its sum over replicas cannot"):
+        assemble_custom(
+            "mirrored",
+            2,
+            lambda: [keras.layers.BatchNormalization(synchronized=True, name="norm")],
+            np.ones([8, 2]),
+            global_batch_size=8,
+            jit_compile=True,
+        )
 
 
 def test_same_training_as_without_it() -> None:

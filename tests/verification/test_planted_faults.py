@@ -140,11 +140,11 @@ CASES = {
     "another weight where XLA compiles": Case(
         fault=Fault(
             file="trainers/step.py",
-            right="computed = self._compiled(batch, weights, self._layer_state.read())",
+            right="computed = self._compiled(batch, *self._values())",
             wrong="""batch = batch._replace(
                 global_size=batch.global_size * (1 + batch.replica)
             )
-            computed = self._compiled(batch, weights, self._layer_state.read())""",
+            computed = self._compiled(batch, *self._values())""",
         ),
         flags=("--jit_compile",),
         words="goes away without XLA",

@@ -1,0 +1,47 @@
+"""Whether XLA can compile a model, found out before a run begins."""
+
+from __future__ import annotations
+
+import keras
+
+from models.embedding import ShardedEmbedding
+from strategies.base import Batch
+from strategies.library_internals import flat_layers
+from strategies.settings import UsageError
+from trainers.config import Config
+from trainers.refusals import refusal_of
+from trainers.step import TrainStep
+
+
+def check_compilable(
+    model: keras.Model, step: TrainStep, batch: Batch, config: Config
+) -> None:
+    """Compiles a step, without running it.
+
+    Args:
+      model: whose layers are looked at first.
+      step: of that model.
+      batch: a replica's rows of a step.
+      config: of the run.
+
+    Raises:
+      UsageError: there is no compiling it.
+    """
+    for layer in flat_layers(model):
+        if isinstance(layer, ShardedEmbedding):
+            reason = "XLA would need its whole table in every step, not the rows in use"
+        elif getattr(layer, "synchronized", False):
+            reason = "its sum over replicas cannot be compiled"
+        else:
+            continue
+        raise UsageError(
+            f"--jit_compile does not fit layer {layer.name!r}: {reason}; leave "
+            "--jit_compile out."
+        )
+    try:
+        step.compile_for(batch)
+    except Exception as error:
+        refusal = refusal_of(error, config)
+        if refusal is None:
+            raise
+        raise refusal from error
