@@ -103,6 +103,10 @@ class StrategyConfig:
             matches_one_device=self.is_synchronous and not self.backup_workers,
         )
 
+    def num_required(self, num_workers: int) -> int:
+        """How many of the workers an update cannot do without."""
+        return num_workers - self.backup_workers if self.is_synchronous else 1
+
     def _check_update(self) -> None:
         accepted = discovery.traits(self.strategy).updates
         if self.update is not None and self.update not in accepted:

@@ -118,7 +118,7 @@ class ParameterServer(Strategy):
             "/job:chief/replica:0/task:0/device:CPU:0",
             self._servers,
             self._num_workers,
-            self._config.backup_workers,
+            self._config.num_required(self._num_workers),
             replica_step,
             update,
         )

@@ -44,7 +44,7 @@ class SynchronousSteps:
         chief: str,
         servers: Sequence[str],
         num_workers: int,
-        backup_workers: int,
+        num_required: int,
         replica_step: ReplicaStep,
         update: Update,
     ):
@@ -55,7 +55,7 @@ class SynchronousSteps:
           chief: a device of this process.
           servers: a device of each parameter server.
           num_workers: how many there are.
-          backup_workers: how many of them an update does not wait for.
+          num_required: how many of them an update waits for.
           replica_step: computes one worker's shares.
           update: applies their sum.
         """
@@ -64,17 +64,15 @@ class SynchronousSteps:
         # on a busy machine), but servers are kept from talking to each other: the
         # device filters of ParameterServerStrategy let them see chief and workers.
         self._leader = servers[0] if len(servers) == 1 else chief
-        self._num_required = num_workers - backup_workers
+        self._num_required = num_required
         self._update = update
         self._turns = Turns(servers[0], num_workers)
-        self._queues = ShareQueues(
-            servers, update.devices(), num_workers, self._num_required
-        )
+        self._queues = ShareQueues(servers, update.devices(), num_workers, num_required)
         self._worker = WorkerLoop(
             coordinator.strategy,
             self._turns,
             self._queues,
-            self._num_required,
+            num_required,
             replica_step,
             update,
         )

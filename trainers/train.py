@@ -57,8 +57,7 @@ def _workers_attended(
     if not traits.serving_roles:
         return contextlib.nullcontext()
     num_workers = len(cluster.addresses["worker"])
-    backups = config.strategy.backup_workers
-    num_required = num_workers - backups if traits.synchronous else 1
+    num_required = config.strategy.num_required(num_workers)
     patience_seconds = config.strategy.peer_timeout_seconds
     return workers_attended(cluster, num_required, console.warn, patience_seconds)
 

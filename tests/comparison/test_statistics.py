@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from scipy import stats
 
 from benchmarks.comparison_power import (
     ARMS,
+    RUNS,
     SLOWER,
     Block,
     coverage,
@@ -114,9 +116,16 @@ def blocks_of_runs(num_blocks: int) -> list[Block]:
     return [dict(zip(ARMS, row, strict=True)) for row in speeds.tolist()]
 
 
-def test_an_arm_is_not_told_from_itself_and_one_slower_by_a_tenth_is() -> None:
-    """The benchmark in small, on simulated speeds."""
-    blocks = blocks_of_runs(500)
+def recorded_blocks() -> list[Block]:
+    """Speeds of real runs, which the benchmark has recorded."""
+    return json.loads(RUNS.read_text(encoding="utf-8"))["blocks"]
+
+
+@pytest.mark.parametrize("blocks", [blocks_of_runs(500), recorded_blocks()])
+def test_an_arm_is_not_told_from_itself_and_one_slower_by_a_tenth_is(
+    blocks: list[Block],
+) -> None:
+    """The benchmark in small, on simulated speeds and on real ones."""
     # 600 draws tell 5 % to 0.9 %, so that 8 % is three times that above it.
     assert share_different(blocks, "again", 600, seed=2) <= 0.08
     assert share_different(blocks, "delayed", 600, seed=2) >= 0.95
