@@ -38,8 +38,8 @@ from trainers.files import write_json
 RESULTS = pathlib.Path(__file__).parent / "results"
 RUNS = RESULTS / "comparison_power_runs.json"
 ARMS = ("control", "again", "delayed")
-# Seconds of training on one core: on a machine of two cores, runs of 300 steps on both
-# differed by 9 % from one to the next, these by 4 %.
+# Seconds of training on one core: on a machine of two cores, equal runs of 300 steps on
+# both differed by 11 %, these by 4 %.
 FLAGS = (
     "--train_steps=1500",
     "--intra_op_threads=1",
