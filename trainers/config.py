@@ -18,6 +18,7 @@ from typing import Any
 import models
 from strategies import discovery
 from strategies.config import StrategyConfig
+from strategies.device_config import DeviceConfig
 from strategies.settings import UsageError, check_settings, setting, shown
 from trainers.comparison.settings import ComparisonConfig
 
@@ -30,8 +31,9 @@ class RunConfig:
         "train",
         "What to do: train a model; evaluate the newest checkpoint of --run_dir; "
         "verify that strategies train the same; compare several ways of training; or, "
-        "as doctor, tell whether training would start, on what, and what is slow.",
-        choices=("train", "evaluate", "verify", "compare", "doctor"),
+        "as doctor, tell whether training would start, on what, and what is slow; or "
+        "list the devices of this machine.",
+        choices=("train", "evaluate", "verify", "compare", "doctor", "devices"),
     )
     run_dir: str | None = setting(
         None,
@@ -349,6 +351,7 @@ class ReportConfig:
 GROUPS: Mapping[str, type] = {
     "run": RunConfig,
     "strategy": StrategyConfig,
+    "device": DeviceConfig,
     "threads": ThreadsConfig,
     "length": LengthConfig,
     "model": ModelConfig,
@@ -395,6 +398,7 @@ class Config:
 
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
     strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
     threads: ThreadsConfig = dataclasses.field(default_factory=ThreadsConfig)
     length: LengthConfig = dataclasses.field(default_factory=LengthConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -417,6 +421,7 @@ class Config:
                 "workers have a replica for each of their GPUs, or one without GPUs: "
                 "give --num_workers instead."
             )
+        self.device.check_strategy(self.strategy)
         if self.length.global_batch_size < replicas:
             raise UsageError(
                 f"--global_batch_size={self.length.global_batch_size} is smaller "
