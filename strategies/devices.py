@@ -247,11 +247,18 @@ def describe(devices: Sequence[str]) -> str:
         return f"the devices of {len(tasks)} processes"
     kind = "GPU" if "GPU" in devices[0] else "CPU"
     if kind == "GPU":
-        return ", ".join(device.removeprefix("/device:") for device in devices)
+        return ", ".join(name_of_gpu(device) for device in devices)
     why = "" if tf.config.list_physical_devices("GPU") else " (no GPU found)"
     if len(devices) == 1:
         return f"CPU{why}"
     return f"the CPU split into {len(devices)} logical devices{why}"
+
+
+def name_of_gpu(device: str) -> str:
+    """`GPU:0`, or `GPU:0 (gpu:2)` where TensorFlow numbers what it sees anew."""
+    index = tf.DeviceSpec.from_string(device).device_index
+    number = gpu_number(tf.config.get_visible_devices("GPU")[index])
+    return f"GPU:{index}" + f" (gpu:{number})" * (number != index)
 
 
 @functools.cache

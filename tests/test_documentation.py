@@ -18,12 +18,18 @@ from strategies.config import StrategyConfig
 from tests import processes
 from tests.event_files import read_events
 from tests.processes import ROOT
-from trainers import write_tfrecord
+from trainers import matpow, write_tfrecord
 from trainers.config import ModelConfig, all_fields
 from trainers.inputs.data import ArraySource, Data
 from trainers.outcome import ExitCode
 
-DOCUMENTS = ("README.md", "BUILD.md", "CHANGELOG.md", "docs/design.md")
+DOCUMENTS = (
+    *("README.md", "BUILD.md", "CHANGELOG.md"),
+    *("docs/design.md", "docs/from_tensorflow_1.md"),
+)
+
+# Rows of docs/from_tensorflow_1.md for which nothing has been run yet.
+TO_BE_SEEN = "<!-- output: to be seen after merging -->"
 
 # Flags of other programs: tensorboard, ruff, uv, srun.
 FOREIGN_FLAGS = {"logdir", "host", "check", "upgrade", "ntasks", "distribution", "gpus"}
@@ -35,7 +41,8 @@ MOST_PICTURE_BYTES = 200_000
 
 
 def text_of(document: str) -> str:
-    return (ROOT / document).read_text(encoding="utf-8")
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return "".join(x for x in text.splitlines(True) if TO_BE_SEEN not in x)
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -109,6 +116,7 @@ def test_the_table_of_strategies_is_what_strategies_declare() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_flag_exists(document: str) -> None:
     known = FOREIGN_FLAGS | {"config", "help", *write_tfrecord.make_flags()}
+    known |= {*matpow.make_flags()}
     known |= {n for n, (_, field) in all_fields().items() if field.metadata["has_flag"]}
     named = set(re.findall(r"(?<![\w-])--([a-z]\w*)", text_of(document)))
     assert named - known == set()

@@ -413,26 +413,38 @@ class Config:
         Raises:
           UsageError: two settings contradict each other.
         """
-        replicas = self.strategy.num_replicas or 1
-        name = self.strategy.strategy
-        if self.strategy.num_replicas and discovery.traits(name).multi_process:
+        replicas, name = self.strategy.num_replicas, self.strategy.strategy
+        if replicas and discovery.traits(name).multi_process:
             raise UsageError(
                 f"--num_replicas={replicas} is not used by --strategy={name}, whose "
                 "workers have a replica for each of their GPUs, or one without GPUs: "
                 "give --num_workers instead."
             )
         self.device.check_strategy(self.strategy)
-        if self.length.global_batch_size < replicas:
-            raise UsageError(
-                f"--global_batch_size={self.length.global_batch_size} is smaller "
-                f"than --num_replicas={replicas}: every replica needs an example; "
-                "raise the one or lower the other."
-            )
+        self._check_batch_size()
         if self.run.mode == "evaluate" and self.run.run_dir is None:
             raise UsageError(
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."
             )
         self.comparison.check_mode(self.run.mode, self.strategy.strategy)
+
+    def _check_batch_size(self) -> None:
+        size = self.length.global_batch_size
+        replicas = self.strategy.num_replicas or 1
+        if size < replicas:
+            raise UsageError(
+                f"--global_batch_size={size} is smaller "
+                f"than --num_replicas={replicas}: every replica needs an example; "
+                "raise the one or lower the other."
+            )
+        choice = self.strategy.device_choice
+        is_known = not (choice.is_soft or self.strategy.traits.splits_replicas)
+        if is_known and size < choice.num_devices:
+            raise UsageError(
+                f"--global_batch_size={size} is smaller than the "
+                f"{choice.num_devices} replicas of {choice}, each of which needs an "
+                "example: raise the one or name fewer."
+            )
 
     # The slash lets a file hold a setting called self, to be refused as unknown.
     def replace(self, /, **values: Any) -> Config:

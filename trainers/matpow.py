@@ -236,10 +236,11 @@ def run(argv: Sequence[str]) -> ExitCode:
     placements = [devices[:1], devices] if len(devices) > 1 else [devices]
     found = [measure_tensorflow(task, each, values.repeats) for each in placements]
     print("\n".join(report(task, reference, found)))
-    return _judge(task, reference, found)
+    return judge(task, reference, found)
 
 
-def _judge(task: Task, reference: Measured, found: Sequence[Measured]) -> ExitCode:
+def judge(task: Task, reference: Measured, found: Sequence[Measured]) -> ExitCode:
+    """Says whether all results agree with the reference."""
     most = max(difference(each.result, reference.result) for each in found)
     accepted = task.accepted_difference
     if most > accepted:

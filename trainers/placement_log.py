@@ -93,7 +93,11 @@ def write_placements(
     """
     operations = [_OPERATION, *placed]
     variables = [_VARIABLE, *_variables(assembly)]
-    for what, rows in {"operations": operations, "variables": variables}.items():
+    tables: dict[str, Sequence[Sequence[str]]] = {
+        "operations": operations,
+        "variables": variables,
+    }
+    for what, rows in tables.items():
         console.note("\n".join([f"placement of {what}", *_columns(rows)]))
     summaries.texts({"placement": table(_OPERATION, list(placed))})
     counts = Counter(operation.device for operation in placed)

@@ -1,0 +1,99 @@
+"""Two workers see the variables of one parameter server, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import signal
+import sys
+
+import psutil
+import pytest
+
+from strategies.cluster import Cluster
+from strategies.hello_cluster import main
+from strategies.rendezvous import is_listening
+from tests import processes
+
+BEGIN = [sys.executable, "-m", "strategies.hello_cluster"]
+
+
+def test_one_worker_prints_12_and_the_other_40(tmp_path: pathlib.Path) -> None:
+    with processes.started(folder=tmp_path, begin=BEGIN) as process:
+        done = processes.end_of(process)
+    assert (done.returncode, done.stderr) == (0, "")
+    holds, *others = done.stdout.splitlines()
+    address = re.fullmatch(
+        r"ps-0      holds a = 3 and b = 4 at (127\.0\.0\.1:\d+)", holds
+    )
+    assert address is not None, holds
+    assert others == [
+        "worker-0  a * b = 12",
+        "worker-1  sets a = 10: a * b = 40",
+        "ended     ps-0, worker-0, worker-1; their ports are free",
+    ]
+    assert not is_listening(address[1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_end_with_the_launcher_however_it_ends(tmp_path: pathlib.Path) -> None:
+    with processes.started(folder=tmp_path, begin=BEGIN) as process:
+        launcher = psutil.Process(process.pid)
+        processes.wait_until(
+            lambda: len(launcher.children()) == 3, "its tasks", process
+        )
+        tasks = launcher.children()
+        # Only once a task has called the kernel does it end with its launcher, and
+        # that is before it answers.
+        addresses = json.loads(tasks[0].environ()["TF_CONFIG"])["cluster"]
+        listening = [address for job in addresses.values() for address in job]
+        processes.wait_until(
+            lambda: all(map(is_listening, listening)), "its servers", process
+        )
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        psutil.wait_procs(tasks, timeout=processes.PATIENCE_SECONDS)
+    assert not any(task.is_running() for task in tasks)
+    assert not any(map(is_listening, listening))
+
+
+def tf_config(num_workers: int, num_ps: int) -> str:
+    addresses = {
+        "ps": tuple(f"127.0.0.1:{9000 + n}" for n in range(num_ps)),
+        "worker": tuple(f"127.0.0.1:{9100 + n}" for n in range(num_workers)),
+    }
+    return Cluster(
+        job="worker", addresses={j: a for j, a in addresses.items() if a}
+    ).tf_config()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cluster", "named"),
+    [
+        (["--num_workers=3"], None, "'--num_workers=3' is not accepted"),
+        ([], "{", "TF_CONFIG is not JSON"),
+        ([], tf_config(3, 1), "cluster.worker lists 3 task(s): this program has 2"),
+        ([], tf_config(2, 0), "cluster.ps is missing"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    arguments: list[str],
+    cluster: str | None,
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    if cluster is not None:
+        monkeypatch.setenv("TF_CONFIG", cluster)
+    assert main(["hello_cluster", *arguments]) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("error: ")
+    assert named in line
+
+
+def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hello_cluster", "--help"]) == 0
+    assert "prints 12" in capsys.readouterr().out
