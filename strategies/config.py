@@ -34,9 +34,9 @@ class StrategyConfig:
     )
     soft_placement: bool | None = setting(
         None,
-        "Go on elsewhere where a device is missing. With it, those of --devices that "
-        "exist are used, or else the CPU; without it, operations that their device "
-        "cannot run are errors. Default: operations may move, --devices must exist.",
+        "Use those of --devices that exist, or else the CPU. --nosoft_placement: an "
+        "operation that its device cannot run is an error, too. Default: operations "
+        "may run elsewhere, and --devices must exist.",
     )
     cross_device_reduction: str = setting(
         "auto",

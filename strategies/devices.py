@@ -11,7 +11,7 @@ import tensorflow as tf
 from strategies.config import StrategyConfig
 from strategies.device_choice import DeviceChoice
 from strategies.device_config import DeviceConfig
-from strategies.gpu_memory import load_driver, total_memory_mib
+from strategies.gpu_memory import load_driver, memory_limit_mib, total_memory_mib
 from strategies.settings import UsageError
 
 CPU = "/device:CPU:0"
@@ -135,35 +135,6 @@ def configure_devices(strategy: StrategyConfig, config: DeviceConfig) -> None:
             tf.config.set_logical_device_configuration(gpu, [limit])
 
 
-def memory_limit_mib(config: DeviceConfig, gpu: int, totals: Sequence[int]) -> int:
-    """Most memory to take of one GPU, MiB.
-
-    Args:
-      config: with a limit or a fraction.
-      gpu: its number.
-      totals: MiB of each GPU by number; empty if that is not known.
-
-    Raises:
-      UsageError: it has not so much, or a fraction of it is not known.
-    """
-    total = totals[gpu] if gpu < len(totals) else None
-    limit = config.memory_limit_mib
-    if limit is None:
-        if total is None:
-            raise UsageError(
-                f"--memory_fraction={config.memory_fraction} needs the whole memory of "
-                f"gpu:{gpu}, and NVIDIA's driver does not say it: give "
-                "--memory_limit_mib."
-            )
-        return max(1, int(total * (config.memory_fraction or 1.0)))
-    if total is not None and limit > total:
-        raise UsageError(
-            f"--memory_limit_mib={limit} is more than the {total:,} MiB of gpu:{gpu}: "
-            "lower it."
-        )
-    return limit
-
-
 def total_mib() -> tuple[int, ...]:
     """MiB of each GPU by its number; empty if the driver does not say."""
     return total_memory_mib(load_driver())
@@ -245,20 +216,22 @@ def describe(devices: Sequence[str]) -> str:
     if devices[0].startswith("/job:"):
         tasks = {device.rsplit("/device:", 1)[0] for device in devices}
         return f"the devices of {len(tasks)} processes"
-    kind = "GPU" if "GPU" in devices[0] else "CPU"
-    if kind == "GPU":
-        return ", ".join(name_of_gpu(device) for device in devices)
+    if "GPU" in devices[0]:
+        return ", ".join(name_of(device) for device in devices)
     why = "" if tf.config.list_physical_devices("GPU") else " (no GPU found)"
     if len(devices) == 1:
         return f"CPU{why}"
     return f"the CPU split into {len(devices)} logical devices{why}"
 
 
-def name_of_gpu(device: str) -> str:
-    """`GPU:0`, or `GPU:0 (gpu:2)` where TensorFlow numbers what it sees anew."""
-    index = tf.DeviceSpec.from_string(device).device_index
-    number = gpu_number(tf.config.get_visible_devices("GPU")[index])
-    return f"GPU:{index}" + f" (gpu:{number})" * (number != index)
+def name_of(device: str) -> str:
+    """`CPU:0`; `GPU:0 (gpu:2)` where TensorFlow numbers the GPUs it sees anew."""
+    spec = tf.DeviceSpec.from_string(device)
+    name = f"{spec.device_type}:{spec.device_index}"
+    if spec.device_type != "GPU":
+        return name
+    number = gpu_number(tf.config.get_visible_devices("GPU")[spec.device_index])
+    return name + f" (gpu:{number})" * (number != spec.device_index)
 
 
 @functools.cache

@@ -10,7 +10,11 @@ CUDA_VISIBLE_DEVICES. Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, Protocol
+
+from strategies.device_config import DeviceConfig
+from strategies.settings import UsageError
 
 
 class Driver(Protocol):
@@ -57,3 +61,32 @@ def total_memory_mib(driver: Driver | None) -> tuple[int, ...]:
             return ()
         found.append(num_bytes.value >> 20)
     return tuple(found)
+
+
+def memory_limit_mib(config: DeviceConfig, gpu: int, totals: Sequence[int]) -> int:
+    """Most memory to take of one GPU, MiB.
+
+    Args:
+      config: with a limit or a fraction.
+      gpu: its number.
+      totals: MiB of each GPU by number; empty if that is not known.
+
+    Raises:
+      UsageError: it has not so much, or a fraction of it is not known.
+    """
+    total = totals[gpu] if gpu < len(totals) else None
+    limit = config.memory_limit_mib
+    if limit is None:
+        if total is None:
+            raise UsageError(
+                f"--memory_fraction={config.memory_fraction} needs the whole memory of "
+                f"gpu:{gpu}, and NVIDIA's driver does not say it: give "
+                "--memory_limit_mib."
+            )
+        return max(1, int(total * (config.memory_fraction or 1.0)))
+    if total is not None and limit > total:
+        raise UsageError(
+            f"--memory_limit_mib={limit} is more than the {total:,} MiB of gpu:{gpu}: "
+            "lower it."
+        )
+    return limit

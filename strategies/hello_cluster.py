@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -102,6 +103,8 @@ def _run_task(cluster: Cluster) -> int:
             f"task(s): this program has {_NUM_WORKERS}."
         )
     end_with_launcher()
+    # Python's own handler would wait for the session, which waits for other tasks.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with answering(cluster):
         pass

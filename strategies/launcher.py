@@ -200,6 +200,8 @@ class Launcher:
         lost: it may be worth starting all of them again.
         """
         code, task = failed.process.returncode, failed.cluster.task
+        if self._signal is not None and code == -self._signal:
+            return 128 + self._signal
         killed = f" ({signal.Signals(-code).name})" if code < 0 else ""
         if self._signal is None and not failed.cluster.is_chief:
             how = killed or f" (exit code {code})"

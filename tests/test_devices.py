@@ -17,13 +17,8 @@ from models.base import classifier
 from strategies import discovery
 from strategies.device_choice import DeviceChoice, parse_devices
 from strategies.device_config import DeviceConfig
-from strategies.devices import (
-    configure_devices,
-    describe,
-    memory_limit_mib,
-    replica_devices,
-)
-from strategies.gpu_memory import load_driver, total_memory_mib
+from strategies.devices import configure_devices, describe, replica_devices
+from strategies.gpu_memory import load_driver, memory_limit_mib, total_memory_mib
 from strategies.settings import UsageError
 from tests import processes
 from tests.conformance.harness import in_one_process, small_config

@@ -15,7 +15,7 @@ from strategies.devices import (
     cpu_model,
     describe,
     gpu_number,
-    name_of_gpu,
+    name_of,
     substitution,
     total_mib,
 )
@@ -106,9 +106,7 @@ def _logical(replicas: Sequence[str]) -> list[str]:
     for device in tf.config.list_logical_devices():
         name = f"/device:{device.name.rpartition('/device:')[2]}"
         use = f"replica {replicas.index(name)}" if name in replicas else "no replica"
-        if device.device_type == "GPU":
-            name = f"/device:{name_of_gpu(name)}"
-        lines.append(f"{name}  {use}")
+        lines.append(f"/device:{name_of(name)}  {use}")
     return lines
 
 

@@ -144,7 +144,7 @@ def measure_tensorflow(task: Task, devices: Sequence[str], repeats: int) -> Meas
     """
     import tensorflow as tf
 
-    from strategies.devices import CPU
+    from strategies.devices import CPU, name_of
 
     places = [devices[i % len(devices)] for i in range(len(task.matrices))]
     placed = []
@@ -164,7 +164,7 @@ def measure_tensorflow(task: Task, devices: Sequence[str], repeats: int) -> Meas
         with tf.device(CPU):
             return tf.add_n(powers)
 
-    names = ", ".join(device.removeprefix("/device:") for device in devices)
+    names = ", ".join(map(name_of, devices))
     count = "one device" if len(devices) == 1 else f"{len(devices)} devices"
     return _measure(f"{count}: {names}", lambda: compute(*placed).numpy(), repeats)
 

@@ -37,7 +37,12 @@ def test_one_worker_prints_12_and_the_other_40(tmp_path: pathlib.Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tasks_end_with_the_launcher_however_it_ends(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)]
+)
+def test_tasks_end_with_the_launcher_however_it_ends(
+    number: signal.Signals, exit_code: int, tmp_path: pathlib.Path
+) -> None:
     with processes.started(folder=tmp_path, begin=BEGIN) as process:
         launcher = psutil.Process(process.pid)
         processes.wait_until(
@@ -51,8 +56,8 @@ def test_tasks_end_with_the_launcher_however_it_ends(tmp_path: pathlib.Path) -> 
         processes.wait_until(
             lambda: all(map(is_listening, listening)), "its servers", process
         )
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.send_signal(number)
+        assert process.wait(processes.PATIENCE_SECONDS) == exit_code
         psutil.wait_procs(tasks, timeout=processes.PATIENCE_SECONDS)
     assert not any(task.is_running() for task in tasks)
     assert not any(map(is_listening, listening))
