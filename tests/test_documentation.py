@@ -31,8 +31,9 @@ DOCUMENTS = (
 # Rows of docs/from_tensorflow_1.md for which nothing has been run yet.
 TO_BE_SEEN = "<!-- output: to be seen after merging -->"
 
-# Flags of other programs: tensorboard, ruff, uv, srun.
+# Flags of other programs: tensorboard, ruff, uv, srun; of TensorFlow 1 texts.
 FOREIGN_FLAGS = {"logdir", "host", "check", "upgrade", "ntasks", "distribution", "gpus"}
+FOREIGN_FLAGS |= {"job_name", "task_index", "num_gpus"}
 
 # The file that the README tells a reader to write.
 NOT_IN_THE_REPOSITORY = {"models/tiny.py"}

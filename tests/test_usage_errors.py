@@ -464,7 +464,11 @@ NO_SUCH_DEVICES_OR_DATA = [
     row("--devices=gpu:0", "--devices=gpu:0", "no GPU, only the CPU (cpu:1 to cpu:"),
     row("--strategy=tower --devices=gpu:0,gpu:3", "gpu:0, gpu:3", "--soft_placement"),
     row("--devices=gpu:5 --nosoft_placement", "names gpu:5", "no GPU"),
-    row("--strategy=mirrored --devices=cpu:999", "--devices=cpu:999", "or fewer"),
+    row(
+        "--strategy=mirrored --devices=cpu:999 --global_batch_size=999",
+        "--devices=cpu:999",
+        "or fewer",
+    ),
     row("--memory_growth", "--memory_growth", "no GPU"),
     row("--memory_limit_mib=100", "--memory_limit_mib=100", "no GPU"),
     row("--memory_growth --strategy=multi_worker_mirrored", "--memory_growth", "GPUs"),

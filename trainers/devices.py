@@ -49,18 +49,13 @@ def _sections(config: Config) -> Iterator[tuple[str, Sequence[str]]]:
     cores = len(os.sched_getaffinity(0))
     yield "machine", [f"{cores} of {os.cpu_count()} cores, {cpu_model()}"]
     yield "physical", _physical()
+    yield "strategy", [config.strategy.strategy]
     if config.strategy.traits.multi_process:
-        yield (
-            "replicas",
-            [f"{config.strategy.strategy}: in several processes; see --mode=doctor"],
-        )
+        yield "replicas", ["in several processes, which --mode=doctor shows"]
     else:
         strategy = create_strategy(config, Cluster())
-        where, count = describe(strategy.devices), strategy.num_replicas
-        yield (
-            "replicas",
-            [f"{strategy.name}: {count} replica{'s'[: count != 1]} on {where}"],
-        )
+        where = describe(strategy.devices)
+        yield "replicas", [f"{strategy.num_replicas}, on {where}"]
         yield "logical", _logical(strategy.devices)
         strategy.close()
     yield "memory", [_memory(config)]

@@ -19,11 +19,11 @@ _COMPILER = re.compile(r"XlaMustCompile|tf2xla|known_issues")
 # Without soft placement, from eager code: `Could not satisfy device specification
 # '/job:localhost/replica:0/task:0/device:GPU:0'. enable_soft_placement=0. [...] All
 # available devices [...].` From a function: `Unable to find any devices for spec
-# /device:GPU:0`. Where an operation has no kernel for a device: `Cannot assign a device
-# for operation name: [...]`.
+# /device:GPU:0`, or `Cannot assign a device for operation name: {{node name}} was
+# explicitly assigned to /device:GPU:0 but available devices are [...]`.
 _MISSING_DEVICE = re.compile(
-    r"(?:Could not satisfy (?:explicit )?device specification '|any devices for spec )"
-    r"(?P<device>[\w/:*]+)"
+    r"(?:Could not satisfy (?:explicit )?device specification '|any devices for spec "
+    r"|was explicitly assigned to )(?P<device>[\w/:*]+)"
 )
 _ROWS = re.compile(r"--replayable_dropout does not fit layer [^;]*; [^.]*\.")
 
