@@ -15,6 +15,7 @@ import pytest
 from models.base import ModelSpec
 from strategies import discovery
 from strategies.config import StrategyConfig
+from strategies.settings import field_types
 from tests import processes
 from tests.event_files import read_events
 from tests.processes import ROOT
@@ -114,11 +115,16 @@ def test_the_table_of_strategies_is_what_strategies_declare() -> None:
     assert table == strategies_table(), f"it should be\n{strategies_table()}"
 
 
+def is_switch(group: type, name: str) -> bool:
+    return field_types(group)[name][0] is bool
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_flag_exists(document: str) -> None:
     known = FOREIGN_FLAGS | {"config", "help", *write_tfrecord.make_flags()}
     known |= {*matpow.make_flags()}
     known |= {n for n, (_, field) in all_fields().items() if field.metadata["has_flag"]}
+    known |= {f"no{n}" for n, (g, _) in all_fields().items() if is_switch(g, n)}
     named = set(re.findall(r"(?<![\w-])--([a-z]\w*)", text_of(document)))
     assert named - known == set()
 
