@@ -36,6 +36,7 @@ Trains a Keras model under a distribution strategy.
   python -m trainers.main --mode=evaluate --run_dir=runs/four
   python -m trainers.main --mode=verify --strategies=tower,mirrored
   python -m trainers.main --mode=compare --strategies=one_device,mirrored
+  python -m trainers.main --mode=devices
 """
 
 
