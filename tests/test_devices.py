@@ -306,6 +306,20 @@ def test_training_goes_on_without_gpus_if_that_was_allowed(
     assert config["soft_placement"] is True
 
 
+def test_a_run_is_evaluated_on_other_devices(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["main", *SMALL_RUN, f"--run_dir={run}"]) == 0
+    # As one that was trained with GPUs.
+    path = run / "config.json"
+    config = {**json.loads(path.read_text("utf-8")), "memory_growth": True}
+    path.write_text(json.dumps(config), encoding="utf-8")
+    arguments = ("--strategy=tower", "--devices=cpu:3", f"--run_dir={run}")
+    assert main(["main", "--mode=evaluate", *arguments]) == 0
+    assert "eval  | step 3 | " in capfd.readouterr().out
+
+
 def on_a_gpu(data: Any, settings: Any) -> keras.Model:
     """A model one layer of which names a device, as those of the texts do."""
 
