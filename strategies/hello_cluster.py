@@ -94,7 +94,7 @@ def _run_task(cluster: Cluster) -> int:
 
     Raises:
       UsageError: the cluster is another, or the address is taken.
-      PeerLostError: a task did not start.
+      PeerLostError: a task did not start, or was lost.
     """
     check_roles(cluster, ("ps", "worker"), ())
     if len(cluster.addresses["worker"]) != _NUM_WORKERS:
@@ -165,7 +165,9 @@ def _session(cluster: Cluster) -> Iterator[_Values]:
         protocol="grpc",
         config=config,
     )
-    wait_for_tasks(cluster.peers(), _SECONDS_TO_START)
+    # A worker may have ended before another has started: none needs another's server.
+    servers = {t: a for t, a in cluster.peers().items() if t.startswith("ps-")}
+    wait_for_tasks(servers, _SECONDS_TO_START)
     with lost_peers_named(cluster), tf.Graph().as_default():
         values = _Values(tf)
         with tf.compat.v1.Session(server.target, config=config) as session:
