@@ -132,7 +132,7 @@ class StrategyConfig:
                 "choose a strategy of one process."
             )
         count, most = choice.num_devices, traits.max_replicas
-        if traits.splits_replicas:
+        if traits.splits_model:
             return
         if most is not None and count > most:
             raise UsageError(

@@ -37,7 +37,10 @@ def replica_devices(config: StrategyConfig, replicas_without_gpu: int) -> list[s
 
 
 def take_devices(
-    choice: DeviceChoice, wanted: int | None, wanted_without_gpu: int
+    choice: DeviceChoice,
+    wanted: int | None,
+    wanted_without_gpu: int,
+    setting: str = "--num_replicas",
 ) -> list[str]:
     """The devices that --devices chooses, or else the first of those there are.
 
@@ -49,22 +52,31 @@ def take_devices(
       wanted: how many; None for all.
       wanted_without_gpu: how many logical devices the CPU is split into if nothing
         else says so.
+      setting: the flag that says how many are wanted.
 
     Raises:
-      UsageError: there are fewer devices than wanted, one that was chosen is missing,
-        or TensorFlow runs already with other devices.
+      UsageError: there are fewer devices than wanted, or other ones than were chosen;
+        one that was chosen is missing; or TensorFlow runs already with other devices.
     """
+    if choice.num_devices and wanted not in (None, choice.num_devices):
+        raise UsageError(
+            f"{choice} names {choice.num_devices} device(s) and {setting}={wanted} "
+            "asks for others: leave one of them out."
+        )
     gpus = chosen_gpus(choice)
     if choice.num_devices:
         _show_only(gpus)
     if not gpus:
         wanted = wanted or choice.num_devices or wanted_without_gpu
-        return logical_cpus(wanted, asked_for=_request(choice, wanted))
+        is_chosen = choice.num_devices == wanted
+        return logical_cpus(
+            wanted, asked_for=str(choice) if is_chosen else f"{setting}={wanted}"
+        )
     wanted = wanted or len(gpus)
     if wanted > len(gpus):
         raise UsageError(
-            f"--num_replicas={wanted} needs as many devices, and there are "
-            f"{len(gpus)} GPU(s) for it: use {len(gpus)} or fewer."
+            f"{setting}={wanted} needs as many devices, and there are {len(gpus)} "
+            f"GPU(s) for it: use {len(gpus)} or fewer."
         )
     return [f"/device:GPU:{index}" for index in range(wanted)]
 
@@ -195,13 +207,6 @@ def _show_only(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
             "--devices comes too late, because TensorFlow already runs in this process "
             "with other GPUs: choose the strategy before using TensorFlow."
         ) from error
-
-
-def _request(choice: DeviceChoice, wanted: int) -> str:
-    """The flag that asks for so many devices."""
-    if choice.num_devices == wanted:
-        return str(choice)
-    return f"--num_replicas={wanted}"
 
 
 def _existing() -> str:

@@ -17,7 +17,12 @@ from models.base import classifier
 from strategies import discovery
 from strategies.device_choice import DeviceChoice, parse_devices
 from strategies.device_config import DeviceConfig
-from strategies.devices import configure_devices, describe, replica_devices
+from strategies.devices import (
+    configure_devices,
+    describe,
+    replica_devices,
+    take_devices,
+)
 from strategies.gpu_memory import load_driver, memory_limit_mib, total_memory_mib
 from strategies.settings import UsageError
 from tests import processes
@@ -137,6 +142,18 @@ def test_without_a_choice_every_gpu_is_used_and_none_hidden(
     assert gpus.visible is None
     with pytest.raises(UsageError, match="--num_replicas=4 needs as many devices, and"):
         replica_devices(small_config(strategy="tower", num_replicas=4).strategy, 2)
+
+
+def test_stages_of_a_model_are_on_the_devices_that_are_chosen() -> None:
+    """A strategy that splits its one replica counts by a setting of its own."""
+    choice = DeviceChoice(num_cpus=3)
+    expected = [f"/device:CPU:{number}" for number in range(3)]
+    assert take_devices(choice, None, 2, "--stages") == expected
+    assert take_devices(choice, 3, 2, "--stages") == expected
+    with pytest.raises(UsageError, match=r"cpu:3 names 3 .* --stages=2 asks"):
+        take_devices(choice, 2, 2, "--stages")
+    with pytest.raises(UsageError, match="--stages=999 is more than the"):
+        take_devices(DeviceChoice(), 999, 2, "--stages")
 
 
 def test_of_missing_gpus_the_others_are_used_if_that_was_allowed(

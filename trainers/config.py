@@ -438,7 +438,7 @@ class Config:
                 "raise the one or lower the other."
             )
         choice = self.strategy.device_choice
-        is_known = not (choice.is_soft or self.strategy.traits.splits_replicas)
+        is_known = not (choice.is_soft or self.strategy.traits.splits_model)
         if is_known and size < choice.num_devices:
             raise UsageError(
                 f"--global_batch_size={size} is smaller than the "
