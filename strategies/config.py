@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from strategies import discovery
+from strategies.device_choice import DeviceChoice, parse_devices
 from strategies.settings import UsageError, check_settings, setting
 from strategies.traits import Traits
 
@@ -25,6 +26,17 @@ class StrategyConfig:
         "Copies of the computation. Default: every GPU; without a GPU, as many "
         "logical CPU devices as the strategy wants.",
         minimum=1,
+    )
+    devices: tuple[str, ...] | None = setting(
+        None,
+        "Devices of the replicas: GPUs by number, such as gpu:0,gpu:2, or cpu:4 for "
+        "the CPU split into four. Default: as --num_replicas says.",
+    )
+    soft_placement: bool | None = setting(
+        None,
+        "Use those of --devices that exist, or else the CPU. --nosoft_placement: an "
+        "operation that its device cannot run is an error, too. Default: operations "
+        "may run elsewhere, and --devices must exist.",
     )
     cross_device_reduction: str = setting(
         "auto",
@@ -82,7 +94,13 @@ class StrategyConfig:
                 f"--strategy={self.strategy}, which has at most {most}: lower it "
                 "or choose another strategy."
             )
+        self._check_devices()
         self._check_update()
+
+    @property
+    def device_choice(self) -> DeviceChoice:
+        """What --devices asks for, which may be nothing."""
+        return parse_devices(self.devices or (), bool(self.soft_placement))
 
     @property
     def is_synchronous(self) -> bool:
@@ -106,6 +124,30 @@ class StrategyConfig:
     def num_required(self, num_workers: int) -> int:
         """How many of the workers an update cannot do without."""
         return num_workers - self.backup_workers if self.is_synchronous else 1
+
+    def _check_devices(self) -> None:
+        choice, traits = self.device_choice, discovery.traits(self.strategy)
+        if not choice.num_devices:
+            return
+        if traits.multi_process:
+            raise UsageError(
+                f"{choice} is not used by --strategy={self.strategy}, whose tasks have "
+                "a CPU or an equal part of the GPUs each: set CUDA_VISIBLE_DEVICES, or "
+                "choose a strategy of one process."
+            )
+        count, most = choice.num_devices, traits.max_replicas
+        if traits.splits_model:
+            return
+        if most is not None and count > most:
+            raise UsageError(
+                f"{choice} names {count} devices, and --strategy={self.strategy} has "
+                f"at most {most}: name fewer, or choose another strategy."
+            )
+        if self.num_replicas not in (None, count):
+            raise UsageError(
+                f"{choice} names {count} device(s) and --num_replicas="
+                f"{self.num_replicas} asks for others: leave one of them out."
+            )
 
     def _check_update(self) -> None:
         accepted = discovery.traits(self.strategy).updates

@@ -68,6 +68,7 @@ class Plan:
       logs: folder for the tasks' output, used once it exists.
       gpus: what CUDA_VISIBLE_DEVICES calls this machine's GPUs, which are divided
         among those tasks as well.
+      shows_all: what the other tasks print goes to the terminal too.
     """
 
     command: Sequence[str]
@@ -76,6 +77,7 @@ class Plan:
     computing: Sequence[str]
     logs: pathlib.Path
     gpus: Sequence[str] = ()
+    shows_all: bool = False
 
 
 def _resources_of(plan: Plan, cluster: Cluster) -> dict[str, str]:
@@ -198,6 +200,8 @@ class Launcher:
         lost: it may be worth starting all of them again.
         """
         code, task = failed.process.returncode, failed.cluster.task
+        if self._signal is not None and code == -self._signal:
+            return 128 + self._signal
         killed = f" ({signal.Signals(-code).name})" if code < 0 else ""
         if self._signal is None and not failed.cluster.is_chief:
             how = killed or f" (exit code {code})"
@@ -250,6 +254,7 @@ class _Task:
 
     def __init__(self, cluster: Cluster, plan: Plan, resources: Mapping[str, str]):
         self.cluster = cluster
+        self._is_shown = plan.shows_all and not cluster.is_chief
         self._log = plan.logs / f"{cluster.task}.log"
         self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         environment = {
@@ -296,6 +301,10 @@ class _Task:
             waiting.append(line)
             if self.cluster.is_chief:
                 sys.stderr.write(line)
+            elif self._is_shown:
+                # From several threads: a line at a time.
+                sys.stdout.write(line)
+                sys.stdout.flush()
             if self._log.parent.is_dir():
                 self._append(waiting)
         if waiting and self._log.parent.is_dir():

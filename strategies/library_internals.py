@@ -6,11 +6,13 @@ when one changes its meaning.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 
 def stop_reducing_gradients(optimizer: keras.optimizers.Optimizer) -> None:
@@ -68,6 +70,26 @@ def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:
     own keeps in its attributes (keras/src/layers/layer.py, `_flatten_layers`).
     """
     return model._flatten_layers()
+
+
+@contextlib.contextmanager
+def graphs_collected() -> Iterator[list[Any]]:
+    """Fills a list with the graphs of functions as this process's devices run them.
+
+    There is one GraphDef for each device of each function that is run inside the block:
+    functions that are called are part of it, and every operation has its device. What
+    `tf.debugging.set_log_device_placement` prints is from C++ and goes to standard
+    output, and `tf.summary.trace_export` writes the graphs to a file it does not read
+    (tensorflow/python/eager/context.py, `Context.enable_graph_collection`).
+    """
+    graphs: list[Any] = []
+    running = context.context()
+    running.enable_graph_collection()
+    try:
+        yield graphs
+        graphs.extend(running.export_run_metadata().partition_graphs)
+    finally:
+        running.disable_graph_collection()
 
 
 def slurm_addresses(

@@ -34,7 +34,7 @@ class OneDevice(Strategy):
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> OneDevice:
         del cluster
-        (device,) = replica_devices(num_replicas=1, replicas_without_gpu=1)
+        (device,) = replica_devices(config, replicas_without_gpu=1)
         return cls(device)
 
     @property

@@ -55,7 +55,7 @@ class Tower(Strategy):
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> Tower:
         del cluster
-        devices = replica_devices(config.num_replicas, replicas_without_gpu=2)
+        devices = replica_devices(config, replicas_without_gpu=2)
         return cls(devices, parameter_device=CPU)
 
     @property

@@ -35,6 +35,15 @@ def single_precision_again() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def soft_placement_again() -> Iterator[None]:
+    """Takes back --nosoft_placement, which is set for all of TensorFlow."""
+    yield
+    import tensorflow as tf
+
+    tf.config.set_soft_device_placement(True)
+
+
+@pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fails a test that leaks an environment variable, a thread or a process."""
     environment = dict(os.environ)

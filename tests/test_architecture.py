@@ -15,7 +15,7 @@ PACKAGES = ("strategies", "models", "trainers")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 # Commands of their own, which read their own few flags.
-TOOLS = {"trainers/write_tfrecord.py"}
+TOOLS = {"trainers/matpow.py", "trainers/write_tfrecord.py"}
 
 
 def name_of(path: pathlib.Path) -> str:
@@ -147,9 +147,14 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "strategies/settings.py",
         "strategies/base.py",
         "strategies/cluster.py",
+        "strategies/device_choice.py",
+        "strategies/device_config.py",
         "strategies/discovery.py",
+        "strategies/gpu_memory.py",
         "strategies/gpus.py",
+        "strategies/hello_cluster.py",
         "strategies/launcher.py",
+        "strategies/quiet.py",
         "strategies/rendezvous.py",
         "strategies/slurm.py",
         "strategies/survey.py",
@@ -157,6 +162,7 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "trainers/comparison/settings.py",
         "trainers/config.py",
         "trainers/flags.py",
+        "trainers/matpow.py",
     )
     for name in light:
         for node in tree_of(ROOT / name).body:

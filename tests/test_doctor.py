@@ -132,6 +132,11 @@ SLOW: dict[str, tuple[dict[str, Any], dict[str, int], str]] = {
         {"replicas": 4},
         "4 replicas would take turns on 2 core(s)",
     ),
+    "more chosen devices than cores": (
+        {"strategy": "mirrored", "devices": ("cpu:4",)},
+        {"replicas": 4},
+        "4 replicas would take turns on 2 core(s): use --devices=cpu:2 or fewer",
+    ),
     "tiny shares": (
         {"strategy": "multi_worker_mirrored", "global_batch_size": 15},
         {},

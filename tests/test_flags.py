@@ -439,6 +439,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     choices = choices_of(field)
     is_list = typing.get_origin(hint) is tuple
     item = typing.get_args(hint)[0] if is_list else hint
+    if name == "devices":
+        return st.none() | _lists_of_devices
     if choices is not None:
         values: st.SearchStrategy[Any] = st.sampled_from(choices)
     elif item is bool:
@@ -462,6 +464,14 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     if is_list:
         values = st.lists(values, min_size=1, max_size=4).map(tuple)
     return st.none() | values if optional else values
+
+
+_lists_of_devices = st.one_of(
+    st.integers(1, 9999).map(lambda count: (f"cpu:{count}",)),
+    st.lists(st.integers(0, 9999), min_size=1, max_size=3, unique=True).map(
+        lambda numbers: tuple(f"gpu:{number}" for number in numbers)
+    ),
+)
 
 
 def _either(field: dataclasses.Field, one: str, other: str, default: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.base import Shares
-from strategies.devices import replica_devices
+from strategies.devices import logical_cpus
 from strategies.share_queues import ShareQueues, Taken
 
 NUM_WORKERS = 3
@@ -17,7 +17,7 @@ NUM_WORKERS = 3
 
 @pytest.fixture(scope="module")
 def servers() -> list[str]:
-    replica_devices(2, 2)
+    logical_cpus(2)
     devices = tf.config.list_logical_devices("CPU")
     prefix = "/job:localhost/replica:0/task:0"
     return [f"{prefix}/device:CPU:{index}" for index in range(len(devices))][:2]

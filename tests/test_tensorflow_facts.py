@@ -19,6 +19,7 @@ import tensorflow as tf
 from strategies.library_internals import (
     adagrad_accumulator,
     flat_layers,
+    graphs_collected,
     stop_reducing_gradients,
 )
 
@@ -73,6 +74,34 @@ def test_adagrad_of_keras_takes_the_root_of_rows_without_a_gradient() -> None:
     assert roots == [[1000, 1]]
     step()
     assert adagrad_accumulator(optimizer, table).numpy()[5] == 9
+
+
+def test_operations_have_devices_only_in_the_graphs_that_are_run() -> None:
+    """Those of a loop's body, within a function that is called, included."""
+
+    @tf.function
+    def body(number: tf.Tensor) -> tf.Tensor:
+        with tf.device("/cpu:1"):
+            return tf.matmul(number, number, name="on_cpu_1")
+
+    @tf.function
+    def loop(number: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda _: True, body, [number], maximum_iterations=2)
+
+    ones = tf.ones([2, 2])
+    traced = loop.get_concrete_function(ones).graph.get_operations()
+    assert not any("on_cpu_1" in operation.name for operation in traced)
+    with graphs_collected() as graphs:
+        loop(ones)
+    nodes = [node for graph in graphs for node in graph.node]
+    assert all(node.device for node in nodes)
+    # oneDNN has one of another name.
+    (product,) = (node for node in nodes if "MatMul" in node.op)
+    assert "on_cpu_1" in product.name
+    assert tf.DeviceSpec.from_string(product.device).device_index == 1
+    with graphs_collected() as graphs:
+        pass
+    assert graphs == [], "of an earlier block"
 
 
 def test_flat_layers_finds_what_a_layer_keeps_to_itself() -> None:

@@ -18,6 +18,7 @@ SUPPORTED = {"tensorflow": ("2.21",), "keras": ("3.12", "3.15")}
 # Tasks may differ in these and still train together.
 _MAY_DIFFER = {
     *("verbose", "intra_op_threads", "inter_op_threads"),
+    *("memory_growth", "memory_limit_mib", "memory_fraction"),
     *("startup_timeout_seconds", "peer_timeout_seconds"),
 }
 

@@ -18,6 +18,7 @@ from typing import Any
 import models
 from strategies import discovery
 from strategies.config import StrategyConfig
+from strategies.device_config import DeviceConfig
 from strategies.settings import UsageError, check_settings, setting, shown
 from trainers.comparison.settings import ComparisonConfig
 
@@ -30,8 +31,9 @@ class RunConfig:
         "train",
         "What to do: train a model; evaluate the newest checkpoint of --run_dir; "
         "verify that strategies train the same; compare several ways of training; or, "
-        "as doctor, tell whether training would start, on what, and what is slow.",
-        choices=("train", "evaluate", "verify", "compare", "doctor"),
+        "as doctor, tell whether training would start, on what, and what is slow; or "
+        "list the devices of this machine.",
+        choices=("train", "evaluate", "verify", "compare", "doctor", "devices"),
     )
     run_dir: str | None = setting(
         None,
@@ -349,6 +351,7 @@ class ReportConfig:
 GROUPS: Mapping[str, type] = {
     "run": RunConfig,
     "strategy": StrategyConfig,
+    "device": DeviceConfig,
     "threads": ThreadsConfig,
     "length": LengthConfig,
     "model": ModelConfig,
@@ -395,6 +398,7 @@ class Config:
 
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
     strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
     threads: ThreadsConfig = dataclasses.field(default_factory=ThreadsConfig)
     length: LengthConfig = dataclasses.field(default_factory=LengthConfig)
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -409,25 +413,38 @@ class Config:
         Raises:
           UsageError: two settings contradict each other.
         """
-        replicas = self.strategy.num_replicas or 1
-        name = self.strategy.strategy
-        if self.strategy.num_replicas and discovery.traits(name).multi_process:
+        replicas, name = self.strategy.num_replicas, self.strategy.strategy
+        if replicas and discovery.traits(name).multi_process:
             raise UsageError(
                 f"--num_replicas={replicas} is not used by --strategy={name}, whose "
                 "workers have a replica for each of their GPUs, or one without GPUs: "
                 "give --num_workers instead."
             )
-        if self.length.global_batch_size < replicas:
-            raise UsageError(
-                f"--global_batch_size={self.length.global_batch_size} is smaller "
-                f"than --num_replicas={replicas}: every replica needs an example; "
-                "raise the one or lower the other."
-            )
+        self.device.check_strategy(self.strategy)
+        self._check_batch_size()
         if self.run.mode == "evaluate" and self.run.run_dir is None:
             raise UsageError(
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."
             )
         self.comparison.check_mode(self.run.mode, self.strategy.strategy)
+
+    def _check_batch_size(self) -> None:
+        size = self.length.global_batch_size
+        replicas = self.strategy.num_replicas or 1
+        if size < replicas:
+            raise UsageError(
+                f"--global_batch_size={size} is smaller "
+                f"than --num_replicas={replicas}: every replica needs an example; "
+                "raise the one or lower the other."
+            )
+        choice = self.strategy.device_choice
+        is_known = not (choice.is_soft or self.strategy.traits.splits_model)
+        if is_known and size < choice.num_devices:
+            raise UsageError(
+                f"--global_batch_size={size} is smaller than the "
+                f"{choice.num_devices} replicas of {choice}, each of which needs an "
+                "example: raise the one or name fewer."
+            )
 
     # The slash lets a file hold a setting called self, to be refused as unknown.
     def replace(self, /, **values: Any) -> Config:

@@ -56,6 +56,10 @@ class Console:
         self._rich.print(line, markup=False)
         self._write_log(line)
 
+    def note(self, text: str) -> None:
+        """What is too long for a reader; it goes to the log alone."""
+        self._write_log(text)
+
     def warn(self, line: str) -> None:
         """One line that asks for attention, on standard error."""
         if self._progress is not None:

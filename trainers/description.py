@@ -28,15 +28,16 @@ def describe_run(assembly: Assembly) -> dict[str, str]:
         + "\n\n"
         + table(("physical device", "kind"), physical),
         "variables": table(
-            ("variable", "shape", "type", "devices"), _placements(assembly)
+            ("variable", "shape", "type", "devices"), variable_placements(assembly)
         ),
     }
 
 
-def _placements(assembly: Assembly) -> list[tuple[Any, ...]]:
+def variable_placements(assembly: Assembly) -> list[tuple[Any, ...]]:
+    """Of every variable of model and optimizer: path, shape, type and devices."""
     rows: list[tuple[Any, ...]] = []
     for variable in [*assembly.model.variables, *assembly.optimizer.variables]:
-        devices = ", ".join(_short(copy.device) for copy in _copies(variable.value))
+        devices = ", ".join(short_name(copy.device) for copy in _copies(variable.value))
         rows.append(
             (variable.path, str(tuple(variable.shape)), variable.dtype, devices)
         )
@@ -48,7 +49,7 @@ def variable_bytes(assembly: Assembly) -> dict[str, int]:
     held: Counter[str] = Counter()
     for variable in assembly.state_variables():
         for copy in _copies(variable):
-            held[_short(copy.device)] += copy.dtype.size * copy.shape.num_elements()
+            held[short_name(copy.device)] += copy.dtype.size * copy.shape.num_elements()
     return dict(sorted(held.items()))
 
 
@@ -57,8 +58,8 @@ def _copies(variable: tf.Variable) -> Sequence[tf.Variable]:
     return getattr(variable, "values", (variable,))
 
 
-def _short(device: str) -> str:
-    """`CPU:0`, or `ps-0 CPU:0` where there are several processes."""
+def short_name(device: str) -> str:
+    """A device as `CPU:0`, or `ps-0 CPU:0` where there are several processes."""
     spec = tf.DeviceSpec.from_string(device)
     name = f"{spec.device_type}:{spec.device_index}"
     return name if spec.job in (None, "localhost") else f"{spec.job}-{spec.task} {name}"

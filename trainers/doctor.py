@@ -15,7 +15,7 @@ import keras
 from strategies import discovery, survey
 from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
-from strategies.devices import describe
+from strategies.devices import configure_devices, describe, substitution
 from strategies.gpus import visible_gpus
 from strategies.settings import UsageError, shown
 from strategies.traits import Traits
@@ -81,6 +81,10 @@ class _Visit:
                 f"Keras runs on {keras.config.backend()}: set KERAS_BACKEND=tensorflow."
             )
         starts_here, cluster = self._find_cluster()
+        with self._noting():
+            configure_devices(config.strategy, config.device)
+            words = substitution(config.strategy.device_choice)
+            self.findings["warning"].extend([words] if words else [])
         with self._noting():
             strategy = discovery.load(config.strategy.strategy)
             strategy.check_devices(config.strategy)
@@ -253,7 +257,9 @@ class _Visit:
         self.console.say(f"{label:<9} {text}")
 
     def _problem(self, text: str) -> None:
-        self.findings["problem"].append(text)
+        """Notes it once: parts of a run may have the same to complain of."""
+        if text not in self.findings["problem"]:
+            self.findings["problem"].append(text)
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:

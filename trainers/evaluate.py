@@ -18,13 +18,16 @@ from trainers.run_dir import RunFolder
 def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """Prints loss and metrics. Writes nothing.
 
-    The model, data and update are those of the run; the strategy may be another.
+    The model, data and update are those of the run; the strategy and its devices may be
+    others.
 
     Raises:
       UsageError: there is no run in the folder, or no checkpoint that can be read.
     """
     folder = RunFolder.of_existing(config.run.run_dir or "")
-    settings = dataclasses.replace(folder.read_config(), strategy=config.strategy)
+    settings = dataclasses.replace(
+        folder.read_config(), strategy=config.strategy, device=config.device
+    )
     assembly = assemble(settings, create_strategy(settings, cluster))
     checkpoints = Checkpoints(
         folder.checkpoints,

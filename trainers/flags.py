@@ -36,6 +36,7 @@ Trains a Keras model under a distribution strategy.
   python -m trainers.main --mode=evaluate --run_dir=runs/four
   python -m trainers.main --mode=verify --strategies=tower,mirrored
   python -m trainers.main --mode=compare --strategies=one_device,mirrored
+  python -m trainers.main --mode=devices
 """
 
 
@@ -224,7 +225,7 @@ def _define() -> flags.FlagValues:
         hint, _ = field_types(config_class)[name]
         text = field.metadata["help"]
         if hint is bool:
-            flags.DEFINE_boolean(name, bool(field.default), text, values)
+            flags.DEFINE_flag(_switch(name, field.default, text), values)
         elif field.metadata["repeatable"]:
             flags.DEFINE_multi_string(name, None, text, values)
         else:
@@ -232,6 +233,20 @@ def _define() -> flags.FlagValues:
     flags.DEFINE_string("config", None, _CONFIG_HELP, values)
     flags.DEFINE_boolean("help", False, "Show this text.", values, short_name="h")
     return values
+
+
+def _switch(name: str, default: Any, text: str) -> flags.BooleanFlag:
+    switch = flags.BooleanFlag(name, bool(default), text)
+    if default is None:
+        switch.parser = _OptionalSwitchParser()
+    return switch
+
+
+class _OptionalSwitchParser(flags.BooleanParser):
+    """Also takes none, as other settings do that need not be given."""
+
+    def parse(self, argument: Any) -> Any:
+        return None if argument == "none" else super().parse(argument)
 
 
 def _converted(name: str, field: dataclasses.Field, value: Any) -> Any:

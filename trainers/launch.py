@@ -10,6 +10,7 @@ from strategies import discovery
 from strategies.config import DEFAULT_NUM_WORKERS
 from strategies.gpus import divide, visible_gpus
 from strategies.launcher import Launcher, Plan, local_cluster
+from strategies.settings import UsageError
 from trainers.config import Config
 from trainers.console import Console
 from trainers.run_dir import RunFolder
@@ -34,7 +35,8 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
     """What to start. The ports in it are free, and not held.
 
     Raises:
-      UsageError: there are fewer GPUs than tasks that compute.
+      UsageError: there are fewer GPUs than tasks that compute, or none to take the
+        memory of.
     """
     num_tasks = {
         "chief": 1,
@@ -42,6 +44,12 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
         "ps": config.strategy.num_ps or 1,
     }
     gpus = visible_gpus(os.environ)
+    given = config.device.memory_settings()
+    if given and not gpus:
+        raise UsageError(
+            f"{given[0]} needs GPUs, and this machine has none that NVIDIA's driver "
+            "shows: leave it out."
+        )
     divide(gpus, num_tasks["worker"])
     traits = discovery.traits(config.strategy.strategy)
     return Plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import traceback
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from strategies.launcher import end_with_launcher
+from strategies.quiet import prepare_standard_streams
 from strategies.rendezvous import PeerLostError
 from strategies.settings import UsageError, printable
 from trainers import flags
@@ -17,7 +19,6 @@ from trainers.config import Config
 from trainers.console import Console
 from trainers.launch import launch
 from trainers.outcome import ExitCode
-from trainers.quiet import prepare_standard_streams
 from trainers.refusals import refusal_of
 from trainers.runtime import load_tensorflow
 from trainers.tasks import cluster_of, needs_tensorflow, run_task
@@ -56,8 +57,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     end_with_launcher()
-    if config.run.mode == "doctor":
-        return _consult(config, console)
+    if config.run.mode in _MODES_THAT_LOOK:
+        return _look(config, console)
     cluster = cluster_of(config, os.environ)
     if cluster is None:
         return launch(config, argv, console)
@@ -66,17 +67,22 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     return run_task(config, cluster, console)
 
 
-def _consult(config: Config, console: Console) -> int:
-    """Calls the doctor, unless there is no TensorFlow or Keras to call it with."""
+# They print what they find, and start and write nothing.
+_MODES_THAT_LOOK = ("doctor", "devices")
+
+
+def _look(config: Config, console: Console) -> int:
+    """Does what such a mode does, unless there is no TensorFlow or Keras for it."""
+    mode = config.run.mode
     try:
         load_tensorflow(config)
-        from trainers.doctor import doctor
+        look = getattr(importlib.import_module(f"trainers.{mode}"), mode)
     except ImportError as error:
         words = " ".join(str(error).split())
         raise UsageError(
             f"TensorFlow or Keras is missing ({words}): make install."
         ) from error
-    return doctor(config, console)
+    return look(config, console)
 
 
 def _leave(exit_code: ExitCode, console: Console) -> NoReturn:

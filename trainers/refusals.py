@@ -6,6 +6,7 @@ once it runs.
 
 from __future__ import annotations
 
+import importlib
 import re
 
 from strategies.settings import UsageError
@@ -15,6 +16,15 @@ from trainers.config import Config
 # __inference_... on XLA_CPU_JIT: AsString (No registered ...`.
 _UNSUPPORTED = re.compile(r"unsupported operations .*? on XLA\w*: (\w+)", re.DOTALL)
 _COMPILER = re.compile(r"XlaMustCompile|tf2xla|known_issues")
+# Without soft placement, from eager code: `Could not satisfy device specification
+# '/job:localhost/replica:0/task:0/device:GPU:0'. enable_soft_placement=0. [...] All
+# available devices [...].` From a function: `Unable to find any devices for spec
+# /device:GPU:0`, or `Cannot assign a device for operation name: {{node name}} was
+# explicitly assigned to /device:GPU:0 but available devices are [...]`.
+_MISSING_DEVICE = re.compile(
+    r"(?:Could not satisfy (?:explicit )?device specification '|any devices for spec "
+    r"|was explicitly assigned to )(?P<device>[\w/:*]+)"
+)
 _ROWS = re.compile(r"--replayable_dropout does not fit layer [^;]*; [^.]*\.")
 
 
@@ -23,6 +33,7 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
     # The coordinator of parameter servers wraps some errors.
     message = str(getattr(error, "original_exception", error))
     rows = _ROWS.search(message)
+    missing = _MISSING_DEVICE.search(message)
     unsupported = _UNSUPPORTED.search(message)
     if config.model.replayable_dropout and rows:
         refusal = UsageError(rows.group())
@@ -31,7 +42,20 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
         refusal = UsageError(
             f"XLA cannot compile this model{reason}; leave --jit_compile out."
         )
+    elif config.strategy.soft_placement is False and missing:
+        refusal = UsageError(
+            f"an operation is to run on {missing['device']}, which it cannot: this "
+            f"process has {_existing_devices()}; change the model, or leave "
+            "--nosoft_placement out."
+        )
     else:
         return None
     refusal.__cause__ = error
     return refusal
+
+
+def _existing_devices() -> str:
+    """By the names `tf.device` takes."""
+    tensorflow = importlib.import_module("tensorflow")
+    found = tensorflow.config.list_logical_devices()
+    return ", ".join(f"/device:{d.name.rpartition('/device:')[2]}" for d in found)

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 
 from strategies import discovery
+from strategies.quiet import native_log_hidden
 from trainers.config import Config
-from trainers.quiet import native_log_hidden
 
 
 def load_tensorflow(config: Config) -> None:

@@ -36,10 +36,7 @@ def what_is_slow(config: Config, means: Means) -> Iterator[str]:
     """One line for each, with the flag to change."""
     traits = discovery.traits(config.strategy.strategy)
     if means.gpus_of_driver and not means.gpus:
-        yield (
-            f"the driver has {means.gpus_of_driver} GPU(s) and TensorFlow uses none: "
-            "make install-gpu brings the libraries it lacks."
-        )
+        yield gpus_left_out(means.gpus_of_driver)
     if means.computing_here > means.cores and not means.gpus:
         yield (
             f"{means.computing_here} tasks that compute would share {means.cores} "
@@ -48,7 +45,7 @@ def what_is_slow(config: Config, means: Means) -> Iterator[str]:
     if not traits.multi_process and means.replicas > means.cores and not means.gpus:
         yield (
             f"{means.replicas} replicas would take turns on {means.cores} core(s): "
-            f"use --num_replicas={means.cores} or fewer."
+            f"use {_fewer_replicas(config, means.cores)} or fewer."
         )
     yield from _of_the_batch(config, means, traits.synchronous)
     yield from _of_turns(config)
@@ -58,6 +55,21 @@ def what_is_slow(config: Config, means: Means) -> Iterator[str]:
             f"--intra_op_threads={threads} is more than the {means.cores} core(s) that "
             "this process may use: leave it out."
         )
+
+
+def _fewer_replicas(config: Config, count: int) -> str:
+    """The flag that is given already, with another number."""
+    if config.strategy.device_choice.num_cpus:
+        return f"--devices=cpu:{count}"
+    return f"--num_replicas={count}"
+
+
+def gpus_left_out(count: int) -> str:
+    """What to do about GPUs of the driver that TensorFlow cannot use."""
+    return (
+        f"the driver has {count} GPU(s) and TensorFlow uses none: make install-gpu "
+        "brings the libraries it lacks."
+    )
 
 
 def _of_the_batch(config: Config, means: Means, synchronous: bool) -> Iterator[str]:

@@ -85,8 +85,15 @@ def _cluster_of_slurm(
 
 
 def run_task(config: Config, cluster: Cluster, console: Console) -> int:
-    """Runs this process's part to its end; most modes import TensorFlow."""
+    """Runs this process's part to its end; most modes import TensorFlow.
+
+    Raises:
+      UsageError: this machine has not what is asked for.
+    """
     strategy = config.strategy.strategy
+    if needs_tensorflow(config):
+        devices = importlib.import_module("strategies.devices")
+        devices.configure_devices(config.strategy, config.device)
     if cluster.job in discovery.traits(strategy).serving_roles:
         folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
         return discovery.load(strategy).serve(

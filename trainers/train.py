@@ -7,9 +7,9 @@ import dataclasses
 from contextlib import AbstractContextManager
 
 from strategies.attendance import workers_attended
-from strategies.base import Strategy
+from strategies.base import RunSteps, Strategy
 from strategies.cluster import EVALUATOR, Cluster
-from strategies.devices import describe
+from strategies.devices import describe, substitution
 from strategies.settings import UsageError
 from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.checkpoints import Checkpoints, weights_sha256
@@ -20,6 +20,7 @@ from trainers.description import describe_run, hyperparameters, tensorboard_comm
 from trainers.inputs.data import Data
 from trainers.loop import Always, CallLength, run_loop
 from trainers.outcome import DivergedError, ExitCode, StopRequested
+from trainers.placement_log import PlacementRecorder, write_placements
 from trainers.reporting import Reporting, in_words
 from trainers.results import Throughput, build_result
 from trainers.run_dir import RunFolder
@@ -118,6 +119,9 @@ def _introduce(
     )
     resumed = f", continued at step {first_step}" if first_step else ""
     console.say(f"run       {folder.path}{resumed}")
+    words = substitution(assembly.config.strategy.device_choice)
+    if words:
+        console.warn(words)
     update = assembly.config.optimizer
     if assembly.embeddings() and update.sparse_gradients and not update.updates_rows:
         decay = f" --weight_decay={update.weight_decay}" * bool(update.weight_decay)
@@ -198,7 +202,7 @@ class _Run:
         with StopSignals() as signals:
             self.console.start_progress(first_step, assembly.train_steps)
             run_loop(
-                assembly.run_steps,
+                self._run_steps(),
                 batches,
                 first_step=first_step,
                 last_step=assembly.train_steps,
@@ -218,6 +222,22 @@ class _Run:
                 step_delay_seconds=1e-3
                 * assembly.config.length.step_delay_milliseconds,
             )
+
+    def _run_steps(self) -> RunSteps:
+        """The inner loop, watched in its first call if that was asked for."""
+        run_steps = self.assembly.run_steps
+        if not self.assembly.config.device.log_device_placement:
+            return run_steps
+        return PlacementRecorder(
+            run_steps,
+            lambda placed: write_placements(
+                placed,
+                self.assembly,
+                self.console,
+                str(self.folder.log_path(self.cluster.task)),
+                self.reporting.summaries,
+            ),
+        )
 
     def _conclude(self, status: str) -> None:
         final = dataclasses.asdict(self.reporting.final)

@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
+from strategies.quiet import native_log_hidden
 from strategies.settings import UsageError
-from trainers.quiet import native_log_hidden
 
 # Samples are made at once in memory, at 40 bytes each.
 _MOST_EXAMPLES = 10_000_000

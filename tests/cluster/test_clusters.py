@@ -85,6 +85,8 @@ CLUSTERS = {
     "multi_worker_mirrored, 3 workers": (
         "--strategy=multi_worker_mirrored",
         "--num_workers=3",
+        "--nosoft_placement",
+        "--log_device_placement",
     ),
     "parameter_server, 1 worker, 2 servers": (
         "--strategy=parameter_server",
@@ -101,6 +103,7 @@ CLUSTERS = {
         "--strategy=parameter_server",
         "--update=sync",
         "--num_workers=3",
+        "--nosoft_placement",
     ),
 }
 
@@ -117,6 +120,9 @@ def test_same_training_as_one_device(
         result["initial_weights_sha256"]
         == (result_of(reference)["initial_weights_sha256"])
     )
+    logs = [path.read_text("utf-8") for path in (tmp_path / "run/logs").iterdir()]
+    told = [text for text in logs if "placement of operations" in text]
+    assert len(told) == ("--log_device_placement" in CLUSTERS[cluster])
 
 
 # Each takes the run over from the one before and trains four steps of it that count.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from strategies.config import StrategyConfig
 from strategies.settings import UsageError, shown
 from trainers import flags
 from trainers.comparison.settings import ComparisonConfig
@@ -111,20 +110,30 @@ def under(strategy: str, shared: Config) -> Config:
         return shared.replace(strategy=strategy)
     except UsageError as error:
         refusal = error
-    defaults = _changed_strategy_settings(shared)
-    for dropped in [*({name: value} for name, value in defaults.items()), defaults]:
+    for changes in _reductions(shared):
         try:
-            return shared.replace(strategy=strategy, **dropped)
+            return shared.replace(strategy=strategy, **changes)
         except UsageError:
             continue
     raise refusal
 
 
-def _changed_strategy_settings(config: Config) -> dict[str, Any]:
-    """The defaults of those that are not as by default."""
-    return {
+def _reductions(config: Config) -> Iterator[dict[str, Any]]:
+    """Ever more settings about strategies and devices as they are by default.
+
+    Of several --devices the first is kept before all are dropped, so that the one
+    device that others are compared with is of the same kind.
+    """
+    defaults = {
         field.name: field.default
-        for field in dataclasses.fields(StrategyConfig)
-        if field.name != "strategy"
-        and getattr(config.strategy, field.name) != field.default
+        for group in (config.strategy, config.device)
+        for field in dataclasses.fields(group)
+        if field.name != "strategy" and getattr(group, field.name) != field.default
     }
+    choice = config.strategy.device_choice
+    if choice.num_devices:
+        first = {"devices": (choice.first(),)}
+        yield first
+        yield {**defaults, **first}
+    yield from ({name: value} for name, value in defaults.items())
+    yield defaults

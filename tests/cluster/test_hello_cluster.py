@@ -1,0 +1,111 @@
+"""Two workers see the variables of one parameter server, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import signal
+import sys
+
+import psutil
+import pytest
+
+from strategies.cluster import Cluster
+from strategies.hello_cluster import main
+from strategies.rendezvous import is_listening
+from tests import processes
+
+BEGIN = [sys.executable, "-m", "strategies.hello_cluster"]
+
+
+def test_one_worker_prints_12_and_the_other_40(tmp_path: pathlib.Path) -> None:
+    with processes.started(folder=tmp_path, begin=BEGIN) as process:
+        done = processes.end_of(process)
+    assert (done.returncode, done.stderr) == (0, "")
+    holds, *others = done.stdout.splitlines()
+    address = re.fullmatch(
+        r"ps-0      holds a = 3 and b = 4 at (127\.0\.0\.1:\d+)", holds
+    )
+    assert address is not None, holds
+    assert others == [
+        "worker-0  a * b = 12",
+        "worker-1  sets a = 10: a * b = 40",
+        "ended     ps-0, worker-0, worker-1; their ports are free",
+    ]
+    assert not is_listening(address[1])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)]
+)
+def test_tasks_end_with_the_launcher_however_it_ends(
+    number: signal.Signals, exit_code: int, tmp_path: pathlib.Path
+) -> None:
+    """One of them stands still meanwhile, so that the others wait for it."""
+    with processes.started(folder=tmp_path, begin=BEGIN) as process:
+        launcher = psutil.Process(process.pid)
+        processes.wait_until(
+            lambda: len(launcher.children()) == 3, "its tasks", process
+        )
+        tasks = launcher.children()
+        cluster = json.loads(tasks[0].environ()["TF_CONFIG"])["cluster"]
+        # It has told the kernel before that with whom it ends.
+        processes.wait_until(
+            lambda: all(map(is_loading_tensorflow, tasks)), "TensorFlow", process
+        )
+        processes.task_of(process.pid, "worker", 1).suspend()
+        process.send_signal(number)
+        assert process.wait(processes.PATIENCE_SECONDS) == exit_code
+        # A second would do; the rest is for machines with much else to do.
+        _, left = psutil.wait_procs(tasks, timeout=30)
+        for task in left:
+            task.kill()
+    assert left == []
+    assert not any(map(is_listening, [*cluster["ps"], *cluster["worker"]]))
+
+
+def is_loading_tensorflow(task: psutil.Process) -> bool:
+    return any("tensorflow" in part.path for part in task.memory_maps())
+
+
+def tf_config(num_workers: int, num_ps: int) -> str:
+    addresses = {
+        "ps": tuple(f"127.0.0.1:{9000 + n}" for n in range(num_ps)),
+        "worker": tuple(f"127.0.0.1:{9100 + n}" for n in range(num_workers)),
+    }
+    return Cluster(
+        job="worker", addresses={j: a for j, a in addresses.items() if a}
+    ).tf_config()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cluster", "named"),
+    [
+        (["--num_workers=3"], None, "'--num_workers=3' is not accepted"),
+        ([], "{", "TF_CONFIG is not JSON"),
+        ([], tf_config(3, 1), "cluster.worker lists 3 task(s): this program has 2"),
+        ([], tf_config(2, 0), "cluster.ps is missing"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    arguments: list[str],
+    cluster: str | None,
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    if cluster is not None:
+        monkeypatch.setenv("TF_CONFIG", cluster)
+    assert main(["hello_cluster", *arguments]) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("error: ")
+    assert named in line
+
+
+def test_help_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hello_cluster", "--help"]) == 0
+    assert "prints 12" in capsys.readouterr().out

@@ -1,0 +1,321 @@
+"""Powers of matrices on one device and on several: what does placement bring?
+
+    python -m trainers.matpow --size=1000 --power=10 --devices=cpu:2
+
+This is the first program of many texts on several GPUs: A^n + B^n, first with all work
+on one device, then with one matrix on each and the sum on the CPU. With more devices
+there are more matrices, one for each. All are also multiplied by NumPy, and the three
+sums have to agree.
+
+A power is n - 1 products one after the other, of 2 size^3 operations each. Entries are
+random from 0 to 1, divided by the sum of their row: so are the entries of every power,
+and nothing grows or vanishes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import psutil
+from absl import flags
+
+from strategies.device_choice import DeviceChoice, parse_devices
+from strategies.quiet import native_log_hidden, prepare_standard_streams
+from strategies.settings import UsageError, shown
+from trainers.outcome import ExitCode
+from trainers.table import aligned
+
+_GIB = 2**30
+
+
+def make_flags() -> flags.FlagValues:
+    """The flags of this command, apart from those of any other program."""
+    values = flags.FlagValues()
+    for name, default, least, most, text in (
+        ("size", 1000, 1, 2**15, "Rows and columns of a matrix."),
+        ("power", 10, 2, 1000, "To which a matrix is raised."),
+        ("repeats", 5, 1, 1000, "How often each is timed, of which the median counts."),
+        ("seed", 0, 0, 2**31 - 1, "Decides the matrices."),
+    ):
+        flags.DEFINE_integer(
+            name, default, text, lower_bound=least, upper_bound=most, flag_values=values
+        )
+    flags.DEFINE_string(
+        "devices",
+        None,
+        "GPUs by number, such as gpu:0,gpu:2, or cpu:2 for the CPU split in two. "
+        "Default: every GPU, or cpu:2.",
+        flag_values=values,
+    )
+    flags.DEFINE_bool(
+        "soft_placement",
+        False,
+        "Go on with the CPU, or with the other GPUs, if one of --devices is missing.",
+        flag_values=values,
+    )
+    flags.DEFINE_enum(
+        "dtype", "float32", ["float32", "float64"], "Of entries.", flag_values=values
+    )
+    flags.DEFINE_bool("help", False, "Show this text.", flag_values=values)
+    return values
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What is computed.
+
+    Attributes:
+      matrices: [size, size] each.
+      power: to which each is raised, 2 or more.
+    """
+
+    matrices: Sequence[np.ndarray]
+    power: int
+
+    @property
+    def floating_point_operations(self) -> int:
+        """Multiplications and additions of all products; those of the sum are few."""
+        size = len(self.matrices[0])
+        return 2 * size**3 * (self.power - 1) * len(self.matrices)
+
+    @property
+    def accepted_difference(self) -> float:
+        """By how much two results may differ, relative to each entry.
+
+        No entry is negative, so no digits cancel: to first order a computed sum of n
+        products is off by at most n u of itself, for any order of adding, with u half
+        the distance from 1 to the next number (Higham, Accuracy and Stability of
+        Numerical Algorithms, 2002, section 3.5). Each product adds as much, and both
+        results that are compared are off.
+        """
+        unit = float(np.finfo(self.matrices[0].dtype).eps) / 2
+        return 2 * (self.power - 1) * len(self.matrices[0]) * unit
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """A result, and how long it took.
+
+    Attributes:
+      where: in words.
+      result: [size, size].
+      seconds: median over repeats.
+    """
+
+    where: str
+    result: np.ndarray
+    seconds: float
+
+
+def make_matrices(count: int, size: int, dtype: str, seed: int) -> list[np.ndarray]:
+    """Random [size, size] matrices, each row of which adds up to 1."""
+    generator = np.random.default_rng(seed)
+    matrices = [generator.random((size, size), dtype) for _ in range(count)]
+    return [matrix / matrix.sum(axis=1, keepdims=True) for matrix in matrices]
+
+
+def measure_numpy(task: Task, repeats: int) -> Measured:
+    """The same products by NumPy."""
+
+    def compute() -> np.ndarray:
+        total = np.zeros_like(task.matrices[0])
+        for matrix in task.matrices:
+            product = matrix
+            for _ in range(task.power - 1):
+                product = product @ matrix
+            total += product
+        return total
+
+    return _measure("NumPy", compute, repeats)
+
+
+def measure_tensorflow(task: Task, devices: Sequence[str], repeats: int) -> Measured:
+    """The power of each matrix on a device, in turn, and the sum on the CPU.
+
+    Args:
+      task: what to compute.
+      devices: as `tf.device` takes them.
+      repeats: how often.
+    """
+    import tensorflow as tf
+
+    from strategies.devices import CPU, name_of
+
+    places = [devices[i % len(devices)] for i in range(len(task.matrices))]
+    placed = []
+    for matrix, place in zip(task.matrices, places, strict=True):
+        with tf.device(place):
+            placed.append(tf.identity(matrix))
+
+    @tf.function(autograph=False)
+    def compute(*matrices: tf.Tensor) -> tf.Tensor:
+        powers = []
+        for matrix, place in zip(matrices, places, strict=True):
+            with tf.device(place):
+                product = matrix
+                for _ in range(task.power - 1):
+                    product = tf.matmul(product, matrix)
+                powers.append(product)
+        with tf.device(CPU):
+            return tf.add_n(powers)
+
+    names = ", ".join(map(name_of, devices))
+    count = "one device" if len(devices) == 1 else f"{len(devices)} devices"
+    return _measure(f"{count}: {names}", lambda: compute(*placed).numpy(), repeats)
+
+
+def _measure(where: str, compute: Callable[[], np.ndarray], repeats: int) -> Measured:
+    """Times a computation after a first call, which also traces and takes memory."""
+    result = compute()
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        result = compute()
+        seconds.append(time.perf_counter() - start)
+    return Measured(where, result, float(np.median(seconds)))
+
+
+def difference(result: np.ndarray, reference: np.ndarray) -> float:
+    """The largest difference of two entries, relative to the reference's.
+
+    What is not a number differs by infinity.
+    """
+    relative = np.abs(result.astype(np.float64) / reference.astype(np.float64) - 1)
+    return float(np.nan_to_num(relative, nan=np.inf).max())
+
+
+def report(task: Task, reference: Measured, found: Sequence[Measured]) -> list[str]:
+    """A table of all that was measured; the speed-up is over the first of `found`."""
+    rows = [("", "ms", "GFLOP/s", "speed-up", "difference")]
+    for measured in (reference, *found):
+        speed_up = found[0].seconds / measured.seconds
+        off = difference(measured.result, reference.result)
+        rows.append(
+            (
+                measured.where,
+                f"{1e3 * measured.seconds:,.1f}",
+                f"{task.floating_point_operations / measured.seconds / 1e9:,.1f}",
+                f"{speed_up:.2f}",
+                "-" if measured is reference else f"{off:.1e}",
+            )
+        )
+    return aligned(rows)
+
+
+def run(argv: Sequence[str]) -> ExitCode:
+    """Does what the command line asks for.
+
+    Returns:
+      DONE, or DIFFERENT if results do not agree.
+
+    Raises:
+      UsageError: an argument is wrong, a device is missing, or memory is too small.
+    """
+    values = _read(argv)
+    if values.help:
+        print("\n".join([str(__doc__), "Flags:", *_help_of(values)]))
+        return ExitCode.DONE
+    listed = values.devices.split(",") if values.devices is not None else ()
+    devices = _take_devices(parse_devices(listed, values.soft_placement))
+    count = max(2, len(devices))
+    _check_memory(values.size, count, np.dtype(values.dtype).itemsize)
+    matrices = make_matrices(count, values.size, values.dtype, values.seed)
+    task = Task(matrices=matrices, power=values.power)
+    print(
+        f"matpow    {count} matrices of {values.size:,} x {values.size:,} to the power "
+        f"of {values.power}, {values.dtype}: "
+        f"{task.floating_point_operations / 1e9:,.1f} GFLOP",
+        flush=True,
+    )
+    reference = measure_numpy(task, values.repeats)
+    placements = [devices[:1], devices] if len(devices) > 1 else [devices]
+    found = [measure_tensorflow(task, each, values.repeats) for each in placements]
+    print("\n".join(report(task, reference, found)))
+    return judge(task, reference, found)
+
+
+def judge(task: Task, reference: Measured, found: Sequence[Measured]) -> ExitCode:
+    """Says whether all results agree with the reference."""
+    most = max(difference(each.result, reference.result) for each in found)
+    accepted = task.accepted_difference
+    if most > accepted:
+        print(f"different by {most:.1e}, and rounding accounts for {accepted:.1e}")
+        return ExitCode.DIFFERENT
+    print(f"agree     to {most:.1e}; rounding accounts for {accepted:.1e}")
+    return ExitCode.DONE
+
+
+def _read(argv: Sequence[str]) -> flags.FlagValues:
+    values = make_flags()
+    try:
+        _, *positional = values(list(argv))
+    except flags.Error as error:
+        raise UsageError(
+            f"{' '.join(str(error).split())}; --help lists all flags."
+        ) from error
+    if positional:
+        raise UsageError(
+            f"{shown(positional[0])!r} is not a flag: give every setting as "
+            "--name=value."
+        )
+    return values
+
+
+def _help_of(values: flags.FlagValues) -> Iterator[str]:
+    names = ("size", "power", "devices", "soft_placement", "dtype", "repeats", "seed")
+    for name in names:
+        flag = values[name]
+        yield f"  --{name}: {flag.help} Default: {flag.default}"
+
+
+def _take_devices(choice: DeviceChoice) -> list[str]:
+    """Loads TensorFlow with them."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with native_log_hidden():
+        import tensorflow as tf
+
+        from strategies.devices import substitution, take_devices
+
+        # Looking for GPUs logs as well.
+        tf.config.list_physical_devices()
+    devices = take_devices(choice, wanted=None, wanted_without_gpu=2)
+    words = substitution(choice)
+    if words:
+        print(f"warning: {words}", file=sys.stderr)
+    # Nothing is to be measured elsewhere, or with fewer digits than it says.
+    tf.config.set_soft_device_placement(False)
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    return devices
+
+
+def _check_memory(size: int, count: int, item_bytes: int) -> None:
+    """Three copies of each matrix, two products of each, and two sums."""
+    needed = (5 * count + 2) * size**2 * item_bytes
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise UsageError(
+            f"--size={size} needs {needed / _GIB:.1f} GiB of memory for {count} "
+            f"matrices, and {available / _GIB:.1f} GiB are free: lower it."
+        )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit code."""
+    try:
+        return run(argv)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+
+
+if __name__ == "__main__":
+    prepare_standard_streams()
+    sys.exit(main(sys.argv))
