@@ -119,6 +119,8 @@ BEFORE_TENSORFLOW = [
     row("--dataset=imagenet", "--dataset=imagenet", "digits"),
     row("--dataset=tfrecord", "--dataset=tfrecord", "--data_path"),
     row("--data_path=some.tfrecord", "--data_path=some.tfrecord", "--dataset=tfrecord"),
+    row("--dataset=cifar10 --eval_data_path=a", "--eval_data_path=a", "=cifar10"),
+    row("--noaugmentation", "--noaugmentation", "--dataset=digits"),
     row("--eval_fraction=1", "--eval_fraction=1", "less than 1"),
     row("--input_shape=28x28", "--input_shape=28x28", "separated by commas"),
     row(
@@ -439,6 +441,8 @@ NO_SUCH_DEVICES_OR_DATA = [
         prepare=write_records,
     ),
     row("--eval_fraction=0.0001", "--eval_fraction=0.0001"),
+    row("--dataset=cifar10 --data_path=nowhere", "--data_path=nowhere", "not exist"),
+    row("--dataset=cifar10 --data_path=/dev/zero", "--data_path=/dev/zero", "not a f"),
 ]
 
 

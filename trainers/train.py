@@ -19,6 +19,7 @@ from trainers.console import Console
 from trainers.description import describe_run, hyperparameters, tensorboard_command
 from trainers.inputs.data import Data
 from trainers.loop import Always, CallLength, run_loop
+from trainers.memory import capacity_of, estimate_memory, largest, warning_of
 from trainers.outcome import DivergedError, ExitCode, StopRequested
 from trainers.reporting import Reporting, in_words
 from trainers.results import Throughput, build_result
@@ -119,6 +120,11 @@ def _introduce(
     )
     resumed = f", continued at step {first_step}" if first_step else ""
     console.say(f"run       {folder.path}{resumed}")
+    name, estimate = largest(estimate_memory(assembly))
+    console.say(f"memory    {estimate}, estimated")
+    warning = warning_of(name, estimate, capacity_of(name))
+    if warning is not None:
+        console.warn(warning)
     update = assembly.config.optimizer
     if assembly.embeddings() and update.sparse_gradients and not update.updates_rows:
         decay = f" --weight_decay={update.weight_decay}" * bool(update.weight_decay)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.settings import UsageError
-from trainers.inputs import record_files
+from trainers.inputs import crc32c
 from trainers.inputs.record_files import read_records
 
 
@@ -50,7 +50,7 @@ def test_any_payloads_are_read_back(tmp_path_factory, payloads):
 @pytest.mark.parametrize("difference", [-1, 0, 1])
 def test_records_as_long_as_a_chunk_are_read_back(tmp_path, difference):
     random = np.random.default_rng(0)
-    chunk = record_files._CHUNK_BYTES
+    chunk = crc32c.CHUNK_BYTES
     sizes = [3, chunk + difference, 0, 2 * chunk + difference, chunk // 2]
     payloads = [random.bytes(size) for size in sizes]
     path = write(tmp_path / "long.tfrecord", payloads)
