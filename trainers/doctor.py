@@ -211,7 +211,7 @@ class _Visit:
 
     def _show_memory(self, assembly: Assembly) -> None:
         name, estimate = largest(estimate_memory(assembly))
-        self._show("memory", f"{estimate}, estimated")
+        self._show("memory", str(estimate))
         warning = warning_of(name, estimate, capacity_of(name))
         if warning is not None:
             self.findings["warning"].append(f"{warning}.")

@@ -23,7 +23,7 @@ from strategies.library_internals import flat_layers
 from trainers.assembly import Assembly
 from trainers.description import copies_of
 
-_UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
+_UNITS = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"))
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -35,28 +35,24 @@ class MemoryEstimate:
       optimizer: variables of the optimizer.
       gradients: one for every trainable variable and replica.
       activations: outputs of all layers for every example of a replica's share.
-      examples: in the shares of the replicas here.
     """
 
     weights: int = 0
     optimizer: int = 0
     gradients: int = 0
     activations: int = 0
-    examples: int = 0
 
     @property
     def total(self) -> int:
         return self.weights + self.optimizer + self.gradients + self.activations
 
     def __str__(self) -> str:
-        parts = {
-            "weights": self.weights,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            f"activations of {self.examples:,} examples": self.activations,
-        }
-        words = ", ".join(f"{name} {in_words(size)}" for name, size in parts.items())
-        return f"{in_words(self.total)} ({words})"
+        shift, unit = _unit_of(self.total)
+        words = ", ".join(
+            f"{name} {getattr(self, name) / (1 << shift):.1f}"
+            for name in ("weights", "gradients", "optimizer", "activations")
+        )
+        return f"~{self.total / (1 << shift):.1f} {unit}: {words}"
 
 
 def estimate_memory(assembly: Assembly) -> Mapping[str, MemoryEstimate]:
@@ -75,7 +71,6 @@ def estimate_memory(assembly: Assembly) -> Mapping[str, MemoryEstimate]:
         estimate = found[_memory_of(device)]
         estimate.gradients += gradient_bytes
         estimate.activations += activation_bytes * rows
-        estimate.examples += rows
     return dict(found)
 
 
@@ -128,10 +123,13 @@ def capacity_of(name: str) -> int | None:
 
 def in_words(size: int) -> str:
     """Such as 1.5 GiB."""
-    for shift, unit in _UNITS:
-        if size >= 1 << shift:
-            return f"{size / (1 << shift):.1f} {unit}"
-    return f"{size} bytes"
+    shift, unit = _unit_of(size)
+    return f"{size / (1 << shift):.1f} {unit}"
+
+
+def _unit_of(size: int) -> tuple[int, str]:
+    """How many bits a unit is shifted by, and its name."""
+    return next((u for u in _UNITS if size >= 1 << u[0]), _UNITS[-1])
 
 
 def _rows_of_a_replica(assembly: Assembly) -> int:

@@ -121,7 +121,7 @@ def _introduce(
     resumed = f", continued at step {first_step}" if first_step else ""
     console.say(f"run       {folder.path}{resumed}")
     name, estimate = largest(estimate_memory(assembly))
-    console.say(f"memory    {estimate}, estimated")
+    console.say(f"memory    {estimate}")
     warning = warning_of(name, estimate, capacity_of(name))
     if warning is not None:
         console.warn(warning)
