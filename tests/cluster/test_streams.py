@@ -37,7 +37,7 @@ def verify_stream(folder: pathlib.Path, sharding: str) -> tuple[str, dict, dict]
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (entry,) = found["strategies"]
-    traits = result_of(pathlib.Path(entry["run"]))["traits"]
+    traits = result_of(folder / entry["run"])["traits"]
     return done.stdout, entry, traits
 
 

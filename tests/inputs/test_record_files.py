@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
 import struct
 import time
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,13 @@ def count_refusal(path: Path) -> str:
     with pytest.raises(UsageError) as raised:
         count_records(path)
     return str(raised.value)
+
+
+def gzip_content(path: Path) -> bytes | None:
+    """What Python's own reader makes of a compressed file; None if it is damaged."""
+    with contextlib.suppress(OSError, EOFError, zlib.error):
+        return gzip.decompress(path.read_bytes())
+    return None
 
 
 def compress(path: Path) -> Path:
@@ -240,6 +249,7 @@ def test_a_compressed_file_that_is_cut_or_changed_is_refused(tmp_path):
     payloads = [bytes([value]) * 50 for value in range(200)]
     path = compress(write(tmp_path / "a.tfrecord", payloads))
     content = path.read_bytes()
+    whole = gzip_content(path)
     for size in range(1, len(content), 7):
         path.write_bytes(content[:size])
         assert "of the uncompressed stream" in refusal(path) or size < 3
@@ -248,7 +258,9 @@ def test_a_compressed_file_that_is_cut_or_changed_is_refused(tmp_path):
         damaged = bytearray(content)
         damaged[place] ^= 0x40
         path.write_bytes(damaged)
-        assert "of the uncompressed stream" in refusal(path)
+        # A few bits at the end of compressed data mean nothing.
+        if gzip_content(path) != whole:
+            assert "of the uncompressed stream" in refusal(path)
 
 
 def test_what_decompresses_to_more_than_there_is_room_for_is_refused_early(tmp_path):

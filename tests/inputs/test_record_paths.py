@@ -56,7 +56,7 @@ def test_a_path_stands_for_files(
     [
         ("missing", "--data_path=missing does not exist"),
         ("a,missing", "--data_path=a,missing: 'missing' does not exist"),
-        ("a,,c", "--data_path=a,,c: '' is a folder without"),
+        ("a,,c", "--data_path=a,,c: '' is no path"),
         ("a/*.record", "--data_path=a/*.record matches no file"),
         ("empty", "--data_path=empty is a folder without *.tfrecord files"),
         ("b", "--data_path=b is a folder without *.tfrecord files"),

@@ -55,6 +55,8 @@ def _parts(data_path: str) -> list[str]:
 
 def _files_of(part: str) -> tuple[list[Path], str]:
     """The files of a path, and what is wrong if there are none."""
+    if not part:
+        return [], "is no path"
     path = Path(part)
     try:
         if path.is_file():

@@ -116,7 +116,7 @@ class RecordStream:
     def records(
         self, chosen: Sequence[int], seed: int | None, time: tf.Tensor
     ) -> tf.data.Dataset:
-        """Records of some files, each once.
+        """Records of some files, each once. Called inside a data set's function.
 
         Args:
           chosen: numbers of the files.
@@ -130,7 +130,7 @@ class RecordStream:
             num_examples=len(chosen), global_batch_size=len(chosen), seed=seed
         )
         places, _, _ = order.indices(time, 0, 1)
-        files = tf.gather(tf.constant(chosen, tf.int64), places)
+        files = tf.gather(tf.constant(list(chosen), tf.int64), places)
         records = tf.data.Dataset.from_tensor_slices(files).interleave(
             self._records_of_file,
             cycle_length=min(_FILES_AT_A_TIME, len(chosen)),
@@ -147,6 +147,9 @@ class RecordStream:
             maxval=None,
             dtype=tf.int64,
         )
+        # `shuffle` mixes its seed with that of the graph: here, of the data set's
+        # function in which this is traced, and not of the process.
+        tf.random.set_seed(0)
         return records.shuffle(
             self.shuffle_buffer_examples, seed=key, reshuffle_each_iteration=False
         )
