@@ -148,8 +148,9 @@ class RecordStream:
             dtype=tf.int64,
         )
         # `shuffle` mixes its seed with that of the graph: here, of the data set's
-        # function in which this is traced, and not of the process.
-        tf.random.set_seed(0)
+        # function in which this is traced, and not of the process. Zero would have it
+        # ask whether its own is zero too, which a tensor does not answer.
+        tf.random.set_seed(1)
         return records.shuffle(
             self.shuffle_buffer_examples, seed=key, reshuffle_each_iteration=False
         )
