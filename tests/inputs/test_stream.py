@@ -159,6 +159,14 @@ def test_a_buffer_of_one_leaves_records_in_the_order_of_their_files(
     assert flat(counted(read(stream, 0, EPOCH))) == list(range(24))
 
 
+def test_without_a_seed_files_are_read_by_turns_in_their_order(folder: Path) -> None:
+    """All files have fewer records than a turn."""
+    stream = open_stream(folder, "example")
+    order = Order(num_examples=NUM_EXAMPLES, global_batch_size=BATCH, seed=None)
+    steps = counted(list(stream.batches(order, 0, EPOCH).dataset(0, 1)))
+    assert flat(steps) == list(range(NUM_EXAMPLES))
+
+
 def test_no_example_is_more_likely_to_come_first(tmp_path: Path) -> None:
     """200 epochs of 6 examples in two files, against a chance of 1e-6."""
     stream = open_stream(write_folder(tmp_path / "six", (2, 4)), "example")

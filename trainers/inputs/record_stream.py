@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.settings import UsageError
+from trainers import hashing
 from trainers.inputs.order import Order
 from trainers.inputs.record_examples import examples_of
 from trainers.inputs.record_files import (
@@ -32,8 +33,8 @@ from trainers.inputs.stream_batches import StreamBatches
 # Part of the order: more of them mix records better, and each holds some megabytes.
 _FILES_AT_A_TIME = 8
 _RECORDS_OF_A_TURN = 16
-# Tells the numbers that shuffle buffers apart from those that shuffle files.
-_BUFFERS = 1
+# Tells these numbers apart from others that are keyed by (seed, epoch).
+_PURPOSE = 0x73687566666C65
 
 
 def open_stream(
@@ -140,13 +141,7 @@ class RecordStream:
         )
         if seed is None:
             return records
-        key = tf.random.stateless_uniform(
-            [],
-            tf.stack([tf.constant(seed, tf.int64), time]) + _BUFFERS,
-            minval=None,
-            maxval=None,
-            dtype=tf.int64,
-        )
+        key = tf.bitcast(hashing.key_of(seed, _PURPOSE, time), tf.int64)
         # `shuffle` mixes its seed with that of the graph: here, of the data set's
         # function in which this is traced, and not of the process. Zero would have it
         # ask whether its own is zero too, which a tensor does not answer.
