@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.settings import UsageError
-from trainers.inputs import crc32c, record_files
+from trainers.inputs import crc32c, record_walk
 from trainers.inputs.record_files import count_records, read_pieces, read_records
 
 
@@ -86,7 +86,7 @@ def test_records_as_long_as_a_chunk_are_read_back(tmp_path, difference):
 def test_records_that_lie_across_pieces_are_read_back(tmp_path, difference):
     """A piece may end in a header, in data, between records, or within one alone."""
     random = np.random.default_rng(0)
-    piece = record_files._PIECE_BYTES
+    piece = record_walk.PIECE_BYTES
     sizes = [piece - 16 + difference, 5, 2 * piece + difference, 0, piece // 2, 3]
     payloads = [random.bytes(size) for size in sizes]
     path = write(tmp_path / "across.tfrecord", payloads)
@@ -129,6 +129,40 @@ def test_the_checksum_is_the_one_of_the_standard(tmp_path, payload, checksum):
     assert "record 0 at byte 0: its data is damaged" in refusal(path)
 
 
+def checksum_of(data: bytes) -> int:
+    """Byte by byte, as the standard has it, and masked."""
+    state = 0xFFFFFFFF
+    for byte in data:
+        state ^= byte
+        for _ in range(8):
+            state = state >> 1 ^ (0x82F63B78 if state & 1 else 0)
+    checksum = state ^ 0xFFFFFFFF
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) % 2**32
+
+
+@given(
+    sizes=st.lists(
+        st.integers(0, 40) | st.sampled_from([255, 256, 257, 511, 513, 1025]),
+        max_size=12,
+    ),
+    damaged=st.integers(0, 11),
+)
+@settings(deadline=None, max_examples=40)
+def test_checksums_of_many_spans_are_those_of_each(sizes, damaged):
+    content, starts, ends = b"", [], []
+    for index, size in enumerate(sizes):
+        data = np.random.default_rng(index).bytes(size)
+        checksum = checksum_of(data) ^ (index == damaged)
+        starts.append(len(content))
+        content += data
+        ends.append(len(content))
+        content += struct.pack("<I", checksum)
+    match = crc32c.masked_checksums_match(
+        content, np.array(starts, np.int64), np.array(ends, np.int64)
+    )
+    assert match.tolist() == [index != damaged for index in range(len(sizes))]
+
+
 def test_a_file_cut_anywhere_is_refused_or_has_fewer_records(tmp_path):
     payloads = [b"one", b"", b"three and more"]
     path = write(tmp_path / "cut.tfrecord", payloads)
@@ -162,14 +196,7 @@ def test_every_flipped_bit_is_found_in_the_record_that_has_it(tmp_path):
 def header(length: int) -> bytes:
     """A header whose checksum is right, whatever length it claims."""
     length_bytes = struct.pack("<Q", length)
-    crc = 0xFFFFFFFF
-    for byte in length_bytes:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    rotated = crc >> 15 | (crc << 17) % 2**32
-    return length_bytes + struct.pack("<I", (rotated + 0xA282EAD8) % 2**32)
+    return length_bytes + struct.pack("<I", checksum_of(length_bytes))
 
 
 @pytest.mark.parametrize("length", [4, 2**31, 2**32 - 4, 2**40, 2**63, 2**64 - 1])
@@ -274,7 +301,7 @@ def test_what_decompresses_to_more_than_there_is_room_for_is_refused_early(tmp_p
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # One piece at a time, and what looking at it takes.
-    assert most < 16 * record_files._PIECE_BYTES
+    assert most < 16 * record_walk.PIECE_BYTES
 
 
 def test_a_length_that_looks_like_gzip_is_a_length(tmp_path):

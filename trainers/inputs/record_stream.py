@@ -21,13 +21,9 @@ from strategies.settings import UsageError
 from trainers import hashing
 from trainers.inputs.order import Order
 from trainers.inputs.record_examples import examples_of
-from trainers.inputs.record_files import (
-    count_records,
-    is_compressed,
-    place_of,
-    read_pieces,
-)
+from trainers.inputs.record_files import count_records, is_compressed, read_pieces
 from trainers.inputs.record_schema import RecordSchema
+from trainers.inputs.record_walk import place_of
 from trainers.inputs.stream_batches import StreamBatches
 
 # Part of the order: more of them mix records better, and each holds some megabytes.
