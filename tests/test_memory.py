@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 import psutil
@@ -46,6 +47,15 @@ def test_replicas_on_one_machine_share_its_memory(strategy: str, copies: int) ->
     assert estimate.gradients == 3 * 4 * PARAMETERS
     # 9 rows are the largest share of 25.
     assert estimate.activations == 3 * 9 * 4 * ACTIVATIONS
+
+
+def test_replicas_that_do_not_wait_compute_whole_batches() -> None:
+    """As workers of parameter servers do, which a test has no cluster for."""
+    assembly = assembled("mirrored", num_replicas=2, global_batch_size=24)
+    assert estimate_memory(assembly)["CPU"].activations == 2 * 12 * 4 * ACTIVATIONS
+    config = assembly.config.replace(num_replicas=None, strategy="parameter_server")
+    alone = dataclasses.replace(assembly, config=config)
+    assert estimate_memory(alone)["CPU"].activations == 2 * 24 * 4 * ACTIVATIONS
 
 
 def test_precision_counts() -> None:

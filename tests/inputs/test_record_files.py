@@ -304,6 +304,18 @@ def test_what_decompresses_to_more_than_there_is_room_for_is_refused_early(tmp_p
     assert most < 16 * record_walk.PIECE_BYTES
 
 
+def test_what_is_behind_a_length_beyond_the_end_is_not_read(tmp_path):
+    path = tmp_path / "huge.tfrecord"
+    with path.open("wb") as file:
+        file.write(header(2**40))
+        file.truncate(1 << 28)
+    tracemalloc.start()
+    assert f"it claims {2**40} bytes of data, beyond the end" in refusal(path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 16 * record_walk.PIECE_BYTES
+
+
 def test_a_length_that_looks_like_gzip_is_a_length(tmp_path):
     """A record of 559,903 bytes begins with the bytes 1f 8b 08."""
     path = write(tmp_path / "a.tfrecord", [bytes(0x088B1F)])
