@@ -6,10 +6,12 @@ import importlib
 import pathlib
 from typing import TYPE_CHECKING
 
+from models import catalogue
+
 if TYPE_CHECKING:
     from models.base import ModelSpec
 
-_NOT_MODELS = {"__init__", "base", "embedding"}
+_NOT_MODELS = {"__init__", "base", "catalogue", "embedding", "keras_applications"}
 
 
 def names() -> tuple[str, ...]:
@@ -18,6 +20,24 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({path.stem for path in folder.glob("*.py")} - _NOT_MODELS))
 
 
+def why_not(name: str) -> str | None:
+    """What is wrong with a name that is not among `names`.
+
+    Returns:
+      The end of a sentence that begins with the name; None if it is that of a
+      classifier of keras.applications, such as keras:ResNet50.
+    """
+    if name.startswith(catalogue.PREFIX):
+        return catalogue.why_not(name)
+    return (
+        f"is unknown; choose one of {', '.join(names())}, or "
+        f"{catalogue.spelled(name)}, a classifier of keras.applications."
+    )
+
+
 def load(name: str) -> ModelSpec:
     """The model of that name; importing it loads TensorFlow and Keras."""
+    if name.startswith(catalogue.PREFIX):
+        module = importlib.import_module("models.keras_applications")
+        return module.spec_of(name.removeprefix(catalogue.PREFIX))
     return importlib.import_module(f"models.{name}").SPEC

@@ -38,6 +38,7 @@ class Mirrored(Strategy):
         synchronous=True,
         multi_process=False,
         matches_one_device=True,
+        takes_streams=True,
         summary="A copy of the weights per device, gradients summed across devices.",
     )
 

@@ -35,6 +35,7 @@ class MultiWorkerMirrored(Strategy):
         synchronous=True,
         multi_process=True,
         matches_one_device=True,
+        takes_streams=True,
         roles=("worker",),
         optional_roles=("chief", "evaluator"),
         summary="A copy of the weights per process, gradients summed over the network.",

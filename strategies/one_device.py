@@ -24,6 +24,7 @@ class OneDevice(Strategy):
         synchronous=True,
         multi_process=False,
         matches_one_device=True,
+        takes_streams=True,
         max_replicas=1,
         summary="No distribution: the control that the others are compared with.",
     )

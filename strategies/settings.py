@@ -55,6 +55,7 @@ def setting(
     help: str,
     *,
     choices: Sequence[str] | Callable[[], Sequence[str]] | None = None,
+    why_not: Callable[[str], str | None] | None = None,
     minimum: float | None = None,
     above: float | None = None,
     maximum: float | None = None,
@@ -68,6 +69,8 @@ def setting(
       default: value when neither a flag nor the configuration file gives one.
       help: one sentence for `--help`, with the unit where there is one.
       choices: accepted words, or a function that lists them when asked.
+      why_not: of a word that is not among the choices, what is wrong with it, as the
+        end of a sentence that begins with it; None if it is accepted all the same.
       minimum: smallest accepted number.
       above: every accepted number is larger than this.
       maximum: largest accepted number.
@@ -79,6 +82,7 @@ def setting(
     metadata = {
         "help": help,
         "choices": choices,
+        "why_not": why_not,
         "minimum": minimum,
         "above": above,
         "maximum": maximum,
@@ -174,15 +178,22 @@ def _check_word(field: dataclasses.Field, value: str) -> None:
     choices = choices_of(field)
     if choices is not None:
         if value not in choices:
-            raise UsageError(
-                f"--{field.name}={shown(value)} is unknown; choose one of "
-                f"{', '.join(choices)}."
-            )
+            _check_beyond(field, value, choices)
     elif "\0" in value or not _is_unicode(value):
         raise UsageError(
             f"--{field.name}={shown(value)} is not accepted: it takes text in UTF-8 "
             "without null characters."
         )
+
+
+def _check_beyond(field: dataclasses.Field, value: str, choices: Sequence[str]) -> None:
+    """Refuses a word that is not among the choices, unless there are others."""
+    why_not: Callable[[str], str | None] | None = field.metadata["why_not"]
+    problem: str | None = f"is unknown; choose one of {', '.join(choices)}."
+    if why_not is not None:
+        problem = why_not(value)
+    if problem is not None:
+        raise UsageError(f"--{field.name}={shown(value)} {problem}")
 
 
 def _is_unicode(text: str) -> bool:

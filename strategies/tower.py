@@ -45,6 +45,7 @@ class Tower(Strategy):
         synchronous=True,
         multi_process=False,
         matches_one_device=True,
+        takes_streams=True,
         summary="Towers written out: weights on one device, gradients averaged there.",
     )
 

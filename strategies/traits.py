@@ -23,6 +23,8 @@ class Traits:
       optional_roles: jobs that it may have besides.
       serving_roles: jobs whose tasks only lend themselves to the chief.
       updates: what --update takes, the default first; empty if there is no choice.
+      takes_streams: batches are asked for in the order of their steps, each once, so
+        that they may come from a stream.
       summary: one sentence for the table of strategies.
     """
 
@@ -35,4 +37,5 @@ class Traits:
     optional_roles: tuple[str, ...] = ()
     serving_roles: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
+    takes_streams: bool = False
     summary: str = ""

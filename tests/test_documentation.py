@@ -15,7 +15,7 @@ import pytest
 from models.base import ModelSpec
 from strategies import discovery
 from strategies.config import StrategyConfig
-from strategies.settings import field_types
+from strategies.settings import choices_of, field_types
 from tests import processes
 from tests.event_files import read_events
 from tests.processes import ROOT
@@ -132,11 +132,14 @@ def test_every_flag_exists(document: str) -> None:
 def test_every_choice_of_a_flag_that_is_given_exists() -> None:
     """The words after --strategy=, --model= and the like in commands."""
     for document in DOCUMENTS:
-        for name, value in re.findall(r"--(\w+)=([a-z]\w*)", text_of(document)):
-            choices = name in all_fields() and all_fields()[name][1].metadata["choices"]
-            if choices:
-                accepted = choices() if callable(choices) else choices
-                assert value in accepted, f"{document}: --{name}={value}"
+        for name, value in re.findall(r"--(\w+)=([a-z][\w:]*)", text_of(document)):
+            field = all_fields()[name][1] if name in all_fields() else None
+            if field is not None and field.metadata["choices"]:
+                why_not = field.metadata["why_not"]
+                is_accepted = value in (choices_of(field) or ()) or (
+                    why_not is not None and why_not(value.rstrip(":")) is None
+                )
+                assert is_accepted, f"{document}: --{name}={value}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

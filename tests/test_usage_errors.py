@@ -157,13 +157,45 @@ BEFORE_TENSORFLOW = [
     row("--momentum=0.5", "--momentum=0.5", "--optimizer=momentum"),
     row("--optimizer=lion", "--optimizer=lion", "adamw"),
     row("--dtype=float16", "--dtype=float16", "mixed_bfloat16"),
-    row("--model=resnet999", "--model=resnet999", "convnet, mlp"),
+    row("--model=resnet999", "--model=resnet999", "convnet, mlp", "keras:NAME"),
+    row("--model=resnet50", "--model=resnet50", "or keras:ResNet50"),
+    row(
+        "--model=keras:InceptonResNetV2",
+        "--model=keras:InceptonResNetV2",
+        "near it: keras:InceptionResNetV2",
+        "classifiers of keras.applications",
+    ),
+    row("--model=keras:ResNet50", "--model=keras:ResNet50", "(8, 8, 1)", "at least 32"),
+    row(
+        "--model=keras:ResNet50 --dropout=0.5 --dataset=synthetic --num_examples=8",
+        "--dropout=0.5",
+        "--model=keras:ResNet50",
+    ),
+    row("--model=cifar10 --dataset=clicks", "--model=cifar10", "categories"),
     row("--hidden_units=", "--hidden_units=", "whole numbers"),
     row("--hidden_units=3,", "--hidden_units=3,", "whole numbers"),
     row("--hidden_units=3,0", "--hidden_units=0", "1 or more"),
     row("--dataset=imagenet", "--dataset=imagenet", "digits"),
     row("--dataset=tfrecord", "--dataset=tfrecord", "--data_path"),
     row("--data_path=some.tfrecord", "--data_path=some.tfrecord", "--dataset=tfrecord"),
+    row("--dataset=cifar10 --eval_data_path=a", "--eval_data_path=a", "=cifar10"),
+    row("--sharding=record", "--sharding=record", "exact, example, file"),
+    row("--sharding=file", "--sharding=file", "--dataset=digits"),
+    row(
+        "--dataset=tfrecord --data_path=a --sharding=example",
+        "--sharding=example",
+        "--eval_data_path",
+    ),
+    row(
+        "--dataset=tfrecord --data_path=a --eval_data_path=b --sharding=example"
+        " --strategy=parameter_server",
+        "--sharding=example",
+        "--strategy=parameter_server",
+        "one_device or tower",
+    ),
+    row("--shuffle_buffer_examples=5", "--shuffle_buffer_examples=5", "=exact"),
+    row("--shuffle_buffer_examples=0", "--shuffle_buffer_examples=0", "1 or more"),
+    row("--noaugmentation", "--noaugmentation", "--dataset=digits"),
     row("--eval_fraction=1", "--eval_fraction=1", "less than 1"),
     row("--input_shape=28x28", "--input_shape=28x28", "separated by commas"),
     row(
@@ -498,6 +530,23 @@ NO_SUCH_DEVICES_OR_DATA = [
         prepare=write_records,
     ),
     row("--eval_fraction=0.0001", "--eval_fraction=0.0001"),
+    row(f"{RECORDS},nowhere", "'some.tfrecord' does not exist"),
+    row(f"{RECORDS},some.tfrecord", "'some.tfrecord' twice", prepare=write_records),
+    row(f"{RECORDS.replace('some', '*')}", "=*.tfrecord", "matches no file"),
+    row(
+        f"{RECORDS} --sharding=example --eval_data_path=nowhere",
+        "--eval_data_path=nowhere",
+        prepare=write_records,
+    ),
+    row(
+        f"{RECORDS} --sharding=file --eval_data_path=some.tfrecord"
+        " --global_batch_size=21",
+        "--global_batch_size=21",
+        "--sharding leaves no batch",
+        prepare=write_records,
+    ),
+    row("--dataset=cifar10 --data_path=nowhere", "--data_path=nowhere", "not exist"),
+    row("--dataset=cifar10 --data_path=/dev/zero", "--data_path=/dev/zero", "not a f"),
 ]
 
 

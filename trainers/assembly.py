@@ -22,6 +22,7 @@ from trainers.config import Config, ModelConfig
 from trainers.evaluation import Evaluation
 from trainers.inputs.data import Data
 from trainers.inputs.order import Order, SourceBatches
+from trainers.inputs.record_stream import RecordStream
 from trainers.layer_state import LayerState
 from trainers.optimizers import LearningRate, build_optimizer
 from trainers.replayable_dropout import ReplayableDropout
@@ -66,11 +67,15 @@ class Assembly:
 
     def batches(self, first_step: int) -> GlobalBatches:
         """Training batches from a step to the end of the run."""
+        train = self.data.train
+        if isinstance(train, RecordStream):
+            return train.batches(self.order, first_step, self.train_steps)
         return SourceBatches(
-            source=self.data.train,
+            source=train,
             order=self.order,
             first_step=first_step,
             last_step=self.train_steps,
+            augment=self.data.augment,
         )
 
     def state_variables(self) -> list[tf.Variable]:
@@ -124,11 +129,12 @@ def assemble_parts(
 ) -> Assembly:
     """The same for a strategy, data and a model that are at hand already."""
     _check_batch_size(config, strategy, data)
+    _check_files(strategy, data)
     order = Order(
         num_examples=data.train.num_examples,
         global_batch_size=config.length.global_batch_size,
         seed=config.run.seed,
-        drop_last_batch=config.length.drop_last_batch,
+        drop_last_batch=config.drops_last_batch,
     )
     train_steps = _train_steps(config, order)
     learning_rate = LearningRate(config.optimizer, train_steps)
@@ -222,11 +228,26 @@ def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
             "replicas: every replica needs an example; raise it or give a smaller "
             "--num_replicas."
         )
-    if config.length.drop_last_batch and size > data.train.num_examples:
+    if config.drops_last_batch and size > data.train.num_examples:
+        flag = "--drop_last_batch" if config.length.drop_last_batch else "--sharding"
         raise UsageError(
             f"--global_batch_size={size} is more than the {data.train.num_examples:,} "
-            "training examples, so that --drop_last_batch leaves no batch: lower it, "
-            "or leave --drop_last_batch out."
+            f"training examples, so that {flag} leaves no batch: lower it, "
+            f"or leave {flag} out."
+        )
+
+
+def _check_files(strategy: Strategy, data: Data) -> None:
+    """Every process of several reads files of its own, if the stream is so."""
+    stream = data.train
+    if not isinstance(stream, RecordStream) or not stream.by_file:
+        return
+    readers = strategy.num_replicas if strategy.traits.multi_process else 1
+    if len(stream.files) < readers:
+        raise UsageError(
+            f"--sharding=file gives each of {readers} replicas files of its own, and "
+            f"--data_path has {len(stream.files)}: split them, or use "
+            "--sharding=example."
         )
 
 

@@ -20,6 +20,7 @@ from strategies import discovery
 from strategies.config import StrategyConfig
 from strategies.device_config import DeviceConfig
 from strategies.settings import UsageError, check_settings, setting, shown
+from strategies.traits import Traits
 from trainers.comparison.settings import ComparisonConfig
 
 
@@ -125,7 +126,13 @@ class LengthConfig:
 class ModelConfig:
     """Model."""
 
-    model: str = setting("convnet", "What is trained.", choices=models.names)
+    model: str = setting(
+        "convnet",
+        "What is trained. Also keras:NAME, any classifier of keras.applications, with "
+        "new weights, such as keras:ResNet50.",
+        choices=models.names,
+        why_not=models.why_not,
+    )
     hidden_units: tuple[int, ...] = setting(
         (128, 64),
         "Width of each hidden layer of mlp and wide_embedding.",
@@ -174,6 +181,8 @@ class ModelConfig:
         check_settings(self)
 
 
+# Which data sets read a path.
+_READ_BY = {"data_path": ("tfrecord", "cifar10"), "eval_data_path": ("tfrecord",)}
 # 8 GiB. Random numbers say nothing new about speed after that.
 _MOST_SYNTHETIC_NUMBERS = 2**31
 # 8 GiB as well, of int64 ids; and 8 GiB of an embedding of 16 numbers a row.
@@ -187,12 +196,28 @@ class DataConfig:
     dataset: str = setting(
         "digits",
         "digits: 8x8 images of handwritten digits. tfrecord: files at --data_path. "
+        "cifar10: 32x32 photographs, downloaded unless --data_path has them. "
         "synthetic: random examples of any shape, for measuring. clicks: a generated "
         "log of categories, whose best loss is known.",
-        choices=("clicks", "digits", "synthetic", "tfrecord"),
+        choices=("cifar10", "clicks", "digits", "synthetic", "tfrecord"),
     )
     data_path: str | None = setting(
-        None, "A TFRecord file, or a folder of *.tfrecord files, to train on."
+        None,
+        "TFRecord files to train on, also of gzip: files, folders of *.tfrecord and "
+        "*.tfrecord.gz, or patterns such as data/part-*, separated by commas. Of "
+        "cifar10: a published archive, or the folder in it.",
+    )
+    sharding: str = setting(
+        "exact",
+        "How tfrecord is read. exact holds all examples in memory. The others read "
+        "files as a stream: example gives each process its rows of every global "
+        "batch, file gives it files of its own, which makes other global batches.",
+        choices=("exact", "example", "file"),
+    )
+    shuffle_buffer_examples: int = setting(
+        10_000,
+        "Examples of a stream that are shuffled at a time, in each process.",
+        minimum=1,
     )
     eval_data_path: str | None = setting(
         None, "The same for evaluation. Default: --eval_fraction of --data_path."
@@ -205,6 +230,11 @@ class DataConfig:
         "Features of a TFRecord example as name:type:shape, the label last, such "
         "as image:float32:28x28x1,label:int64.",
     )
+    augmentation: bool = setting(
+        True,
+        "Crop, flip, brighten and contrast each training image of cifar10 at random: a "
+        "function of --seed, the step and the image.",
+    )
     num_examples: int = setting(
         4096,
         "Training examples of synthetic and clicks; an eighth as many to evaluate.",
@@ -214,7 +244,10 @@ class DataConfig:
         (32, 32, 3), "Shape of one example of synthetic.", minimum=1
     )
     num_classes: int = setting(
-        10, "Classes of synthetic.", minimum=2, maximum=1_000_000
+        10,
+        "Classes of synthetic, and of tfrecord if it is read as a stream.",
+        minimum=2,
+        maximum=1_000_000,
     )
     num_columns: int = setting(
         8, "Categorical columns of clicks.", minimum=1, maximum=10_000
@@ -232,15 +265,47 @@ class DataConfig:
                 "--dataset=tfrecord needs --data_path: give a TFRecord file or a "
                 "folder of them (python -m trainers.write_tfrecord makes one)."
             )
-        for name in ("data_path", "eval_data_path"):
+        for name, datasets in _READ_BY.items():
             path = getattr(self, name)
-            if path is not None and self.dataset != "tfrecord":
+            if path is not None and self.dataset not in datasets:
                 raise UsageError(
                     f"--{name}={path} is not read by --dataset={self.dataset}: add "
-                    "--dataset=tfrecord, or leave the path out."
+                    f"--dataset={datasets[0]}, or leave the path out."
                 )
+        if not self.augmentation and self.dataset != "cifar10":
+            raise UsageError(
+                f"--noaugmentation does not fit --dataset={self.dataset}, whose "
+                "examples are not distorted: leave it out, or add --dataset=cifar10."
+            )
+        self._check_stream()
         self._check_synthetic()
         self._check_clicks()
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether training examples are read as they are needed."""
+        return self.sharding != "exact"
+
+    def _check_stream(self) -> None:
+        default = DataConfig.__dataclass_fields__["shuffle_buffer_examples"].default
+        if not self.is_streamed:
+            if self.shuffle_buffer_examples != default:
+                raise UsageError(
+                    f"--shuffle_buffer_examples={self.shuffle_buffer_examples} is of "
+                    "streams, and --sharding=exact shuffles all examples: leave it "
+                    "out, or add --sharding=example."
+                )
+            return
+        if self.dataset != "tfrecord":
+            raise UsageError(
+                f"--sharding={self.sharding} does not fit --dataset={self.dataset}, "
+                "which is held in memory: leave it out, or add --dataset=tfrecord."
+            )
+        if self.eval_data_path is None:
+            raise UsageError(
+                f"--sharding={self.sharding} needs --eval_data_path, because no part "
+                "of a stream is held out: give files to evaluate on."
+            )
 
     def _check_synthetic(self) -> None:
         size = self.num_examples * math.prod(self.input_shape)
@@ -427,6 +492,26 @@ class Config:
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."
             )
         self.comparison.check_mode(self.run.mode, self.strategy.strategy)
+        if self.data.is_streamed and not discovery.traits(name).takes_streams:
+            others = (n for n in discovery.names() if discovery.traits(n).takes_streams)
+            raise UsageError(
+                f"--sharding={self.data.sharding} does not fit --strategy={name}, "
+                "which reads any step on request: use --sharding=exact, or "
+                f"--strategy={' or '.join(others)}."
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """What the strategy declares, as it holds for this configuration and data."""
+        traits = self.strategy.traits
+        if self.data.sharding == "file" and traits.multi_process:
+            return dataclasses.replace(traits, matches_one_device=False)
+        return traits
+
+    @property
+    def drops_last_batch(self) -> bool:
+        """Whether all global batches are full: who reads files of its own, repeats."""
+        return self.length.drop_last_batch or self.data.sharding == "file"
 
     def _check_batch_size(self) -> None:
         size = self.length.global_batch_size

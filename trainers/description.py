@@ -37,7 +37,9 @@ def variable_placements(assembly: Assembly) -> list[tuple[Any, ...]]:
     """Of every variable of model and optimizer: path, shape, type and devices."""
     rows: list[tuple[Any, ...]] = []
     for variable in [*assembly.model.variables, *assembly.optimizer.variables]:
-        devices = ", ".join(short_name(copy.device) for copy in _copies(variable.value))
+        devices = ", ".join(
+            short_name(copy.device) for copy in copies_of(variable.value)
+        )
         rows.append(
             (variable.path, str(tuple(variable.shape)), variable.dtype, devices)
         )
@@ -48,12 +50,12 @@ def variable_bytes(assembly: Assembly) -> dict[str, int]:
     """What each device holds of weights, layer and optimizer state."""
     held: Counter[str] = Counter()
     for variable in assembly.state_variables():
-        for copy in _copies(variable):
+        for copy in copies_of(variable):
             held[short_name(copy.device)] += copy.dtype.size * copy.shape.num_elements()
     return dict(sorted(held.items()))
 
 
-def _copies(variable: tf.Variable) -> Sequence[tf.Variable]:
+def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:
     """A mirrored variable holds one copy per device in `values`."""
     return getattr(variable, "values", (variable,))
 

@@ -19,11 +19,12 @@ from strategies.devices import configure_devices, describe, substitution
 from strategies.gpus import visible_gpus
 from strategies.settings import UsageError, shown
 from strategies.traits import Traits
-from trainers.assembly import assemble, create_strategy
+from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.card import differences, in_words, make_card, unsupported
 from trainers.config import Config
 from trainers.console import Console
 from trainers.launch import plan_of
+from trainers.memory import capacity_of, estimate_memory, largest, warning_of
 from trainers.outcome import ExitCode
 from trainers.run_dir import RunFolder
 from trainers.slowness import Means, what_is_slow
@@ -141,6 +142,7 @@ class _Visit:
             if not self.traits.multi_process:
                 on = describe(assembly.strategy.devices)
                 self._show_replicas(replicas, f"on {on}")
+                self._show_memory(assembly)
             assembly.strategy.close()
             return replicas
         return self.config.strategy.num_replicas or 1
@@ -210,6 +212,13 @@ class _Visit:
 
     def _show_replicas(self, replicas: int, how: str) -> None:
         self._show("replicas", f"{replicas}, {how}")
+
+    def _show_memory(self, assembly: Assembly) -> None:
+        name, estimate = largest(estimate_memory(assembly))
+        self._show("memory", str(estimate))
+        warning = warning_of(name, estimate, capacity_of(name))
+        if warning is not None:
+            self.findings["warning"].append(f"{warning}.")
 
     def _show_plan(self, cluster: Cluster) -> None:
         self._show("cluster", "would be started here, on free ports such as these")

@@ -1,7 +1,7 @@
 """Errors of TensorFlow that are a user's to correct, in one line.
 
-Whether XLA can compile a model, and what becomes of the rows inside one, is known only
-once it runs.
+Whether XLA can compile a model, what becomes of the rows inside one, and what a stream
+holds is known only once it runs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _MISSING_DEVICE = re.compile(
     r"(?:Could not satisfy (?:explicit )?device specification '|any devices for spec "
     r"|was explicitly assigned to )(?P<device>[\w/:*]+)"
 )
+# What is raised in Python while a stream is read comes with its traceback.
+_STREAM = re.compile(r"\bUsageError: ([^\n]*)")
 _ROWS = re.compile(r"--replayable_dropout does not fit layer [^;]*; [^.]*\.")
 
 
@@ -34,9 +36,12 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
     message = str(getattr(error, "original_exception", error))
     rows = _ROWS.search(message)
     missing = _MISSING_DEVICE.search(message)
+    stream = _STREAM.search(message)
     unsupported = _UNSUPPORTED.search(message)
     if config.model.replayable_dropout and rows:
         refusal = UsageError(rows.group())
+    elif config.data.is_streamed and stream:
+        refusal = UsageError(stream.group(1))
     elif config.model.jit_compile and (unsupported or _COMPILER.search(message)):
         reason = f": it has no {unsupported.group(1)}" if unsupported else ""
         refusal = UsageError(

@@ -21,6 +21,7 @@ import tensorflow as tf
 from strategies.base import Batch
 from strategies.library_internals import flat_layers
 from strategies.settings import UsageError
+from trainers import hashing
 from trainers.randomness import seed_states
 
 _SPATIAL = (
@@ -30,12 +31,6 @@ _SPATIAL = (
 )
 # A subclass with a call of its own may do anything.
 _KNOWN_CALLS = {layer.call for layer in (keras.layers.Dropout, *_SPATIAL)}
-
-# SplitMix64: Steele, Lea and Flood, Fast splittable pseudorandom number generators,
-# 2014, figure 17, with the constants of Vigna's version.
-_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
-_MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-_LAST_SHIFT = 31
 
 
 class ReplayableDropout:
@@ -131,10 +126,7 @@ def key_of(seed: int, layer: int, call: int, step: tf.Tensor) -> tf.Tensor:
       call: how often the layer was called before in this step.
       step: int64 scalar.
     """
-    key = _mix(tf.constant(seed, tf.uint64))
-    for word in (layer, call, step):
-        key = _absorb(key, tf.cast(word, tf.uint64))
-    return key
+    return hashing.key_of(seed, layer, call, step)
 
 
 def keep(
@@ -155,34 +147,10 @@ def keep(
       bool [rows, *row_shape]. Row i depends on examples[i] alone.
     """
     row_shape = [tf.cast(size, tf.int64) for size in row_shape]
-    row_keys = _absorb(key, tf.cast(examples, tf.uint64))
     size = tf.reduce_prod(tf.stack([tf.ones([], tf.int64), *row_shape]))
-    positions = tf.cast(tf.range(1, size + 1), tf.uint64)
-    # Each row is SplitMix64's own sequence, started from the row's key.
-    hashes = _mix(row_keys[:, tf.newaxis] + positions * _constant(_GOLDEN_GAMMA))
-    kept = hashes >= _constant(round(rate * 2**64))
+    hashes = hashing.hashes_of_rows(key, examples, size)
+    kept = hashes >= hashing.constant(round(rate * 2**64))
     return tf.reshape(kept, tf.stack([tf.size(examples, tf.int64), *row_shape]))
-
-
-def _absorb(key: tf.Tensor, word: tf.Tensor) -> tf.Tensor:
-    """Different words give different keys, because mixing can be undone."""
-    mixed = tf.bitwise.bitwise_xor(key, word)
-    return _mix(mixed + _constant(_GOLDEN_GAMMA))
-
-
-def _mix(value: tf.Tensor) -> tf.Tensor:
-    for shift, factor in _MIXING:
-        value = _xor_shift(value, shift) * _constant(factor)
-    return _xor_shift(value, _LAST_SHIFT)
-
-
-def _xor_shift(value: tf.Tensor, shift: int) -> tf.Tensor:
-    shifted = tf.bitwise.right_shift(value, _constant(shift))
-    return tf.bitwise.bitwise_xor(value, shifted)
-
-
-def _constant(value: int) -> tf.Tensor:
-    return tf.constant(value, tf.uint64)
 
 
 def _dropout_layers(model: keras.Model) -> list[keras.layers.Dropout]:

@@ -139,7 +139,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _traits(assembly: Assembly) -> dict[str, Any]:
-    traits = dataclasses.asdict(assembly.config.strategy.traits)
+    traits = dataclasses.asdict(assembly.config.traits)
     return {name: value for name, value in traits.items() if name != "summary"}
 
 

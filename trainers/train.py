@@ -19,6 +19,7 @@ from trainers.console import Console
 from trainers.description import describe_run, hyperparameters, tensorboard_command
 from trainers.inputs.data import Data
 from trainers.loop import Always, CallLength, run_loop
+from trainers.memory import capacity_of, estimate_memory, largest, warning_of
 from trainers.outcome import DivergedError, ExitCode, StopRequested
 from trainers.placement_log import PlacementRecorder, write_placements
 from trainers.reporting import Reporting, in_words
@@ -122,6 +123,11 @@ def _introduce(
     words = substitution(assembly.config.strategy.device_choice)
     if words:
         console.warn(words)
+    name, estimate = largest(estimate_memory(assembly))
+    console.say(f"memory    {estimate}")
+    warning = warning_of(name, estimate, capacity_of(name))
+    if warning is not None:
+        console.warn(warning)
     update = assembly.config.optimizer
     if assembly.embeddings() and update.sparse_gradients and not update.updates_rows:
         decay = f" --weight_decay={update.weight_decay}" * bool(update.weight_decay)

@@ -84,7 +84,7 @@ def _find(arm: Arm, reference: Recorded, execution: Execution) -> Finding:
     has_diverged = recorded.run.status == "diverged"
     if not recorded.run.is_completed and not has_diverged:
         return Finding(arm=arm, recorded=recorded, verdict=Verdict.FAILED)
-    if not is_comparable(arm.config.strategy):
+    if not is_comparable(arm.config):
         return Finding(arm=arm, recorded=recorded, verdict=Verdict.NOT_COMPARABLE)
     judgement = judge(recorded, reference)
     cause = None

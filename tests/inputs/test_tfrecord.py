@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,22 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
     held_out = str(tmp_path / "a.tfrecord")
     data = load(config(tmp_path, eval_data_path=held_out))
     assert first_values(data) == [0, 1, 2]
+
+
+def test_files_of_several_paths_are_read_in_their_order(tmp_path):
+    for name, value in (("b", 1), ("a", 2), ("c", 3)):
+        write(tmp_path / f"{name}.tfrecord", [number(value)])
+    first, others = tmp_path / "b.tfrecord", tmp_path / "[ac].tfrecord"
+    data = load(config(f"{first},{others}", eval_data_path=str(first)))
+    assert first_values(data) == [1, 2, 3]
+
+
+def test_a_compressed_file_is_read_like_any_other(tmp_path):
+    path = write(tmp_path / "a.tfrecord", [number(value) for value in range(2500)])
+    compressed = tmp_path / "b.tfrecord.gz"
+    compressed.write_bytes(gzip.compress(path.read_bytes()))
+    data = load(config(compressed, eval_data_path=str(path)))
+    assert first_values(data) == list(range(2500))
 
 
 def test_more_examples_than_are_parsed_at_a_time_keep_their_order(tmp_path):
@@ -247,8 +264,8 @@ def test_a_scalar_input_has_no_shape(tmp_path):
 )
 def test_a_path_without_files_is_refused(tmp_path, name, problem):
     path = tmp_path / name
-    advice = "give a TFRecord file or a folder of *.tfrecord files."
-    assert refusal(config(path)) == f"--data_path={path} {problem}: {advice}"
+    advice = "give TFRecord files, folders of *.tfrecord and *.tfrecord.gz files, or"
+    assert refusal(config(path)).startswith(f"--data_path={path} {problem}: {advice}")
 
 
 def test_a_device_is_not_read(tmp_path):

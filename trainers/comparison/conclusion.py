@@ -11,7 +11,7 @@ from trainers.comparison import verdicts
 from trainers.comparison.arms import Arm
 from trainers.comparison.figures import Run
 from trainers.comparison.held_fixed import differing_settings
-from trainers.comparison.remarks import remarks_on
+from trainers.comparison.remarks import remarks_on, remarks_on_batches
 from trainers.comparison.settings import ComparisonConfig
 from trainers.comparison.statistics import (
     CONFIDENCE,
@@ -74,7 +74,7 @@ def conclude(
         "target_accuracy": settings.target_accuracy,
         "different_settings": differing,
         "allowed_different": sorted(settings.allow_different or ()),
-        "remarks": remarks_on(by_arm, differing),
+        "remarks": remarks_on_batches(arms) + remarks_on(by_arm, differing),
         "arms": [_arm(arm, by_arm, control, settings) for arm in arms],
         "comparisons": _comparisons(by_arm, control, settings),
     }

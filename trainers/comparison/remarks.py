@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategies.settings import as_argument
+from trainers.comparison.arms import Arm
 from trainers.comparison.figures import Run
 from trainers.comparison.settings import HELD_FIXED
 from trainers.comparison.statistics import FEWEST_SEEDS
@@ -45,6 +46,22 @@ def remarks_on(
             f"{FEWEST_SEEDS}; give a higher --seeds."
         )
     return remarks + _remarks_on_the_machine(by_arm)
+
+
+def remarks_on_batches(arms: Sequence[Arm]) -> list[str]:
+    """Which arms train on other global batches although no setting differs."""
+    own = [
+        arm.name
+        for arm in arms
+        if arm.config.strategy.traits.matches_one_device
+        and not arm.config.traits.matches_one_device
+    ]
+    if not own:
+        return []
+    return [
+        f"With --sharding=file the processes of {', '.join(own)} read files of their "
+        "own: global batches hold other examples than those of other arms."
+    ]
 
 
 def _remarks_on_the_machine(by_arm: Mapping[str, list[Run]]) -> list[str]:

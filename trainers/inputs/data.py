@@ -7,12 +7,14 @@ property of the run: any step can be the first one, on any number of replicas.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.settings import UsageError
+from trainers.inputs.augmentation import Augment
 
 
 class Source(Protocol):
@@ -58,12 +60,36 @@ class ArraySource:
         return tf.gather(features, indices), tf.gather(labels, indices)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreparedSource:
+    """Examples that are stored in one form and read in another.
+
+    Attributes:
+      stored: holds them, such as whole images in single bytes.
+      prepare: from stored features [n, ...] to features [n, ...], row by row.
+    """
+
+    stored: Source
+    prepare: Callable[[Any], Any]
+
+    @property
+    def num_examples(self) -> int:
+        return self.stored.num_examples
+
+    def tensors(self) -> Any:
+        return self.stored.tensors()
+
+    def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
+        features, labels = self.stored.read(tensors, indices)
+        return self.prepare(features), labels
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
     """A data set, ready to be trained on.
 
     Attributes:
-      train: examples to learn from.
+      train: examples to learn from; a `RecordStream` cannot be read by index.
       evaluation: examples held out.
       input_shape: of one example's features, without the batch dimension.
       num_classes: labels are int64 from 0 to num_classes - 1.
@@ -71,6 +97,8 @@ class Data:
         quantities.
       best_eval_loss: mean loss over `evaluation` of the probabilities that the
         labels were drawn with; None where nobody knows them.
+      augment: turns features that `train` reads into those of a step, of the shape
+        `input_shape`; None where they are trained on as they are.
     """
 
     train: Source
@@ -79,6 +107,7 @@ class Data:
     num_classes: int
     num_categories: int | None = None
     best_eval_loss: float | None = None
+    augment: Augment | None = None
 
 
 def hold_out(

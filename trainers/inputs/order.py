@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from strategies.base import Batch
 from strategies.batch import share_rows
+from trainers.inputs.augmentation import Augment
 from trainers.inputs.data import Source
 
 # index_shuffle evaluates a permutation at single positions, so that nothing of the
@@ -104,12 +105,20 @@ class SourceBatches:
     """The batches of steps from `first_step` up to, but not including, `last_step`.
 
     Satisfies `GlobalBatches`.
+
+    Attributes:
+      source: of the examples.
+      order: in which they come; with a seed, if they are augmented.
+      first_step: counted over epochs.
+      last_step: likewise.
+      augment: changes features by step; None to leave them as they are read.
     """
 
     source: Source
     order: Order
     first_step: int
     last_step: int
+    augment: Augment | None = None
 
     def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
         tensors = self.source.tensors()
@@ -132,6 +141,8 @@ class SourceBatches:
     ) -> Batch:
         indices, num_rows, global_size = self.order.indices(step, share, num_shares)
         features, labels = self.source.read(resident, indices)
+        if self.augment is not None and self.order.seed is not None:
+            features = self.augment(features, indices, step, self.order.seed)
         return Batch(
             step=step,
             replica=tf.cast(share, tf.int64),

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.settings import UsageError
-from trainers.inputs.record_files import Records
 
 # The fewest bytes one value can take in a serialized Example: an int64 is a
 # varint, a float is always four.
@@ -25,6 +26,16 @@ _SHAPE = re.compile(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*")
 # Examples given to TensorFlow at a time. Bounds what is searched for the one
 # that does not match, and the memory taken while parsing.
 _CHUNK_EXAMPLES = 1024
+
+
+class PlacedRecords(Protocol):
+    """Serialized Examples, of one file or of several."""
+
+    @property
+    def payloads(self) -> Sequence[bytes]: ...
+
+    def place(self, index: int) -> str:
+        """Where one of them is, in the words an error message begins with."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +74,8 @@ class RecordSchema:
     def __str__(self) -> str:
         return f"{self.input},{self.label}"
 
-    def parse(self, records: Records) -> tuple[np.ndarray, np.ndarray]:
-        """Reads the examples of a file.
+    def parse(self, records: PlacedRecords) -> tuple[np.ndarray, np.ndarray]:
+        """Reads examples.
 
         Args:
           records: serialized Examples, at least one.
@@ -84,7 +95,7 @@ class RecordSchema:
         return np.concatenate(inputs), np.concatenate(labels)
 
     def _parse_chunk(
-        self, records: Records, first: int
+        self, records: PlacedRecords, first: int
     ) -> tuple[np.ndarray, np.ndarray]:
         payloads = records.payloads[first : first + _CHUNK_EXAMPLES]
         cause: Exception | None = None
@@ -112,7 +123,7 @@ class RecordSchema:
         return math.prod(self.input.shape) * _FEWEST_BYTES[self.input.dtype]
 
     def _parse_with_tensorflow(
-        self, payloads: list[bytes]
+        self, payloads: Sequence[bytes]
     ) -> tuple[np.ndarray, np.ndarray]:
         features = (self.input, self.label)
         with tf.device("/device:CPU:0"):

@@ -1,7 +1,9 @@
-"""The data set `tfrecord`: examples from TFRecord files, held in memory."""
+"""The data set `tfrecord`: TFRecord files, held in memory or read as a stream."""
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,26 +11,27 @@ import numpy as np
 
 from strategies.settings import UsageError
 from trainers.inputs.data import ArraySource, Data, hold_out
-from trainers.inputs.record_files import Records, read_records
+from trainers.inputs.record_examples import examples_of
+from trainers.inputs.record_files import read_records
+from trainers.inputs.record_paths import find_files
 from trainers.inputs.record_schema import RecordSchema, parse_schema
+from trainers.inputs.record_stream import open_stream
 
 if TYPE_CHECKING:
     from trainers.config import DataConfig
-
-# A larger label is not the number of a class. The model has an output for each
-# class, so that one stray value would ask for more memory than there is.
-LARGEST_LABEL = 999_999
 
 
 def load(config: DataConfig) -> Data:
     """Reads the files at --data_path and, if given, --eval_data_path.
 
     Without --eval_data_path, --eval_fraction of the examples is held out. Inputs
-    become float32; whole numbers above 2**24 are rounded by that.
+    become float32; whole numbers above 2**24 are rounded by that. Of a stream only
+    the lengths of records are looked at now; what is evaluated is held in memory.
 
     Returns:
       Data whose features are float32 [n, *shape of the schema's input] and whose
-      num_classes is the largest label of both parts + 1, at least 2.
+      num_classes is the largest label of both parts + 1, at least 2; of a stream,
+      --num_classes.
 
     Raises:
       UsageError: a path, a file, a record or the schema is wrong.
@@ -36,6 +39,8 @@ def load(config: DataConfig) -> Data:
     if config.data_path is None:
         raise UsageError("--data_path is missing: give a TFRecord file or a folder.")
     schema = parse_schema(config.record_schema)
+    if config.is_streamed:
+        return _load_stream(config, config.data_path, schema)
     features, labels = _read(config.data_path, "data_path", schema)
     if config.eval_data_path is None:
         num_classes = max(2, int(labels.max()) + 1)
@@ -49,71 +54,33 @@ def load(config: DataConfig) -> Data:
     )
 
 
-def find_files(data_path: str, flag: str) -> list[Path]:
-    """The files a path stands for: itself, or *.tfrecord in it sorted by name.
-
-    Args:
-      data_path: a file or a folder.
-      flag: the flag it came from, to be named in errors.
-
-    Raises:
-      UsageError: there is nothing to read there.
-    """
-    path = Path(data_path)
-    try:
-        if path.is_file():
-            return [path]
-        if path.is_dir():
-            files = sorted(file for file in path.glob("*.tfrecord") if file.is_file())
-            problem = "is a folder without *.tfrecord files"
-        else:
-            files = []
-            exists = path.exists()
-            problem = "is neither a file nor a folder" if exists else "does not exist"
-    except OSError as error:
-        files = []
-        problem = f"cannot be read ({error.strerror})"
-    if not files:
-        raise UsageError(
-            f"--{flag}={data_path} {problem}: give a TFRecord file or a folder of "
-            "*.tfrecord files."
-        )
-    return files
+def _load_stream(config: DataConfig, data_path: str, schema: RecordSchema) -> Data:
+    features, labels = _read(
+        config.eval_data_path or "", "eval_data_path", schema, config.num_classes
+    )
+    return Data(
+        train=open_stream(
+            find_files(data_path, "data_path"),
+            schema,
+            num_classes=config.num_classes,
+            by_file=config.sharding == "file",
+            shuffle_buffer_examples=config.shuffle_buffer_examples,
+        ),
+        evaluation=ArraySource(features, labels),
+        input_shape=schema.input.shape,
+        num_classes=config.num_classes,
+    )
 
 
 def _read(
-    data_path: str, flag: str, schema: RecordSchema
+    data_path: str, flag: str, schema: RecordSchema, num_classes: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Features float32 [n, ...] and labels int64 [n] of all files of a path."""
-    parts = [_read_file(path, schema) for path in find_files(data_path, flag)]
+
+    def read_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
+        return examples_of(read_records(path), schema, num_classes)
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        parts = list(threads.map(read_file, find_files(data_path, flag)))
     features, labels = zip(*parts, strict=True)
     return np.concatenate(features), np.concatenate(labels)
-
-
-def _read_file(path: Path, schema: RecordSchema) -> tuple[np.ndarray, np.ndarray]:
-    records = read_records(path)
-    features, labels = schema.parse(records)
-    _check_labels(records, labels, schema)
-    _check_finite(records, features, schema)
-    return features.astype(np.float32, copy=False), labels
-
-
-def _check_labels(records: Records, labels: np.ndarray, schema: RecordSchema) -> None:
-    is_class = (labels >= 0) & (labels <= LARGEST_LABEL)
-    if not is_class.all():
-        index = int(np.argmin(is_class))
-        raise UsageError(
-            f"{records.place(index)}: {schema.label.name!r} is {labels[index]}: "
-            f"labels number the classes from 0 to at most {LARGEST_LABEL}; write "
-            "the file again."
-        )
-
-
-def _check_finite(records: Records, features: np.ndarray, schema: RecordSchema) -> None:
-    is_finite = np.isfinite(features).reshape(len(features), -1).all(axis=1)
-    if not is_finite.all():
-        index = int(np.argmin(is_finite))
-        raise UsageError(
-            f"{records.place(index)}: {schema.input.name!r} holds a value that is not "
-            "a finite number, which nothing can be learned from; write the file again."
-        )

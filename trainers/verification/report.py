@@ -153,6 +153,12 @@ def _shown(difference: Difference | None) -> str:
 
 def _why_not_comparable(finding: Finding) -> str:
     strategy = finding.arm.config.strategy
+    if strategy.is_synchronous and strategy.traits.matches_one_device:
+        return (
+            f"--sharding={finding.arm.config.data.sharding} gives every process files "
+            "of its own, so that its global batches hold other examples: it is another "
+            "training, by intention"
+        )
     if strategy.is_synchronous:
         return (
             f"--backup_workers={strategy.backup_workers} leaves gradients out: it is "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from strategies import discovery
-from strategies.config import DEFAULT_NUM_WORKERS, StrategyConfig
+from strategies.config import DEFAULT_NUM_WORKERS
 from trainers.comparison.arms import Arm, of_a_run, under
 from trainers.config import Config
 
@@ -45,20 +45,22 @@ def subjects_of(config: Config) -> tuple[Arm, ...]:
     return tuple(subjects)
 
 
-def is_comparable(strategy: StrategyConfig) -> bool:
+def is_comparable(config: Config) -> bool:
     """Whether its steps are those of one device.
 
-    They are not if some gradients are of older weights, or are left out. A single
-    asynchronous worker always computes on the newest weights.
+    They are not if some gradients are of older weights, or are left out, or if global
+    batches hold other examples. A single asynchronous worker always computes on the
+    newest weights.
     """
+    strategy = config.strategy
     if strategy.is_synchronous:
-        return strategy.traits.matches_one_device
+        return config.traits.matches_one_device
     return (strategy.num_workers or DEFAULT_NUM_WORKERS) == 1
 
 
 def _recorded_if_comparable(arm: Arm) -> Arm:
     """Recording waits for every step, and would hide how stale gradients are."""
-    if is_comparable(arm.config.strategy):
+    if is_comparable(arm.config):
         return arm
     return Arm(name=arm.name, config=arm.config.replace(record_steps=False))
 

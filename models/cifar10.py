@@ -1,0 +1,120 @@
+"""The network of the TensorFlow 1 tutorial on convolutional networks, for CIFAR-10.
+
+Layer by layer that of tensorflow/models, tutorials/image/cifar10/cifar10.py: its
+sizes, its order of pooling and normalization, its initial values and its decay of
+weights. The tutorial's mean loss over the batch, learning rate and averages of the
+weights are not the model's and belong to the run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from models.base import Examples, Settings, classifier, require_quantities
+
+# tf.nn.l2_loss is half the sum of squares, and the tutorial multiplies it by 0.004;
+# Keras's L2 multiplies the whole sum.
+_WEIGHT_DECAY = 0.004 / 2
+
+
+class LocalResponseNormalization(keras.layers.Layer):
+    """Divides every number by a power of the squares of its neighbouring channels.
+
+    y = x / (bias + alpha * sum of x^2 over the nearest 2 radius + 1 channels) ^ beta:
+    Krizhevsky, Sutskever and Hinton, ImageNet Classification with Deep Convolutional
+    Neural Networks, 2012, section 3.3. As `tf.nn.lrn`, which has no float64, it adds
+    up neighbours by multiplying with a band of ones.
+    """
+
+    def __init__(
+        self, radius: int, bias: float, alpha: float, beta: float, **settings: Any
+    ):
+        super().__init__(**settings)
+        self._radius = radius
+        self._bias = bias
+        self._alpha = alpha
+        self._beta = beta
+        self._band: np.ndarray = np.zeros([0, 0])
+
+    def build(self, input_shape: Any) -> None:
+        """Needs to know how many channels there are."""
+        channels = np.arange(input_shape[-1])
+        distance = np.abs(channels[:, np.newaxis] - channels)
+        self._band = (distance <= self._radius).astype(np.float64)
+
+    def call(self, inputs: Any) -> Any:
+        """Numbers [n, height, width, channels], normalized."""
+        band = keras.ops.cast(self._band, inputs.dtype)
+        sums = keras.ops.matmul(keras.ops.square(inputs), band)
+        return inputs * keras.ops.power(self._bias + self._alpha * sums, -self._beta)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+
+def build(data: Examples, settings: Settings) -> keras.Model:
+    """Two convolutions with pooling and normalization, two dense layers, logits.
+
+    Raises:
+      ValueError: examples are not height x width x channels of 4x4 or more.
+    """
+    require_quantities("cifar10", data)
+    if len(data.input_shape) != 3 or min(data.input_shape[:2]) < 4:
+        raise ValueError(
+            "--model=cifar10 takes images of height x width x channels from 4x4 up; "
+            f"the data set's examples have shape {data.input_shape}: use --model=mlp."
+        )
+    images = keras.Input(data.input_shape, name="images")
+    hidden = _convolution("conv1", bias=0.0)(images)
+    hidden = _normalization("norm1")(_pooling("pool1")(hidden))
+    hidden = _convolution("conv2", bias=0.1)(hidden)
+    hidden = _pooling("pool2")(_normalization("norm2")(hidden))
+    hidden = keras.layers.Flatten(name="flatten")(hidden)
+    for name, units in (("local3", 384), ("local4", 192)):
+        hidden = keras.layers.Dense(
+            units,
+            activation="relu",
+            kernel_initializer=_normal(0.04),
+            bias_initializer=keras.initializers.Constant(0.1),
+            kernel_regularizer=keras.regularizers.L2(_WEIGHT_DECAY),
+            name=name,
+        )(hidden)
+        if settings.dropout:
+            dropout = keras.layers.Dropout(settings.dropout, name=f"{name}_dropout")
+            hidden = dropout(hidden)
+    logits = keras.layers.Dense(
+        data.num_classes, kernel_initializer=_normal(1 / 192), name="softmax_linear"
+    )(hidden)
+    return keras.Model(images, logits, name="cifar10")
+
+
+def _convolution(name: str, bias: float) -> keras.layers.Layer:
+    return keras.layers.Conv2D(
+        64,
+        5,
+        padding="same",
+        activation="relu",
+        kernel_initializer=_normal(0.05),
+        bias_initializer=keras.initializers.Constant(bias),
+        name=name,
+    )
+
+
+def _pooling(name: str) -> keras.layers.Layer:
+    return keras.layers.MaxPooling2D(3, strides=2, padding="same", name=name)
+
+
+def _normalization(name: str) -> keras.layers.Layer:
+    return LocalResponseNormalization(
+        radius=4, bias=1.0, alpha=0.001 / 9, beta=0.75, name=name
+    )
+
+
+def _normal(deviation: float) -> keras.initializers.Initializer:
+    return keras.initializers.TruncatedNormal(stddev=deviation)
+
+
+SPEC = classifier(build)

@@ -1,0 +1,50 @@
+"""Any classifier of keras.applications with new weights: `--model=keras:NAME`."""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+
+from models.base import Examples, ModelSpec, Settings, classifier, require_quantities
+from models.catalogue import PREFIX
+
+
+def spec_of(name: str) -> ModelSpec:
+    """The classifier of that name, such as ResNet50."""
+    return classifier(functools.partial(_build, name))
+
+
+def _build(name: str, data: Examples, settings: Settings) -> keras.Model:
+    """Without the activation at the end, so that its outputs are logits.
+
+    Raises:
+      ValueError: the examples are no images, or smaller than the model takes; or it is
+        told to drop activations, which is its own affair.
+    """
+    require_quantities(PREFIX + name, data)
+    if len(data.input_shape) != 3:
+        raise ValueError(
+            f"--model={PREFIX}{name} takes images of height x width x channels; the "
+            f"data set's examples have shape {data.input_shape}: use --model=mlp."
+        )
+    if settings.dropout:
+        raise ValueError(
+            f"--dropout={settings.dropout} is not used by --model={PREFIX}{name}, "
+            "which drops what its authors say: leave it out."
+        )
+    make = getattr(keras.applications, name)
+    try:
+        return make(
+            weights=None,
+            input_shape=data.input_shape,
+            classes=data.num_classes,
+            classifier_activation=None,
+        )
+    except ValueError as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(
+            f"--model={PREFIX}{name} cannot take examples of shape {data.input_shape} "
+            f"({reason}): use larger ones, such as --dataset=synthetic "
+            "--input_shape=224,224,3, or another model."
+        ) from error

@@ -1,0 +1,55 @@
+"""Workers that read a stream: rows of the same batches, or files of their own."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from tests.inputs.made_records import write_folder
+from tests.processes import result_of
+from tests.verification.projects import verify
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+# 23 examples in batches of 9: the third batch of an epoch has 5, by example.
+SIZES = (8, 4, 11)
+
+
+def verify_stream(folder: pathlib.Path, sharding: str) -> tuple[str, dict, dict]:
+    """What is printed, the entry of the workers, and what their run declares."""
+    data = write_folder(folder / "data", SIZES)
+    done, found = verify(
+        folder,
+        "--strategies=multi_worker_mirrored",
+        f"--sharding={sharding}",
+        f"--data_path={data}",
+        f"--eval_data_path={data}",
+        "--dataset=tfrecord",
+        "--num_classes=2",
+        "--model=mlp",
+        "--hidden_units=8",
+        "--dtype=float64",
+        "--optimizer=sgd",
+        "--learning_rate=0.0001",
+        "--global_batch_size=9",
+        # Into the second epoch. Numbers up to 22 as features let rounding grow fast.
+        "--train_steps=4",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (entry,) = found["strategies"]
+    traits = result_of(folder / entry["run"])["traits"]
+    return done.stdout, entry, traits
+
+
+def test_by_example_workers_train_as_one_device_does(tmp_path: pathlib.Path) -> None:
+    _, entry, traits = verify_stream(tmp_path, "example")
+    assert entry["verdict"] in ("identical", "equivalent")
+    assert traits["matches_one_device"] is True
+
+
+def test_by_file_they_do_not_and_nobody_says_so(tmp_path: pathlib.Path) -> None:
+    printed, entry, traits = verify_stream(tmp_path, "file")
+    assert entry["verdict"] == "not comparable"
+    assert "--sharding=file gives every process files of its own" in printed
+    assert traits["matches_one_device"] is False

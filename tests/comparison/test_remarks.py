@@ -1,0 +1,25 @@
+"""What a report says before its verdicts."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainers.comparison.arms import Arm
+from trainers.comparison.remarks import remarks_on_batches
+from trainers.config import Config
+
+
+@pytest.mark.parametrize("sharding", ["exact", "example", "file"])
+def test_arms_whose_processes_read_files_of_their_own_are_named(sharding: str) -> None:
+    """Their settings are those of the other arms, and their global batches are not."""
+    shared = Config().replace(
+        dataset="tfrecord", data_path="a", eval_data_path="b", sharding=sharding
+    )
+    names = ("one_device", "mirrored", "multi_worker_mirrored")
+    arms = [Arm(name=name, config=shared.replace(strategy=name)) for name in names]
+    remarks = remarks_on_batches(arms)
+    if sharding != "file":
+        assert remarks == []
+        return
+    (remark,) = remarks
+    assert "the processes of multi_worker_mirrored read files of their own" in remark

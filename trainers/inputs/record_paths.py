@@ -1,0 +1,77 @@
+"""Which files a path on the command line stands for."""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from strategies.settings import UsageError
+
+_PATTERNS = ("*.tfrecord", "*.tfrecord.gz")
+_ADVICE = (
+    "give TFRecord files, folders of *.tfrecord and *.tfrecord.gz files, or patterns "
+    "such as data/part-*, separated by commas"
+)
+
+
+def find_files(data_path: str, flag: str) -> list[Path]:
+    """The files of a path, or of several that are separated by commas.
+
+    A path is a file, a folder of which *.tfrecord and *.tfrecord.gz are taken, or a
+    pattern with * ? [ ] or **. What folders and patterns stand for is sorted by name.
+
+    Args:
+      data_path: value of the flag.
+      flag: the flag it came from, to be named in errors.
+
+    Raises:
+      UsageError: there is nothing to read there, or one file is there twice.
+    """
+    files: list[Path] = []
+    for part in _parts(data_path):
+        found, problem = _files_of(part)
+        if not found:
+            named = "" if part == data_path else f": {part!r}"
+            raise UsageError(f"--{flag}={data_path}{named} {problem}: {_ADVICE}.")
+        files += found
+    for file, count in Counter(files).items():
+        if count > 1:
+            raise UsageError(
+                f"--{flag}={data_path} has {str(file)!r} twice: leave one of them out."
+            )
+    return files
+
+
+def _parts(data_path: str) -> list[str]:
+    """A file may have a comma in its name."""
+    try:
+        is_one = Path(data_path).exists()
+    except OSError:
+        is_one = True
+    return [data_path] if is_one else data_path.split(",")
+
+
+def _files_of(part: str) -> tuple[list[Path], str]:
+    """The files of a path, and what is wrong if there are none."""
+    if not part:
+        return [], "is no path"
+    path = Path(part)
+    try:
+        if path.is_file():
+            return [path], ""
+        if path.is_dir():
+            return sorted(_matching(path)), f"is a folder without {_PATTERNS[0]} files"
+        if path.exists():
+            return [], "is neither a file nor a folder"
+        if glob.has_magic(part):
+            found = map(Path, glob.glob(part, recursive=True))
+            return sorted(p for p in found if p.is_file()), "matches no file"
+    except OSError as error:
+        return [], f"cannot be read ({error.strerror})"
+    return [], "does not exist"
+
+
+def _matching(folder: Path) -> Iterator[Path]:
+    return (path for name in _PATTERNS for path in folder.glob(name) if path.is_file())
