@@ -55,6 +55,12 @@ class StrategyConfig:
         "the last to finish are dropped.",
         minimum=0,
     )
+    combine: str = setting(
+        "mean",
+        "What an update makes of its replicas' gradients: their mean over the global "
+        "batch, or their sum, which is as many times larger as there are replicas.",
+        choices=("mean", "sum"),
+    )
     collective_implementation: str = setting(
         "auto",
         "How multi_worker_mirrored sums: auto is nccl on GPUs and ring on CPUs.",
@@ -83,6 +89,7 @@ class StrategyConfig:
                 "or choose another strategy."
             )
         self._check_update()
+        self._check_combine()
 
     @property
     def is_synchronous(self) -> bool:
@@ -95,12 +102,13 @@ class StrategyConfig:
     def traits(self) -> Traits:
         """What the strategy declares, as it holds for this configuration."""
         declared = discovery.traits(self.strategy)
-        if not declared.updates:
-            return declared
+        matches = declared.matches_one_device
+        if declared.updates:
+            matches = self.is_synchronous and not self.backup_workers
         return dataclasses.replace(
             declared,
             synchronous=self.is_synchronous,
-            matches_one_device=self.is_synchronous and not self.backup_workers,
+            matches_one_device=matches and self.combine == "mean",
         )
 
     def _check_update(self) -> None:
@@ -124,4 +132,17 @@ class StrategyConfig:
             raise UsageError(
                 f"--backup_workers={self.backup_workers} of --num_workers={workers} "
                 "leaves no worker to wait for: lower the one or raise the other."
+            )
+
+    def _check_combine(self) -> None:
+        if self.combine == "mean":
+            return
+        adds_up_replicas = self.is_synchronous and self.traits.max_replicas != 1
+        if not adds_up_replicas or self.backup_workers:
+            with_backups = f" --backup_workers={self.backup_workers}"
+            raise UsageError(
+                f"--combine={self.combine} does not fit --strategy={self.strategy}"
+                f"{with_backups * bool(self.backup_workers)}: it is for updates that "
+                "add up the gradients of several replicas, and of all of them; leave "
+                "it out, or choose another strategy."
             )

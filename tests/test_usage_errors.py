@@ -110,6 +110,31 @@ BEFORE_TENSORFLOW = [
     row("--learning_rate=fast", "--learning_rate=fast", "numbers"),
     row("--dropout=1", "--dropout=1", "less than 1"),
     row("--momentum=0.5", "--momentum=0.5", "--optimizer=momentum"),
+    row("--combine=product --strategy=tower", "--combine=product", "mean, sum"),
+    row("--combine=sum", "--combine=sum", "--strategy=one_device"),
+    row(
+        "--combine=sum --strategy=parameter_server",
+        "--combine=sum",
+        "--strategy=parameter_server",
+    ),
+    row(
+        "--combine=sum --strategy=parameter_server --update=sync --num_workers=3 "
+        "--backup_workers=1",
+        "--combine=sum",
+        "--backup_workers=1",
+    ),
+    row("--lr_scaling=cubic", "--lr_scaling=cubic", "linear, sqrt"),
+    row("--lr_scaling=linear", "--lr_scaling=linear", "--base_global_batch_size"),
+    row(
+        "--base_global_batch_size=64",
+        "--base_global_batch_size=64",
+        "--lr_scaling=linear",
+    ),
+    row(
+        "--lr_scaling=sqrt --base_global_batch_size=0",
+        "--base_global_batch_size=0",
+        "1 or more",
+    ),
     row("--optimizer=lion", "--optimizer=lion", "adamw"),
     row("--dtype=float16", "--dtype=float16", "mixed_bfloat16"),
     row("--model=resnet999", "--model=resnet999", "convnet, mlp"),

@@ -130,7 +130,9 @@ def assemble_parts(
         drop_last_batch=config.length.drop_last_batch,
     )
     train_steps = _train_steps(config, order)
-    learning_rate = LearningRate(config.optimizer, train_steps)
+    learning_rate = LearningRate(
+        config.optimizer, train_steps, config.length.global_batch_size
+    )
     _set_precision(config.model.dtype)
     keras.utils.set_random_seed(config.run.seed)
     with strategy.scope():
@@ -152,6 +154,7 @@ def assemble_parts(
         dropout=_replayable_dropout(model, config),
         sparse_gradients=config.optimizer.sparse_gradients,
         jit_compile=config.model.jit_compile,
+        gradient_scale=strategy.num_replicas if config.strategy.combine == "sum" else 1,
     )
     update = ModelUpdate(
         model,

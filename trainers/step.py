@@ -51,6 +51,7 @@ class TrainStep:
         dropout: ReplayableDropout | None = None,
         sparse_gradients: bool = True,
         jit_compile: bool = False,
+        gradient_scale: int = 1,
     ):
         """Traces nothing yet.
 
@@ -62,6 +63,7 @@ class TrainStep:
           dropout: takes the place of the model's own; None to leave that.
           sparse_gradients: whether those of embeddings hold only the rows in use.
           jit_compile: whether XLA compiles it, once for each number of rows.
+          gradient_scale: by what gradients are larger than those of the mean.
         """
         self._model = model
         self._objective = objective
@@ -69,6 +71,7 @@ class TrainStep:
         self._seed = seed
         self._dropout = dropout
         self._sparse_gradients = sparse_gradients
+        self._gradient_scale = gradient_scale
         self._seed_states = seed_states(model)
         self._compiled = None
         if jit_compile:
@@ -123,7 +126,9 @@ class TrainStep:
                     sums["loss"] += rows * tf.add_n(
                         [tf.cast(loss, rows.dtype) for loss in added]
                     )
-                share = sums["loss"] / tf.cast(batch.global_size, sums["loss"].dtype)
+                dtype = sums["loss"].dtype
+                share = sums["loss"] / tf.cast(batch.global_size, dtype)
+                share *= tf.cast(self._gradient_scale, dtype)
             gradients = tape.gradient(share, weights)
         if not self._sparse_gradients:
             gradients = [

@@ -119,6 +119,8 @@ def _introduce(
     )
     resumed = f", continued at step {first_step}" if first_step else ""
     console.say(f"run       {folder.path}{resumed}")
+    if assembly.config.optimizer.lr_scaling != "none":
+        console.say(f"rate      {_scaled_rate(assembly.config)}")
     update = assembly.config.optimizer
     if assembly.embeddings() and update.sparse_gradients and not update.updates_rows:
         decay = f" --weight_decay={update.weight_decay}" * bool(update.weight_decay)
@@ -127,6 +129,16 @@ def _introduce(
             "embedding in every step; sgd and adagrad without --weight_decay change "
             "only the rows that were used"
         )
+
+
+def _scaled_rate(config: Config) -> str:
+    update, size = config.optimizer, config.length.global_batch_size
+    warmup = f", after {update.warmup_steps:,} steps of warm-up"
+    return (
+        f"{update.peak_learning_rate(size):g}{warmup * bool(update.warmup_steps)}: "
+        f"{update.learning_rate:g} of a global batch of "
+        f"{update.base_global_batch_size} scaled to {size} ({update.lr_scaling})"
+    )
 
 
 def _best_loss(data: Data) -> str:

@@ -153,6 +153,11 @@ def _shown(difference: Difference | None) -> str:
 
 def _why_not_comparable(finding: Finding) -> str:
     strategy = finding.arm.config.strategy
+    if strategy.combine == "sum":
+        return (
+            "--combine=sum takes the sum of the replicas' gradients for their mean: it "
+            "is another training, by intention"
+        )
     if strategy.is_synchronous:
         return (
             f"--backup_workers={strategy.backup_workers} leaves gradients out: it is "
