@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from strategies import discovery
-from strategies.settings import UsageError, check_settings, setting
+from strategies.settings import UsageError, check_settings, setting, shown
 from strategies.traits import Traits
 
 DEFAULT_NUM_WORKERS = 2
+DEFAULT_SYNC_EVERY_STEPS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,9 +46,27 @@ class StrategyConfig:
     )
     update: str | None = setting(
         None,
-        "sync waits for the gradients of all workers and applies their sum; async "
-        "applies each as it comes. Default: the strategy's own.",
+        "sync waits for the gradients of all workers or towers and applies their "
+        "sum; async applies each as it comes. Default: the strategy's own.",
         choices=("sync", "async"),
+    )
+    average: str | None = setting(
+        None,
+        "What is averaged over replicas: their gradients; their losses, of whose mean "
+        "one gradient is taken (tower); or, every --sync_every_steps, their weights "
+        "(parameter_averaging). Default: the strategy's own.",
+        choices=("gradients", "losses", "parameters"),
+    )
+    sync_every_steps: int | None = setting(
+        None,
+        "Steps that each replica of parameter_averaging takes by itself before "
+        f"weights are averaged. Default: {DEFAULT_SYNC_EVERY_STEPS}.",
+        minimum=1,
+    )
+    average_optimizer_state: bool = setting(
+        False,
+        "Average what the optimizer keeps, such as momentum, together with the "
+        "weights. Without, each replica keeps its own.",
     )
     backup_workers: int = setting(
         0,
@@ -89,6 +108,7 @@ class StrategyConfig:
                 "or choose another strategy."
             )
         self._check_update()
+        self._check_average()
         self._check_combine()
 
     @property
@@ -109,7 +129,30 @@ class StrategyConfig:
             declared,
             synchronous=self.is_synchronous,
             matches_one_device=matches and self.combine == "mean",
+            averages=declared.averages if self.is_synchronous else (),
         )
+
+    @property
+    def has_stale_gradients(self) -> bool:
+        """Whether an update may be computed on weights that others change meanwhile.
+
+        A single asynchronous worker or tower always computes on the newest weights.
+        """
+        alone = self.num_replicas == 1
+        if self.traits.multi_process:
+            alone = (self.num_workers or DEFAULT_NUM_WORKERS) == 1
+        return not (self.is_synchronous or alone)
+
+    @property
+    def averaged(self) -> str | None:
+        """What updates average over replicas; None if there is nothing to average."""
+        averages = self.traits.averages
+        return self.average or (averages[0] if averages else None)
+
+    @property
+    def steps_between_averages(self) -> int:
+        """Of parameters: after how many steps the next average is due."""
+        return self.sync_every_steps or DEFAULT_SYNC_EVERY_STEPS
 
     def _check_update(self) -> None:
         accepted = discovery.traits(self.strategy).updates
@@ -121,7 +164,7 @@ class StrategyConfig:
             )
         if not self.backup_workers:
             return
-        if self.update != "sync":
+        if self.update != "sync" or not self.traits.serving_roles:
             raise UsageError(
                 f"--backup_workers={self.backup_workers} needs a strategy that can "
                 "leave gradients out, with --update=sync: add --update=sync to "
@@ -134,15 +177,50 @@ class StrategyConfig:
                 "leaves no worker to wait for: lower the one or raise the other."
             )
 
+    def _check_average(self) -> None:
+        accepted = self.traits.averages
+        if self.average is not None and self.average not in accepted:
+            raise UsageError(
+                f"--average={self.average} does not fit {self._in_words()}, which "
+                f"takes {' or '.join(accepted) or 'none'}: leave it out, or choose "
+                f"{_strategies_that_average(self.average)}."
+            )
+        for name in ("sync_every_steps", "average_optimizer_state"):
+            value = getattr(self, name)
+            if value and "parameters" not in accepted:
+                raise UsageError(
+                    f"--{name}={shown(value)} is not used by {self._in_words()}, "
+                    "which does not average parameters: leave it out, or choose "
+                    f"{_strategies_that_average('parameters')}."
+                )
+
     def _check_combine(self) -> None:
         if self.combine == "mean":
             return
-        adds_up_replicas = self.is_synchronous and self.traits.max_replicas != 1
-        if not adds_up_replicas or self.backup_workers:
-            with_backups = f" --backup_workers={self.backup_workers}"
+        adds_up = self.averaged in ("gradients", "losses")
+        if not adds_up or self.backup_workers:
             raise UsageError(
-                f"--combine={self.combine} does not fit --strategy={self.strategy}"
-                f"{with_backups * bool(self.backup_workers)}: it is for updates that "
-                "add up the gradients of several replicas, and of all of them; leave "
-                "it out, or choose another strategy."
+                f"--combine={self.combine} does not fit {self._in_words()}: it is for "
+                "updates of the gradients of several replicas, and all of them; leave "
+                f"it out, or choose {_strategies_that_average('gradients')}."
             )
+
+    def _in_words(self) -> str:
+        """The strategy and how it updates, as flags."""
+        words = f"--strategy={self.strategy}"
+        if not self.is_synchronous:
+            words += " --update=async"
+        if self.backup_workers:
+            words += f" --backup_workers={self.backup_workers}"
+        return words
+
+
+def _strategies_that_average(what: str) -> str:
+    """By their flags: those that do so unless they are told otherwise."""
+    found = []
+    for name in discovery.names():
+        traits = discovery.traits(name)
+        if what in traits.averages and traits.synchronous:
+            update = " --update=sync" * bool(traits.updates)
+            found.append(f"--strategy={name}{update}")
+    return " or ".join(found)

@@ -25,6 +25,7 @@ class OneDevice(Strategy):
         multi_process=False,
         matches_one_device=True,
         max_replicas=1,
+        averages=(),
         summary="No distribution: the control that the others are compared with.",
     )
 

@@ -22,6 +22,8 @@ class Traits:
       optional_roles: jobs that it may have besides.
       serving_roles: jobs whose tasks only lend themselves to the chief.
       updates: what --update takes, the default first; empty if there is no choice.
+      averages: what --average takes, the default first: what an update, if it is
+        synchronous, averages over replicas; empty if there is nothing to average.
       summary: one sentence for the table of strategies.
     """
 
@@ -33,4 +35,5 @@ class Traits:
     optional_roles: tuple[str, ...] = ()
     serving_roles: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
+    averages: tuple[str, ...] = ("gradients",)
     summary: str = ""

@@ -123,6 +123,61 @@ BEFORE_TENSORFLOW = [
         "--combine=sum",
         "--backup_workers=1",
     ),
+    row("--combine=sum --strategy=parameter_averaging", "--combine=sum", "gradients"),
+    row(
+        "--combine=sum --strategy=tower --update=async",
+        "--combine=sum",
+        "--update=async",
+    ),
+    row("--update=async --strategy=mirrored", "--update=async", "no --update"),
+    row(
+        "--strategy=tower --update=sync --backup_workers=1",
+        "--backup_workers=1",
+        "--strategy=parameter_server",
+    ),
+    row(
+        "--strategy=tower --update=async --record_steps",
+        "--record_steps",
+        "--update=async",
+    ),
+    row("--average=median --strategy=tower", "--average=median", "losses"),
+    row("--average=gradients", "--strategy=one_device", "--strategy=mirrored"),
+    row("--average=losses --strategy=mirrored", "--average=losses", "--strategy=tower"),
+    row(
+        "--average=losses --strategy=tower --update=async",
+        "--average=losses",
+        "--update=async",
+    ),
+    row(
+        "--average=losses --strategy=tower --jit_compile",
+        "--average=losses",
+        "--jit_compile",
+    ),
+    row(
+        "--average=parameters --strategy=tower",
+        "--average=parameters",
+        "--strategy=parameter_averaging",
+    ),
+    row(
+        "--average=gradients --strategy=parameter_averaging",
+        "--average=gradients",
+        "parameters",
+    ),
+    row(
+        "--sync_every_steps=5 --strategy=tower",
+        "--sync_every_steps=5",
+        "--strategy=parameter_averaging",
+    ),
+    row(
+        "--sync_every_steps=0 --strategy=parameter_averaging",
+        "--sync_every_steps=0",
+        "1 or more",
+    ),
+    row(
+        "--average_optimizer_state --strategy=mirrored",
+        "--average_optimizer_state=true",
+        "--strategy=parameter_averaging",
+    ),
     row("--lr_scaling=cubic", "--lr_scaling=cubic", "linear, sqrt"),
     row("--lr_scaling=linear", "--lr_scaling=linear", "--base_global_batch_size"),
     row(

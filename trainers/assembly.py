@@ -73,9 +73,13 @@ class Assembly:
         )
 
     def state_variables(self) -> list[tf.Variable]:
-        """All that a checkpoint holds: weights, layer and optimizer state, the step."""
+        """Weights, layer and optimizer state, the step, and what replicas keep."""
         tracked = [*self.model.weights, *self.optimizer.variables]
-        return [*(variable.value for variable in tracked), self.step]
+        return [
+            *(variable.value for variable in tracked),
+            self.step,
+            *self.strategy.replica_state(),
+        ]
 
     def embeddings(self) -> list[ShardedEmbedding]:
         """Layers of which a step uses only a few rows."""
@@ -90,7 +94,8 @@ class Assembly:
         size = _bytes_of(self.model.trainable_variables)
         if not self.config.optimizer.sparse_gradients:
             return size
-        shares = self.strategy.num_replicas if self.strategy.traits.synchronous else 1
+        synchronous = self.config.strategy.is_synchronous
+        shares = self.strategy.num_replicas if synchronous else 1
         num_examples = -(-self.config.length.global_batch_size // shares)
         for layer in self.embeddings():
             size -= _bytes_of(layer.shards)
@@ -155,6 +160,7 @@ def assemble_parts(
         sparse_gradients=config.optimizer.sparse_gradients,
         jit_compile=config.model.jit_compile,
         gradient_scale=strategy.num_replicas if config.strategy.combine == "sum" else 1,
+        differentiate=config.strategy.averaged != "losses",
     )
     update = ModelUpdate(
         model,
@@ -163,6 +169,7 @@ def assemble_parts(
         layer_state,
         config.optimizer.clip_global_norm,
         record_gradients=config.report.record_steps,
+        sparse_gradients=config.optimizer.sparse_gradients,
     )
     evaluation = Evaluation(
         strategy,

@@ -464,6 +464,17 @@ class Config:
                 f"than --num_replicas={replicas}: every replica needs an example; "
                 "raise the one or lower the other."
             )
+        if self.report.record_steps and self.strategy.has_stale_gradients:
+            raise UsageError(
+                "--record_steps does not fit --update=async: every step would be a "
+                "call of its own, and no gradient stale; use --update=sync, or leave "
+                "--record_steps out."
+            )
+        if self.model.jit_compile and self.strategy.averaged == "losses":
+            raise UsageError(
+                "--jit_compile does not fit --average=losses: XLA compiles what one "
+                "replica computes, and the gradient is of all of them; leave one out."
+            )
         if self.run.mode == "evaluate" and self.run.run_dir is None:
             raise UsageError(
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."

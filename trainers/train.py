@@ -79,6 +79,7 @@ def _train(
         optimizer=assembly.optimizer,
         step=assembly.step,
         keep=config.report.keep_checkpoints,
+        replica_state=strategy.replica_state(),
     )
     state = checkpoints.restore_newest(console.warn) if folder.holds_a_run else None
     strategy.share_from_chief(assembly.state_variables())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strategies import discovery
-from tests.conformance.harness import LAYOUTS, Subject, small_config, subjects
+from tests.conformance.harness import LAYOUTS, Subject, same_training, small_config
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from trainers.verification.subjects import is_comparable
 
@@ -13,11 +12,7 @@ RATE = 0.02
 
 
 # Those whose updates are of all replicas' gradients.
-SEVERAL = [
-    (name, count)
-    for name, count in subjects()
-    if count in (2, 3) and discovery.traits(name).matches_one_device
-]
+SEVERAL = [(name, count) for name, count in same_training() if count in (2, 3)]
 
 
 @pytest.mark.parametrize(("strategy", "replicas"), SEVERAL)

@@ -158,6 +158,12 @@ def _why_not_comparable(finding: Finding) -> str:
             "--combine=sum takes the sum of the replicas' gradients for their mean: it "
             "is another training, by intention"
         )
+    if strategy.averaged == "parameters":
+        return (
+            "replicas change copies of the weights of their own between two averages "
+            f"(--sync_every_steps={strategy.steps_between_averages}): it is another "
+            "training, by intention"
+        )
     if strategy.is_synchronous:
         return (
             f"--backup_workers={strategy.backup_workers} leaves gradients out: it is "
@@ -170,6 +176,6 @@ def _why_not_comparable(finding: Finding) -> str:
         if staleness.get(name) is not None
     )
     return (
-        "several workers update without waiting for each other, and a gradient is of "
-        f"older weights: by so many updates, {figures or 'not measured'}"
+        "several workers or towers update without waiting for each other, and a "
+        f"gradient is of older weights: by so many updates, {figures or 'not measured'}"
     )
