@@ -96,7 +96,7 @@ def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> N
             metrics={"index": lambda labels, outputs: tf.cast(labels, tf.float32)},
             global_batch_size=8,
             optimizer="adam",
-            train_steps=331,
+            train_steps=3031,
             **settings,  # type: ignore[arg-type]
         )
 
@@ -104,21 +104,25 @@ def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> N
     batches = assembly.strategy.distribute(assembly.batches(0))
     calls = [
         assembly.run_steps(batches, count, observe).fetch()
-        for count, observe in ((1, Observe.NOT), (30, Observe.NORMS), (300, Observe(2)))
+        for count, observe in (
+            (1, Observe.NOT),
+            (30, Observe.NORMS),
+            (3000, Observe(2)),
+        )
     ]
-    assert [results.applied_steps for results in calls] == [1, 30, 300]
-    assert [results.attempted_steps for results in calls] == [1, 30, 300]
+    assert [results.applied_steps for results in calls] == [1, 30, 3000]
+    assert [results.attempted_steps for results in calls] == [1, 30, 3000]
     assert "gradient_norm" in calls[1].details
-    assert int(assembly.step.numpy()) == 331
-    assert int(assembly.optimizer.iterations.numpy()) == 331
+    assert int(assembly.step.numpy()) == 3031
+    assert int(assembly.optimizer.iterations.numpy()) == 3031
     assert assembly.run_steps.num_traces() == 1
-    expected = steps_of(made("one_device", 1), 331)
+    expected = steps_of(made("one_device", 1), 3031)
     for name in ("index", "examples"):
         got = np.concatenate([results.sums[name] for results in calls])
         np.testing.assert_array_equal(got, expected.sums[name])
     staleness = np.concatenate([results.staleness for results in calls])
     workers = np.concatenate([results.workers for results in calls])
-    assert len(staleness) == len(workers) == 331
+    assert len(staleness) == len(workers) == 3031
     assert staleness.min() >= 0
     assert set(workers) <= {f"tower-{index}" for index in range(towers)}
     assert staleness[0] == 0
