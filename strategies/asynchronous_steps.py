@@ -23,6 +23,12 @@ from strategies.base import (
 from strategies.inner_loop import InnerLoop, Step, loop_arguments
 from strategies.library_internals import values_where_they_are
 from strategies.resolver import task_of
+from strategies.stale_updates import (
+    REPORTED,
+    apply_then_count,
+    joined,
+    read_then_compute,
+)
 
 # A closure costs about a millisecond to schedule and to fetch: an update of a
 # 5-10-2 network took 4.0 ms with one step a closure, 1.7 with 10 and 1.4 with 50.
@@ -79,7 +85,7 @@ class AsynchronousSteps:
             self._apply,
             first=lambda summed: summed[0],
             next_batch=self._next_batch,
-            reported=() if update is None else ("staleness",),
+            reported=() if update is None else REPORTED,
         )
         self._loop = InnerLoop(step, replica_step, update)
         self._function = tf.function(self._run, autograph=False)
@@ -171,12 +177,9 @@ class AsynchronousSteps:
         ) -> tuple[Shares, tf.Tensor]:
             begun = self._attempts.assign_add(1, read_value=False)
             with tf.control_dependencies([begun]):
-                version = update.applied_updates()
-            # Whatever the step reads is read after the version it is said to be.
-            with tf.control_dependencies([version]):
-                batch = tf.nest.map_structure(tf.identity, batch)
-                shares, _ = self._compute(replica_step, batch)
-            return shares, version
+                return read_then_compute(
+                    update, lambda own: self._compute(replica_step, own)[0], batch
+                )
 
         return compute
 
@@ -184,17 +187,9 @@ class AsynchronousSteps:
         self, update: Update, summed: tuple[Shares, tf.Tensor]
     ) -> Mapping[str, tf.Tensor]:
         shares, version = summed
-
-        def apply() -> tf.Tensor:
-            self._strategy.run(update.apply, args=(shares,))
-            return tf.constant(0)
-
-        # A function ends when all it changes is changed. Only then is the update
-        # counted: a count that came first could be of an update that got lost.
-        applied = tf.function(apply, autograph=False)()
-        with tf.control_dependencies([applied]):
-            count = update.count()
-        return {"staleness": count - 1 - version}
+        return apply_then_count(
+            update, lambda: self._strategy.run(update.apply, args=(shares,)), version
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -210,21 +205,6 @@ class _Scheduled:
             outputs, mark = values_where_they_are(closure)
             parts.append(self.steps.results(outputs, observe))
             workers.append(task_of(mark))
-        step_seconds = np.concatenate([part.step_seconds for part in parts])
-        self.steps.learn(step_seconds)
-        names = parts[0].sums
-        return StepResults(
-            applied_steps=sum(part.applied_steps for part in parts),
-            sums={n: np.concatenate([p.sums[n] for p in parts]) for n in names},
-            # Workers compute side by side: an update comes that much more often.
-            step_seconds=step_seconds / self.steps.num_workers,
-            input_seconds=np.concatenate([p.input_seconds for p in parts])
-            / self.steps.num_workers,
-            details=parts[-1].details,
-            agreed=parts[-1].agreed,
-            attempted_steps=self.steps.take_attempts(),
-            staleness=None
-            if parts[0].staleness is None
-            else np.concatenate([p.staleness for p in parts]),
-            workers=np.repeat(workers, [len(p.step_seconds) for p in parts]),
-        )
+        self.steps.learn(np.concatenate([part.step_seconds for part in parts]))
+        results = joined(parts, workers, self.steps.num_workers)
+        return dataclasses.replace(results, attempted_steps=self.steps.take_attempts())

@@ -58,11 +58,15 @@ class Shares(NamedTuple):
       state: for each non-trainable variable that training changes, this
         share's part of the new value (a structure of tensors).
       sums: named scalars: numerators and denominators of losses and metrics.
+      loss: where losses are averaged and not gradients (`--average=losses`), this
+        share's sum of losses over the examples in the global batch, a scalar that is
+        not differentiated yet; there are no gradients then. None otherwise.
     """
 
     gradients: Sequence[Any]
     state: Any
     sums: Mapping[str, Any]
+    loss: Any = None
 
 
 class Update(Protocol):
@@ -79,6 +83,15 @@ class Update(Protocol):
 
     def devices(self) -> Sequence[str]:
         """Where the variable of each gradient is, in the order of the gradients."""
+
+    def gradients_of(self, loss: tf.Tensor) -> Sequence[Any]:
+        """The gradients of a scalar, each operation's where the operation is."""
+
+    def weights(self) -> Sequence[tf.Variable]:
+        """What an update changes of the model: weights and state, in floating point."""
+
+    def optimizer_state(self) -> Sequence[tf.Variable]:
+        """What it keeps for each weight, such as momentum, in floating point."""
 
     def observe(self, shares: Shares, closely: tf.Tensor) -> Mapping[str, tf.Tensor]:
         """Small tensors that describe this update, such as norms.
@@ -136,7 +149,8 @@ class StepResults:
         their worker was lost.
       staleness: float64 [attempted], for each update how many others were applied
         between reading the weights and applying it; None where that cannot be.
-      workers: str [attempted], which task computed each update; None if all did.
+      workers: str [attempted], which task or tower computed each update; None
+        if all did.
       late_gradients: float64 [attempted], gradients that came when their update
         had been applied without them; None where updates wait for all.
     """
@@ -276,6 +290,14 @@ class Strategy(abc.ABC):
     @abc.abstractmethod
     def communication(self, gradient_bytes: int) -> Communication | None:
         """Bytes a replica sends for one update; None if there is nothing to send."""
+
+    def replica_state(self) -> Sequence[tf.Variable]:
+        """What replicas hold besides the variables made in `scope`.
+
+        A checkpoint keeps it, so that the same strategy goes on exactly; another one
+        goes on without it.
+        """
+        return ()
 
     def synchronize(self) -> None:
         """Waits until every scheduled step is applied."""

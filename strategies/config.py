@@ -6,10 +6,11 @@ import dataclasses
 
 from strategies import discovery
 from strategies.device_choice import DeviceChoice, parse_devices
-from strategies.settings import UsageError, check_settings, setting
+from strategies.settings import UsageError, check_settings, setting, shown
 from strategies.traits import Traits
 
 DEFAULT_NUM_WORKERS = 2
+DEFAULT_SYNC_EVERY_STEPS = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,15 +58,39 @@ class StrategyConfig:
     )
     update: str | None = setting(
         None,
-        "sync waits for the gradients of all workers and applies their sum; async "
-        "applies each as it comes. Default: the strategy's own.",
+        "sync waits for the gradients of all workers or towers and applies their "
+        "sum; async applies each as it comes. Default: the strategy's own.",
         choices=("sync", "async"),
+    )
+    average: str | None = setting(
+        None,
+        "What is averaged over replicas: their gradients; their losses, of whose mean "
+        "one gradient is taken (tower); or, every --sync_every_steps, their weights "
+        "(parameter_averaging). Default: the strategy's own.",
+        choices=("gradients", "losses", "parameters"),
+    )
+    sync_every_steps: int | None = setting(
+        None,
+        "Steps that each replica of parameter_averaging takes by itself before "
+        f"weights are averaged. Default: {DEFAULT_SYNC_EVERY_STEPS}.",
+        minimum=1,
+    )
+    average_optimizer_state: bool = setting(
+        False,
+        "Average what the optimizer keeps, such as momentum, together with the "
+        "weights. Without, each replica keeps its own.",
     )
     backup_workers: int = setting(
         0,
         "Of the workers under --update=sync, how many an update does not wait for: "
         "the last to finish are dropped.",
         minimum=0,
+    )
+    combine: str = setting(
+        "mean",
+        "What an update makes of its replicas' gradients: their mean over the global "
+        "batch, or their sum, which is as many times larger as there are replicas.",
+        choices=("mean", "sum"),
     )
     collective_implementation: str = setting(
         "auto",
@@ -96,6 +121,8 @@ class StrategyConfig:
             )
         self._check_devices()
         self._check_update()
+        self._check_average()
+        self._check_combine()
 
     @property
     def device_choice(self) -> DeviceChoice:
@@ -113,12 +140,14 @@ class StrategyConfig:
     def traits(self) -> Traits:
         """What the strategy declares, as it holds for this configuration."""
         declared = discovery.traits(self.strategy)
-        if not declared.updates:
-            return declared
+        matches = declared.matches_one_device
+        if declared.updates:
+            matches = self.is_synchronous and not self.backup_workers
         return dataclasses.replace(
             declared,
             synchronous=self.is_synchronous,
-            matches_one_device=self.is_synchronous and not self.backup_workers,
+            matches_one_device=matches and self.combine == "mean",
+            averages=declared.averages if self.is_synchronous else (),
         )
 
     def num_required(self, num_workers: int) -> int:
@@ -149,6 +178,28 @@ class StrategyConfig:
                 f"{self.num_replicas} asks for others: leave one of them out."
             )
 
+    @property
+    def has_stale_gradients(self) -> bool:
+        """Whether an update may be computed on weights that others change meanwhile.
+
+        A single asynchronous worker or tower always computes on the newest weights.
+        """
+        alone = self.num_replicas == 1
+        if self.traits.multi_process:
+            alone = (self.num_workers or DEFAULT_NUM_WORKERS) == 1
+        return not (self.is_synchronous or alone)
+
+    @property
+    def averaged(self) -> str | None:
+        """What updates average over replicas; None if there is nothing to average."""
+        averages = self.traits.averages
+        return self.average or (averages[0] if averages else None)
+
+    @property
+    def steps_between_averages(self) -> int:
+        """Of parameters: after how many steps the next average is due."""
+        return self.sync_every_steps or DEFAULT_SYNC_EVERY_STEPS
+
     def _check_update(self) -> None:
         accepted = discovery.traits(self.strategy).updates
         if self.update is not None and self.update not in accepted:
@@ -159,7 +210,7 @@ class StrategyConfig:
             )
         if not self.backup_workers:
             return
-        if self.update != "sync":
+        if self.update != "sync" or not self.traits.serving_roles:
             raise UsageError(
                 f"--backup_workers={self.backup_workers} needs a strategy that can "
                 "leave gradients out, with --update=sync: add --update=sync to "
@@ -171,3 +222,51 @@ class StrategyConfig:
                 f"--backup_workers={self.backup_workers} of --num_workers={workers} "
                 "leaves no worker to wait for: lower the one or raise the other."
             )
+
+    def _check_average(self) -> None:
+        accepted = self.traits.averages
+        if self.average is not None and self.average not in accepted:
+            raise UsageError(
+                f"--average={self.average} does not fit {self._in_words()}, which "
+                f"takes {' or '.join(accepted) or 'none'}: leave it out, or choose "
+                f"{_strategies_that_average(self.average)}."
+            )
+        for name in ("sync_every_steps", "average_optimizer_state"):
+            value = getattr(self, name)
+            if value and "parameters" not in accepted:
+                raise UsageError(
+                    f"--{name}={shown(value)} is not used by {self._in_words()}, "
+                    "which does not average parameters: leave it out, or choose "
+                    f"{_strategies_that_average('parameters')}."
+                )
+
+    def _check_combine(self) -> None:
+        if self.combine == "mean":
+            return
+        adds_up = self.averaged in ("gradients", "losses")
+        if not adds_up or self.backup_workers:
+            raise UsageError(
+                f"--combine={self.combine} does not fit {self._in_words()}: it is for "
+                "updates of the gradients of several replicas, and all of them; leave "
+                f"it out, or choose {_strategies_that_average('gradients')}."
+            )
+
+    def _in_words(self) -> str:
+        """The strategy and how it updates, as flags."""
+        words = f"--strategy={self.strategy}"
+        if not self.is_synchronous:
+            words += " --update=async"
+        if self.backup_workers:
+            words += f" --backup_workers={self.backup_workers}"
+        return words
+
+
+def _strategies_that_average(what: str) -> str:
+    """By their flags: those that do so unless they are told otherwise."""
+    found = []
+    for name in discovery.names():
+        traits = discovery.traits(name)
+        if what in traits.averages and traits.synchronous:
+            update = " --update=sync" * bool(traits.updates)
+            found.append(f"--strategy={name}{update}")
+    return " or ".join(found)

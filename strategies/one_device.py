@@ -26,6 +26,7 @@ class OneDevice(Strategy):
         matches_one_device=True,
         takes_streams=True,
         max_replicas=1,
+        averages=(),
         summary="No distribution: the control that the others are compared with.",
     )
 

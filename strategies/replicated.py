@@ -20,6 +20,7 @@ def compile_replicated(
     sum_over_replicas: SumOverReplicas,
     replica_step: ReplicaStep,
     update: Update | None,
+    after_update: Callable[[Update], None] = lambda update: None,
 ) -> InnerLoop:
     """An inner loop whose step runs once on every replica of a tf.distribute strategy.
 
@@ -29,6 +30,7 @@ def compile_replicated(
       sum_over_replicas: adds up the shares of all replicas; called on each.
       replica_step: computes one replica's shares.
       update: applies their sum on each replica; None to only add up.
+      after_update: called once a step, when all replicas have applied it.
     """
 
     def sum_shares(replica_step: ReplicaStep, batch: Any) -> Any:
@@ -44,6 +46,7 @@ def compile_replicated(
             update.count()
 
         strategy.run(on_each_replica, args=(summed,))
+        after_update(update)
         return {}
 
     def first(summed: Any) -> Shares:

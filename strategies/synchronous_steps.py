@@ -15,7 +15,6 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import tensorflow as tf
 
@@ -31,6 +30,7 @@ from strategies.base import (
 )
 from strategies.inner_loop import InnerLoop, Step
 from strategies.share_queues import ShareQueues
+from strategies.shares import scaled
 from strategies.synchronous_worker import WorkerLoop, WorkersUnderWay
 from strategies.turns import Turns
 
@@ -177,16 +177,9 @@ class SynchronousSteps:
 
 def _scaled(shares: Shares, factor: tf.Tensor) -> Shares:
     """Gradients and state times a factor."""
-
-    def scale(value: Any) -> Any:
-        if isinstance(value, tf.IndexedSlices):
-            rows = scale(value.values)
-            return tf.IndexedSlices(rows, value.indices, value.dense_shape)
-        return value * tf.cast(factor, value.dtype)
-
     return shares._replace(
-        gradients=[None if g is None else scale(g) for g in shares.gradients],
-        state=tf.nest.map_structure(scale, shares.state),
+        gradients=[scaled(gradient, factor) for gradient in shares.gradients],
+        state=tf.nest.map_structure(lambda value: scaled(value, factor), shares.state),
     )
 
 

@@ -6,8 +6,12 @@ weights live on one device, the parameter device. For every step
 1. the global batch is split by rows, one part for each tower;
 2. each tower, on its own device, reads the weights, and computes the loss and
    the gradient of its part;
-3. on the parameter device the towers' gradients are averaged;
+3. on the parameter device the towers' gradients are averaged (or, with
+   `--average=losses`, their losses, of whose mean one gradient is taken);
 4. the weights are changed once, and the next step reads the new ones.
+
+With `--update=async` no tower waits for another: each takes whole global batches, and
+applies its gradient by itself (`strategies/asynchronous_towers.py`).
 
 `tf.distribute` has no part in it: a tower is a `tf.device` scope and a loop.
 """
@@ -20,11 +24,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.asynchronous_towers import AsynchronousTowers, TowerFeed
 from strategies.base import (
     Batch,
     Communication,
     GlobalBatches,
     ReplicaStep,
+    RunSteps,
     Shares,
     Strategy,
     Update,
@@ -45,19 +51,25 @@ class Tower(Strategy):
         synchronous=True,
         multi_process=False,
         matches_one_device=True,
+        updates=("sync", "async"),
+        averages=("gradients", "losses"),
         takes_streams=True,
-        summary="Towers written out: weights on one device, gradients averaged there.",
+        summary="Towers written out: weights on one device, gradients brought there.",
     )
 
-    def __init__(self, devices: Sequence[str], parameter_device: str):
+    def __init__(
+        self, devices: Sequence[str], parameter_device: str, config: StrategyConfig
+    ):
         self._devices = tuple(devices)
         self._parameter_device = parameter_device
+        self._waits_for_all = config.is_synchronous
+        self._averages_losses = config.averaged == "losses"
 
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> Tower:
         del cluster
         devices = replica_devices(config, replicas_without_gpu=2)
-        return cls(devices, parameter_device=CPU)
+        return cls(devices, parameter_device=CPU, config=config)
 
     @property
     def devices(self) -> Sequence[str]:
@@ -67,9 +79,16 @@ class Tower(Strategy):
         return tf.device(self._parameter_device)
 
     def distribute(self, batches: GlobalBatches) -> Any:
+        if not self._waits_for_all:
+            return TowerFeed.of(batches)
         return iter(batches.dataset(0, 1))
 
-    def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
+    def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
+        if not self._waits_for_all:
+            return AsynchronousTowers(
+                self._devices, self._parameter_device, replica_step, update
+            )
+
         def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:
             towers = []
             for index, device in enumerate(self._devices):
@@ -78,7 +97,7 @@ class Tower(Strategy):
                     towers.append(replica_step(part))
             with tf.device(self._parameter_device):
                 return Shares(
-                    gradients=average_gradients([tower.gradients for tower in towers]),
+                    gradients=self._averaged_gradients(towers, update),
                     state=_sum_structures([tower.state for tower in towers]),
                     sums=_sum_structures([tower.sums for tower in towers]),
                 )
@@ -92,6 +111,13 @@ class Tower(Strategy):
         return InnerLoop(
             Step(sum_shares, apply, lambda shares: shares), replica_step, update
         )
+
+    def _averaged_gradients(
+        self, towers: Sequence[Shares], update: Update | None
+    ) -> list[Any]:
+        if update is not None and self._averages_losses:
+            return differentiate_average_loss(update, towers)
+        return average_gradients([tower.gradients for tower in towers])
 
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1:
@@ -128,6 +154,20 @@ def average_gradients(tower_gradients: Sequence[Sequence[Any]]) -> list[Any]:
         else:
             averaged.append(tf.add_n(gradients))
     return averaged
+
+
+def differentiate_average_loss(update: Update, towers: Sequence[Shares]) -> list[Any]:
+    """Averages the losses of all towers, and takes one gradient of that.
+
+    What some tutorials do in place of averaging gradients. Differentiation is linear,
+    so it comes to the same. Each tower's part of the gradient is still computed on
+    its device, but the parameter device cannot begin before all losses are there.
+
+    Args:
+      update: knows the variables.
+      towers: with losses that are divided by the examples in the global batch.
+    """
+    return list(update.gradients_of(tf.add_n([tower.loss for tower in towers])))
 
 
 def _concatenate_slices(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:

@@ -152,6 +152,29 @@ def test_a_signal_ends_training_with_a_checkpoint_that_loses_nothing(
     assert_continues_like(run, undisturbed)
 
 
+def test_asynchronous_towers_end_on_a_signal_and_go_on_to_the_last_step(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Which tower computed what is not the same again; how much they did is."""
+    run = tmp_path / "run"
+    flags = (*FLAGS, "--strategy=tower", "--update=async", f"--run_dir={run}")
+    with processes.started(*flags, folder=tmp_path) as process:
+        processes.wait_until(
+            lambda: processes.last_step_of(run) > 0, "its first metrics", process
+        )
+        process.send_signal(signal.SIGTERM)
+        ended = processes.end_of(process)
+    assert (ended.returncode, ended.stderr) == (143, "")
+    steps = processes.result_of(run)["steps"]
+    assert 0 < steps < 2000
+    assert processes.checkpoints_of(run) == [f"step-{steps:08d}"]
+    assert main(["main", *flags, "--resume=auto"]) == 0
+    result = processes.result_of(run)
+    assert (result["status"], result["steps"]) == ("completed", 2000)
+    assert result["attempted_steps"] == 2000
+    assert sum(result["staleness"]["histogram"].values()) == 2000 - steps
+
+
 # Takes so long to save that there is time for a second signal.
 _SLOW = """
 import sys, time

@@ -79,9 +79,13 @@ class Assembly:
         )
 
     def state_variables(self) -> list[tf.Variable]:
-        """All that a checkpoint holds: weights, layer and optimizer state, the step."""
+        """Weights, layer and optimizer state, the step, and what replicas keep."""
         tracked = [*self.model.weights, *self.optimizer.variables]
-        return [*(variable.value for variable in tracked), self.step]
+        return [
+            *(variable.value for variable in tracked),
+            self.step,
+            *self.strategy.replica_state(),
+        ]
 
     def embeddings(self) -> list[ShardedEmbedding]:
         """Layers of which a step uses only a few rows."""
@@ -96,7 +100,8 @@ class Assembly:
         size = _bytes_of(self.model.trainable_variables)
         if not self.config.optimizer.sparse_gradients:
             return size
-        shares = self.strategy.num_replicas if self.strategy.traits.synchronous else 1
+        synchronous = self.config.strategy.is_synchronous
+        shares = self.strategy.num_replicas if synchronous else 1
         num_examples = -(-self.config.length.global_batch_size // shares)
         for layer in self.embeddings():
             size -= _bytes_of(layer.shards)
@@ -137,7 +142,9 @@ def assemble_parts(
         drop_last_batch=config.drops_last_batch,
     )
     train_steps = _train_steps(config, order)
-    learning_rate = LearningRate(config.optimizer, train_steps)
+    learning_rate = LearningRate(
+        config.optimizer, train_steps, config.length.global_batch_size
+    )
     _set_precision(config.model.dtype)
     keras.utils.set_random_seed(config.run.seed)
     with strategy.scope():
@@ -158,6 +165,8 @@ def assemble_parts(
         dropout=_replayable_dropout(model, config),
         sparse_gradients=config.optimizer.sparse_gradients,
         jit_compile=config.model.jit_compile,
+        gradient_scale=strategy.num_replicas if config.strategy.combine == "sum" else 1,
+        differentiate=config.strategy.averaged != "losses",
     )
     update = ModelUpdate(
         model,
@@ -166,6 +175,7 @@ def assemble_parts(
         layer_state,
         config.optimizer.clip_global_norm,
         record_gradients=config.report.record_steps,
+        sparse_gradients=config.optimizer.sparse_gradients,
     )
     evaluation = Evaluation(
         strategy,

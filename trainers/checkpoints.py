@@ -13,7 +13,7 @@ import hashlib
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -26,6 +26,8 @@ from trainers.files import sync_to_disk
 
 _NAME = re.compile(r"step-([0-9]{8,18})")
 _UNFINISHED = ".writing-"
+# What the strategy's replicas hold besides: a file, and a part of commit.json.
+_REPLICAS = "replicas"
 
 
 class Checkpoints:
@@ -39,6 +41,7 @@ class Checkpoints:
         optimizer: keras.optimizers.Optimizer,
         step: tf.Variable,
         keep: int,
+        replica_state: Sequence[tf.Variable] = (),
     ):
         """Touches no file yet.
 
@@ -48,6 +51,8 @@ class Checkpoints:
           optimizer: with its variables made.
           step: number of applied updates.
           keep: how many of the newest to keep.
+          replica_state: of the strategy. It is restored only from a checkpoint of
+            as many replicas that have as much; all others fit without it.
         """
         self._folder = folder
         self._step = step
@@ -56,6 +61,8 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(
             model=model, optimizer=optimizer, step=step
         )
+        self._replica_state = replica_state
+        self._replicas = tf.train.Checkpoint(variables=list(replica_state))
 
     def save(self, state: Mapping[str, Any]) -> pathlib.Path:
         """Writes the present state, then removes the oldest checkpoints.
@@ -69,7 +76,11 @@ class Checkpoints:
         temporary = self._folder / f"{_UNFINISHED}{final.name}"
         temporary.mkdir(parents=True)
         self._checkpoint.write(str(temporary / "variables"))
-        commit = Commit(step=step, variables=self._variables(), state=state)
+        variables = self._variables()
+        if self._replica_state:
+            self._replicas.write(str(temporary / _REPLICAS))
+            variables[_REPLICAS] = self._replica_variables()
+        commit = Commit(step=step, variables=variables, state=state)
         write_commit(temporary, commit)
         self._replace(final, temporary)
         self._remove_old(step)
@@ -96,7 +107,7 @@ class Checkpoints:
                 warn(f"checkpoint {found[step]} is damaged: {error}.")
                 continue
             self._check_fits(found[step], commit)
-            self._read(found[step])
+            self._read(found[step], commit)
             return commit.state
         if found:
             raise UsageError(
@@ -120,7 +131,7 @@ class Checkpoints:
         commit = read_commit(folder, step)
         self._check_fits(folder, commit)
         try:
-            self._read(folder)
+            self._read(folder, commit)
         except UsageError:
             # What is missing now was removed while it was read.
             read_commit(folder, step)
@@ -135,6 +146,12 @@ class Checkpoints:
             for owner, variables in self._owners.items()
         }
 
+    def _replica_variables(self) -> list[Variable]:
+        return [
+            Variable(path=v.name, dtype=v.dtype.name, shape=tuple(v.shape))
+            for v in self._replica_state
+        ]
+
     def _check_fits(self, folder: pathlib.Path, commit: Commit) -> None:
         """Compares types and shapes before anything is restored.
 
@@ -143,24 +160,26 @@ class Checkpoints:
         for owner, here in self._variables().items():
             there = commit.variables.get(owner, [])
             for ours, theirs in zip_longest(here, there):
-                if (
-                    ours is None
-                    or theirs is None
-                    or (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape)
-                ):
+                if not _is_alike(ours, theirs):
                     raise _does_not_fit(
                         folder,
                         f"its {owner} has {theirs or 'no more variables'}, "
                         f"this one {ours or 'no more variables'}",
                     )
 
-    def _read(self, folder: pathlib.Path) -> None:
+    def _read(self, folder: pathlib.Path, commit: Commit) -> None:
         """Restores one checkpoint, and makes sure that nothing is left over."""
+        parts = {"variables": self._checkpoint}
+        if self._replica_state and _are_alike(
+            self._replica_variables(), commit.variables.get(_REPLICAS, [])
+        ):
+            parts[_REPLICAS] = self._replicas
         try:
-            status = self._checkpoint.read(str(folder / "variables"))
-            # Otherwise TensorFlow prints what is left over once it is deleted.
-            status.expect_partial()
-            status.assert_consumed()
+            for name, checkpoint in parts.items():
+                status = checkpoint.read(str(folder / name))
+                # Otherwise TensorFlow prints what is left over once it is deleted.
+                status.expect_partial()
+                status.assert_consumed()
         except (ValueError, AssertionError, tf.errors.OpError) as error:
             words = " ".join(str(error).split())[:200]
             raise _does_not_fit(folder, words) from error
@@ -203,6 +222,16 @@ def weights_sha256(model: keras.Model) -> str:
         digest.update(f"{array.dtype.name}{array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def _is_alike(one: Variable | None, other: Variable | None) -> bool:
+    if one is None or other is None:
+        return False
+    return (one.dtype, one.shape) == (other.dtype, other.shape)
+
+
+def _are_alike(some: Sequence[Variable], others: Sequence[Variable]) -> bool:
+    return all(_is_alike(*pair) for pair in zip_longest(some, others))
 
 
 def _does_not_fit(folder: pathlib.Path, why: str) -> UsageError:

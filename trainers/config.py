@@ -338,7 +338,18 @@ class OptimizerConfig:
         "of an embedding alone that a step did not use; the others pass over all.",
         choices=("sgd", "momentum", "adagrad", "adam", "adamw"),
     )
-    learning_rate: float = setting(1e-3, "Peak learning rate.", above=0)
+    learning_rate: float = setting(
+        1e-3, "Peak learning rate, before --lr_scaling.", above=0
+    )
+    lr_scaling: str = setting(
+        "none",
+        "How the rate follows the global batch: multiplied by --global_batch_size / "
+        "--base_global_batch_size (linear), or by the root of that (sqrt).",
+        choices=("none", "linear", "sqrt"),
+    )
+    base_global_batch_size: int | None = setting(
+        None, "The global batch that --learning_rate was chosen for.", minimum=1
+    )
     learning_rate_schedule: str = setting(
         "constant",
         "cosine falls to zero at the last step; step divides by ten at 50 and 75 "
@@ -374,6 +385,36 @@ class OptimizerConfig:
                 f"--momentum={self.momentum} is not used by "
                 f"--optimizer={self.optimizer}: add --optimizer=momentum, or leave it "
                 "out."
+            )
+
+        self._check_scaling()
+
+    def peak_learning_rate(self, global_batch_size: int) -> float:
+        """The learning rate after warm-up, scaled to a global batch.
+
+        linear is the rule of Goyal et al., Accurate, Large Minibatch SGD, 2017, who
+        use it with warm-up. sqrt keeps the variance of what a step adds up (Krizhevsky,
+        One weird trick for parallelizing convolutional neural networks, 2014, who
+        found linear to work better).
+
+        Args:
+          global_batch_size: examples of one update.
+        """
+        ratio = global_batch_size / (self.base_global_batch_size or global_batch_size)
+        factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
+        return self.learning_rate * factors[self.lr_scaling]
+
+    def _check_scaling(self) -> None:
+        base = self.base_global_batch_size
+        if self.lr_scaling != "none" and base is None:
+            raise UsageError(
+                f"--lr_scaling={self.lr_scaling} needs --base_global_batch_size: give "
+                "the global batch that --learning_rate was chosen for."
+            )
+        if self.lr_scaling == "none" and base is not None:
+            raise UsageError(
+                f"--base_global_batch_size={base} is not used by --lr_scaling=none: "
+                "add --lr_scaling=linear or sqrt, or leave it out."
             )
 
     @property
@@ -487,6 +528,17 @@ class Config:
             )
         self.device.check_strategy(self.strategy)
         self._check_batch_size()
+        if self.report.record_steps and self.strategy.has_stale_gradients:
+            raise UsageError(
+                "--record_steps does not fit --update=async: every step would be a "
+                "call of its own, and no gradient stale; use --update=sync, or leave "
+                "--record_steps out."
+            )
+        if self.model.jit_compile and self.strategy.averaged == "losses":
+            raise UsageError(
+                "--jit_compile does not fit --average=losses: XLA compiles what one "
+                "replica computes, and the gradient is of all of them; leave one out."
+            )
         if self.run.mode == "evaluate" and self.run.run_dir is None:
             raise UsageError(
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."

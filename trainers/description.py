@@ -85,7 +85,12 @@ def hyperparameters(assembly: Assembly) -> dict[str, Any]:
         "seed",
     )
     row = {name: settings[name] for name in kept}
-    return {**row, "num_replicas": assembly.strategy.num_replicas}
+    size = assembly.config.length.global_batch_size
+    return {
+        **row,
+        "num_replicas": assembly.strategy.num_replicas,
+        "peak_learning_rate": assembly.config.optimizer.peak_learning_rate(size),
+    }
 
 
 def tensorboard_command(folder: RunFolder) -> str:

@@ -45,14 +45,17 @@ def build_optimizer(
 class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
     """The learning rate of a step: a linear warm-up, then the chosen schedule.
 
-    With peak rate r, w warm-up steps, n steps in all and x = (step - w) / (n - w):
-    warm-up is r (step + 1) / w; cosine is r (1 + cos(pi x)) / 2 (Loshchilov and
-    Hutter, SGDR, 2016, without restarts); step is r, r/10 from x = 0.5 and r/100
-    from x = 0.75 on.
+    With peak rate r (`OptimizerConfig.peak_learning_rate`), w warm-up steps, n steps
+    in all and x = (step - w) / (n - w): warm-up is r (step + 1) / w; cosine is
+    r (1 + cos(pi x)) / 2 (Loshchilov and Hutter, SGDR, 2016, without restarts); step
+    is r, r/10 from x = 0.5 and r/100 from x = 0.75 on.
     """
 
-    def __init__(self, config: OptimizerConfig, train_steps: int):
+    def __init__(
+        self, config: OptimizerConfig, train_steps: int, global_batch_size: int
+    ):
         self._config = config
+        self._peak = config.peak_learning_rate(global_batch_size)
         self._train_steps = train_steps
 
     def __call__(self, step: Any) -> tf.Tensor:
@@ -63,7 +66,7 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         factor = _FACTORS[self._config.learning_rate_schedule](progress)
         if warmup:
             factor = tf.where(step < warmup, (step + 1) / warmup, factor)
-        return self._config.learning_rate * factor
+        return self._peak * factor
 
     def get_config(self) -> dict[str, Any]:
         raise NotImplementedError("The run's config.json describes the schedule.")

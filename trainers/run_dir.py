@@ -26,7 +26,7 @@ from trainers.files import (
 SCHEMA_VERSION = 1
 
 # What a run is continued with must not change what is being trained.
-_FIXED = ["seed", "global_batch_size"] + [
+_FIXED = ["seed", "global_batch_size", "combine"] + [
     field.name
     for group in (ModelConfig, DataConfig, OptimizerConfig)
     for field in dataclasses.fields(group)

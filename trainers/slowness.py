@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from strategies import discovery
 from trainers.config import Config
 
 # A step costs 0.1 to 2 ms however few its rows are, which is the work of about so many.
@@ -34,7 +33,7 @@ class Means:
 
 def what_is_slow(config: Config, means: Means) -> Iterator[str]:
     """One line for each, with the flag to change."""
-    traits = discovery.traits(config.strategy.strategy)
+    traits = config.strategy.traits
     if means.gpus_of_driver and not means.gpus:
         yield gpus_left_out(means.gpus_of_driver)
     if means.computing_here > means.cores and not means.gpus:

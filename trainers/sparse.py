@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -22,3 +23,8 @@ def sum_duplicates(gradient: Any) -> Any:
     indices, positions = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(indices))
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def as_dense(gradients: Sequence[Any]) -> list[Any]:
+    """The same gradients, each as large as its variable; None stays None."""
+    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]

@@ -16,6 +16,7 @@ from strategies.batch import row_weights
 from trainers.layer_state import LayerState
 from trainers.randomness import keyed_states, seed_states
 from trainers.replayable_dropout import ReplayableDropout
+from trainers.sparse import as_dense
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +52,8 @@ class TrainStep:
         dropout: ReplayableDropout | None = None,
         sparse_gradients: bool = True,
         jit_compile: bool = False,
+        gradient_scale: int = 1,
+        differentiate: bool = True,
     ):
         """Traces nothing yet.
 
@@ -62,6 +65,9 @@ class TrainStep:
           dropout: takes the place of the model's own; None to leave that.
           sparse_gradients: whether those of embeddings hold only the rows in use.
           jit_compile: whether XLA compiles it, once for each number of rows.
+          gradient_scale: by what gradients are larger than those of the mean.
+          differentiate: whether shares have gradients; otherwise they have a loss
+            that can be differentiated together with those of other replicas.
         """
         self._model = model
         self._objective = objective
@@ -69,6 +75,8 @@ class TrainStep:
         self._seed = seed
         self._dropout = dropout
         self._sparse_gradients = sparse_gradients
+        self._gradient_scale = gradient_scale
+        self._differentiate = differentiate
         self._seed_states = seed_states(model)
         self._compiled = None
         if jit_compile:
@@ -78,6 +86,8 @@ class TrainStep:
             )
 
     def __call__(self, batch: Batch) -> Shares:
+        if not self._differentiate:
+            return self._undifferentiated(batch)
         model = self._model
         if self._compiled is None:
             weights = [v.value for v in model.trainable_variables]
@@ -131,28 +141,44 @@ class TrainStep:
                 *self._layer_state.variables,
             ]
             mapped = list(zip(variables, [*weights, *state], strict=True))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(weights)
+            share, written, sums = self._forward(batch, mapped)
+        gradients = tape.gradient(share, weights)
+        if not self._sparse_gradients:
+            gradients = as_dense(gradients)
+        return gradients, written, sums
+
+    def _undifferentiated(self, batch: Batch) -> Shares:
+        loss, written, sums = self._forward(batch, [])
+        state = self._layer_state.shares(written, batch)
+        return Shares(gradients=[], state=state, sums=sums, loss=loss)
+
+    def _forward(
+        self, batch: Batch, mapped: list[tuple[keras.Variable, tf.Tensor]]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """This share of the mean loss, what layers wrote, and sums.
+
+        Args:
+          batch: a replica's rows.
+          mapped: values to use in place of variables.
+        """
         keyed = keyed_states(self._seed_states, self._seed, batch)
         with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(weights)
-                with self._replayed_dropout(batch):
-                    predictions = self._model(batch.features, training=True)
-                sums = _weighted_sums(self._objective, batch, predictions)
-                added = _added_losses(self._model, scope)
-                if added:
-                    rows = tf.cast(batch.num_rows, sums["loss"].dtype)
-                    sums["loss"] += rows * tf.add_n(
-                        [tf.cast(loss, rows.dtype) for loss in added]
-                    )
-                share = sums["loss"] / tf.cast(batch.global_size, sums["loss"].dtype)
-            gradients = tape.gradient(share, weights)
-        if not self._sparse_gradients:
-            gradients = [
-                gradient if gradient is None else tf.convert_to_tensor(gradient)
-                for gradient in gradients
-            ]
+            with self._replayed_dropout(batch):
+                predictions = self._model(batch.features, training=True)
+            sums = _weighted_sums(self._objective, batch, predictions)
+            added = _added_losses(self._model, scope)
+            if added:
+                rows = tf.cast(batch.num_rows, sums["loss"].dtype)
+                sums["loss"] += rows * tf.add_n(
+                    [tf.cast(loss, rows.dtype) for loss in added]
+                )
+            dtype = sums["loss"].dtype
+            share = sums["loss"] / tf.cast(batch.global_size, dtype)
+            share *= tf.cast(self._gradient_scale, dtype)
         written = self._layer_state.written(scope, mapped)
-        return gradients, written, _reported(sums, batch)
+        return share, written, _reported(sums, batch)
 
     def _replayed_dropout(self, batch: Batch) -> AbstractContextManager[None]:
         if self._dropout is None:

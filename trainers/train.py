@@ -80,6 +80,7 @@ def _train(
         optimizer=assembly.optimizer,
         step=assembly.step,
         keep=config.report.keep_checkpoints,
+        replica_state=strategy.replica_state(),
     )
     state = checkpoints.restore_newest(console.warn) if folder.holds_a_run else None
     strategy.share_from_chief(assembly.state_variables())
@@ -128,6 +129,8 @@ def _introduce(
     warning = warning_of(name, estimate, capacity_of(name))
     if warning is not None:
         console.warn(warning)
+    if assembly.config.optimizer.lr_scaling != "none":
+        console.say(f"rate      {_scaled_rate(assembly.config)}")
     update = assembly.config.optimizer
     if assembly.embeddings() and update.sparse_gradients and not update.updates_rows:
         decay = f" --weight_decay={update.weight_decay}" * bool(update.weight_decay)
@@ -136,6 +139,16 @@ def _introduce(
             "embedding in every step; sgd and adagrad without --weight_decay change "
             "only the rows that were used"
         )
+
+
+def _scaled_rate(config: Config) -> str:
+    update, size = config.optimizer, config.length.global_batch_size
+    warmup = f", after {update.warmup_steps:,} steps of warm-up"
+    return (
+        f"{update.peak_learning_rate(size):g}{warmup * bool(update.warmup_steps)}: "
+        f"{update.learning_rate:g} of a global batch of "
+        f"{update.base_global_batch_size} scaled to {size} ({update.lr_scaling})"
+    )
 
 
 def _best_loss(data: Data) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -11,7 +12,7 @@ from strategies.base import Shares
 from trainers.histograms import histogram
 from trainers.layer_state import LayerState
 from trainers.recording import unique_names
-from trainers.sparse import sum_duplicates
+from trainers.sparse import as_dense, sum_duplicates
 
 # What `ModelUpdate.observe` returns besides norms, by the beginning of its name.
 HISTOGRAMS = "gradients/"
@@ -29,6 +30,7 @@ class ModelUpdate:
         layer_state: LayerState,
         clip_global_norm: float | None,
         record_gradients: bool = False,
+        sparse_gradients: bool = True,
     ):
         """Keeps what an update changes.
 
@@ -42,6 +44,7 @@ class ModelUpdate:
             neural networks, 2012). Clipping before the sum would bound each
             replica's part and let the sum be up to N times larger.
           record_gradients: whether to look at a step is to keep its gradients.
+          sparse_gradients: whether those of embeddings hold only the rows in use.
         """
         self._model = model
         self._optimizer = optimizer
@@ -49,6 +52,7 @@ class ModelUpdate:
         self._clip_global_norm = clip_global_norm
         self._layer_state = layer_state
         self._record_gradients = record_gradients
+        self._sparse_gradients = sparse_gradients
 
     def apply(self, shares: Shares) -> None:
         gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
@@ -65,6 +69,25 @@ class ModelUpdate:
 
     def devices(self) -> list[str]:
         return [v.value.device for v in self._model.trainable_variables]
+
+    def gradients_of(self, loss: tf.Tensor) -> list[Any]:
+        """The gradient of a scalar for each trainable variable, in a graph.
+
+        A tape computes all gradients where it is asked for them; tf.gradients each
+        operation's on the device of that operation, so that towers differentiate
+        their own part (tensorflow/python/ops/gradients_impl.py, `gradients_v2`).
+        """
+        weights = [v.value for v in self._model.trainable_variables]
+        gradients = tf.gradients(loss, weights)
+        return gradients if self._sparse_gradients else as_dense(gradients)
+
+    def weights(self) -> list[tf.Variable]:
+        variables = [*self._model.trainable_variables, *self._layer_state.variables]
+        return [v.value for v in variables if v.value.dtype.is_floating]
+
+    def optimizer_state(self) -> list[tf.Variable]:
+        values = [variable.value for variable in self._optimizer.variables]
+        return [value for value in values if value.dtype.is_floating]
 
     def observe(self, shares: Shares, closely: tf.Tensor) -> dict[str, tf.Tensor]:
         """Norms of the summed gradient and of the weights; histograms of gradients.

@@ -86,6 +86,15 @@ def subjects() -> list[tuple[str, int]]:
     ]
 
 
+def same_training() -> list[tuple[str, int]]:
+    """Those of them that are to equal one device; the others have their own tests."""
+    return [
+        (name, replicas)
+        for name, replicas in subjects()
+        if discovery.traits(name).matches_one_device
+    ]
+
+
 def small_config(**settings: object) -> Config:
     """A run small enough to be compared many times."""
     defaults: dict[str, object] = {

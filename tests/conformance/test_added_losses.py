@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.conformance.custom import assemble_custom, train
-from tests.conformance.harness import subjects
+from tests.conformance.harness import same_training
 from trainers.assembly import Assembly
 
 # 11 = 8 + 3: the second batch of an epoch is uneven, and too small for four.
@@ -49,7 +49,7 @@ def penalized(strategy: str, replicas: int) -> Assembly:
     )
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+@pytest.mark.parametrize(("strategy", "replicas"), same_training())
 def test_added_losses_are_the_same_training(strategy: str, replicas: int) -> None:
     expected, assembly = penalized("one_device", 1), penalized(strategy, replicas)
     want, got = train(expected, NUM_STEPS), train(assembly, NUM_STEPS)

@@ -6,13 +6,28 @@ import ast
 import pathlib
 
 from strategies import discovery
-from tests.conformance.harness import in_one_process, subjects
+from tests import processes
+from tests.conformance.harness import in_one_process, same_training, subjects
 
 # Strategies that this suite does not run, each with the test that stands in.
 EXCEPTIONS = {
     "multi_worker_mirrored": "tests/cluster/test_clusters.py",
     "parameter_server": "tests/cluster/test_clusters.py",
 }
+
+
+# Those that are another training than one device's, each with the test of which.
+ANOTHER_TRAINING = {
+    "parameter_averaging": "tests/conformance/test_parameter_averaging.py",
+}
+
+
+def test_every_strategy_equals_one_device_or_something_else() -> None:
+    equal = {name for name, _ in same_training()}
+    assert equal | set(ANOTHER_TRAINING) == set(in_one_process())
+    assert not equal & set(ANOTHER_TRAINING)
+    for path in ANOTHER_TRAINING.values():
+        assert (processes.ROOT / path).is_file()
 
 
 def test_every_strategy_is_in_the_suite_or_excused() -> None:

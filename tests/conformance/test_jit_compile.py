@@ -16,14 +16,14 @@ from tests.conformance.harness import (
     UPDATES,
     Outcome,
     Subject,
+    same_training,
     small_config,
-    subjects,
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from trainers.refusals import refusal_of
 
 # Compiling takes seconds for each number of rows and each replica.
-TWO_REPLICAS = [subject for subject in subjects() if subject[1] == 2]
+TWO_REPLICAS = [subject for subject in same_training() if subject[1] == 2]
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import pytest
 
 from strategies import discovery
 from tests.conformance.custom import assemble_custom, train
-from tests.conformance.harness import subjects
+from tests.conformance.harness import same_training, subjects
 from trainers.assembly import Assembly
 
 NUM_STEPS = 5
@@ -38,7 +38,7 @@ def moving_statistics(assembly: Assembly) -> tuple[np.ndarray, np.ndarray]:
     return layer.moving_mean.numpy(), layer.moving_variance.numpy()
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+@pytest.mark.parametrize(("strategy", "replicas"), same_training())
 def test_moving_statistics_equal_those_of_one_device(
     strategy: str, replicas: int
 ) -> None:
@@ -76,7 +76,7 @@ def test_an_empty_share_gives_no_nan(strategy: str, replicas: int) -> None:
         assert np.isfinite(values).all()
 
 
-SYNCHRONIZED = [s for s in subjects() if s[0] == "mirrored"]
+SYNCHRONIZED = [s for s in same_training() if s[0] == "mirrored"]
 
 
 @pytest.mark.parametrize(("strategy", "replicas"), SYNCHRONIZED)

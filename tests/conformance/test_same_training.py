@@ -12,8 +12,8 @@ from tests.conformance.harness import (
     UPDATES,
     Outcome,
     Subject,
+    same_training,
     small_config,
-    subjects,
 )
 
 # The bounds of "the same training" in docs/design.md. Adam divides by numbers near
@@ -69,7 +69,7 @@ def assert_same_training(outcome: Outcome, expected: Outcome, tolerance: float) 
         for dtype in ("float32", "float64")
     ],
 )
-@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+@pytest.mark.parametrize(("strategy", "replicas"), same_training())
 def test_same_training_as_one_device(
     strategy: str, replicas: int, dtype: str, model: str, update: str, layout: str
 ) -> None:

@@ -16,8 +16,8 @@ from tests.conformance.harness import (
     UPDATES,
     Outcome,
     Subject,
+    same_training,
     small_config,
-    subjects,
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from trainers.assembly import Assembly
@@ -59,7 +59,7 @@ def reference(update: str) -> Outcome:
 @pytest.mark.parametrize("update", EMBEDDING_UPDATES)
 @pytest.mark.parametrize(
     ("strategy", "replicas"),
-    [(name, count) for name, count in subjects() if count in (2, 3)],
+    [(name, count) for name, count in same_training() if count in (2, 3)],
 )
 def test_same_training_as_one_device(strategy: str, replicas: int, update: str) -> None:
     config = clicks_config(update, strategy=strategy, num_replicas=replicas)

@@ -51,6 +51,9 @@ class Case:
     tested: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
+# Those that wait for each other; the others are not comparable.
+TOWERS = ("--strategies=tower", "--update=sync")
+
 CASES = {
     "gradients averaged twice": Case(
         fault=Fault(
@@ -167,7 +170,7 @@ CASES = {
 def test_a_fault_is_seen_and_its_cause_named(name: str, tmp_path: pathlib.Path) -> None:
     case = CASES[name]
     plant(tmp_path, case.fault, normalized=NORMALIZED_MODEL)
-    done, found = verify(tmp_path, "--strategies=tower", *SMALL, *case.flags)
+    done, found = verify(tmp_path, *TOWERS, *SMALL, *case.flags)
     assert done.returncode == 4, done.stdout + done.stderr
     (entry,) = found["strategies"]
     assert entry["verdict"] == "different"
@@ -184,7 +187,7 @@ def test_normalization_of_a_replicas_own_rows_is_told_from_a_fault(
 ) -> None:
     plant(tmp_path, None, normalized=NORMALIZED_MODEL)
     flags = (*SMALL, "--model=normalized")
-    done, found = verify(tmp_path, "--strategies=tower", *flags)
+    done, found = verify(tmp_path, *TOWERS, *flags)
     assert done.returncode == 4, done.stdout + done.stderr
     (entry,) = found["strategies"]
     assert "every replica normalizes its own rows" in entry["cause"]["likely"]

@@ -22,18 +22,24 @@ def entries(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_strategies_of_one_process_train_the_same(tmp_path: pathlib.Path) -> None:
-    """In single precision, with everything at once that is the same training."""
+    """In single precision, with everything at once that is the same training.
+
+    What is another training by intention runs along, and is told apart.
+    """
     flags = ("--model=mlp", "--hidden_units=8", "--train_steps=5")
     features = ("--clip_global_norm=0.5", "--dropout=0.5", "--replayable_dropout")
     # 1,437 examples to train: the third batch of 479 ends an epoch.
     uneven = ("--global_batch_size=499", "--weight_decay=0.01", "--optimizer=adamw")
-    strategies = "--strategies=one_device,tower,mirrored"
+    strategies = "--strategies=one_device,tower,mirrored,parameter_averaging"
     done, found = verify(tmp_path, strategies, *flags, *features, *uneven)
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = {name: entry["verdict"] for name, entry in entries(found).items()}
     assert verdicts.pop("one_device") == "identical"
+    for other in ("tower-async", "parameter_averaging"):
+        assert verdicts.pop(other) == "not comparable"
+    assert "change copies of the weights of their own" in done.stdout
     assert set(verdicts.values()) <= {"identical", "equivalent"}
-    assert len(verdicts) == 2
+    assert set(verdicts) == {"tower-sync", "mirrored"}
     assert found["steps"] == 5
     # 4 sqrt(499 x 5) 2^-23, which a wrong factor exceeds by far.
     assert found["tolerance"]["last_step"] == pytest.approx(2.38e-5, rel=0.01)
@@ -101,9 +107,11 @@ def test_a_strategy_that_crashes_does_not_hide_the_others(
     done, found = verify(tmp_path, "--strategies=tower,mirrored", *SMALL)
     assert done.returncode == 1
     by_name = entries(found)
-    assert by_name["tower"]["verdict"] == "failed"
-    assert by_name["tower"]["reason"].startswith("RuntimeError: no power")
-    assert "tower: failed: RuntimeError: no power" in done.stdout
+    failed = by_name["tower-sync"]
+    assert failed["verdict"] == "failed"
+    assert failed["reason"].startswith("RuntimeError: no power")
+    assert "tower-sync: failed: RuntimeError: no power" in done.stdout
+    assert by_name["tower-async"]["verdict"] == "not comparable"
     assert by_name["mirrored"]["verdict"] in ("identical", "equivalent")
 
 

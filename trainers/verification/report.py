@@ -153,6 +153,17 @@ def _shown(difference: Difference | None) -> str:
 
 def _why_not_comparable(finding: Finding) -> str:
     strategy = finding.arm.config.strategy
+    if strategy.combine == "sum":
+        return (
+            "--combine=sum takes the sum of the replicas' gradients for their mean: it "
+            "is another training, by intention"
+        )
+    if strategy.averaged == "parameters":
+        return (
+            "replicas change copies of the weights of their own between two averages "
+            f"(--sync_every_steps={strategy.steps_between_averages}): it is another "
+            "training, by intention"
+        )
     if strategy.is_synchronous and strategy.traits.matches_one_device:
         return (
             f"--sharding={finding.arm.config.data.sharding} gives every process files "
@@ -171,6 +182,6 @@ def _why_not_comparable(finding: Finding) -> str:
         if staleness.get(name) is not None
     )
     return (
-        "several workers update without waiting for each other, and a gradient is of "
-        f"older weights: by so many updates, {figures or 'not measured'}"
+        "several workers or towers update without waiting for each other, and a "
+        f"gradient is of older weights: by so many updates, {figures or 'not measured'}"
     )

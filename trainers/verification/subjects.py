@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from strategies import discovery
-from strategies.config import DEFAULT_NUM_WORKERS
 from trainers.comparison.arms import Arm, of_a_run, under
 from trainers.config import Config
 
@@ -18,7 +17,8 @@ def reference_of(config: Config) -> Arm:
     Raises:
       UsageError: the settings do not fit it.
     """
-    return Arm(name=REFERENCE, config=under(REFERENCE, _recorded(config)))
+    shared = under(REFERENCE, _brief(config))
+    return Arm(name=REFERENCE, config=shared.replace(record_steps=True))
 
 
 def subjects_of(config: Config) -> tuple[Arm, ...]:
@@ -32,7 +32,7 @@ def subjects_of(config: Config) -> tuple[Arm, ...]:
     """
     subjects = []
     for strategy in config.comparison.strategies or ():
-        shared = under(strategy, _recorded(config))
+        shared = under(strategy, _brief(config))
         updates = discovery.traits(strategy).updates
         if updates and shared.strategy.update is None:
             arms = [
@@ -49,25 +49,23 @@ def is_comparable(config: Config) -> bool:
     """Whether its steps are those of one device.
 
     They are not if some gradients are of older weights, or are left out, or if global
-    batches hold other examples. A single asynchronous worker always computes on the
-    newest weights.
+    batches hold other examples.
     """
     strategy = config.strategy
     if strategy.is_synchronous:
         return config.traits.matches_one_device
-    return (strategy.num_workers or DEFAULT_NUM_WORKERS) == 1
+    return not strategy.has_stale_gradients
 
 
 def _recorded_if_comparable(arm: Arm) -> Arm:
     """Recording waits for every step, and would hide how stale gradients are."""
-    if is_comparable(arm.config):
-        return arm
-    return Arm(name=arm.name, config=arm.config.replace(record_steps=False))
+    recorded = is_comparable(arm.config)
+    return Arm(name=arm.name, config=arm.config.replace(record_steps=recorded))
 
 
-def _recorded(config: Config) -> Config:
-    """What all runs share: recorded, and with nothing else that takes time."""
-    shared = of_a_run(config).replace(record_steps=True, histogram_every_steps=None)
+def _brief(config: Config) -> Config:
+    """What all runs share, with nothing that takes time."""
+    shared = of_a_run(config).replace(record_steps=False, histogram_every_steps=None)
     if shared.length.train_steps is None and shared.length.epochs is None:
         shared = shared.replace(train_steps=_DEFAULT_TRAIN_STEPS)
     return shared

@@ -1,0 +1,87 @@
+"""Updates from weights that others may have changed meanwhile: how stale they are.
+
+The number of applied updates is read before the weights are, and added to after all
+that an update changes is changed. What others have added in between is the staleness
+of the gradient. TensorFlow adds atomically, but reads what came of it afterwards: an
+update that is counted in that moment is taken along, so that a figure may be one too
+high, and never too low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.base import Batch, Shares, StepResults, Update
+
+# What a step reports besides its sums.
+REPORTED = ("staleness",)
+
+
+def read_then_compute(
+    update: Update, compute: Callable[[Batch], Shares], batch: Batch
+) -> tuple[Shares, tf.Tensor]:
+    """Shares of a batch, and the version of the weights they are of.
+
+    Args:
+      update: tells how many updates were applied.
+      compute: reads the weights.
+      batch: what it computes on.
+    """
+    version = update.applied_updates()
+    # Whatever is read for the step is read after the version it is said to be.
+    with tf.control_dependencies([version]):
+        return compute(tf.nest.map_structure(tf.identity, batch)), version
+
+
+def apply_then_count(
+    update: Update, apply: Callable[[], None], version: tf.Tensor
+) -> Mapping[str, tf.Tensor]:
+    """Changes the weights, counts the update, and reports how stale it was.
+
+    Args:
+      update: counts, atomically.
+      apply: changes the weights.
+      version: of the weights that it goes back to.
+    """
+
+    def applied() -> tf.Tensor:
+        apply()
+        return tf.constant(0)
+
+    # A function ends when all it changes is changed. Only then is the update counted:
+    # a count that came first could be of an update that got lost.
+    done = tf.function(applied, autograph=False)()
+    with tf.control_dependencies([done]):
+        count = update.count()
+    return {"staleness": count - 1 - version}
+
+
+def joined(
+    parts: Sequence[StepResults], workers: Sequence[str], num_side_by_side: int
+) -> StepResults:
+    """Stretches of steps as one, which workers have computed side by side.
+
+    Args:
+      parts: in the order of their steps, the one that was observed last.
+      workers: who computed each.
+      num_side_by_side: how many workers there are: an update comes that much more
+        often than each of them takes for one.
+    """
+    last = parts[-1]
+    return StepResults(
+        applied_steps=sum(part.applied_steps for part in parts),
+        sums={n: np.concatenate([p.sums[n] for p in parts]) for n in last.sums},
+        step_seconds=np.concatenate([p.step_seconds for p in parts]) / num_side_by_side,
+        input_seconds=np.concatenate([p.input_seconds for p in parts])
+        / num_side_by_side,
+        details=last.details,
+        agreed=last.agreed,
+        attempted_steps=sum(part.attempted_steps for part in parts),
+        staleness=None
+        if last.staleness is None
+        else np.concatenate([p.staleness for p in parts]),
+        workers=np.repeat(workers, [part.attempted_steps for part in parts]),
+    )

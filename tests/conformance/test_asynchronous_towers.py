@@ -1,0 +1,255 @@
+"""Towers that do not wait for each other: what is still exact, and what is reported."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.base import Observe, StepResults
+from tests import processes
+from tests.conformance.custom import assemble_custom
+from tests.conformance.harness import LAYOUTS, UPDATES, Subject, small_config
+from tests.conformance.test_same_training import (
+    TOLERANCES,
+    assert_same_training,
+    reference,
+)
+from tests.event_files import read_events
+from trainers.assembly import Assembly
+from trainers.config import Config
+from trainers.main import main
+from trainers.verification.subjects import is_comparable
+
+# Far more than two threads take to meet, so that a test fails rather than hangs.
+PATIENCE_SECONDS = 60.0
+
+
+class Calling(keras.layers.Layer):
+    """Calls a Python function in every step, when the weights' version is known."""
+
+    def __init__(self, function: Callable[[], None]):
+        super().__init__()
+        self._function = function
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        def called() -> np.ndarray:
+            self._function()
+            return np.zeros([], np.float32)
+
+        with tf.control_dependencies([tf.numpy_function(called, [], tf.float32)]):
+            return tf.identity(inputs)
+
+
+def calling(function: Callable[[], None], towers: int) -> Assembly:
+    return assemble_custom(
+        "tower",
+        towers,
+        lambda: [Calling(function), keras.layers.Dense(1)],
+        np.ones([64, 2], np.float32),
+        update="async",
+        global_batch_size=8,
+    )
+
+
+def steps_of(assembly: Assembly, count: int) -> StepResults:
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    return assembly.run_steps(batches, count).fetch()
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_a_single_tower_is_one_device(update: str) -> None:
+    config = small_config(
+        strategy="tower",
+        update="async",
+        num_replicas=1,
+        model="mlp",
+        dtype="float64",
+        **UPDATES[update],
+    )
+    for name, layout in LAYOUTS.items():
+        # Anew for each: towers are traced with the data set they read.
+        subject = Subject.of(config)
+        expected = reference("mlp", update, "float64")[name]
+        for calls in (1, 10):
+            outcome = subject.run(layout, calls=calls)
+            assert_same_training(outcome, expected, TOLERANCES["float64", update])
+            assert outcome.gradient_norm == pytest.approx(expected.gradient_norm)
+
+
+@pytest.mark.parametrize("towers", [2, 3, 4])
+def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> None:
+    """Whoever computes them, sums are in the order of the steps."""
+
+    def made(strategy: str, replicas: int, **settings: object) -> Assembly:
+        return assemble_custom(
+            strategy,
+            replicas,
+            lambda: [keras.layers.Dense(1)],
+            np.ones([97, 2], np.float32),
+            metrics={"index": lambda labels, outputs: tf.cast(labels, tf.float32)},
+            global_batch_size=8,
+            optimizer="adam",
+            train_steps=3031,
+            **settings,  # type: ignore[arg-type]
+        )
+
+    assembly = made("tower", towers, update="async")
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    calls = [
+        assembly.run_steps(batches, count, observe).fetch()
+        for count, observe in (
+            (1, Observe.NOT),
+            (30, Observe.NORMS),
+            (3000, Observe(2)),
+        )
+    ]
+    assert [results.applied_steps for results in calls] == [1, 30, 3000]
+    assert [results.attempted_steps for results in calls] == [1, 30, 3000]
+    assert "gradient_norm" in calls[1].details
+    assert int(assembly.step.numpy()) == 3031
+    assert int(assembly.optimizer.iterations.numpy()) == 3031
+    assert assembly.run_steps.num_traces() == 1
+    expected = steps_of(made("one_device", 1), 3031)
+    for name in ("index", "examples"):
+        got = np.concatenate([results.sums[name] for results in calls])
+        np.testing.assert_array_equal(got, expected.sums[name])
+    staleness = np.concatenate([results.staleness for results in calls])
+    workers = np.concatenate([results.workers for results in calls])
+    assert len(staleness) == len(workers) == 3031
+    assert staleness.min() >= 0
+    assert set(workers) <= {f"tower-{index}" for index in range(towers)}
+    assert staleness[0] == 0
+
+
+def test_towers_compute_at_the_same_time_and_staleness_is_what_it_was() -> None:
+    """Nobody passes the barrier alone, so that two gradients are of one version.
+
+    One of the two is applied after the other: in each of eight rounds one update at
+    least is stale. Sixteen steps are eight pieces of two, four for each tower.
+    """
+    barrier = threading.Barrier(2, timeout=PATIENCE_SECONDS)
+
+    def meet() -> None:
+        barrier.wait()
+
+    results = steps_of(calling(meet, towers=2), 16)
+    assert results.applied_steps == 16
+    assert results.staleness is not None
+    assert set(np.unique(results.workers)) == {"tower-0", "tower-1"}
+    assert results.staleness.sum() >= 8
+    # Nobody gets more than one round ahead: two updates of the other's at most.
+    assert results.staleness.max() <= 2
+
+
+def test_a_single_tower_is_never_stale() -> None:
+    results = steps_of(calling(lambda: None, towers=1), 20)
+    assert results.staleness is not None
+    assert results.staleness.tolist() == [0] * 20
+    assert set(np.unique(results.workers)) == {"tower-0"}
+
+
+def test_what_fails_in_a_tower_is_raised_and_ends_the_others() -> None:
+    calls = Counter[str]()
+
+    def fail() -> None:
+        calls["all"] += 1
+        raise ValueError("no power")
+
+    with pytest.raises(tf.errors.OpError, match="no power"):
+        steps_of(calling(fail, towers=2), 1000)
+    assert 1 <= calls["all"] <= 2
+
+
+def test_a_loss_that_is_not_finite_ends_the_call_and_is_not_applied() -> None:
+    features = np.ones([64, 4], np.float32)
+    features[40] = np.nan
+    assembly = assemble_custom(
+        "tower",
+        3,
+        lambda: [keras.layers.Dense(3)],
+        features,
+        update="async",
+        global_batch_size=8,
+        train_steps=2000,
+    )
+    results = steps_of(assembly, 2000)
+    # One row of 64 is in one of every eight batches; each tower may meet it once.
+    assert 1 <= results.attempted_steps - results.applied_steps <= 3
+    assert results.applied_steps == int(assembly.step.numpy())
+    assert results.attempted_steps < 2000
+    assert np.isnan(results.sums["loss"][-1])
+    for weight in assembly.model.weights:
+        assert np.isfinite(weight.numpy()).all()
+
+
+def test_evaluation_counts_every_example_once() -> None:
+    assembly = assemble_custom(
+        "tower",
+        3,
+        lambda: [keras.layers.Dense(1)],
+        np.zeros([37, 2], np.float32),
+        metrics={"index": lambda labels, outputs: tf.cast(labels, tf.float32)},
+        update="async",
+        eval_global_batch_size=10,
+    )
+    for _ in range(2):
+        assert assembly.evaluation.run()["index"] == sum(range(37)) / 37
+    assert assembly.evaluation.num_traces() == 1
+
+
+def test_it_is_comparable_only_with_a_single_tower() -> None:
+    for replicas, expected in ((1, True), (2, False), (None, False)):
+        config = Config().replace(
+            strategy="tower", update="async", num_replicas=replicas
+        )
+        assert is_comparable(config) == expected
+        assert not config.traits.synchronous
+        assert not config.traits.matches_one_device
+
+
+def test_a_run_reports_staleness_by_tower_and_goes_on(tmp_path: pathlib.Path) -> None:
+    run = tmp_path / "run"
+    flags = [
+        *("main", "--strategy=tower", "--update=async", "--num_replicas=3"),
+        *("--model=mlp", "--hidden_units=16", "--summary_every_steps=50"),
+        *("--checkpoint_every_steps=60", f"--run_dir={run}"),
+    ]
+    assert main([*flags, "--train_steps=100"]) == 0
+    assert main([*flags, "--train_steps=400", "--resume=auto"]) == 0
+    result = processes.result_of(run)
+    assert (result["steps"], result["attempted_steps"]) == (400, 400)
+    assert result["examples_seen"] == 17 * 1438 + 9 * 64
+    assert result["traits"]["synchronous"] is False
+    staleness = result["staleness"]
+    # Of this process: the steps since the first part.
+    assert sum(staleness["histogram"].values()) == 300
+    by_worker = [Counter(w["histogram"]) for w in staleness["by_worker"].values()]
+    assert sum(by_worker, Counter()) == Counter(staleness["histogram"])
+    assert set(staleness["by_worker"]) == {"tower-0", "tower-1", "tower-2"}
+    assert result["final"]["eval_accuracy"] > 0.8
+    names = set(read_events(run / "tb" / "train").points)
+    assert {"staleness/mean", "staleness/tower-0/p95", "staleness"} <= names
+
+
+def test_a_run_that_diverges_ends_like_any_other(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    flags = [
+        *("main", "--strategy=tower", "--update=async", "--model=mlp"),
+        *("--optimizer=sgd", "--learning_rate=1e30", "--train_steps=50"),
+    ]
+    assert main([*flags, f"--run_dir={run}"]) == 3
+    (line,) = capfd.readouterr().err.splitlines()
+    result = processes.result_of(run)
+    assert result["status"] == "diverged"
+    assert f"step {result['steps'] + 1}: training has diverged" in line
+    assert "the loss is nan" in line or "the loss is inf" in line
+    assert result["steps"] < result["attempted_steps"] <= result["steps"] + 2

@@ -1,0 +1,86 @@
+"""--average=losses equals --average=gradients, and is computed where it belongs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from strategies import discovery
+from tests.conformance.harness import (
+    LAYOUTS,
+    UPDATES,
+    Subject,
+    small_config,
+    subjects,
+)
+from tests.conformance.test_same_training import (
+    TOLERANCES,
+    assert_same_training,
+    reference,
+)
+from tests.conformance.test_sparse_gradients import clicks_config
+
+AVERAGING_LOSSES = [
+    (name, replicas)
+    for name, replicas in subjects()
+    if "losses" in discovery.traits(name).averages
+]
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize(("strategy", "replicas"), AVERAGING_LOSSES)
+def test_one_gradient_of_the_mean_loss_is_the_mean_of_gradients(
+    strategy: str, replicas: int, update: str
+) -> None:
+    """Against averaged gradients of the same strategy, and against one device."""
+    shared = {"model": "mlp", "dtype": "float64", **UPDATES[update]}
+    settings = {"strategy": strategy, "num_replicas": replicas, **shared}
+    tolerance = TOLERANCES["float64", update]
+    losses = Subject.of(small_config(average="losses", **settings))
+    gradients = Subject.of(small_config(average="gradients", **settings))
+    for name, layout in LAYOUTS.items():
+        outcome, expected = losses.run(layout), gradients.run(layout)
+        assert_same_training(outcome, expected, tolerance)
+        assert_same_training(
+            outcome, reference("mlp", update, "float64")[name], tolerance
+        )
+        assert outcome.gradient_norm == pytest.approx(
+            expected.gradient_norm, rel=tolerance
+        )
+
+
+@pytest.mark.parametrize("sparse_gradients", [True, False])
+@pytest.mark.parametrize("strategy", sorted({name for name, _ in AVERAGING_LOSSES}))
+def test_rows_of_embeddings_as_well(strategy: str, sparse_gradients: bool) -> None:
+    config = clicks_config(
+        "adagrad",
+        strategy=strategy,
+        num_replicas=2,
+        average="losses",
+        sparse_gradients=sparse_gradients,
+    )
+    outcome = Subject.of(config).run(LAYOUTS["uneven"])
+    expected = Subject.of(clicks_config("adagrad")).run(LAYOUTS["uneven"])
+    assert_same_training(outcome, expected, TOLERANCES["float64", "sgd"])
+
+
+def test_every_tower_differentiates_its_own_part() -> None:
+    """A tape would have all gradients on the device where it is asked for them."""
+    config = small_config(
+        strategy="tower", num_replicas=3, model="mlp", average="losses"
+    )
+    assembly = Subject.of(config).assembly
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    graph = assembly.run_steps.trace(batches).as_graph_def()
+    products = [
+        node
+        for function in graph.library.function
+        for node in function.node_def
+        if node.op == "MatMul" and "/gradients/" in node.name
+    ]
+    devices: dict[str, set[str]] = {}
+    for node in products:
+        (tower,) = re.findall(r"tower_\d", node.name)
+        devices.setdefault(tower, set()).add(node.device)
+    assert devices == {f"tower_{i}": {f"/device:CPU:{i}"} for i in range(3)}
