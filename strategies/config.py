@@ -26,6 +26,13 @@ class StrategyConfig:
         "logical CPU devices as the strategy wants.",
         minimum=1,
     )
+    gradient_accumulation_steps: int = setting(
+        1,
+        "Micro-batches into which a replica divides its part of the global batch. They "
+        "are computed one after another, so that memory need hold only one.",
+        minimum=1,
+        maximum=1_000_000,
+    )
     cross_device_reduction: str = setting(
         "auto",
         "How mirrored sums over devices: auto is nccl on several GPUs and "

@@ -14,9 +14,9 @@ from models.embedding import ShardedEmbedding
 from strategies import discovery
 from strategies.base import GlobalBatches, RunSteps, Strategy
 from strategies.cluster import Cluster
-from strategies.library_internals import flat_layers
 from strategies.settings import UsageError
 from trainers import inputs
+from trainers.accumulation import Accumulation, check_accumulable
 from trainers.config import Config, ModelConfig
 from trainers.evaluation import Evaluation
 from trainers.inputs.data import Data
@@ -24,6 +24,7 @@ from trainers.inputs.order import Order, SourceBatches
 from trainers.layer_state import LayerState
 from trainers.optimizers import LearningRate, build_optimizer
 from trainers.replayable_dropout import ReplayableDropout
+from trainers.sparse import embeddings_of
 from trainers.step import EvalStep, Objective, TrainStep
 from trainers.switches import switch_off
 from trainers.update import ModelUpdate
@@ -79,8 +80,7 @@ class Assembly:
 
     def embeddings(self) -> list[ShardedEmbedding]:
         """Layers of which a step uses only a few rows."""
-        layers = flat_layers(self.model)
-        return [layer for layer in layers if isinstance(layer, ShardedEmbedding)]
+        return embeddings_of(self.model)
 
     def gradient_bytes(self) -> int:
         """Size of one replica's gradient of all trainable variables, at most.
@@ -139,6 +139,8 @@ def assemble_parts(
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
         step = _make_step_variable()
     _check_compilable(config, model)
+    num_micro_batches = config.strategy.gradient_accumulation_steps
+    check_accumulable(model, num_micro_batches)
     objective = Objective(
         loss=spec.make_loss(config.optimizer.label_smoothing),
         metrics=dict(spec.metrics),
@@ -178,7 +180,7 @@ def assemble_parts(
         learning_rate=learning_rate,
         layer_state=layer_state,
         step=step,
-        run_steps=strategy.compile(train_step, update),
+        run_steps=strategy.compile(Accumulation(train_step, num_micro_batches), update),
         evaluation=evaluation,
     )
 
@@ -193,7 +195,7 @@ def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout
 
 def _check_compilable(config: Config, model: keras.Model) -> None:
     """Refuses what is known not to compile; of the rest XLA tells when it runs."""
-    embeddings = [x for x in flat_layers(model) if isinstance(x, ShardedEmbedding)]
+    embeddings = embeddings_of(model)
     if config.model.jit_compile and embeddings:
         raise UsageError(
             f"--jit_compile does not fit layer {embeddings[0].name!r}: XLA would "
@@ -225,6 +227,14 @@ def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
             f"--global_batch_size={size} is smaller than the {strategy.num_replicas} "
             "replicas: every replica needs an example; raise it or give a smaller "
             "--num_replicas."
+        )
+    steps = config.strategy.gradient_accumulation_steps
+    shares = strategy.num_replicas if strategy.traits.synchronous else 1
+    if size < shares * steps:
+        raise UsageError(
+            f"--global_batch_size={size} is smaller than the {shares} replicas x "
+            f"{steps} micro-batches of --gradient_accumulation_steps={steps}: every "
+            "micro-batch needs an example; raise the one or lower the other."
         )
     if config.length.drop_last_batch and size > data.train.num_examples:
         raise UsageError(

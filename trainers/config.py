@@ -423,11 +423,24 @@ class Config:
                 f"than --num_replicas={replicas}: every replica needs an example; "
                 "raise the one or lower the other."
             )
+        self._check_micro_batches(replicas)
         if self.run.mode == "evaluate" and self.run.run_dir is None:
             raise UsageError(
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."
             )
         self.comparison.check_mode(self.run.mode, self.strategy.strategy)
+
+    def _check_micro_batches(self, replicas: int) -> None:
+        size, steps = (
+            self.length.global_batch_size,
+            self.strategy.gradient_accumulation_steps,
+        )
+        if size < replicas * steps:
+            raise UsageError(
+                f"--global_batch_size={size} is smaller than the {replicas} x {steps} "
+                f"parts it is divided into by --gradient_accumulation_steps={steps}: "
+                "every micro-batch needs an example; raise the one or lower the other."
+            )
 
     # The slash lets a file hold a setting called self, to be refused as unknown.
     def replace(self, /, **values: Any) -> Config:

@@ -11,11 +11,12 @@ import keras
 import tensorflow as tf
 
 from models.base import PerExample
-from strategies.base import Batch, Shares
+from strategies.base import Batch, ReplicaStep, Shares
 from strategies.batch import row_weights
 from trainers.layer_state import LayerState
 from trainers.randomness import keyed_states, seed_states
 from trainers.replayable_dropout import ReplayableDropout
+from trainers.sparse import embeddings_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,15 +79,31 @@ class TrainStep:
             )
 
     def __call__(self, batch: Batch) -> Shares:
-        model = self._model
-        if self._compiled is None:
-            weights = [v.value for v in model.trainable_variables]
-            computed = self._compute(batch, weights, None)
-        else:
+        if self._compiled is not None:
             # XLA reads no variable of another device, such as a parameter server's.
-            weights = [tf.convert_to_tensor(v.value) for v in model.trainable_variables]
-            computed = self._compiled(batch, weights, self._layer_state.read())
-        gradients, written, sums = computed
+            return self.at_present_values()(batch)
+        weights = [v.value for v in self._model.trainable_variables]
+        return self._shares(batch, weights, None)
+
+    def at_present_values(self) -> ReplicaStep:
+        """The same step for several parts of a batch, all at the weights of now.
+
+        They are read here, once. Only rows of embeddings are read where they are
+        used, because here it would be the whole table.
+        """
+        by_row = {id(v) for x in embeddings_of(self._model) for v in x.shards}
+        weights = [
+            v.value if id(v) in by_row else tf.convert_to_tensor(v.value)
+            for v in self._model.trainable_variables
+        ]
+        state = self._layer_state.read()
+        return lambda batch: self._shares(batch, weights, state)
+
+    def _shares(
+        self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None
+    ) -> Shares:
+        compute = self._compiled or self._compute
+        gradients, written, sums = compute(batch, weights, state)
         return Shares(
             gradients=gradients,
             state=self._layer_state.shares(written, batch),
@@ -100,16 +117,16 @@ class TrainStep:
 
         Args:
           batch: a replica's rows.
-          weights: trainable variables, or their values.
+          weights: of each trainable variable itself or its value.
           state: values of the layers' state; None to read variables as usual.
         """
-        mapped: list[tuple[keras.Variable, tf.Tensor]] = []
-        if state is not None:
-            variables = [
-                *self._model.trainable_variables,
-                *self._layer_state.variables,
-            ]
-            mapped = list(zip(variables, [*weights, *state], strict=True))
+        variables = [*self._model.trainable_variables, *self._layer_state.variables]
+        values = [*weights, *(state or [v.value for v in self._layer_state.variables])]
+        mapped = [
+            (variable, value)
+            for variable, value in zip(variables, values, strict=True)
+            if value is not variable.value
+        ]
         keyed = keyed_states(self._seed_states, self._seed, batch)
         with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
             with tf.GradientTape(watch_accessed_variables=False) as tape:

@@ -105,6 +105,9 @@ def _introduce(
 ) -> None:
     strategy = assembly.strategy
     replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
+    parts = assembly.config.strategy.gradient_accumulation_steps
+    if parts > 1:
+        replicas += f" of {parts} micro-batches"
     console.say(
         f"strategy  {strategy.name}: {replicas} on {describe(strategy.devices)}"
     )
