@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from strategies import discovery
-from strategies.settings import UsageError, check_settings, setting
+from strategies.settings import UsageError, as_argument, check_settings, setting
 from strategies.traits import Traits
 
 DEFAULT_NUM_WORKERS = 2
@@ -32,6 +32,19 @@ class StrategyConfig:
         "are computed one after another, so that memory need hold only one.",
         minimum=1,
         maximum=1_000_000,
+    )
+    stages: tuple[str, ...] | None = setting(
+        None,
+        "How model_parallel splits the model: a number of stages, balanced by the time "
+        "their layers take, or the first layer of every stage but the first. Default: "
+        "one for each GPU; 2 without GPUs.",
+    )
+    num_micro_batches: int | None = setting(
+        None,
+        "Parts of a global batch that are in the pipeline of model_parallel at once. "
+        "Default: 4.",
+        minimum=1,
+        maximum=1_000,
     )
     cross_device_reduction: str = setting(
         "auto",
@@ -89,7 +102,26 @@ class StrategyConfig:
                 f"--strategy={self.strategy}, which has at most {most}: lower it "
                 "or choose another strategy."
             )
+        self._check_stages()
         self._check_update()
+
+    @property
+    def num_stages(self) -> int | None:
+        """How many stages a model is split into, if --stages says so."""
+        if self.stages is None:
+            return None
+        if self.layers_that_begin_stages is not None:
+            return 1 + len(self.layers_that_begin_stages)
+        return int(self.stages[0])
+
+    @property
+    def layers_that_begin_stages(self) -> tuple[str, ...] | None:
+        """Of every stage but the first, if --stages names them."""
+        if self.stages is None or (
+            len(self.stages) == 1 and self.stages[0].isdecimal()
+        ):
+            return None
+        return self.stages
 
     @property
     def is_synchronous(self) -> bool:
@@ -109,6 +141,21 @@ class StrategyConfig:
             synchronous=self.is_synchronous,
             matches_one_device=self.is_synchronous and not self.backup_workers,
         )
+
+    def _check_stages(self) -> None:
+        for name in ("stages", "num_micro_batches"):
+            value = getattr(self, name)
+            if value is not None and not discovery.traits(self.strategy).splits_model:
+                raise UsageError(
+                    f"--{name}={as_argument(value)} is not used by --strategy="
+                    f"{self.strategy}, which does not split the model: add "
+                    "--strategy=model_parallel, or leave it out."
+                )
+        if self.num_stages is not None and self.num_stages < 2:
+            raise UsageError(
+                f"--stages={as_argument(self.stages)} is out of range: give 2 or more, "
+                "or names of layers; --strategy=one_device does not split the model."
+            )
 
     def _check_update(self) -> None:
         accepted = discovery.traits(self.strategy).updates

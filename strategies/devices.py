@@ -13,8 +13,12 @@ from strategies.settings import UsageError
 CPU = "/device:CPU:0"
 
 
-def replica_devices(num_replicas: int | None, replicas_without_gpu: int) -> list[str]:
-    """One device for each replica.
+def replica_devices(
+    num_replicas: int | None,
+    replicas_without_gpu: int,
+    setting: str = "--num_replicas",
+) -> list[str]:
+    """One device for each replica, or for each stage of a model.
 
     Every GPU is used if there are any. Without a GPU the CPU is split into
     logical devices, which behave like separate devices but share its cores.
@@ -22,6 +26,7 @@ def replica_devices(num_replicas: int | None, replicas_without_gpu: int) -> list
     Args:
       num_replicas: how many, or None for all GPUs.
       replicas_without_gpu: how many if neither the user nor the hardware says.
+      setting: the flag that says how many.
 
     Raises:
       UsageError: there are fewer devices than replicas.
@@ -31,11 +36,11 @@ def replica_devices(num_replicas: int | None, replicas_without_gpu: int) -> list
         wanted = num_replicas or len(gpus)
         if wanted > len(gpus):
             raise UsageError(
-                f"--num_replicas={wanted} needs as many devices, this machine has "
-                f"{len(gpus)} GPU(s): use --num_replicas={len(gpus)} or fewer."
+                f"{setting}={wanted} needs as many devices, this machine has "
+                f"{len(gpus)} GPU(s): use {setting}={len(gpus)} or fewer."
             )
         return [f"/device:GPU:{index}" for index in range(wanted)]
-    return _logical_cpus(num_replicas or replicas_without_gpu)
+    return _logical_cpus(num_replicas or replicas_without_gpu, setting)
 
 
 def require_gpus(setting: str, instead: str) -> None:
@@ -44,12 +49,12 @@ def require_gpus(setting: str, instead: str) -> None:
         raise UsageError(f"{setting} needs GPUs and none was found: use {instead}.")
 
 
-def _logical_cpus(wanted: int) -> list[str]:
+def _logical_cpus(wanted: int, setting: str) -> list[str]:
     most = max(8, 2 * (os.cpu_count() or 1))
     if wanted > most:
         raise UsageError(
-            f"--num_replicas={wanted} is more than the {most} logical devices this "
-            f"machine's CPU is split into at most: use --num_replicas={most} or fewer."
+            f"{setting}={wanted} is more than the {most} logical devices this "
+            f"machine's CPU is split into at most: use {setting}={most} or fewer."
         )
     (cpu,) = tf.config.list_physical_devices("CPU")
     try:

@@ -17,6 +17,7 @@ class Traits:
       synchronous: every update uses gradients of the current weights.
       multi_process: replicas are in more than one process.
       matches_one_device: the training equals that of one device to rounding.
+      splits_model: its devices share the layers of one model, in stages.
       max_replicas: the most replicas it can have, or None for no limit.
       roles: the jobs its cluster consists of; empty for one process.
       optional_roles: jobs that it may have besides.
@@ -28,6 +29,7 @@ class Traits:
     synchronous: bool
     multi_process: bool
     matches_one_device: bool
+    splits_model: bool = False
     max_replicas: int | None = None
     roles: tuple[str, ...] = ()
     optional_roles: tuple[str, ...] = ()

@@ -6,13 +6,13 @@ import pathlib
 
 from tests.processes import train
 
-# 512 images of 64x64x3. The activations of a convnet are ten times the rest.
+# 1024 images of 64x64x3. The activations of a convnet are ten times the rest.
 LARGE_BATCH = (
     "--model=convnet",
     "--dataset=synthetic",
     "--input_shape=64,64,3",
-    "--num_examples=512",
-    "--global_batch_size=512",
+    "--num_examples=1024",
+    "--global_batch_size=1024",
     "--eval_global_batch_size=8",
     "--histogram_every_steps=none",
     "--train_steps=1",

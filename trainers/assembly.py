@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -22,7 +23,13 @@ from trainers.evaluation import Evaluation
 from trainers.inputs.data import Data
 from trainers.inputs.order import Order, SourceBatches
 from trainers.layer_state import LayerState
-from trainers.optimizers import LearningRate, build_optimizer
+from trainers.optimizers import (
+    LearningRate,
+    build_optimizer,
+    update_where_variables_are,
+)
+from trainers.pipeline.build import Pipeline, build_pipeline
+from trainers.pipeline.step import PipelineStep
 from trainers.replayable_dropout import ReplayableDropout
 from trainers.sparse import embeddings_of
 from trainers.step import EvalStep, Objective, TrainStep
@@ -49,6 +56,7 @@ class Assembly:
       step: int64 scalar, the number of applied updates.
       run_steps: the inner training loop, not traced yet.
       evaluation: over the held-out examples, not traced yet.
+      pipeline: the model in stages; None where it is whole.
     """
 
     config: Config
@@ -63,6 +71,7 @@ class Assembly:
     step: tf.Variable
     run_steps: RunSteps
     evaluation: Evaluation
+    pipeline: Pipeline | None
 
     def batches(self, first_step: int) -> GlobalBatches:
         """Training batches from a step to the end of the run."""
@@ -81,6 +90,13 @@ class Assembly:
     def embeddings(self) -> list[ShardedEmbedding]:
         """Layers of which a step uses only a few rows."""
         return embeddings_of(self.model)
+
+    def bytes_to_share(self) -> int:
+        """Size of what one replica, or one stage, computes for others in a step."""
+        if self.pipeline is not None:
+            size = self.config.length.global_batch_size
+            return self.pipeline.border_bytes(size)
+        return self.gradient_bytes()
 
     def gradient_bytes(self) -> int:
         """Size of one replica's gradient of all trainable variables, at most.
@@ -136,7 +152,13 @@ def assemble_parts(
     with strategy.scope():
         model = _build_model(spec, config.model, data)
         switch_off(model, config.model.switch_off or ())
+        pipeline = None
+        if config.strategy.traits.splits_model:
+            devices = strategy.devices
+            pipeline = build_pipeline(model, config, devices, data.train)
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
+        if pipeline is not None:
+            update_where_variables_are(optimizer)
         step = _make_step_variable()
     _check_compilable(config, model)
     num_micro_batches = config.strategy.gradient_accumulation_steps
@@ -146,15 +168,7 @@ def assemble_parts(
         metrics=dict(spec.metrics),
     )
     layer_state = LayerState(model)
-    train_step = TrainStep(
-        model,
-        objective,
-        layer_state,
-        seed=config.run.seed,
-        dropout=_replayable_dropout(model, config),
-        sparse_gradients=config.optimizer.sparse_gradients,
-        jit_compile=config.model.jit_compile,
-    )
+    train_step = _make_train_step(config, model, objective, layer_state, pipeline)
     update = ModelUpdate(
         model,
         optimizer,
@@ -165,7 +179,7 @@ def assemble_parts(
     )
     evaluation = Evaluation(
         strategy,
-        EvalStep(model, objective),
+        EvalStep(pipeline.staged if pipeline else model, objective),
         data.evaluation,
         config.report.eval_global_batch_size,
     )
@@ -182,7 +196,26 @@ def assemble_parts(
         step=step,
         run_steps=strategy.compile(Accumulation(train_step, num_micro_batches), update),
         evaluation=evaluation,
+        pipeline=pipeline,
     )
+
+
+def _make_train_step(
+    config: Config,
+    model: keras.Model,
+    objective: Objective,
+    layer_state: LayerState,
+    pipeline: Pipeline | None,
+) -> TrainStep | PipelineStep:
+    settings: dict[str, Any] = {
+        "seed": config.run.seed,
+        "dropout": _replayable_dropout(model, config),
+        "sparse_gradients": config.optimizer.sparse_gradients,
+        "jit_compile": config.model.jit_compile,
+    }
+    if pipeline is None:
+        return TrainStep(model, objective, layer_state, **settings)
+    return PipelineStep(model, pipeline, objective, layer_state, **settings)
 
 
 def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:

@@ -431,15 +431,17 @@ class Config:
         self.comparison.check_mode(self.run.mode, self.strategy.strategy)
 
     def _check_micro_batches(self, replicas: int) -> None:
-        size, steps = (
-            self.length.global_batch_size,
-            self.strategy.gradient_accumulation_steps,
-        )
-        if size < replicas * steps:
+        size = self.length.global_batch_size
+        parts = {
+            "num_replicas": replicas,
+            "gradient_accumulation_steps": self.strategy.gradient_accumulation_steps,
+            "num_micro_batches": self.strategy.num_micro_batches or 1,
+        }
+        if size < math.prod(parts.values()):
+            product = " x ".join(f"--{n}={k}" for n, k in parts.items() if k > 1)
             raise UsageError(
-                f"--global_batch_size={size} is smaller than the {replicas} x {steps} "
-                f"parts it is divided into by --gradient_accumulation_steps={steps}: "
-                "every micro-batch needs an example; raise the one or lower the other."
+                f"--global_batch_size={size} is smaller than {product}: every "
+                "micro-batch needs an example; raise the one or lower the other."
             )
 
     # The slash lets a file hold a setting called self, to be refused as unknown.

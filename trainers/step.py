@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -133,13 +134,9 @@ class TrainStep:
                 tape.watch(weights)
                 with self._replayed_dropout(batch):
                     predictions = self._model(batch.features, training=True)
-                sums = _weighted_sums(self._objective, batch, predictions)
-                added = _added_losses(self._model, scope)
-                if added:
-                    rows = tf.cast(batch.num_rows, sums["loss"].dtype)
-                    sums["loss"] += rows * tf.add_n(
-                        [tf.cast(loss, rows.dtype) for loss in added]
-                    )
+                sums = weighted_sums(self._objective, batch, predictions)
+                added = added_losses(self._model.trainable_variables, scope)
+                sums["loss"] += in_proportion(added, batch, sums["loss"].dtype)
                 share = sums["loss"] / tf.cast(batch.global_size, sums["loss"].dtype)
             gradients = tape.gradient(share, weights)
         if not self._sparse_gradients:
@@ -148,7 +145,7 @@ class TrainStep:
                 for gradient in gradients
             ]
         written = self._layer_state.written(scope, mapped)
-        return gradients, written, _reported(sums, batch)
+        return gradients, written, reported(sums, batch)
 
     def _replayed_dropout(self, batch: Batch) -> AbstractContextManager[None]:
         if self._dropout is None:
@@ -156,21 +153,28 @@ class TrainStep:
         return self._dropout.replayed(batch)
 
 
+class Predict(Protocol):
+    """A Keras model, or what is called like one."""
+
+    def __call__(self, features: Any, training: bool) -> Any:
+        """Predictions of a batch of features."""
+
+
 class EvalStep:
     """The sums of one evaluation batch; no gradients, nothing random."""
 
-    def __init__(self, model: keras.Model, objective: Objective):
+    def __init__(self, model: Predict, objective: Objective):
         self._model = model
         self._objective = objective
 
     def __call__(self, batch: Batch) -> Shares:
         with keras.StatelessScope():
             predictions = self._model(batch.features, training=False)
-        sums = _weighted_sums(self._objective, batch, predictions)
-        return Shares(gradients=[], state={}, sums=_reported(sums, batch))
+        sums = weighted_sums(self._objective, batch, predictions)
+        return Shares(gradients=[], state={}, sums=reported(sums, batch))
 
 
-def _weighted_sums(
+def weighted_sums(
     objective: Objective, batch: Batch, predictions: Any
 ) -> dict[str, tf.Tensor]:
     """Sums over the rows that count, by name: the loss and each metric."""
@@ -182,27 +186,41 @@ def _weighted_sums(
     return sums
 
 
-def _reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
+def reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
     """Numerators and their denominator, in double precision for exact counts."""
     reported = {name: tf.cast(value, tf.float64) for name, value in sums.items()}
     reported["examples"] = tf.cast(batch.num_rows, tf.float64)
     return reported
 
 
-def _added_losses(model: keras.Model, scope: keras.StatelessScope) -> list[tf.Tensor]:
+def added_losses(
+    variables: Sequence[keras.Variable], scope: keras.StatelessScope
+) -> list[tf.Tensor]:
     """Losses that layers added in this call, and weight regularization.
 
     `Model.losses` would be both, but inside a StatelessScope it hands the
     regularizers None for every variable that the scope does not map (Keras 3.15,
     keras/src/layers/layer.py, `_get_regularization_losses`).
+
+    Args:
+      variables: that are trained.
+      scope: in which the layers ran.
     """
-    return [*scope.losses, *weight_penalties(model)]
+    return [*scope.losses, *weight_penalties(variables)]
 
 
-def weight_penalties(model: keras.Model) -> list[tf.Tensor]:
+def in_proportion(added: Sequence[tf.Tensor], batch: Batch, dtype: Any) -> tf.Tensor:
+    """Losses that are means over a batch, as a sum over the rows that count."""
+    total = tf.zeros([], dtype)
+    for loss in added:
+        total += tf.cast(loss, dtype)
+    return tf.cast(batch.num_rows, dtype) * total
+
+
+def weight_penalties(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     """The regularization of each variable that has one."""
     return [
         variable.regularizer(variable)
-        for variable in model.trainable_variables
+        for variable in variables
         if variable.regularizer is not None
     ]

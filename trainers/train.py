@@ -20,6 +20,7 @@ from trainers.description import describe_run, hyperparameters, tensorboard_comm
 from trainers.inputs.data import Data
 from trainers.loop import Always, CallLength, run_loop
 from trainers.outcome import DivergedError, ExitCode, StopRequested
+from trainers.pipeline.bubble import Bubble
 from trainers.reporting import Reporting, in_words
 from trainers.results import Throughput, build_result
 from trainers.run_dir import RunFolder
@@ -96,7 +97,8 @@ def _train(
     reporting = Reporting(assembly, folder, checkpoints, console, clock, tally)
     if state is not None:
         reporting.restore(state)
-    run = _Run(assembly, cluster, folder, reporting, console, clock, tally)
+    bubble = Bubble(assembly.pipeline)
+    run = _Run(assembly, cluster, folder, reporting, console, clock, tally, bubble)
     return run.to_the_end(first_step, initial_weights_sha256)
 
 
@@ -115,6 +117,8 @@ def _introduce(
         f"model     {assembly.config.model.model}, "
         f"{assembly.model.count_params():,} parameters"
     )
+    for stage in assembly.pipeline.stages if assembly.pipeline else ():
+        console.say(f"          {stage.in_words()}")
     console.say(
         f"data      {assembly.config.data.dataset}, "
         f"{assembly.data.train.num_examples:,} examples to train, "
@@ -148,6 +152,7 @@ class _Run:
     console: Console
     clock: Clock
     tally: Tally
+    bubble: Bubble
     throughput: Throughput = dataclasses.field(default_factory=Throughput)
     staleness: Staleness = dataclasses.field(default_factory=Staleness)
 
@@ -171,6 +176,7 @@ class _Run:
                     tally=self.tally,
                     throughput=self.throughput,
                     staleness=self.staleness,
+                    bubble=self.bubble,
                     clock=self.clock,
                     initial_weights_sha256=initial_weights_sha256,
                 )
@@ -213,6 +219,7 @@ class _Run:
                 hooks=[
                     Always(self.throughput),
                     Always(self.staleness),
+                    Always(self.bubble),
                     *self.reporting.hooks(),
                     Always(signals),
                 ],
@@ -235,5 +242,8 @@ class _Run:
                 f"speed     {speed['examples_per_second']:,.1f} examples/s, "
                 f"{speed['step_milliseconds']['p50']:.2f} ms/step"
             )
+        idle = self.bubble.in_words()
+        if idle is not None:
+            self.console.say(f"pipeline  {idle}")
         self.console.say(f"run       {self.folder.path}")
         self.console.say(f"look at   {tensorboard_command(self.folder)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -112,11 +113,13 @@ def under(strategy: str, shared: Config) -> Config:
     except UsageError as error:
         refusal = error
     defaults = _changed_strategy_settings(shared)
-    for dropped in [*({name: value} for name, value in defaults.items()), defaults]:
-        try:
-            return shared.replace(strategy=strategy, **dropped)
-        except UsageError:
-            continue
+    for count in range(1, len(defaults) + 1):
+        for names in itertools.combinations(defaults, count):
+            dropped = {name: defaults[name] for name in names}
+            try:
+                return shared.replace(strategy=strategy, **dropped)
+            except UsageError:
+                continue
     raise refusal
 
 
