@@ -255,19 +255,15 @@ def _make_step_variable() -> tf.Variable:
 def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
     """Config checks a number of replicas that was given; here it is the real one."""
     size = config.length.global_batch_size
-    if size < strategy.num_replicas:
-        raise UsageError(
-            f"--global_batch_size={size} is smaller than the {strategy.num_replicas} "
-            "replicas: every replica needs an example; raise it or give a smaller "
-            "--num_replicas."
-        )
+    # Asynchronous workers take whole batches.
+    replicas = strategy.num_replicas if config.strategy.is_synchronous else 1
     steps = config.strategy.gradient_accumulation_steps
-    shares = strategy.num_replicas if strategy.traits.synchronous else 1
-    if size < shares * steps:
+    if size < replicas * steps:
+        parts = f" x {steps} micro-batches" if steps > 1 else ""
         raise UsageError(
-            f"--global_batch_size={size} is smaller than the {shares} replicas x "
-            f"{steps} micro-batches of --gradient_accumulation_steps={steps}: every "
-            "micro-batch needs an example; raise the one or lower the other."
+            f"--global_batch_size={size} is smaller than the {replicas} replicas"
+            f"{parts}: each needs an example; raise it, or lower --num_replicas or "
+            "--gradient_accumulation_steps."
         )
     if config.length.drop_last_batch and size > data.train.num_examples:
         raise UsageError(
