@@ -12,6 +12,7 @@ import tensorflow as tf
 from strategies.base import Batch
 from strategies.shares import sum_gradients
 from trainers.layer_state import LayerState
+from trainers.pipeline.clock import StageClock
 from trainers.pipeline.stages import Stage
 from trainers.randomness import keyed_states
 from trainers.replayable_dropout import ReplayableDropout
@@ -109,7 +110,11 @@ class StageRun:
     """
 
     def __init__(
-        self, stage: Stage, forward: Callable[..., Made], sparse_gradients: bool
+        self,
+        stage: Stage,
+        forward: Callable[..., Made],
+        clock: StageClock,
+        sparse_gradients: bool,
     ):
         self.stage = stage
         self.gradients: dict[Any, Any] = {}
@@ -117,6 +122,7 @@ class StageRun:
         self.state: list[dict[str, Any]] = []
         self.intervals: list[tuple[tf.Tensor, tf.Tensor]] = []
         self._forward = forward
+        self._clock = clock
         self._sparse_gradients = sparse_gradients
         self._weights = [v.value for v in stage.model.trainable_variables]
         self._under_way: dict[int, tuple[tf.GradientTape, list[tf.Tensor], Made]] = {}
@@ -201,15 +207,13 @@ class StageRun:
         """The time when tensors are here and the stage is free, and the tensors."""
         here = [tf.identity(tensor) for tensor in tensors]
         before = [end for _, end in self.intervals[-1:]]
-        with tf.control_dependencies([*here, *before]):
-            start = tf.timestamp()
+        start = self._clock.now([*here, *before])
         with tf.control_dependencies([start]):
             return start, [tf.identity(tensor) for tensor in here]
 
     def _end(self, start: tf.Tensor, made: Any) -> None:
-        flat = tf.nest.flatten(made, expand_composites=True)
-        with tf.control_dependencies(flat):
-            self.intervals.append((start, tf.timestamp()))
+        end = self._clock.now(tf.nest.flatten(made, expand_composites=True))
+        self.intervals.append((start, end))
 
 
 def _is_floating(tensor: tf.Tensor) -> bool:

@@ -19,6 +19,7 @@ from strategies.inner_loop import PIPELINE_SECONDS, STAGE_BUSY_SECONDS
 from strategies.shares import sum_gradients, sum_structures
 from trainers.layer_state import LayerState
 from trainers.pipeline.build import Pipeline
+from trainers.pipeline.clock import StageClock
 from trainers.pipeline.pieces import Cotangents, Forward, StageRun
 from trainers.pipeline.schedule import Piece, order_of_pieces
 from trainers.randomness import seed_states
@@ -70,6 +71,7 @@ class PipelineStep:
             )
             for stage in pipeline.stages
         ]
+        self._clocks = [StageClock(stage.device) for stage in pipeline.stages]
 
     def at_present_values(self) -> ReplicaStep:
         """Itself: its variables are read on the devices they are on."""
@@ -79,9 +81,9 @@ class PipelineStep:
         count = self._pipeline.num_micro_batches
         parts = [take_micro_batch(batch, m, count, count) for m in range(count)]
         runs = [
-            StageRun(stage, forward, self._sparse_gradients)
-            for stage, forward in zip(
-                self._pipeline.stages, self._forwards, strict=True
+            StageRun(stage, forward, clock, self._sparse_gradients)
+            for stage, forward, clock in zip(
+                self._pipeline.stages, self._forwards, self._clocks, strict=True
             )
         ]
         values = [
