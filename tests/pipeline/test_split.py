@@ -126,3 +126,10 @@ def test_subclassed_models_are_refused_in_one_line() -> None:
             f"{type(model).__name__} has a call of its own: make it a functional or "
             "Sequential model, or choose another strategy."
         )
+
+
+def test_models_with_several_outputs_are_refused() -> None:
+    tensor = keras.Input([3])
+    outputs = [keras.layers.Dense(2)(tensor) for _ in range(2)]
+    with pytest.raises(UsageError, match=r"with one output, and this has 2: choose"):
+        LayerGraph.of(keras.Model(tensor, outputs))

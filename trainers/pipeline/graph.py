@@ -30,7 +30,7 @@ class LayerGraph:
         """Reads a model that is built.
 
         Raises:
-          UsageError: it is not made of connected layers.
+          UsageError: it is not made of connected layers, or has several outputs.
         """
         if not _consists_of_calls(model):
             raise UsageError(
@@ -39,6 +39,11 @@ class LayerGraph:
                 "or Sequential model, or choose another strategy."
             )
         # Of a Sequential model this is the functional one with the same layers.
+        if len(model.outputs) != 1:
+            raise UsageError(
+                "--strategy=model_parallel takes models with one output, and this has "
+                f"{len(model.outputs)}: choose another strategy."
+            )
         (output,) = model.outputs
         return cls(calls_of(keras.Model(model.inputs, output)), model.inputs, output)
 

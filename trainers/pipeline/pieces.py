@@ -66,6 +66,11 @@ class Forward:
         self.__name__ = f"stage_{stage.index}"
 
     def __call__(self, inputs: list[tf.Tensor], part: Batch) -> Made:
+        # Nobody needs the gradient of features, and a first convolution's is costly.
+        inputs = [
+            tensor if name in self._stage.received else tf.stop_gradient(tensor)
+            for name, tensor in zip(self._stage.inputs, inputs, strict=True)
+        ]
         keyed = keyed_states(self._seed_states, self._seed, part)
         sums: dict[str, tf.Tensor] = {}
         loss = tf.zeros([], keras.config.floatx())
@@ -92,6 +97,14 @@ class Forward:
         if self._dropout is None:
             return contextlib.nullcontext()
         return self._dropout.replayed(part)
+
+
+class _UnderWay(NamedTuple):
+    """A micro-batch that has gone forward through a stage and not yet backward."""
+
+    tape: tf.GradientTape
+    received: dict[int, tf.Tensor]
+    made: Made
 
 
 class StageRun:
@@ -125,7 +138,7 @@ class StageRun:
         self._clock = clock
         self._sparse_gradients = sparse_gradients
         self._weights = [v.value for v in stage.model.trainable_variables]
-        self._under_way: dict[int, tuple[tf.GradientTape, list[tf.Tensor], Made]] = {}
+        self._under_way: dict[int, _UnderWay] = {}
 
     def forward(self, index: int, part: Batch, values: dict[int, tf.Tensor]) -> None:
         """Adds its outputs to the values of a micro-batch.
@@ -142,10 +155,15 @@ class StageRun:
             tf.control_dependencies([start]),
             tf.GradientTape(watch_accessed_variables=False) as tape,
         ):
-            tape.watch([*self._weights, *filter(_is_floating, inputs)])
+            received = {
+                name: tensor
+                for name, tensor in zip(self.stage.inputs, inputs, strict=True)
+                if name in self.stage.received
+            }
+            tape.watch([*self._weights, *received.values()])
             made = self._forward(inputs, part)
         self._end(start, made)
-        self._under_way[index] = tape, inputs, made
+        self._under_way[index] = _UnderWay(tape, received, made)
         self.sums.append(made.sums)
         self.state.append(made.state)
         values.update(zip(self.stage.outputs, made.outputs, strict=True))
@@ -157,22 +175,20 @@ class StageRun:
           index: of the micro-batch, which has been through `forward`.
           cotangents: gradients of tensors of this micro-batch, by name.
         """
-        tape, inputs, made = self._under_way.pop(index)
-        targets, received = self._targets(made, cotangents)
-        start, received = self._begin(received)
-        taken = dict(zip(self.stage.inputs, inputs, strict=True))
-        taken = {name: value for name, value in taken.items() if _is_floating(value)}
+        tape, received, made = self._under_way.pop(index)
+        targets, seeds = self._targets(made, cotangents)
+        start, seeds = self._begin(seeds)
         with tf.control_dependencies([start]):
             gradients = tape.gradient(
                 [*targets, made.share],
-                [*self._weights, *taken.values()],
-                [*received, tf.ones_like(made.share)],
+                [*self._weights, *received.values()],
+                [*seeds, tf.ones_like(made.share)],
             )
             changed = self._add_up(gradients[: len(self._weights)])
         sent = {
             name: tf.convert_to_tensor(gradient)
             for name, gradient in zip(
-                taken, gradients[len(self._weights) :], strict=True
+                received, gradients[len(self._weights) :], strict=True
             )
             if gradient is not None
         }
@@ -214,7 +230,3 @@ class StageRun:
     def _end(self, start: tf.Tensor, made: Any) -> None:
         end = self._clock.now(tf.nest.flatten(made, expand_composites=True))
         self.intervals.append((start, end))
-
-
-def _is_floating(tensor: tf.Tensor) -> bool:
-    return tensor.dtype.is_floating

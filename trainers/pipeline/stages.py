@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -25,6 +25,7 @@ class Stage:
       model: from a list of tensors to a tensor or a list of them.
       layers: names of its layers, in their order.
       inputs: tensors it takes, from any stage before or from the model's inputs.
+      received: those of them that another stage makes and that gradients go back to.
       outputs: tensors it makes that others take; of the last stage the model's own.
       trainable_variables: those of them that no stage before it has as well.
       is_last: whether it makes the model's output.
@@ -35,6 +36,7 @@ class Stage:
     model: keras.Model
     layers: Sequence[str]
     inputs: Sequence[int]
+    received: Collection[int]
     outputs: Sequence[int]
     trainable_variables: Sequence[keras.Variable]
     is_last: bool
@@ -64,6 +66,7 @@ def make_stages(
     bounds = [0, *cuts, len(graph.calls)]
     stages: list[Stage] = []
     owned: set[int] = set()
+    made = {id(tensor) for call in graph.calls for tensor in call.outputs}
     for index, device in zip(range(len(cuts) + 1), devices, strict=False):
         begin, end = bounds[index], bounds[index + 1]
         inputs, outputs = _border(graph, begin, end)
@@ -79,6 +82,7 @@ def make_stages(
                 model=model,
                 layers=_layers(graph.calls[begin:end]),
                 inputs=list(map(id, inputs)),
+                received={id(t) for t in inputs if id(t) in made and _is_floating(t)},
                 outputs=list(map(id, outputs)),
                 trainable_variables=[v for v in own if v.trainable],
                 is_last=index == len(cuts),
@@ -107,6 +111,10 @@ def _border(
         [tensor for tensor in taken if id(tensor) not in own],
         [tensor for tensor in made if id(tensor) in needed],
     )
+
+
+def _is_floating(tensor: keras.KerasTensor) -> bool:
+    return tf.as_dtype(tensor.dtype).is_floating
 
 
 def _layers(calls: Sequence[Call]) -> list[str]:
