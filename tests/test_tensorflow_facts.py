@@ -9,6 +9,7 @@ import importlib
 import pathlib
 import subprocess
 import sys
+import time
 from typing import Any
 
 import keras
@@ -255,3 +256,49 @@ def test_a_variable_that_was_moved_is_used_and_saved(tmp_path: pathlib.Path) -> 
     tf.train.Checkpoint(model=model).restore(path)
     np.testing.assert_array_equal(layer.kernel.numpy(), 2 * before)
     np.testing.assert_array_equal(model(np.eye(3)).numpy(), 2 * before)
+
+
+def test_clocks_are_read_in_the_order_they_were_made() -> None:
+    """On different devices, too. The reason why a pipeline's clock has a variable."""
+    variable = tf.Variable(0.0)
+
+    @tf.function(autograph=False)
+    def with_a_variable() -> tf.Tensor:
+        with tf.control_dependencies([variable.read_value()]):
+            return tf.timestamp()
+
+    @tf.function(autograph=False)
+    def read() -> list[tf.Tensor]:
+        with tf.device("/device:CPU:0"):
+            plain, own = tf.timestamp(), with_a_variable()
+        with tf.device("/device:CPU:1"):
+            return [plain, own, tf.timestamp(), with_a_variable()]
+
+    operations = read.get_concrete_function().graph.get_operations()
+    first, second = (o for o in operations if o.type == "Timestamp")
+    assert second.control_inputs == [first]
+    for call in (o for o in operations if "PartitionedCall" in o.type):
+        assert call.control_inputs == []
+
+
+def test_to_depend_on_a_call_is_not_to_wait_for_what_it_computes() -> None:
+    """The reason why a pipeline's clock takes numbers of what it waits for."""
+    ended = []
+
+    def sleep(array: np.ndarray) -> np.ndarray:
+        time.sleep(0.2)
+        ended.append(time.time())
+        return array
+
+    @tf.function(autograph=False)
+    def slow(value: tf.Tensor) -> tf.Tensor:
+        return tf.numpy_function(sleep, [value], tf.float32, stateful=False)
+
+    @tf.function(autograph=False)
+    def called(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        result = slow(value)
+        with tf.control_dependencies([result]):
+            return tf.timestamp(), result
+
+    now, _ = called(tf.constant(1.0))
+    assert float(now) < ended[-1]

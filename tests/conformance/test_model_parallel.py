@@ -202,7 +202,8 @@ def slept(values: tf.Tensor, seconds: float) -> tf.Tensor:
         time.sleep(seconds)
         return array
 
-    return tf.numpy_function(sleep, [values], values.dtype)
+    # With a state they would be run in the order they were made, one at a time.
+    return tf.numpy_function(sleep, [values], values.dtype, stateful=False)
 
 
 @pytest.mark.parametrize(

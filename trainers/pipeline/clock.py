@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,13 +23,24 @@ class StageClock:
             self._variable = tf.Variable(0.0, trainable=False, name="clock")
         self._read = tf.function(self._timestamp, autograph=False)
 
-    def now(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Seconds, float64 scalar, when all of some tensors are computed."""
-        # As a value, because what a function does without one may run before the call.
-        with tf.control_dependencies(after):
-            gate = self._variable.read_value()
-        return self._read(gate)
+    def now(self, after: Sequence[Any]) -> tf.Tensor:
+        """Seconds, float64 scalar, when all of some tensors are computed.
 
-    def _timestamp(self, gate: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies([gate, self._variable.read_value()]):
+        To depend on a call of a function (`tf.control_dependencies`) is to wait for its
+        side effects alone, so that this takes a number of each tensor.
+
+        Args:
+          after: numbers of any type and shape, and IndexedSlices.
+        """
+        numbers = tf.concat([_first_number(value) for value in after], axis=0)
+        return self._read(tf.reduce_sum(numbers))
+
+    def _timestamp(self, computed: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([computed, self._variable.read_value()]):
             return tf.timestamp()
+
+
+def _first_number(value: Any) -> tf.Tensor:
+    """Shape [1], or [0] if there is none."""
+    numbers = value.values if isinstance(value, tf.IndexedSlices) else value
+    return tf.cast(tf.reshape(numbers, [-1])[:1], tf.float32)

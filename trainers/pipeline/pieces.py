@@ -178,13 +178,12 @@ class StageRun:
         tape, received, made = self._under_way.pop(index)
         targets, seeds = self._targets(made, cotangents)
         start, seeds = self._begin(seeds)
-        with tf.control_dependencies([start]):
-            gradients = tape.gradient(
-                [*targets, made.share],
-                [*self._weights, *received.values()],
-                [*seeds, tf.ones_like(made.share)],
-            )
-            changed = self._add_up(gradients[: len(self._weights)])
+        # One, and not known before the clock has been read.
+        seeds.append(tf.cast(start > 0, made.share.dtype))
+        gradients = tape.gradient(
+            [*targets, made.share], [*self._weights, *received.values()], seeds
+        )
+        changed = self._add_up(gradients[: len(self._weights)])
         sent = {
             name: tf.convert_to_tensor(gradient)
             for name, gradient in zip(
@@ -228,5 +227,5 @@ class StageRun:
             return start, [tf.identity(tensor) for tensor in here]
 
     def _end(self, start: tf.Tensor, made: Any) -> None:
-        end = self._clock.now(tf.nest.flatten(made, expand_composites=True))
+        end = self._clock.now([start, *tf.nest.flatten(made)])
         self.intervals.append((start, end))
