@@ -35,16 +35,18 @@ class Pipeline:
     num_micro_batches: int
 
     def border_bytes(self, num_examples: int) -> int:
-        """Size of all that stages take from other stages, of some examples."""
+        """Size of all that stages take from other stages, of some examples.
+
+        Without tensors that are as long as the data makes them.
+        """
         sizes = {
-            id(tensor): num_examples
-            * tf.TensorShape(tensor.shape[1:]).num_elements()
+            id(tensor): (tf.TensorShape(tensor.shape[1:]).num_elements() or 0)
             * tf.as_dtype(tensor.dtype).size
             for call in self.graph.calls
             for tensor in call.outputs
         }
         taken = (name for stage in self.stages for name in stage.inputs)
-        return sum(sizes.get(name, 0) for name in taken)
+        return num_examples * sum(sizes.get(name, 0) for name in taken)
 
 
 def build_pipeline(
