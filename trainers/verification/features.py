@@ -88,9 +88,11 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
             "they may depend on seed, step and example alone"
         )
     else:
-        parts = "replica"
-        if config.strategy.gradient_accumulation_steps > 1:
-            parts = "replica and micro-batch"
+        strategy = config.strategy
+        in_parts = (
+            strategy.gradient_accumulation_steps > 1 or strategy.traits.splits_model
+        )
+        parts = "replica and micro-batch" if in_parts else "replica"
         explanation = (
             f"masks depend on which {parts} an example falls to, so that several "
             "replicas rightly differ from one: add --replayable_dropout"
