@@ -153,6 +153,10 @@ class StepResults:
         if all did.
       late_gradients: float64 [attempted], gradients that came when their update
         had been applied without them; None where updates wait for all.
+      stage_busy_seconds: float64 [attempted, stages], how long each stage of a model
+        computed; None where the model is whole.
+      pipeline_seconds: float64 [attempted], from the beginning of the first stage to
+        the end of the last; None where the model is whole.
     """
 
     applied_steps: int
@@ -165,6 +169,8 @@ class StepResults:
     staleness: np.ndarray | None = None
     workers: np.ndarray | None = None
     late_gradients: np.ndarray | None = None
+    stage_busy_seconds: np.ndarray | None = None
+    pipeline_seconds: np.ndarray | None = None
 
 
 ReplicaStep = Callable[[Batch], Shares]
@@ -264,11 +270,11 @@ class Strategy(abc.ABC):
     @property
     @abc.abstractmethod
     def devices(self) -> Sequence[str]:
-        """The device of each replica, such as `/device:CPU:0`."""
+        """The device of each replica, such as `/device:CPU:0`; or of each stage."""
 
     @property
     def num_replicas(self) -> int:
-        return len(self.devices)
+        return 1 if self.traits.splits_model else len(self.devices)
 
     @abc.abstractmethod
     def scope(self) -> AbstractContextManager[Any]:
@@ -289,7 +295,12 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def communication(self, gradient_bytes: int) -> Communication | None:
-        """Bytes a replica sends for one update; None if there is nothing to send."""
+        """Bytes a replica sends for one update; None if there is nothing to send.
+
+        Args:
+          gradient_bytes: size of its gradient; where the model is split, of what one
+            stage computes for another from a global batch.
+        """
 
     def replica_state(self) -> Sequence[tf.Variable]:
         """What replicas hold besides the variables made in `scope`.

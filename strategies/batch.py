@@ -8,7 +8,7 @@ from strategies.base import Batch
 
 
 def share_rows(
-    num_rows: tf.Tensor, share: tf.Tensor | int, num_shares: int
+    num_rows: tf.Tensor, share: tf.Tensor | int, num_shares: tf.Tensor | int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Divides rows as evenly as they go; the first share always has one.
 
@@ -18,7 +18,8 @@ def share_rows(
     dtype() == expected_dtype` (seen on CPU, tests/test_tensorflow_facts.py).
 
     Args:
-      num_rows: int64 scalar, rows of the global batch, at least one.
+      num_rows: int64 scalar, rows of what is divided; none if that is itself a
+        share with nothing to do, which still carries one row.
       share: which share, from 0 to num_shares - 1.
       num_shares: into how many shares the batch is divided.
 
@@ -28,11 +29,13 @@ def share_rows(
     share = tf.cast(share, tf.int64)
     first = -((-share * num_rows) // num_shares)
     stop = -((-(share + 1) * num_rows) // num_shares)
-    start = tf.minimum(first, num_rows - 1)
+    start = tf.maximum(tf.minimum(first, num_rows - 1), 0)
     return start, tf.maximum(stop, start + 1), stop - first
 
 
-def take_share(batch: Batch, share: tf.Tensor | int, num_shares: int) -> Batch:
+def take_share(
+    batch: Batch, share: tf.Tensor | int, num_shares: tf.Tensor | int
+) -> Batch:
     """One replica's rows of a whole global batch."""
     start, stop, num_rows = share_rows(batch.num_rows, share, num_shares)
     indices, features, labels = tf.nest.map_structure(
@@ -45,6 +48,24 @@ def take_share(batch: Batch, share: tf.Tensor | int, num_shares: int) -> Batch:
         features=features,
         labels=labels,
     )
+
+
+def take_micro_batch(
+    batch: Batch, index: tf.Tensor | int, count: tf.Tensor | int, most: int
+) -> Batch:
+    """Some of one replica's rows, which count as a share of their own.
+
+    Micro-batch m of replica r is share r M + m, as if each were a replica: random
+    layers draw for it what they would draw for that one.
+
+    Args:
+      batch: a replica's rows.
+      index: which micro-batch, from 0 to count - 1.
+      count: into how many these rows are divided.
+      most: into how many a replica's rows are divided at most (M).
+    """
+    part = take_share(batch, index, count)
+    return part._replace(replica=batch.replica * most + part.replica)
 
 
 def row_weights(batch: Batch, dtype: tf.DType) -> tf.Tensor:

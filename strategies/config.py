@@ -6,7 +6,13 @@ import dataclasses
 
 from strategies import discovery
 from strategies.device_choice import DeviceChoice, parse_devices
-from strategies.settings import UsageError, check_settings, setting, shown
+from strategies.settings import (
+    UsageError,
+    as_argument,
+    check_settings,
+    setting,
+    shown,
+)
 from strategies.traits import Traits
 
 DEFAULT_NUM_WORKERS = 2
@@ -38,6 +44,26 @@ class StrategyConfig:
         "Use those of --devices that exist, or else the CPU. --nosoft_placement: an "
         "operation that its device cannot run is an error, too. Default: operations "
         "may run elsewhere, and --devices must exist.",
+    )
+    gradient_accumulation_steps: int = setting(
+        1,
+        "Micro-batches into which a replica divides its part of the global batch. They "
+        "are computed one after another, so that memory need hold only one.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    stages: tuple[str, ...] | None = setting(
+        None,
+        "How model_parallel splits the model: a number of stages, balanced by the time "
+        "their layers take, or the first layer of every stage but the first. Default: "
+        "one for each GPU; 2 without GPUs.",
+    )
+    num_micro_batches: int | None = setting(
+        None,
+        "Parts of a global batch that are in the pipeline of model_parallel at once. "
+        "Default: 4.",
+        minimum=1,
+        maximum=1_000,
     )
     cross_device_reduction: str = setting(
         "auto",
@@ -120,6 +146,7 @@ class StrategyConfig:
                 "or choose another strategy."
             )
         self._check_devices()
+        self._check_stages()
         self._check_update()
         self._check_average()
         self._check_combine()
@@ -128,6 +155,24 @@ class StrategyConfig:
     def device_choice(self) -> DeviceChoice:
         """What --devices asks for, which may be nothing."""
         return parse_devices(self.devices or (), bool(self.soft_placement))
+
+    @property
+    def num_stages(self) -> int | None:
+        """How many stages a model is split into, if --stages says so."""
+        if self.stages is None:
+            return None
+        if self.layers_that_begin_stages is not None:
+            return 1 + len(self.layers_that_begin_stages)
+        return int(self.stages[0])
+
+    @property
+    def layers_that_begin_stages(self) -> tuple[str, ...] | None:
+        """Of every stage but the first, if --stages names them."""
+        if self.stages is None or (
+            len(self.stages) == 1 and self.stages[0].isdecimal()
+        ):
+            return None
+        return self.stages
 
     @property
     def is_synchronous(self) -> bool:
@@ -199,6 +244,21 @@ class StrategyConfig:
     def steps_between_averages(self) -> int:
         """Of parameters: after how many steps the next average is due."""
         return self.sync_every_steps or DEFAULT_SYNC_EVERY_STEPS
+
+    def _check_stages(self) -> None:
+        for name in ("stages", "num_micro_batches"):
+            value = getattr(self, name)
+            if value is not None and not discovery.traits(self.strategy).splits_model:
+                raise UsageError(
+                    f"--{name}={as_argument(value)} is not used by --strategy="
+                    f"{self.strategy}, which does not split the model: add "
+                    "--strategy=model_parallel, or leave it out."
+                )
+        if self.num_stages is not None and self.num_stages < 2:
+            raise UsageError(
+                f"--stages={as_argument(self.stages)} is out of range: give 2 or more, "
+                "or names of layers; --strategy=one_device does not split the model."
+            )
 
     def _check_update(self) -> None:
         accepted = discovery.traits(self.strategy).updates

@@ -26,6 +26,7 @@ def replica_devices(config: StrategyConfig, replicas_without_gpu: int) -> list[s
     Args:
       config: says if it is to be otherwise.
       replicas_without_gpu: how many if neither the user nor the hardware says.
+      setting: the flag that says how many.
 
     Raises:
       UsageError: as for `take_devices`.

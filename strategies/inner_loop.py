@@ -99,10 +99,12 @@ class InnerLoop:
             sums={
                 name: values
                 for name, values in sums.items()
-                if not name.startswith(_AGREED) and name not in _NOT_METRICS
+                if not name.startswith(_NOT_METRICS)
             },
             staleness=sums.get("staleness"),
             late_gradients=sums.get("late_gradients"),
+            stage_busy_seconds=_by_stage(sums),
+            pipeline_seconds=sums.get(PIPELINE_SECONDS),
             attempted_steps=len(starts),
             agreed=_mean_of_last(sums),
             step_seconds=np.diff(np.append(starts, stop)),
@@ -234,9 +236,14 @@ def _proposal(proposed: tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 # Figures of a step that travel with the sums of losses and metrics.
-_NOT_METRICS = ("staleness", "late_gradients")
+STAGE_BUSY_SECONDS = "stage_busy_seconds/"
+PIPELINE_SECONDS = "pipeline_seconds"
 _AGREED = "agreed/"
 _REPLICAS = _AGREED + "replicas"
+_NOT_METRICS = (
+    *("staleness", "late_gradients"),
+    *(STAGE_BUSY_SECONDS, PIPELINE_SECONDS, _AGREED),
+)
 
 
 def loop_arguments(
@@ -305,6 +312,15 @@ class _Ready:
 
     def fetch(self) -> StepResults:
         return self.results
+
+
+def _by_stage(sums: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """[attempted, stages]; None where there are none."""
+    num_stages = sum(name.startswith(STAGE_BUSY_SECONDS) for name in sums)
+    if not num_stages:
+        return None
+    names = [f"{STAGE_BUSY_SECONDS}{index}" for index in range(num_stages)]
+    return np.stack([sums[name] for name in names], axis=1)
 
 
 def _mean_of_last(sums: Mapping[str, np.ndarray]) -> Agreed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -90,6 +90,55 @@ def graphs_collected() -> Iterator[list[Any]]:
         graphs.extend(running.export_run_metadata().partition_graphs)
     finally:
         running.disable_graph_collection()
+
+
+class Call(NamedTuple):
+    """One call of a layer in a model made of connected layers.
+
+    Attributes:
+      layer: that is called, or an operation of `keras.ops`.
+      inputs: symbolic tensors.
+      outputs: symbolic tensors.
+      is_masked: whether a mask goes along with an output.
+    """
+
+    layer: Any
+    inputs: Sequence[keras.KerasTensor]
+    outputs: Sequence[keras.KerasTensor]
+    is_masked: bool
+
+
+def calls_of(model: keras.Function) -> Sequence[Call]:
+    """All calls of layers, each after those whose outputs it takes.
+
+    `Function.operations` lists a layer once, however often it is called, and does not
+    tell what a call takes (keras/src/ops/function.py, `_run_through_graph`). Masks are
+    attributes of tensors (keras/src/backend/common/masking.py).
+    """
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
+    return [
+        Call(
+            layer=node.operation,
+            inputs=node.input_tensors,
+            outputs=node.outputs,
+            is_masked=any(hasattr(t, "_keras_mask") for t in node.outputs),
+        )
+        for node in nodes
+        if not node.is_input
+    ]
+
+
+def move_variable(variable: keras.Variable, device: str) -> None:
+    """Puts the present value of a variable on another device.
+
+    Which device that is depends on the whole model, and Keras makes variables while a
+    model is put together (keras/src/backend/tensorflow/core.py, `_initialize`).
+    """
+    with tf.device(device):
+        variable._value = tf.Variable(
+            variable.value, trainable=variable.trainable, name=variable.name
+        )
 
 
 def slurm_addresses(

@@ -7,6 +7,43 @@ from typing import Any
 
 import tensorflow as tf
 
+from strategies.base import Shares
+
+
+def sum_shares(parts: Sequence[Shares]) -> Shares:
+    """The sum of shares of one global batch, computed on one device."""
+    return Shares(
+        gradients=[
+            sum_gradients(gradients)
+            for gradients in zip(*(part.gradients for part in parts), strict=True)
+        ],
+        state=sum_structures([part.state for part in parts]),
+        sums=sum_structures([part.sums for part in parts]),
+    )
+
+
+def sum_gradients(parts: Sequence[Any]) -> Any:
+    """The sum of one variable's gradients: None if all are None.
+
+    Args:
+      parts: tensors of one shape, IndexedSlices of one dense shape, or None.
+    """
+    if parts[0] is None:
+        return None
+    if isinstance(parts[0], tf.IndexedSlices):
+        # Rows of the same index add up when applied.
+        return tf.IndexedSlices(
+            tf.concat([part.values for part in parts], axis=0),
+            tf.concat([part.indices for part in parts], axis=0),
+            parts[0].dense_shape,
+        )
+    return tf.add_n(parts)
+
+
+def sum_structures(parts: Sequence[Any]) -> Any:
+    """Adds up structures of tensors, leaf by leaf."""
+    return tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
+
 
 def scaled(value: Any, factor: tf.Tensor) -> Any:
     """A tensor or IndexedSlices times a floating scalar; None stays None."""

@@ -40,6 +40,7 @@ from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
 from strategies.devices import CPU, replica_devices
 from strategies.inner_loop import InnerLoop, Step
+from strategies.shares import sum_gradients, sum_structures
 from strategies.traits import Traits
 
 
@@ -98,8 +99,8 @@ class Tower(Strategy):
             with tf.device(self._parameter_device):
                 return Shares(
                     gradients=self._averaged_gradients(towers, update),
-                    state=_sum_structures([tower.state for tower in towers]),
-                    sums=_sum_structures([tower.sums for tower in towers]),
+                    state=sum_structures([tower.state for tower in towers]),
+                    sums=sum_structures([tower.sums for tower in towers]),
                 )
 
         def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:
@@ -145,15 +146,7 @@ def average_gradients(tower_gradients: Sequence[Sequence[Any]]) -> list[Any]:
     Returns:
       For each variable the averaged gradient, IndexedSlices where towers' are.
     """
-    averaged: list[Any] = []
-    for gradients in zip(*tower_gradients, strict=True):
-        if gradients[0] is None:
-            averaged.append(None)
-        elif isinstance(gradients[0], tf.IndexedSlices):
-            averaged.append(_concatenate_slices(gradients))
-        else:
-            averaged.append(tf.add_n(gradients))
-    return averaged
+    return [sum_gradients(parts) for parts in zip(*tower_gradients, strict=True)]
 
 
 def differentiate_average_loss(update: Update, towers: Sequence[Shares]) -> list[Any]:
@@ -168,16 +161,3 @@ def differentiate_average_loss(update: Update, towers: Sequence[Shares]) -> list
       towers: with losses that are divided by the examples in the global batch.
     """
     return list(update.gradients_of(tf.add_n([tower.loss for tower in towers])))
-
-
-def _concatenate_slices(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    """The sum of sparse gradients: rows of the same index add up when applied."""
-    return tf.IndexedSlices(
-        tf.concat([part.values for part in parts], axis=0),
-        tf.concat([part.indices for part in parts], axis=0),
-        parts[0].dense_shape,
-    )
-
-
-def _sum_structures(parts: Sequence[Any]) -> Any:
-    return tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)

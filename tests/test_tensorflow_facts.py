@@ -9,6 +9,7 @@ import importlib
 import pathlib
 import subprocess
 import sys
+import time
 from typing import Any
 
 import keras
@@ -18,8 +19,10 @@ import tensorflow as tf
 
 from strategies.library_internals import (
     adagrad_accumulator,
+    calls_of,
     flat_layers,
     graphs_collected,
+    move_variable,
     stop_reducing_gradients,
 )
 
@@ -243,3 +246,88 @@ def test_parameter_servers_have_device_filters(monkeypatch: pytest.MonkeyPatch) 
     }
     assert seen["worker"] == [["/job:ps", "/job:chief"]] * 2
     assert seen["ps"][0] == ["/job:worker", "/job:chief"]
+
+
+def test_calls_of_layers_are_listed_with_what_they_take() -> None:
+    """`library_internals.calls_of`: each call, after those whose outputs it takes."""
+    inputs = keras.Input([4], name="inputs")
+    shared = keras.layers.Dense(4, name="shared")
+    once = shared(inputs)
+    added = keras.layers.Add(name="added")([once, inputs])
+    twice = shared(added)
+    masked = keras.layers.Masking(name="masked")
+    model = keras.Model(inputs, masked(keras.layers.Reshape([2, 2])(twice)))
+    calls = calls_of(model)
+    names = ["shared", "added", "shared", "reshape", "masked"]
+    assert [c.layer.name.rstrip("_0123456789") for c in calls] == names
+    assert [id(t) for t in calls[1].inputs] == [id(once), id(inputs)]
+    assert calls[2].outputs[0] is twice
+    assert [call.is_masked for call in calls] == [False] * 4 + [True]
+
+
+def test_a_variable_that_was_moved_is_used_and_saved(tmp_path: pathlib.Path) -> None:
+    """`library_internals.move_variable`: where it is, no one keeps the one before."""
+    layer = keras.layers.Dense(2, name="layer")
+    model = keras.Sequential([keras.Input([3]), layer])
+    before = layer.kernel.numpy()
+    move_variable(layer.kernel, "/device:CPU:1")
+    assert layer.kernel.value.device.endswith("CPU:1")
+    np.testing.assert_array_equal(layer.kernel.numpy(), before)
+    assert [v.value.device[-1] for v in model.trainable_variables] == ["1", "0"]
+    optimizer = keras.optimizers.SGD(momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    slots = [v.value.device[-1] for v in optimizer.variables if "momentum" in v.path]
+    assert slots == ["1", "0"]
+
+    layer.kernel.assign(2 * before)
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "variables"))
+    layer.kernel.assign(0 * before)
+    tf.train.Checkpoint(model=model).restore(path)
+    np.testing.assert_array_equal(layer.kernel.numpy(), 2 * before)
+    np.testing.assert_array_equal(model(np.eye(3)).numpy(), 2 * before)
+
+
+def test_clocks_are_read_in_the_order_they_were_made() -> None:
+    """On different devices, too. The reason why a pipeline's clock has a variable."""
+    variable = tf.Variable(0.0)
+
+    @tf.function(autograph=False)
+    def with_a_variable() -> tf.Tensor:
+        with tf.control_dependencies([variable.read_value()]):
+            return tf.timestamp()
+
+    @tf.function(autograph=False)
+    def read() -> list[tf.Tensor]:
+        with tf.device("/device:CPU:0"):
+            plain, own = tf.timestamp(), with_a_variable()
+        with tf.device("/device:CPU:1"):
+            return [plain, own, tf.timestamp(), with_a_variable()]
+
+    operations = read.get_concrete_function().graph.get_operations()
+    first, second = (o for o in operations if o.type == "Timestamp")
+    assert second.control_inputs == [first]
+    for call in (o for o in operations if "PartitionedCall" in o.type):
+        assert call.control_inputs == []
+
+
+def test_to_depend_on_a_call_is_not_to_wait_for_what_it_computes() -> None:
+    """The reason why a pipeline's clock takes numbers of what it waits for."""
+    ended = []
+
+    def sleep(array: np.ndarray) -> np.ndarray:
+        time.sleep(0.2)
+        ended.append(time.time())
+        return array
+
+    @tf.function(autograph=False)
+    def slow(value: tf.Tensor) -> tf.Tensor:
+        return tf.numpy_function(sleep, [value], tf.float32, stateful=False)
+
+    @tf.function(autograph=False)
+    def called(value: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        result = slow(value)
+        with tf.control_dependencies([result]):
+            return tf.timestamp(), result
+
+    now, _ = called(tf.constant(1.0))
+    assert float(now) < ended[-1]

@@ -93,6 +93,33 @@ BEFORE_TENSORFLOW = [
         "--global_batch_size=7",
         "--num_replicas=8",
     ),
+    row("--gradient_accumulation_steps=0", "--gradient_accumulation_steps=0", "1 or"),
+    row(
+        "--gradient_accumulation_steps=65",
+        "--global_batch_size=64",
+        "--gradient_accumulation_steps=65",
+    ),
+    row(
+        "--strategy=tower --num_replicas=3 --gradient_accumulation_steps=22",
+        "--num_replicas=3 x --gradient_accumulation_steps=22",
+    ),
+    row("--stages=2", "--stages=2", "--strategy=one_device", "model_parallel"),
+    row("--num_micro_batches=2 --strategy=tower", "--num_micro_batches=2", "tower"),
+    row("--stages=1 --strategy=model_parallel", "--stages=1", "2 or more"),
+    row("--stages=0 --strategy=model_parallel", "--stages=0", "2 or more"),
+    row("--stages= --strategy=model_parallel", "--stages="),
+    row(
+        "--num_micro_batches=0 --strategy=model_parallel",
+        "--num_micro_batches=0",
+        "1 or more",
+    ),
+    row(
+        "--num_micro_batches=9 --gradient_accumulation_steps=8"
+        " --strategy=model_parallel",
+        "--global_batch_size=64",
+        "--gradient_accumulation_steps=8 x --num_micro_batches=9",
+    ),
+    row("--num_replicas=2 --strategy=model_parallel", "--num_replicas=2", "at most 1"),
     row(
         "--global_batch_size=2000 --drop_last_batch",
         "--global_batch_size=2000",
@@ -609,6 +636,17 @@ NO_SUCH_DEVICES_OR_DATA = [
         "'picture'",
         prepare=write_records,
     ),
+    row(
+        "--stages=dense_7 --strategy=model_parallel --model=mlp",
+        "--stages=dense_7: 'dense_7' is not a layer",
+        "hidden_1, hidden_2, logits",
+    ),
+    row(
+        "--stages=4 --strategy=model_parallel --model=mlp --hidden_units=8",
+        "--stages=4",
+        "3 parts",
+    ),
+    row("--stages=1000 --strategy=model_parallel", "--stages=1000", "logical devices"),
     row("--eval_fraction=0.0001", "--eval_fraction=0.0001"),
     row(f"{RECORDS},nowhere", "'some.tfrecord' does not exist"),
     row(f"{RECORDS},some.tfrecord", "'some.tfrecord' twice", prepare=write_records),

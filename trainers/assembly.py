@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,18 +15,25 @@ from models.embedding import ShardedEmbedding
 from strategies import discovery
 from strategies.base import GlobalBatches, RunSteps, Strategy
 from strategies.cluster import Cluster
-from strategies.library_internals import flat_layers
 from strategies.settings import UsageError
 from trainers import inputs
-from trainers.compilable import check_compilable
+from trainers.accumulation import Accumulation, check_accumulable
+from trainers.compilable import check_layers, check_step
 from trainers.config import Config, ModelConfig
 from trainers.evaluation import Evaluation
 from trainers.inputs.data import Data
 from trainers.inputs.order import Order, SourceBatches
 from trainers.inputs.record_stream import RecordStream
 from trainers.layer_state import LayerState
-from trainers.optimizers import LearningRate, build_optimizer
+from trainers.optimizers import (
+    LearningRate,
+    build_optimizer,
+    update_where_variables_are,
+)
+from trainers.pipeline.build import Pipeline, build_pipeline
+from trainers.pipeline.step import PipelineStep
 from trainers.replayable_dropout import ReplayableDropout
+from trainers.sparse import embeddings_of
 from trainers.step import EvalStep, Objective, TrainStep
 from trainers.switches import switch_off
 from trainers.update import ModelUpdate
@@ -50,6 +58,7 @@ class Assembly:
       step: int64 scalar, the number of applied updates.
       run_steps: the inner training loop, not traced yet.
       evaluation: over the held-out examples, not traced yet.
+      pipeline: the model in stages; None where it is whole.
     """
 
     config: Config
@@ -64,6 +73,7 @@ class Assembly:
     step: tf.Variable
     run_steps: RunSteps
     evaluation: Evaluation
+    pipeline: Pipeline | None
 
     def batches(self, first_step: int) -> GlobalBatches:
         """Training batches from a step to the end of the run."""
@@ -89,8 +99,14 @@ class Assembly:
 
     def embeddings(self) -> list[ShardedEmbedding]:
         """Layers of which a step uses only a few rows."""
-        layers = flat_layers(self.model)
-        return [layer for layer in layers if isinstance(layer, ShardedEmbedding)]
+        return embeddings_of(self.model)
+
+    def bytes_to_share(self) -> int:
+        """Size of what one replica, or one stage, computes for others in a step."""
+        if self.pipeline is not None:
+            size = self.config.length.global_batch_size
+            return self.pipeline.border_bytes(size)
+        return self.gradient_bytes()
 
     def gradient_bytes(self) -> int:
         """Size of one replica's gradient of all trainable variables, at most.
@@ -150,23 +166,23 @@ def assemble_parts(
     with strategy.scope():
         model = _build_model(spec, config.model, data)
         switch_off(model, config.model.switch_off or ())
+        pipeline = None
+        if config.strategy.traits.splits_model:
+            devices = strategy.devices
+            pipeline = build_pipeline(model, config, devices, data.train)
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
+        if pipeline is not None:
+            update_where_variables_are(optimizer)
         step = _make_step_variable()
+    num_micro_batches = config.strategy.gradient_accumulation_steps
+    check_accumulable(model, num_micro_batches)
     objective = Objective(
         loss=spec.make_loss(config.optimizer.label_smoothing),
         metrics=dict(spec.metrics),
     )
     layer_state = LayerState(model)
-    train_step = TrainStep(
-        model,
-        objective,
-        layer_state,
-        seed=config.run.seed,
-        dropout=_replayable_dropout(model, config),
-        sparse_gradients=config.optimizer.sparse_gradients,
-        jit_compile=config.model.jit_compile,
-        gradient_scale=strategy.num_replicas if config.strategy.combine == "sum" else 1,
-        differentiate=config.strategy.averaged != "losses",
+    train_step = _make_train_step(
+        config, strategy, model, objective, layer_state, pipeline
     )
     update = ModelUpdate(
         model,
@@ -179,7 +195,7 @@ def assemble_parts(
     )
     evaluation = Evaluation(
         strategy,
-        EvalStep(model, objective),
+        EvalStep(pipeline.staged if pipeline else model, objective),
         data.evaluation,
         config.report.eval_global_batch_size,
     )
@@ -194,16 +210,48 @@ def assemble_parts(
         learning_rate=learning_rate,
         layer_state=layer_state,
         step=step,
-        run_steps=strategy.compile(train_step, update),
+        run_steps=strategy.compile(Accumulation(train_step, num_micro_batches), update),
         evaluation=evaluation,
+        pipeline=pipeline,
     )
     if config.model.jit_compile:
-        first_step = tf.constant(0, tf.int64)
-        share = assembly.batches(0).at(
-            data.train.tensors(), first_step, 0, strategy.num_replicas
-        )
-        check_compilable(model, train_step, share, config)
+        _check_compilable(assembly, train_step)
     return assembly
+
+
+def _check_compilable(assembly: Assembly, step: TrainStep | PipelineStep) -> None:
+    """Of a model in stages XLA tells when it runs, which is later."""
+    check_layers(assembly.model)
+    if isinstance(step, TrainStep):
+        shares = assembly.batches(0).dataset(0, assembly.strategy.num_replicas)
+        check_step(step, next(iter(shares)), assembly.config)
+
+
+def _make_train_step(
+    config: Config,
+    strategy: Strategy,
+    model: keras.Model,
+    objective: Objective,
+    layer_state: LayerState,
+    pipeline: Pipeline | None,
+) -> TrainStep | PipelineStep:
+    settings: dict[str, Any] = {
+        "seed": config.run.seed,
+        "dropout": _replayable_dropout(model, config),
+        "sparse_gradients": config.optimizer.sparse_gradients,
+        "jit_compile": config.model.jit_compile,
+    }
+    if pipeline is not None:
+        return PipelineStep(model, pipeline, objective, layer_state, **settings)
+    sums_gradients = config.strategy.combine == "sum"
+    return TrainStep(
+        model,
+        objective,
+        layer_state,
+        **settings,
+        gradient_scale=strategy.num_replicas if sums_gradients else 1,
+        differentiate=config.strategy.averaged != "losses",
+    )
 
 
 def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
@@ -232,11 +280,15 @@ def _make_step_variable() -> tf.Variable:
 def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
     """Config checks a number of replicas that was given; here it is the real one."""
     size = config.length.global_batch_size
-    if size < strategy.num_replicas:
+    # Asynchronous workers take whole batches.
+    replicas = strategy.num_replicas if config.strategy.is_synchronous else 1
+    steps = config.strategy.gradient_accumulation_steps
+    if size < replicas * steps:
+        parts = f" x {steps} micro-batches" if steps > 1 else ""
         raise UsageError(
-            f"--global_batch_size={size} is smaller than the {strategy.num_replicas} "
-            "replicas: every replica needs an example; raise it or give a smaller "
-            "--num_replicas."
+            f"--global_batch_size={size} is smaller than the {replicas} replicas"
+            f"{parts}: each needs an example; raise it, or lower --num_replicas or "
+            "--gradient_accumulation_steps."
         )
     if config.drops_last_batch and size > data.train.num_examples:
         flag = "--drop_last_batch" if config.length.drop_last_batch else "--sharding"

@@ -13,19 +13,11 @@ from trainers.refusals import refusal_of
 from trainers.step import TrainStep
 
 
-def check_compilable(
-    model: keras.Model, step: TrainStep, batch: Batch, config: Config
-) -> None:
-    """Compiles a step, without running it.
-
-    Args:
-      model: whose layers are looked at first.
-      step: of that model.
-      batch: a replica's rows of a step.
-      config: of the run.
+def check_layers(model: keras.Model) -> None:
+    """Refuses layers of which it is known that they cannot be compiled.
 
     Raises:
-      UsageError: there is no compiling it.
+      UsageError: there is one.
     """
     for layer in flat_layers(model):
         if isinstance(layer, ShardedEmbedding):
@@ -38,6 +30,19 @@ def check_compilable(
             f"--jit_compile does not fit layer {layer.name!r}: {reason}; leave "
             "--jit_compile out."
         )
+
+
+def check_step(step: TrainStep, batch: Batch, config: Config) -> None:
+    """Compiles a step, without running it.
+
+    Args:
+      step: of the model.
+      batch: a replica's rows of a step.
+      config: of the run.
+
+    Raises:
+      UsageError: there is no compiling it.
+    """
     try:
         step.compile_for(batch)
     except Exception as error:

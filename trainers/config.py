@@ -539,6 +539,7 @@ class Config:
                 "--jit_compile does not fit --average=losses: XLA compiles what one "
                 "replica computes, and the gradient is of all of them; leave one out."
             )
+        self._check_micro_batches()
         if self.run.mode == "evaluate" and self.run.run_dir is None:
             raise UsageError(
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."
@@ -565,9 +566,13 @@ class Config:
         """Whether all global batches are full: who reads files of its own, repeats."""
         return self.length.drop_last_batch or self.data.sharding == "file"
 
+    def _shares_of_a_batch(self) -> int:
+        """As far as it is known. Asynchronous replicas take whole batches."""
+        return (self.strategy.num_replicas or 1) if self.strategy.is_synchronous else 1
+
     def _check_batch_size(self) -> None:
         size = self.length.global_batch_size
-        replicas = self.strategy.num_replicas or 1
+        replicas = self._shares_of_a_batch()
         if size < replicas:
             raise UsageError(
                 f"--global_batch_size={size} is smaller "
@@ -581,6 +586,27 @@ class Config:
                 f"--global_batch_size={size} is smaller than the "
                 f"{choice.num_devices} replicas of {choice}, each of which needs an "
                 "example: raise the one or name fewer."
+            )
+
+    def _check_micro_batches(self) -> None:
+        size = self.length.global_batch_size
+        steps = self.strategy.gradient_accumulation_steps
+        if steps > 1 and self.strategy.averaged == "losses":
+            raise UsageError(
+                f"--gradient_accumulation_steps={steps} does not fit --average=losses, "
+                "whose one gradient needs what all examples left in memory: leave one "
+                "out."
+            )
+        parts = {
+            "num_replicas": self._shares_of_a_batch(),
+            "gradient_accumulation_steps": steps,
+            "num_micro_batches": self.strategy.num_micro_batches or 1,
+        }
+        if size < math.prod(parts.values()):
+            product = " x ".join(f"--{n}={k}" for n, k in parts.items() if k > 1)
+            raise UsageError(
+                f"--global_batch_size={size} is smaller than {product}: every "
+                "micro-batch needs an example; raise the one or lower the other."
             )
 
     # The slash lets a file hold a setting called self, to be refused as unknown.

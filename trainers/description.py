@@ -21,10 +21,11 @@ def describe_run(assembly: Assembly) -> dict[str, str]:
     """Markdown tables by tag: configuration, devices, where each variable lies."""
     settings = assembly.config.to_dict()
     replicas = list(enumerate(assembly.strategy.devices))
+    kind = "stage" if assembly.strategy.traits.splits_model else "replica"
     physical = [(d.name, d.device_type) for d in tf.config.list_physical_devices()]
     return {
         "configuration": table(("setting", "value"), list(settings.items())),
-        "devices": table(("replica", "device"), replicas)
+        "devices": table((kind, "device"), replicas)
         + "\n\n"
         + table(("physical device", "kind"), physical),
         "variables": table(

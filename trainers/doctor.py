@@ -160,10 +160,13 @@ class _Visit:
         rest = self.traits.synchronous and size % replicas
         examples = f"{share} or {share + 1}" if rest else f"{share}"
         self._show_replicas(replicas, f"with {examples} examples of a step each")
-        if size < replicas:
+        steps = self.config.strategy.gradient_accumulation_steps
+        sharing = replicas if self.traits.synchronous else 1
+        if size < sharing * steps:
+            parts = f" x {steps} micro-batches" if steps > 1 else ""
             self._problem(
-                f"--global_batch_size={size} is smaller than the {replicas} replicas: "
-                "every replica needs an example; raise it or lower --num_workers."
+                f"--global_batch_size={size} is smaller than the {sharing} replicas"
+                f"{parts}: each needs an example; raise it or lower --num_workers."
             )
         return replicas
 

@@ -42,6 +42,20 @@ def build_optimizer(
     return optimizer
 
 
+def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer compute each variable's update on the variable's device.
+
+    Otherwise all are computed on one device, and sent there and back.
+    """
+    update_step = optimizer.update_step
+
+    def on_its_device(gradient: Any, variable: tf.Variable, learning_rate: Any) -> None:
+        with tf.device(variable.device):
+            update_step(gradient, variable, learning_rate)
+
+    optimizer.update_step = on_its_device
+
+
 class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
     """The learning rate of a step: a linear warm-up, then the chosen schedule.
 

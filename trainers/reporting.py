@@ -17,6 +17,7 @@ from trainers.console import Console, Figures
 from trainers.inspection import Inspection
 from trainers.interval import Interval
 from trainers.loop import Always, Every, StepReport
+from trainers.pipeline.bubble import Bubble
 from trainers.randomness import seed_states
 from trainers.recording import RecordedStep, Recording, unique_names
 from trainers.results import FinalFigures
@@ -48,6 +49,7 @@ class Reporting:
         self._tally = tally
         self._interval = Interval()
         self._staleness = Staleness()
+        self._bubble = Bubble(assembly.pipeline)
         self._recording = Recording(folder.path)
         self._inspection = Inspection(assembly.model, assembly.data)
         self.summaries = Summaries(folder.tensorboard)
@@ -58,6 +60,7 @@ class Reporting:
         return [
             Always(self._interval),
             Always(self._staleness),
+            Always(self._bubble),
             Always(self._show_progress),
             *turns(
                 self._assembly.config.report,
@@ -140,6 +143,7 @@ class Reporting:
                 "examples_per_second": speed,
                 **{f"step_milliseconds/{k}": v for k, v in milliseconds.items()},
                 **self._staleness.scalars(),
+                **self._bubble.scalars(),
             }
             self.summaries.scalars(TRAIN, scalars, report.step)
             histogram = self._staleness.histogram()
@@ -153,6 +157,7 @@ class Reporting:
                 "examples_per_second": speed,
                 "step_milliseconds": milliseconds,
                 "staleness": self._staleness.summary(),
+                **self._bubble.scalars(),
                 "seconds": self._clock.seconds(),
             }
             self._folder.append_metrics(row)
@@ -160,6 +165,7 @@ class Reporting:
         self._set_final(train_loss=means["loss"])
         self._interval.reset()
         self._staleness.reset()
+        self._bubble.reset()
 
     def _learning_rate(self, step: int) -> float:
         """The rate of the update that led to this step."""

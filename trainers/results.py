@@ -24,6 +24,7 @@ from trainers.checkpoints import weights_sha256
 from trainers.clock import Clock
 from trainers.description import variable_bytes
 from trainers.loop import StepReport
+from trainers.pipeline.bubble import Bubble
 from trainers.staleness import Staleness
 from trainers.tally import Tally
 
@@ -75,6 +76,7 @@ def build_result(
     tally: Tally,
     throughput: Throughput,
     staleness: Staleness,
+    bubble: Bubble,
     clock: Clock,
     initial_weights_sha256: str,
 ) -> dict[str, Any]:
@@ -98,10 +100,11 @@ def build_result(
         "peak_memory_mib": {cluster.task: peak_memory_mib()},
         "variable_bytes": variable_bytes(assembly),
         "communication": _communication(
-            strategy.communication(assembly.gradient_bytes())
+            strategy.communication(assembly.bytes_to_share())
         ),
         "staleness": staleness.summary(),
         "late_gradients": tally.late_gradients,
+        "pipeline": bubble.summary(),
         "weights_sha256": weights_sha256(assembly.model),
         "initial_weights_sha256": initial_weights_sha256,
         "versions": versions(),

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
+
+from models.embedding import ShardedEmbedding
+from strategies.library_internals import flat_layers
+
+
+def embeddings_of(model: keras.Model) -> list[ShardedEmbedding]:
+    """Layers of which a step uses only a few rows."""
+    return [
+        layer for layer in flat_layers(model) if isinstance(layer, ShardedEmbedding)
+    ]
 
 
 def sum_duplicates(gradient: Any) -> Any:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
 
 from models.base import PerExample
-from strategies.base import Batch, Shares
+from strategies.base import Batch, ReplicaStep, Shares
 from strategies.batch import row_weights
 from trainers.layer_state import LayerState
 from trainers.randomness import keyed_states, seed_states
 from trainers.replayable_dropout import ReplayableDropout
-from trainers.sparse import as_dense
+from trainers.sparse import as_dense, embeddings_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,13 +89,21 @@ class TrainStep:
     def __call__(self, batch: Batch) -> Shares:
         if not self._differentiate:
             return self._undifferentiated(batch)
-        model = self._model
-        if self._compiled is None:
-            weights = [v.value for v in model.trainable_variables]
-            computed = self._compute(batch, weights, None)
-        else:
-            computed = self._compiled(batch, *self._values())
-        gradients, written, sums = computed
+        if self._compiled is not None:
+            return self.at_present_values()(batch)
+        weights = [v.value for v in self._model.trainable_variables]
+        return self._shares(batch, weights, None)
+
+    def at_present_values(self) -> ReplicaStep:
+        """The same step for several parts of a batch, all at the weights of now."""
+        weights, state = self._present_values()
+        return lambda batch: self._shares(batch, weights, state)
+
+    def _shares(
+        self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None
+    ) -> Shares:
+        compute = self._compiled or self._compute
+        gradients, written, sums = compute(batch, weights, state)
         return Shares(
             gradients=gradients,
             state=self._layer_state.shares(written, batch),
@@ -111,16 +120,20 @@ class TrainStep:
           ValueError: XLA cannot.
         """
         if self._compiled is not None:
-            arguments = (batch, *self._values())
+            arguments = (batch, *self._present_values())
             self._compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
 
-    def _values(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Of weights and of layer state.
+    def _present_values(self) -> tuple[list[Any], list[tf.Tensor]]:
+        """Of weights and of layer state, read once.
 
-        XLA reads no variable of another device, such as a parameter server's.
+        XLA reads no variable of another device, such as a parameter server's. Only rows
+        of embeddings are read where they are used, because here it would be the whole
+        table.
         """
+        by_row = {id(v) for x in embeddings_of(self._model) for v in x.shards}
         weights = [
-            tf.convert_to_tensor(v.value) for v in self._model.trainable_variables
+            v.value if id(v) in by_row else tf.convert_to_tensor(v.value)
+            for v in self._model.trainable_variables
         ]
         return weights, self._layer_state.read()
 
@@ -131,16 +144,16 @@ class TrainStep:
 
         Args:
           batch: a replica's rows.
-          weights: trainable variables, or their values.
+          weights: of each trainable variable itself or its value.
           state: values of the layers' state; None to read variables as usual.
         """
-        mapped: list[tuple[keras.Variable, tf.Tensor]] = []
-        if state is not None:
-            variables = [
-                *self._model.trainable_variables,
-                *self._layer_state.variables,
-            ]
-            mapped = list(zip(variables, [*weights, *state], strict=True))
+        variables = [*self._model.trainable_variables, *self._layer_state.variables]
+        values = [*weights, *(state or [v.value for v in self._layer_state.variables])]
+        mapped = [
+            (variable, value)
+            for variable, value in zip(variables, values, strict=True)
+            if value is not variable.value
+        ]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(weights)
             share, written, sums = self._forward(batch, mapped)
@@ -167,18 +180,14 @@ class TrainStep:
         with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
             with self._replayed_dropout(batch):
                 predictions = self._model(batch.features, training=True)
-            sums = _weighted_sums(self._objective, batch, predictions)
-            added = _added_losses(self._model, scope)
-            if added:
-                rows = tf.cast(batch.num_rows, sums["loss"].dtype)
-                sums["loss"] += rows * tf.add_n(
-                    [tf.cast(loss, rows.dtype) for loss in added]
-                )
+            sums = weighted_sums(self._objective, batch, predictions)
+            added = added_losses(self._model.trainable_variables, scope)
             dtype = sums["loss"].dtype
+            sums["loss"] += in_proportion(added, batch, dtype)
             share = sums["loss"] / tf.cast(batch.global_size, dtype)
             share *= tf.cast(self._gradient_scale, dtype)
         written = self._layer_state.written(scope, mapped)
-        return share, written, _reported(sums, batch)
+        return share, written, reported(sums, batch)
 
     def _replayed_dropout(self, batch: Batch) -> AbstractContextManager[None]:
         if self._dropout is None:
@@ -186,21 +195,28 @@ class TrainStep:
         return self._dropout.replayed(batch)
 
 
+class Predict(Protocol):
+    """A Keras model, or what is called like one."""
+
+    def __call__(self, features: Any, training: bool) -> Any:
+        """Predictions of a batch of features."""
+
+
 class EvalStep:
     """The sums of one evaluation batch; no gradients, nothing random."""
 
-    def __init__(self, model: keras.Model, objective: Objective):
+    def __init__(self, model: Predict, objective: Objective):
         self._model = model
         self._objective = objective
 
     def __call__(self, batch: Batch) -> Shares:
         with keras.StatelessScope():
             predictions = self._model(batch.features, training=False)
-        sums = _weighted_sums(self._objective, batch, predictions)
-        return Shares(gradients=[], state={}, sums=_reported(sums, batch))
+        sums = weighted_sums(self._objective, batch, predictions)
+        return Shares(gradients=[], state={}, sums=reported(sums, batch))
 
 
-def _weighted_sums(
+def weighted_sums(
     objective: Objective, batch: Batch, predictions: Any
 ) -> dict[str, tf.Tensor]:
     """Sums over the rows that count, by name: the loss and each metric."""
@@ -212,27 +228,41 @@ def _weighted_sums(
     return sums
 
 
-def _reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
+def reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
     """Numerators and their denominator, in double precision for exact counts."""
     reported = {name: tf.cast(value, tf.float64) for name, value in sums.items()}
     reported["examples"] = tf.cast(batch.num_rows, tf.float64)
     return reported
 
 
-def _added_losses(model: keras.Model, scope: keras.StatelessScope) -> list[tf.Tensor]:
+def added_losses(
+    variables: Sequence[keras.Variable], scope: keras.StatelessScope
+) -> list[tf.Tensor]:
     """Losses that layers added in this call, and weight regularization.
 
     `Model.losses` would be both, but inside a StatelessScope it hands the
     regularizers None for every variable that the scope does not map (Keras 3.15,
     keras/src/layers/layer.py, `_get_regularization_losses`).
+
+    Args:
+      variables: that are trained.
+      scope: in which the layers ran.
     """
-    return [*scope.losses, *weight_penalties(model)]
+    return [*scope.losses, *weight_penalties(variables)]
 
 
-def weight_penalties(model: keras.Model) -> list[tf.Tensor]:
+def in_proportion(added: Sequence[tf.Tensor], batch: Batch, dtype: Any) -> tf.Tensor:
+    """Losses that are means over a batch, as a sum over the rows that count."""
+    total = tf.zeros([], dtype)
+    for loss in added:
+        total += tf.cast(loss, dtype)
+    return tf.cast(batch.num_rows, dtype) * total
+
+
+def weight_penalties(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     """The regularization of each variable that has one."""
     return [
         variable.regularizer(variable)
-        for variable in model.trainable_variables
+        for variable in variables
         if variable.regularizer is not None
     ]

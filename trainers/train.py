@@ -21,6 +21,7 @@ from trainers.inputs.data import Data
 from trainers.loop import Always, CallLength, run_loop
 from trainers.memory import capacity_of, estimate_memory, largest, warning_of
 from trainers.outcome import DivergedError, ExitCode, StopRequested
+from trainers.pipeline.bubble import Bubble
 from trainers.placement_log import PlacementRecorder, write_placements
 from trainers.reporting import Reporting, in_words
 from trainers.results import Throughput, build_result
@@ -98,7 +99,8 @@ def _train(
     reporting = Reporting(assembly, folder, checkpoints, console, clock, tally)
     if state is not None:
         reporting.restore(state)
-    run = _Run(assembly, cluster, folder, reporting, console, clock, tally)
+    bubble = Bubble(assembly.pipeline)
+    run = _Run(assembly, cluster, folder, reporting, console, clock, tally, bubble)
     return run.to_the_end(first_step, initial_weights_sha256)
 
 
@@ -107,6 +109,9 @@ def _introduce(
 ) -> None:
     strategy = assembly.strategy
     replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
+    parts = assembly.config.strategy.gradient_accumulation_steps
+    if parts > 1:
+        replicas += f" of {parts} micro-batches"
     console.say(
         f"strategy  {strategy.name}: {replicas} on {describe(strategy.devices)}"
     )
@@ -114,6 +119,8 @@ def _introduce(
         f"model     {assembly.config.model.model}, "
         f"{assembly.model.count_params():,} parameters"
     )
+    for stage in assembly.pipeline.stages if assembly.pipeline else ():
+        console.say(f"          {stage.in_words()}")
     console.say(
         f"data      {assembly.config.data.dataset}, "
         f"{assembly.data.train.num_examples:,} examples to train, "
@@ -167,6 +174,7 @@ class _Run:
     console: Console
     clock: Clock
     tally: Tally
+    bubble: Bubble
     throughput: Throughput = dataclasses.field(default_factory=Throughput)
     staleness: Staleness = dataclasses.field(default_factory=Staleness)
 
@@ -190,6 +198,7 @@ class _Run:
                     tally=self.tally,
                     throughput=self.throughput,
                     staleness=self.staleness,
+                    bubble=self.bubble,
                     clock=self.clock,
                     initial_weights_sha256=initial_weights_sha256,
                 )
@@ -232,6 +241,7 @@ class _Run:
                 hooks=[
                     Always(self.throughput),
                     Always(self.staleness),
+                    Always(self.bubble),
                     *self.reporting.hooks(),
                     Always(signals),
                 ],
@@ -270,5 +280,8 @@ class _Run:
                 f"speed     {speed['examples_per_second']:,.1f} examples/s, "
                 f"{speed['step_milliseconds']['p50']:.2f} ms/step"
             )
+        idle = self.bubble.in_words()
+        if idle is not None:
+            self.console.say(f"pipeline  {idle}")
         self.console.say(f"run       {self.folder.path}")
         self.console.say(f"look at   {tensorboard_command(self.folder)}")

@@ -82,11 +82,13 @@ CLUSTERS = {
         "--strategy=multi_worker_mirrored",
         "--num_workers=2",
     ),
-    "multi_worker_mirrored, 3 workers": (
+    # 38 examples over three workers in four micro-batches each: 4, 3, 3 and 3, or less.
+    "multi_worker_mirrored, 3 workers, 4 micro-batches": (
         "--strategy=multi_worker_mirrored",
         "--num_workers=3",
         "--nosoft_placement",
         "--log_device_placement",
+        "--gradient_accumulation_steps=4",
     ),
     "parameter_server, 1 worker, 2 servers": (
         "--strategy=parameter_server",
@@ -99,11 +101,12 @@ CLUSTERS = {
         "--num_workers=2",
         "--num_ps=2",
     ),
-    "parameter_server, synchronous, 3 workers, 1 server": (
+    "parameter_server, synchronous, 3 workers, 1 server, 4 micro-batches": (
         "--strategy=parameter_server",
         "--update=sync",
         "--num_workers=3",
         "--nosoft_placement",
+        "--gradient_accumulation_steps=4",
     ),
 }
 

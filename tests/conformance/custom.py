@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.base import Examples, ModelSpec, PerExample, Settings
+from models.base import Build, Examples, ModelSpec, PerExample, Settings
 from strategies import discovery
 from strategies.cluster import Cluster
 from trainers.assembly import Assembly, assemble_parts
@@ -28,13 +28,29 @@ def assemble_custom(
     **settings: object,
 ) -> Assembly:
     """A stack of layers on given features [n, ...]; labels count the examples."""
-    config = small_config(strategy=strategy, num_replicas=replicas, **settings)
-    labels = np.arange(len(features), dtype=np.int64)
-    source = ArraySource(features, labels)
 
     def build(data: Examples, settings: Settings) -> keras.Model:
         return keras.Sequential([keras.Input(data.input_shape), *layers()])
 
+    return assemble_model(
+        strategy, replicas, build, features, loss=loss, metrics=metrics, **settings
+    )
+
+
+def assemble_model(
+    strategy: str,
+    replicas: int,
+    build: Build,
+    features: np.ndarray,
+    *,
+    loss: PerExample | None = None,
+    metrics: dict[str, PerExample] | None = None,
+    **settings: object,
+) -> Assembly:
+    """The same for a model of any kind."""
+    config = small_config(strategy=strategy, num_replicas=replicas, **settings)
+    labels = np.arange(len(features), dtype=np.int64)
+    source = ArraySource(features, labels)
     spec = ModelSpec(
         build=build,
         make_loss=lambda label_smoothing: loss or _mean_square,

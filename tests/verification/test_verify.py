@@ -11,6 +11,8 @@ import pytest
 
 from tests import processes
 from tests.verification.projects import SMALL, Fault, plant, verify
+from trainers.config import Config
+from trainers.verification.subjects import reference_of, subjects_of
 
 SCHEMA = json.loads((processes.ROOT / "docs/verify.schema.json").read_text("utf-8"))
 
@@ -30,7 +32,9 @@ def test_strategies_of_one_process_train_the_same(tmp_path: pathlib.Path) -> Non
     features = ("--clip_global_norm=0.5", "--dropout=0.5", "--replayable_dropout")
     # 1,437 examples to train: the third batch of 479 ends an epoch.
     uneven = ("--global_batch_size=499", "--weight_decay=0.01", "--optimizer=adamw")
-    strategies = "--strategies=one_device,tower,mirrored,parameter_averaging"
+    strategies = (
+        "--strategies=one_device,tower,mirrored,model_parallel,parameter_averaging"
+    )
     done, found = verify(tmp_path, strategies, *flags, *features, *uneven)
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = {name: entry["verdict"] for name, entry in entries(found).items()}
@@ -39,11 +43,28 @@ def test_strategies_of_one_process_train_the_same(tmp_path: pathlib.Path) -> Non
         assert verdicts.pop(other) == "not comparable"
     assert "change copies of the weights of their own" in done.stdout
     assert set(verdicts.values()) <= {"identical", "equivalent"}
-    assert set(verdicts) == {"tower-sync", "mirrored"}
+    assert set(verdicts) == {"tower-sync", "mirrored", "model_parallel"}
     assert found["steps"] == 5
     # 4 sqrt(499 x 5) 2^-23, which a wrong factor exceeds by far.
     assert found["tolerance"]["last_step"] == pytest.approx(2.38e-5, rel=0.01)
     assert "tolerance 2.4e-05 at step 5" in done.stdout
+
+
+def test_the_reference_takes_whole_batches_and_strategies_what_suits_them() -> None:
+    config = Config().replace(
+        mode="verify",
+        strategies=("tower", "model_parallel"),
+        strategy="model_parallel",
+        stages=("logits",),
+        num_micro_batches=5,
+        gradient_accumulation_steps=2,
+    )
+    tower, pipeline = (arm.config.strategy for arm in subjects_of(config))
+    assert (tower.stages, tower.num_micro_batches) == (None, None)
+    assert (pipeline.stages, pipeline.num_micro_batches) == (("logits",), 5)
+    assert tower.gradient_accumulation_steps == 2
+    assert pipeline.gradient_accumulation_steps == 2
+    assert reference_of(config).config.strategy.gradient_accumulation_steps == 1
 
 
 @pytest.mark.slow

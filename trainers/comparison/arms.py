@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -135,5 +136,6 @@ def _reductions(config: Config) -> Iterator[dict[str, Any]]:
         first = {"devices": (choice.first(),)}
         yield first
         yield {**defaults, **first}
-    yield from ({name: value} for name, value in defaults.items())
-    yield defaults
+    for count in range(1, len(defaults) + 1):
+        for names in itertools.combinations(defaults, count):
+            yield {name: defaults[name] for name in names}

@@ -48,6 +48,7 @@ def features_in_use(
         _batch_normalization(config, step),
         _mixed_precision(config),
         _xla(config),
+        _micro_batches(config),
         _uneven_batch(config, examples, num_replicas),
         _narrow_reduction(config),
     ]
@@ -87,8 +88,13 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
             "they may depend on seed, step and example alone"
         )
     else:
+        strategy = config.strategy
+        in_parts = (
+            strategy.gradient_accumulation_steps > 1 or strategy.traits.splits_model
+        )
+        parts = "replica and micro-batch" if in_parts else "replica"
         explanation = (
-            "masks depend on which replica an example falls to, so that several "
+            f"masks depend on which {parts} an example falls to, so that several "
             "replicas rightly differ from one: add --replayable_dropout"
         )
     return Feature(
@@ -104,8 +110,8 @@ def _batch_normalization(config: Config, step: RecordedStep) -> Feature | None:
     return Feature(
         name="batch normalization",
         settings={"switch_off": ("batch_normalization",)},
-        explanation="every replica normalizes its own rows of the global batch, so "
-        "that several replicas rightly differ from one",
+        explanation="every replica normalizes its own rows of the global batch, and "
+        "each micro-batch by itself, so that several rightly differ from one",
     )
 
 
@@ -126,6 +132,17 @@ def _xla(config: Config) -> Feature | None:
         name="XLA",
         settings={"jit_compile": False},
         explanation="the compiler computes something else for one of the two",
+    )
+
+
+def _micro_batches(config: Config) -> Feature | None:
+    if config.strategy.gradient_accumulation_steps == 1:
+        return None
+    return Feature(
+        name="micro-batches",
+        settings={"gradient_accumulation_steps": 1},
+        explanation="their gradients have to be added up, each in proportion to its "
+        "examples, before anything else is done with them",
     )
 
 

@@ -14,11 +14,15 @@ _DEFAULT_TRAIN_STEPS = 20
 def reference_of(config: Config) -> Arm:
     """Training on one device, which all others are to agree with.
 
+    It takes every global batch at once, so that micro-batches are verified, too.
+
     Raises:
       UsageError: the settings do not fit it.
     """
-    shared = under(REFERENCE, _brief(config))
-    return Arm(name=REFERENCE, config=shared.replace(record_steps=True))
+    shared = _brief(config.replace(gradient_accumulation_steps=1))
+    return Arm(
+        name=REFERENCE, config=under(REFERENCE, shared).replace(record_steps=True)
+    )
 
 
 def subjects_of(config: Config) -> tuple[Arm, ...]:

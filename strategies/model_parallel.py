@@ -1,0 +1,86 @@
+"""One model over several devices: its layers in stages, examples in a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.base import (
+    Communication,
+    GlobalBatches,
+    ReplicaStep,
+    Shares,
+    Strategy,
+    Update,
+)
+from strategies.cluster import Cluster
+from strategies.config import StrategyConfig
+from strategies.devices import CPU, take_devices
+from strategies.inner_loop import InnerLoop, Step
+from strategies.traits import Traits
+
+
+class ModelParallel(Strategy):
+    """One replica, whose step places its own work: a stage of layers on each device.
+
+    How layers are divided is not known here (see `trainers.pipeline`). Variables are
+    made in the memory of the host, which a model that fits no device may need, and
+    moved to their stage's device from there.
+    """
+
+    name = "model_parallel"
+    traits = Traits(
+        synchronous=True,
+        multi_process=False,
+        matches_one_device=True,
+        splits_model=True,
+        max_replicas=1,
+        summary="The model's layers in stages, one per device, fed as a pipeline.",
+    )
+
+    def __init__(self, devices: Sequence[str]):
+        self._devices = tuple(devices)
+
+    @classmethod
+    def create(cls, config: StrategyConfig, cluster: Cluster) -> ModelParallel:
+        del cluster
+        return cls(
+            take_devices(
+                config.device_choice,
+                config.num_stages,
+                wanted_without_gpu=2,
+                setting="--stages",
+            )
+        )
+
+    @property
+    def devices(self) -> Sequence[str]:
+        return self._devices
+
+    def scope(self) -> AbstractContextManager[Any]:
+        return tf.device(CPU)
+
+    def distribute(self, batches: GlobalBatches) -> Any:
+        return iter(batches.dataset(0, 1))
+
+    def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
+        def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:
+            update.apply(shares)
+            update.count()
+            return {}
+
+        step = Step(
+            sum_shares=lambda replica_step, batch: replica_step(batch),
+            apply=apply,
+            first=lambda shares: shares,
+        )
+        return InnerLoop(step, replica_step, update)
+
+    def communication(self, gradient_bytes: int) -> Communication | None:
+        return Communication(
+            algorithm="activations sent to later stages, their gradients sent back",
+            bytes_per_step_per_replica=2 * gradient_bytes,
+        )

@@ -1,0 +1,215 @@
+"""--gradient_accumulation_steps: micro-batches are the training of the whole batch."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.settings import UsageError
+from tests.conformance.custom import assemble_custom, train
+from tests.conformance.harness import (
+    LAYOUTS,
+    UPDATES,
+    Outcome,
+    Subject,
+    small_config,
+    subjects,
+)
+from tests.conformance.test_same_training import TOLERANCES, assert_same_training
+from tests.conformance.test_sparse_gradients import (
+    BOUNDS,
+    NUM_ROWS,
+    clicks_config,
+    largest_tensor,
+    looks_at_every_operation,
+)
+from tests.conformance.test_sparse_gradients import reference as sparse_reference
+from trainers.assembly import Assembly
+
+# 24 examples in 3 x 3 parts, 10 in 3 x 3, and the last one of 97 alone: parts of
+# unequal size, more parts than examples, and replicas without any.
+NUM_MICRO_BATCHES = 3
+ONE_AND_THREE_REPLICAS = [subject for subject in subjects() if subject[1] in (1, 3)]
+
+
+@functools.lru_cache(maxsize=2)
+def subject(strategy: str, replicas: int, update: str, micro_batches: int) -> Subject:
+    """Kept for the next layout, so that it need not be traced again."""
+    config = small_config(
+        strategy=strategy,
+        num_replicas=replicas,
+        gradient_accumulation_steps=micro_batches,
+        model="convnet",
+        dtype="float64",
+        **UPDATES[update],
+    )
+    return Subject.of(config)
+
+
+@functools.cache
+def reference(update: str) -> dict[str, Outcome]:
+    whole = subject("one_device", 1, update, 1)
+    return {name: whole.run(layout) for name, layout in LAYOUTS.items()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize(("strategy", "replicas"), ONE_AND_THREE_REPLICAS)
+def test_same_training_as_the_whole_batch(
+    strategy: str, replicas: int, update: str, layout: str
+) -> None:
+    expected = reference(update)[layout]
+    outcome = subject(strategy, replicas, update, NUM_MICRO_BATCHES).run(
+        LAYOUTS[layout]
+    )
+    if update == "adamw":
+        assert expected.gradient_norm > 0.1, "the reference never clips"
+    assert_same_training(outcome, expected, TOLERANCES["float64", update])
+    assert outcome.applied_steps == outcome.step == 30
+
+
+@pytest.mark.parametrize("replayable", [False, True])
+def test_dropout_of_micro_batches_is_that_of_as_many_replicas(replayable: bool) -> None:
+    """2 x 2 parts of 24 examples; with --replayable_dropout those of one device."""
+
+    def outcome(strategy: str, replicas: int, micro_batches: int) -> Outcome:
+        config = small_config(
+            strategy=strategy,
+            num_replicas=replicas,
+            gradient_accumulation_steps=micro_batches,
+            model="mlp",
+            dtype="float64",
+            dropout=0.5,
+            replayable_dropout=replayable,
+            **UPDATES["adamw"],
+        )
+        return Subject.of(config).run(LAYOUTS["even"])
+
+    expected = outcome("one_device", 1, 1) if replayable else outcome("tower", 4, 1)
+    bound = TOLERANCES["float64", "adamw"]
+    for parts in (("one_device", 1, 4), ("mirrored", 2, 2)):
+        assert_same_training(outcome(*parts), expected, bound)
+
+
+class Counter(keras.layers.Layer):
+    """Counts calls in a whole number, as user-written layers do."""
+
+    def build(self, input_shape: Any) -> None:
+        self.calls = self.add_weight(
+            name="calls", shape=(), dtype="int64", initializer="zeros", trainable=False
+        )
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        self.calls.assign_add(1)
+        return inputs
+
+
+def normalized(
+    strategy: str, replicas: int, micro_batches: int, jit_compile: bool = False
+) -> Assembly:
+    """Batches of 8 of 26 examples: the last has 2."""
+    features = np.random.default_rng(0).normal(3, 2, (26, 6)).astype(np.float32)
+    return assemble_custom(
+        strategy,
+        replicas,
+        lambda: [
+            keras.layers.BatchNormalization(momentum=0.9),
+            Counter(),
+            keras.layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.25)),
+        ],
+        features,
+        gradient_accumulation_steps=micro_batches,
+        global_batch_size=8,
+        optimizer="sgd",
+        learning_rate=0.05,
+        dtype="float64",
+        jit_compile=jit_compile,
+    )
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), [("one_device", 1), ("mirrored", 2)])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_normalization_is_that_of_as_many_replicas(
+    strategy: str, replicas: int, jit_compile: bool
+) -> None:
+    """Each micro-batch by itself; moving statistics are those of the global batch."""
+    whole = normalized("one_device", 1, 1)
+    towers = normalized("tower", 4, 1)
+    parts = normalized(strategy, replicas, 4 // replicas, jit_compile=jit_compile)
+    losses = [train(assembly, 3)["loss"] for assembly in (whole, towers, parts)]
+    np.testing.assert_allclose(losses[2], losses[1], rtol=1e-12)
+    assert not np.allclose(losses[2], losses[0], rtol=1e-6)
+    statistics, counter = parts.model.layers[0], parts.model.layers[1]
+    expected = whole.model.layers[0]
+    # The bound leaves room for (m - old) / (1 - momentum).
+    np.testing.assert_allclose(
+        statistics.moving_mean.numpy(), expected.moving_mean.numpy(), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        statistics.moving_variance.numpy(),
+        expected.moving_variance.numpy(),
+        rtol=1e-12,
+    )
+    assert int(counter.calls.numpy()) == 3
+    for values in (w.numpy() for w in parts.model.weights):
+        assert np.isfinite(values).all()
+
+
+@pytest.mark.parametrize("update", ["sgd", "adagrad", "adamw"])
+def test_sparse_gradients(update: str) -> None:
+    config = clicks_config(
+        update, strategy="tower", num_replicas=2, gradient_accumulation_steps=3
+    )
+    outcome = Subject.of(config).run(LAYOUTS["uneven"])
+    assert_same_training(outcome, sparse_reference(update), BOUNDS[update])
+
+
+@looks_at_every_operation
+def test_no_operation_of_a_micro_batch_is_as_large_as_an_embedding() -> None:
+    assert largest_tensor("sgd", gradient_accumulation_steps=2) < (NUM_ROWS, "")
+
+
+def test_what_replicas_compute_together_is_refused() -> None:
+    with pytest.raises(UsageError) as refusal:
+        assemble_custom(
+            "mirrored",
+            2,
+            lambda: [keras.layers.BatchNormalization(synchronized=True, name="bn")],
+            np.ones([8, 2]),
+            global_batch_size=8,
+            gradient_accumulation_steps=2,
+        )
+    assert str(refusal.value) == (
+        "--gradient_accumulation_steps=2 does not fit layer 'bn', whose "
+        "synchronized=True normalizes over all replicas at once: leave the one or the "
+        "other out."
+    )
+
+
+def test_shares_are_summed_over_replicas_once_an_update() -> None:
+    """As often as without micro-batches, whose own sums are in a loop of their own."""
+
+    def sums_outside_of_micro_batches(micro_batches: int) -> int:
+        config = small_config(
+            strategy="mirrored",
+            num_replicas=2,
+            model="mlp",
+            gradient_accumulation_steps=micro_batches,
+        )
+        assembly = Subject.of(config).assembly
+        batches = assembly.strategy.distribute(assembly.batches(0))
+        graph = assembly.run_steps.trace(batches).as_graph_def()
+        functions = {f.signature.name: f.node_def for f in graph.library.function}
+        (loop,) = (node for node in graph.node if node.op == "While")
+        body = functions[loop.attr["body"].func.name]
+        loops = [node for node in body if "While" in node.op]
+        assert len(loops) == (2 if micro_batches > 1 else 0), "one for each replica"
+        # What mirrored's reduction to one device consists of.
+        return sum(node.op == "AddN" for node in body)
+
+    assert sums_outside_of_micro_batches(4) == sums_outside_of_micro_batches(1) > 0

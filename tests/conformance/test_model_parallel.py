@@ -1,0 +1,259 @@
+"""A model in stages is the same training, and every stage is where it should be."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.base import Examples, Settings
+from strategies.settings import UsageError
+from tests.conformance.custom import assemble_custom, assemble_model, train
+from tests.conformance.harness import (
+    LAYOUTS,
+    UPDATES,
+    Outcome,
+    Subject,
+    small_config,
+)
+from tests.conformance.test_same_training import TOLERANCES, assert_same_training
+from tests.conformance.test_sparse_gradients import (
+    BOUNDS,
+    NUM_ROWS,
+    clicks_config,
+    largest_tensor,
+    looks_at_every_operation,
+)
+from tests.conformance.test_sparse_gradients import reference as sparse_reference
+from trainers.assembly import Assembly
+
+FEATURES = np.random.default_rng(2).normal(1, 2, size=(30, 6)).astype(np.float32)
+
+
+@functools.cache
+def outcome(**settings: object) -> Outcome:
+    config = small_config(
+        **{"model": "convnet", "dtype": "float64", **UPDATES["adamw"], **settings}
+    )
+    return Subject.of(config).run(LAYOUTS["uneven"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"stages": ("2",), "num_micro_batches": 1},
+        {"stages": ("4",), "num_micro_batches": 3},
+        {"stages": ("pooling_1", "logits"), "num_micro_batches": 5},
+        # 24 examples in 2 rounds of 3: parts of 4, and of none in the last batch.
+        {"num_micro_batches": 3, "gradient_accumulation_steps": 2},
+        {"num_micro_batches": 3, "jit_compile": True},
+    ],
+    ids=str,
+)
+def test_same_training_as_one_device(settings: dict[str, object]) -> None:
+    assert_same_training(
+        outcome(strategy="model_parallel", **settings),
+        outcome(strategy="one_device"),
+        TOLERANCES["float64", "adamw"],
+    )
+
+
+@pytest.mark.parametrize("replayable", [False, True])
+def test_dropout_is_that_of_as_many_replicas(replayable: bool) -> None:
+    """Recomputed nowhere, and the same in every stage's micro-batch."""
+    shared = {"model": "mlp", "dropout": 0.5, "replayable_dropout": replayable}
+    parts = {"strategy": "tower", "num_replicas": 3}
+    assert_same_training(
+        outcome(strategy="model_parallel", num_micro_batches=3, **shared),
+        outcome(**({"strategy": "one_device"} if replayable else parts), **shared),
+        TOLERANCES["float64", "adamw"],
+    )
+
+
+def residual(data: Examples, settings: Settings) -> keras.Model:
+    """Whatever its stages, tensors cross several borders and have several users.
+
+    One layer has state, and one that begins a branch of its own has a penalty.
+    """
+    inputs = keras.Input(data.input_shape, name="inputs")
+    first = keras.layers.Dense(6, activation="tanh", name="first")(inputs)
+    side = keras.layers.Dense(
+        6, name="side", kernel_regularizer=keras.regularizers.L2(0.25)
+    )(inputs)
+    second = keras.layers.BatchNormalization(name="second")(first)
+    added = keras.layers.Add(name="added")([second, first, inputs])
+    third = keras.layers.Dense(6, activation="tanh", name="third")(added)
+    merged = keras.layers.Add(name="merged")([third, first, side, inputs])
+    outputs = keras.layers.Dense(3, name="logits")(merged)
+    return keras.Model(inputs, outputs)
+
+
+def assemble_residual(strategy: str, replicas: int = 1, **settings: Any) -> Assembly:
+    return assemble_model(
+        strategy,
+        replicas,
+        residual,
+        FEATURES,
+        global_batch_size=8,
+        dtype="float64",
+        optimizer="adamw",
+        learning_rate=0.01,
+        clip_global_norm=0.5,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize(
+    "stages", [("second",), ("second", "third"), ("second", "added", "merged")], ids=str
+)
+def test_connections_across_borders(stages: tuple[str, ...]) -> None:
+    """Against two towers, which normalize the same rows as two micro-batches."""
+    expected = assemble_residual("tower", 2)
+    assembly = assemble_residual("model_parallel", stages=stages, num_micro_batches=2)
+    want, got = train(expected, 6), train(assembly, 6)
+    np.testing.assert_allclose(got["loss"], want["loss"], rtol=1e-10)
+    for weight, reference in zip(
+        assembly.model.weights, expected.model.weights, strict=True
+    ):
+        np.testing.assert_allclose(
+            weight.numpy(), reference.numpy(), rtol=1e-8, atol=1e-10
+        )
+    means = [a.evaluation.run()["loss"] for a in (assembly, expected)]
+    assert means[0] == pytest.approx(means[1], rel=1e-8)
+
+
+def test_variables_are_on_the_device_of_their_stage() -> None:
+    """Weights, state of layers and of the optimizer, before and after training."""
+    assembly = assemble_residual("model_parallel", stages=("second", "third"))
+    # The branch that `side` begins is as far from the end as `third`.
+    device_of = {"first": 0, "second": 1, "third": 2, "side": 2, "logits": 2}
+    train(assembly, 2)
+    for variable in assembly.model.variables:
+        index = device_of[variable.path.split("/")[0]]
+        assert variable.value.device.endswith(f"CPU:{index}"), variable.path
+    slots = [v for v in assembly.optimizer.variables if "momentum" in v.path]
+    assert len(slots) == len(assembly.model.trainable_variables)
+    for slot, variable in zip(slots, assembly.model.trainable_variables, strict=True):
+        assert slot.value.device == variable.value.device, slot.path
+
+
+def test_operations_are_on_the_device_of_their_stage() -> None:
+    """Of the traced graph; a function's own operations follow its call."""
+    assembly = assemble_residual("model_parallel", stages=("second", "third"))
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    graph = assembly.run_steps.trace(batches).as_graph_def()
+    stages = set()
+    for function in graph.library.function:
+        for node in function.node_def:
+            stage = re.search(r"stage_(\d)_(?:forward|backward)_\d/", node.name)
+            if stage is not None and "PartitionedCall" in node.op:
+                assert node.device.endswith(f"CPU:{stage[1]}"), node.name
+                stages.add(stage[0].rstrip("0123456789/"))
+    directions = ("forward_", "backward_")
+    assert stages == {f"stage_{s}_{d}" for s in range(3) for d in directions}
+
+
+@pytest.mark.parametrize("update", ["sgd", "adagrad", "adamw"])
+def test_sparse_gradients(update: str) -> None:
+    config = clicks_config(update, strategy="model_parallel", num_micro_batches=3)
+    got = Subject.of(config).run(LAYOUTS["uneven"])
+    assert_same_training(got, sparse_reference(update), BOUNDS[update])
+
+
+@looks_at_every_operation
+def test_no_operation_of_a_stage_is_as_large_as_an_embedding() -> None:
+    largest = largest_tensor("sgd", strategy="model_parallel", stages=("flatten",))
+    assert largest < (NUM_ROWS, "")
+
+
+def test_mixed_precision_crosses_borders() -> None:
+    """Rounding to 8 bits: what is found is a wrong factor."""
+    losses = [
+        outcome(strategy=strategy, dtype="mixed_bfloat16", model="mlp").losses
+        for strategy in ("model_parallel", "one_device")
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=0.03)
+
+
+class Slow(keras.layers.Layer):
+    """Takes its time without a processor, and twice as long backward as forward."""
+
+    def __init__(self, seconds: float, **settings: Any):
+        super().__init__(**settings)
+        self._seconds = seconds
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        @tf.custom_gradient
+        def delay(values: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
+            return slept(values, self._seconds), lambda g: slept(g, 2 * self._seconds)
+
+        return tf.ensure_shape(delay(inputs), inputs.shape)
+
+
+def slept(values: tf.Tensor, seconds: float) -> tf.Tensor:
+    def sleep(array: np.ndarray) -> np.ndarray:
+        time.sleep(seconds)
+        return array
+
+    # With a state they would be run in the order they were made, one at a time.
+    return tf.numpy_function(sleep, [values], values.dtype, stateful=False)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_micro_batches", "expected"),
+    [
+        ((0.05, 0.05), 1, (1 / 2, 1 / 2)),
+        ((0.05, 0.05), 4, (1 / 5, 1 / 5)),
+        ((0.05, 0.05, 0.05), 2, (2 / 4, 2 / 4, 2 / 4)),
+        # Of 39 times what forward takes in the fast stage, the two work 12 and 36.
+        ((0.02, 0.06), 4, (1 - 4 / 13, 1 - 12 / 13)),
+    ],
+)
+def test_idle_shares_are_those_of_theory(
+    seconds: tuple[float, ...], num_micro_batches: int, expected: tuple[float, ...]
+) -> None:
+    """The rest of a piece takes a few milliseconds at most; hence the bound."""
+    assembly = assemble_custom(
+        "model_parallel",
+        1,
+        lambda: [
+            layer
+            for index, duration in enumerate(seconds)
+            for layer in (
+                keras.layers.Dense(4, name=f"stage_{index}"),
+                Slow(duration, name=f"slow_{index}"),
+            )
+        ],
+        FEATURES,
+        global_batch_size=8,
+        stages=tuple(f"stage_{index}" for index in range(1, len(seconds))),
+        num_micro_batches=num_micro_batches,
+    )
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    results = assembly.run_steps(batches, 4).fetch()
+    assert results.stage_busy_seconds is not None
+    assert results.pipeline_seconds is not None
+    busy = np.median(results.stage_busy_seconds, axis=0)
+    idle = 1 - busy / np.median(results.pipeline_seconds)
+    np.testing.assert_allclose(idle, expected, atol=0.1)
+
+
+def test_models_of_one_layer_are_one_stage_unless_more_are_asked_for() -> None:
+    def assemble(**settings: Any) -> Assembly:
+        layers = [keras.layers.Dense(3)]
+        return assemble_custom(
+            "model_parallel", 1, lambda: layers, FEATURES, **settings
+        )
+
+    pipeline = assemble().pipeline
+    assert pipeline is not None
+    assert len(pipeline.stages) == 1
+    with pytest.raises(UsageError, match="more than the 1 parts"):
+        assemble(stages=("2",))

@@ -1,0 +1,34 @@
+"""What is said to save memory does, in real processes."""
+
+from __future__ import annotations
+
+import pathlib
+
+from tests.processes import train
+
+# 1024 images of 64x64x3. The activations of a convnet are ten times the rest.
+LARGE_BATCH = (
+    "--model=convnet",
+    "--dataset=synthetic",
+    "--input_shape=64,64,3",
+    "--num_examples=1024",
+    "--global_batch_size=1024",
+    "--eval_global_batch_size=8",
+    "--histogram_every_steps=none",
+    "--train_steps=1",
+)
+
+
+def test_micro_batches_need_less_memory(tmp_path: pathlib.Path) -> None:
+    """A process without activations has about a quarter of the whole batch's memory."""
+    peaks, losses = [], []
+    for steps in (1, 16):
+        result = train(
+            tmp_path / f"{steps}",
+            *LARGE_BATCH,
+            f"--gradient_accumulation_steps={steps}",
+        )
+        peaks.append(result["peak_memory_mib"]["chief-0"])
+        losses.append(result["final"]["train_loss"])
+    assert peaks[1] < 0.6 * peaks[0], peaks
+    assert abs(losses[1] - losses[0]) < 1e-6 * losses[0]

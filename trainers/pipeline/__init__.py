@@ -1,0 +1,1 @@
+"""A model whose layers are divided into stages, each on a device of its own."""
