@@ -221,6 +221,11 @@ BEFORE_TENSORFLOW = [
         "--update=async",
     ),
     row(
+        "--average=losses --strategy=tower --gradient_accumulation_steps=2",
+        "--gradient_accumulation_steps=2",
+        "--average=losses",
+    ),
+    row(
         "--average=losses --strategy=tower --jit_compile",
         "--average=losses",
         "--jit_compile",

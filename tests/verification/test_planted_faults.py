@@ -58,8 +58,8 @@ CASES = {
     "gradients averaged twice": Case(
         fault=Fault(
             file="strategies/tower.py",
-            right="averaged.append(tf.add_n(gradients))",
-            wrong="averaged.append(tf.add_n(gradients) / len(gradients))",
+            right="return [sum_gradients(parts) for parts in",
+            wrong="return [sum_gradients(parts) / len(parts) for parts in",
         ),
         words="gradients are 0.5 times those of one_device: averaged over 2 replicas "
         "once more than they should be",
@@ -67,7 +67,7 @@ CASES = {
     "clip before the sum": Case(
         fault=Fault(
             file="trainers/assembly.py",
-            right="train_step = TrainStep(",
+            right="return TrainStep(",
             wrong="""clip = config.optimizer.clip_global_norm
 
     class Clipped(TrainStep):
@@ -78,7 +78,7 @@ CASES = {
             gradients, _ = tf.clip_by_global_norm(shares.gradients, clip)
             return shares._replace(gradients=gradients)
 
-    train_step = Clipped(""",
+    return Clipped(""",
         ),
         # Less than the norm of half a batch's gradient, about 0.7.
         flags=("--clip_global_norm=0.1",),
@@ -131,9 +131,9 @@ CASES = {
             file="trainers/step.py",
             right="gradients = tape.gradient(share, weights)",
             wrong="""gradients = tape.gradient(share, weights)
-            if self._model.compute_dtype == "bfloat16":
-                factor = tf.cast(1 + batch.replica, gradients[0].dtype)
-                gradients = [gradient * factor for gradient in gradients]
+        if self._model.compute_dtype == "bfloat16":
+            factor = tf.cast(1 + batch.replica, gradients[0].dtype)
+            gradients = [gradient * factor for gradient in gradients]
 """,
         ),
         flags=("--dtype=mixed_bfloat16",),
@@ -143,11 +143,11 @@ CASES = {
     "another weight where XLA compiles": Case(
         fault=Fault(
             file="trainers/step.py",
-            right="computed = self._compiled(batch, *self._values())",
-            wrong="""batch = batch._replace(
-                global_size=batch.global_size * (1 + batch.replica)
-            )
-            computed = self._compiled(batch, *self._values())""",
+            right="gradients, written, sums = compute(batch, weights, state)",
+            wrong="""if self._compiled is not None:
+            size = batch.global_size * (1 + batch.replica)
+            batch = batch._replace(global_size=size)
+        gradients, written, sums = compute(batch, weights, state)""",
         ),
         flags=("--jit_compile",),
         words="goes away without XLA",
