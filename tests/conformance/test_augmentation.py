@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import models
-from tests.conformance.harness import UPDATES, subjects
+from tests.conformance.harness import UPDATES, same_training
 from tests.conformance.harness import small_config as small_config_of
 from tests.conformance.test_same_training import TOLERANCES
 from trainers.assembly import Assembly, assemble_parts, create_strategy
@@ -18,7 +18,7 @@ from trainers.inputs.data import ArraySource, Data
 from strategies.cluster import Cluster  # isort: skip
 
 NUM_STEPS = 8
-SEVERAL_REPLICAS = [subject for subject in subjects() if subject[1] in (2, 3)]
+SEVERAL_REPLICAS = [subject for subject in same_training() if subject[1] in (2, 3)]
 
 
 def assembled(strategy: str, replicas: int) -> Assembly:

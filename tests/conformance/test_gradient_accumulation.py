@@ -17,8 +17,8 @@ from tests.conformance.harness import (
     UPDATES,
     Outcome,
     Subject,
+    same_training,
     small_config,
-    subjects,
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from tests.conformance.test_sparse_gradients import (
@@ -34,7 +34,9 @@ from trainers.assembly import Assembly
 # 24 examples in 3 x 3 parts, 10 in 3 x 3, and the last one of 97 alone: parts of
 # unequal size, more parts than examples, and replicas without any.
 NUM_MICRO_BATCHES = 3
-ONE_AND_THREE_REPLICAS = [subject for subject in subjects() if subject[1] in (1, 3)]
+ONE_AND_THREE_REPLICAS = [
+    subject for subject in same_training() if subject[1] in (1, 3)
+]
 
 
 @functools.lru_cache(maxsize=2)

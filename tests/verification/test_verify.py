@@ -59,7 +59,7 @@ def test_the_reference_takes_whole_batches_and_strategies_what_suits_them() -> N
         num_micro_batches=5,
         gradient_accumulation_steps=2,
     )
-    tower, pipeline = (arm.config.strategy for arm in subjects_of(config))
+    tower, _, pipeline = (arm.config.strategy for arm in subjects_of(config))
     assert (tower.stages, tower.num_micro_batches) == (None, None)
     assert (pipeline.stages, pipeline.num_micro_batches) == (("logits",), 5)
     assert tower.gradient_accumulation_steps == 2
