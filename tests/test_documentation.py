@@ -29,9 +29,6 @@ DOCUMENTS = (
     *("docs/design.md", "docs/from_tensorflow_1.md"),
 )
 
-# Rows of docs/from_tensorflow_1.md for which nothing has been run yet.
-TO_BE_SEEN = "<!-- output: to be seen after merging -->"
-
 # Flags of other programs: tensorboard, ruff, uv, srun; of TensorFlow 1 texts.
 FOREIGN_FLAGS = {"logdir", "host", "check", "upgrade", "ntasks", "distribution", "gpus"}
 FOREIGN_FLAGS |= {"job_name", "task_index", "num_gpus"}
@@ -43,8 +40,7 @@ MOST_PICTURE_BYTES = 200_000
 
 
 def text_of(document: str) -> str:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    return "".join(x for x in text.splitlines(True) if TO_BE_SEEN not in x)
+    return (ROOT / document).read_text(encoding="utf-8")
 
 
 def blocks(document: str, language: str) -> list[str]:

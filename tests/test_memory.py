@@ -49,6 +49,27 @@ def test_replicas_on_one_machine_share_its_memory(strategy: str, copies: int) ->
     assert estimate.activations == 3 * 9 * 4 * ACTIVATIONS
 
 
+def test_micro_batches_are_held_one_at_a_time() -> None:
+    assembly = assembled(
+        "mirrored", num_replicas=2, global_batch_size=24, gradient_accumulation_steps=4
+    )
+    assert estimate_memory(assembly)["CPU"].activations == 2 * 3 * 4 * ACTIVATIONS
+
+
+def test_stages_hold_what_is_under_way_in_them() -> None:
+    """The hidden layers hold two of three micro-batches, the logits one."""
+    assembly = assembled(
+        "model_parallel",
+        stages=("logits",),
+        num_micro_batches=3,
+        global_batch_size=24,
+        optimizer="sgd",
+    )
+    estimate = estimate_memory(assembly)["CPU"]
+    assert estimate.weights == estimate.gradients == 4 * PARAMETERS
+    assert estimate.activations == 8 * 4 * (2 * (64 + 16) + 5)
+
+
 def test_replicas_that_do_not_wait_compute_whole_batches() -> None:
     """As workers of parameter servers do, which a test has no cluster for."""
     assembly = assembled("mirrored", num_replicas=2, global_batch_size=24)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -64,14 +64,36 @@ def estimate_memory(assembly: Assembly) -> Mapping[str, MemoryEstimate]:
     for variable in assembly.optimizer.variables:
         for copy in copies_of(variable.value):
             found[_memory_of(copy.device)].optimizer += _bytes(copy.shape, copy.dtype)
-    rows = _rows_of_a_replica(assembly)
-    gradient_bytes = assembly.gradient_bytes()
-    activation_bytes = bytes_of_activations(assembly.model)
-    for device in assembly.strategy.devices:
-        estimate = found[_memory_of(device)]
-        estimate.gradients += gradient_bytes
-        estimate.activations += activation_bytes * rows
+    works = _of_replicas if assembly.pipeline is None else _of_stages
+    for device, gradients, activations in works(assembly):
+        found[_memory_of(device)].gradients += gradients
+        found[_memory_of(device)].activations += activations
     return dict(found)
+
+
+def _of_replicas(assembly: Assembly) -> Iterator[tuple[str, int, int]]:
+    """The device of each, and bytes of its gradients and activations."""
+    rows = _rows_at_once(assembly)
+    for device in assembly.strategy.devices:
+        activations = rows * bytes_of_activations(assembly.model)
+        yield device, assembly.gradient_bytes(), activations
+
+
+def _of_stages(assembly: Assembly) -> Iterator[tuple[str, int, int]]:
+    """The same. Stage s of S holds S - s micro-batches at most, the last one alone."""
+    pipeline = assembly.pipeline
+    assert pipeline is not None
+    count, stages = pipeline.num_micro_batches, pipeline.stages
+    rows = -(-_rows_at_once(assembly) // count)
+    for stage in stages:
+        variables = (v.value for v in stage.trainable_variables)
+        held = rows * min(len(stages) - stage.index, count)
+        activations = held * bytes_of_activations(stage.model)
+        yield (
+            stage.device,
+            sum(_bytes(v.shape, v.dtype) for v in variables),
+            activations,
+        )
 
 
 def bytes_of_activations(model: keras.Model) -> int:
@@ -132,12 +154,12 @@ def _unit_of(size: int) -> tuple[int, str]:
     return next((u for u in _UNITS if size >= 1 << u[0]), _UNITS[-1])
 
 
-def _rows_of_a_replica(assembly: Assembly) -> int:
-    """The largest share of a global batch; asynchronous replicas compute all of it."""
-    size = assembly.config.length.global_batch_size
-    if not assembly.config.strategy.is_synchronous:
-        return size
-    return -(-size // assembly.strategy.num_replicas)
+def _rows_at_once(assembly: Assembly) -> int:
+    """The largest micro-batch; asynchronous replicas compute whole global batches."""
+    strategy = assembly.config.strategy
+    shares = assembly.strategy.num_replicas if strategy.is_synchronous else 1
+    parts = shares * strategy.gradient_accumulation_steps
+    return -(-assembly.config.length.global_batch_size // parts)
 
 
 def _memory_of(device: str) -> str:
