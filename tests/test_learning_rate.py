@@ -10,8 +10,8 @@ import pytest
 
 from tests import processes
 from tests.event_files import read_events
-from trainers.config import OptimizerConfig
 from trainers.main import main
+from trainers.optimizer_config import OptimizerConfig
 from trainers.optimizers import LearningRate
 
 

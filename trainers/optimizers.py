@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from strategies.library_internals import count_atomically, stop_reducing_gradients
 from trainers.adagrad import Adagrad
-from trainers.config import OptimizerConfig
+from trainers.optimizer_config import OptimizerConfig
 
 
 def build_optimizer(

@@ -12,8 +12,9 @@ from errno import EISDIR, ENOTDIR
 from typing import Any
 
 from strategies.settings import UsageError, as_argument
-from trainers.config import Config, DataConfig, ModelConfig, OptimizerConfig
+from trainers.config import Config, ModelConfig
 from trainers.config_file import config_from_file
+from trainers.data_config import DataConfig
 from trainers.files import (
     FolderLock,
     new_folder,
@@ -22,6 +23,7 @@ from trainers.files import (
     write_atomically,
     write_json,
 )
+from trainers.optimizer_config import OptimizerConfig
 
 SCHEMA_VERSION = 1
 

@@ -27,7 +27,7 @@ from tests.inputs.made_cifar10 import (
     write_archive,
     write_folder,
 )
-from trainers.config import DataConfig
+from trainers.data_config import DataConfig
 from trainers.inputs.cifar10 import load
 from trainers.inputs.cifar10_files import read_images
 from trainers.inputs.data import Data, Source

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.processes import train
-from trainers.config import DataConfig
+from trainers.data_config import DataConfig
 from trainers.inputs.clicks import load
 from trainers.inputs.data import Source
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from trainers.config import DataConfig
+from trainers.data_config import DataConfig
 from trainers.inputs import digits
 from trainers.inputs.data import Data, hold_out
 

@@ -17,7 +17,7 @@ from strategies.settings import UsageError
 from tests import processes
 from tests.conformance.harness import small_config
 from tests.inputs.made_records import damage_data, number, write, write_folder
-from trainers.config import DataConfig
+from trainers.data_config import DataConfig
 from trainers.inputs import tfrecord
 from trainers.inputs.order import Order
 from trainers.inputs.record_stream import RecordStream

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.settings import UsageError
-from trainers.config import DataConfig
+from trainers.data_config import DataConfig
 from trainers.inputs.data import Data, Source
 from trainers.inputs.record_schema import Feature, RecordSchema, parse_schema
 from trainers.inputs.tfrecord import load

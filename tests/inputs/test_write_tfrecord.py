@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from trainers import write_tfrecord
-from trainers.config import DataConfig
+from trainers.data_config import DataConfig
 from trainers.inputs.record_files import read_records
 from trainers.inputs.record_schema import parse_schema
 from trainers.inputs.tfrecord import load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from trainers.config import DataConfig
+from trainers.data_config import DataConfig
 
 if TYPE_CHECKING:
     from trainers.inputs.data import Data

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from strategies.settings import UsageError
-from trainers.config import DataConfig
+from trainers.data_config import DataConfig
 from trainers.inputs.augmentation import CentralCrops, DistortedImages
 from trainers.inputs.cifar10_files import NUM_CLASSES, Images, read_images
 from trainers.inputs.data import ArraySource, Data, PreparedSource

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from trainers.config import DataConfig
+from trainers.data_config import DataConfig
 from trainers.inputs.data import ArraySource, Data
 
 # Of the sum of all columns' weights, its standard deviation where all categories are

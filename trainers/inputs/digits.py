@@ -11,7 +11,7 @@ import pathlib
 
 import numpy as np
 
-from trainers.config import DataConfig
+from trainers.data_config import DataConfig
 from trainers.inputs.data import Data, hold_out
 
 # What `sklearn.datasets.load_digits` reads. To import that takes 0.7 s of processor

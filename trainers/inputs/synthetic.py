@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainers.config import DataConfig
+from trainers.data_config import DataConfig
 from trainers.inputs.data import ArraySource, Data
 
 

@@ -18,7 +18,7 @@ from trainers.inputs.record_schema import RecordSchema, parse_schema
 from trainers.inputs.record_stream import open_stream
 
 if TYPE_CHECKING:
-    from trainers.config import DataConfig
+    from trainers.data_config import DataConfig
 
 
 def load(config: DataConfig) -> Data:
