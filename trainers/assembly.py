@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,26 +16,20 @@ from strategies.base import GlobalBatches, RunSteps, Strategy
 from strategies.cluster import Cluster
 from strategies.settings import UsageError
 from trainers import inputs
-from trainers.accumulation import Accumulation, check_accumulable
+from trainers.accumulation import Accumulation
 from trainers.compilable import check_layers, check_step
-from trainers.config import Config, ModelConfig
+from trainers.config import Config
 from trainers.evaluation import Evaluation
 from trainers.inputs.data import Data
 from trainers.inputs.order import Order, SourceBatches
 from trainers.inputs.record_stream import RecordStream
 from trainers.layer_state import LayerState
-from trainers.optimizers import (
-    LearningRate,
-    build_optimizer,
-    update_where_variables_are,
-)
-from trainers.pipeline.build import Pipeline, build_pipeline
+from trainers.learner import build_learner
+from trainers.optimizers import LearningRate
+from trainers.pipeline.build import Pipeline
 from trainers.pipeline.step import PipelineStep
-from trainers.replayable_dropout import ReplayableDropout
 from trainers.sparse import embeddings_of
-from trainers.step import EvalStep, Objective, TrainStep
-from trainers.switches import switch_off
-from trainers.update import ModelUpdate
+from trainers.step import TrainStep
 
 _DEFAULT_TRAIN_STEPS = 1000
 
@@ -158,61 +151,28 @@ def assemble_parts(
         drop_last_batch=config.drops_last_batch,
     )
     train_steps = _train_steps(config, order)
-    learning_rate = LearningRate(
-        config.optimizer, train_steps, config.length.global_batch_size
-    )
-    _set_precision(config.model.dtype)
-    keras.utils.set_random_seed(config.run.seed)
-    with strategy.scope():
-        model = _build_model(spec, config.model, data)
-        switch_off(model, config.model.switch_off or ())
-        pipeline = None
-        if config.strategy.traits.splits_model:
-            devices = strategy.devices
-            pipeline = build_pipeline(model, config, devices, data.train)
-        optimizer = build_optimizer(config.optimizer, learning_rate, model)
-        if pipeline is not None:
-            update_where_variables_are(optimizer)
-        step = _make_step_variable()
-    num_micro_batches = config.strategy.gradient_accumulation_steps
-    check_accumulable(model, num_micro_batches)
-    objective = Objective(
-        loss=spec.make_loss(config.optimizer.label_smoothing),
-        metrics=dict(spec.metrics),
-    )
-    layer_state = LayerState(model)
-    train_step = _make_train_step(
-        config, strategy, model, objective, layer_state, pipeline
-    )
-    update = ModelUpdate(
-        model,
-        optimizer,
-        step,
-        layer_state,
-        config.optimizer.clip_global_norm,
-        record_gradients=config.report.record_steps,
-        sparse_gradients=config.optimizer.sparse_gradients,
-    )
-    evaluation = Evaluation(
-        strategy,
-        EvalStep(pipeline.staged if pipeline else model, objective),
-        data.evaluation,
-        config.report.eval_global_batch_size,
-    )
+    learner = build_learner(config, strategy, data, spec, train_steps)
+    train_step = learner.train_step(config, strategy.num_replicas)
+    accumulated = Accumulation(train_step, config.strategy.gradient_accumulation_steps)
     assembly = Assembly(
         config=config,
         strategy=strategy,
         data=data,
         order=order,
         train_steps=train_steps,
-        model=model,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        layer_state=layer_state,
-        step=step,
-        run_steps=strategy.compile(Accumulation(train_step, num_micro_batches), update),
-        evaluation=evaluation,
-        pipeline=pipeline,
+        model=learner.model,
+        optimizer=learner.optimizer,
+        learning_rate=learner.learning_rate,
+        layer_state=learner.layer_state,
+        step=learner.step,
+        run_steps=strategy.compile(accumulated, learner.update(config)),
+        evaluation=Evaluation(
+            strategy,
+            learner.eval_step(),
+            data.evaluation,
+            config.report.eval_global_batch_size,
+        ),
+        pipeline=learner.pipeline,
     )
     if config.model.jit_compile:
         _check_compilable(assembly, train_step)
@@ -227,54 +187,8 @@ def _check_compilable(assembly: Assembly, step: TrainStep | PipelineStep) -> Non
         check_step(step, next(iter(shares)), assembly.config)
 
 
-def _make_train_step(
-    config: Config,
-    strategy: Strategy,
-    model: keras.Model,
-    objective: Objective,
-    layer_state: LayerState,
-    pipeline: Pipeline | None,
-) -> TrainStep | PipelineStep:
-    settings: dict[str, Any] = {
-        "seed": config.run.seed,
-        "dropout": _replayable_dropout(model, config),
-        "sparse_gradients": config.optimizer.sparse_gradients,
-        "jit_compile": config.model.jit_compile,
-    }
-    if pipeline is not None:
-        return PipelineStep(model, pipeline, objective, layer_state, **settings)
-    sums_gradients = config.strategy.combine == "sum"
-    return TrainStep(
-        model,
-        objective,
-        layer_state,
-        **settings,
-        gradient_scale=strategy.num_replicas if sums_gradients else 1,
-        differentiate=config.strategy.averaged != "losses",
-    )
-
-
-def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
-    if not config.model.replayable_dropout:
-        return None
-    if "dropout" in (config.model.switch_off or ()):
-        return None
-    return ReplayableDropout(model, config.run.seed)
-
-
 def _bytes_of(variables: Sequence[keras.Variable]) -> int:
     return sum(v.value.dtype.size * v.value.shape.num_elements() for v in variables)
-
-
-def _make_step_variable() -> tf.Variable:
-    """Counts applied updates; under mirrored variables one replica does it for all."""
-    return tf.Variable(
-        0,
-        dtype=tf.int64,
-        trainable=False,
-        name="applied_updates",
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
 
 
 def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
@@ -317,15 +231,3 @@ def _train_steps(config: Config, order: Order) -> int:
     if config.length.epochs is not None:
         return config.length.epochs * order.steps_per_epoch
     return config.length.train_steps or _DEFAULT_TRAIN_STEPS
-
-
-def _set_precision(dtype: str) -> None:
-    keras.config.set_floatx("float64" if dtype == "float64" else "float32")
-    keras.config.set_dtype_policy(dtype)
-
-
-def _build_model(spec: ModelSpec, config: ModelConfig, data: Data) -> keras.Model:
-    try:
-        return spec.build(data, config)
-    except ValueError as error:
-        raise UsageError(" ".join(str(error).split())) from error

@@ -66,19 +66,19 @@ CASES = {
     ),
     "clip before the sum": Case(
         fault=Fault(
-            file="trainers/assembly.py",
-            right="return TrainStep(",
-            wrong="""clip = config.optimizer.clip_global_norm
+            file="trainers/learner.py",
+            right="        return TrainStep(",
+            wrong="""        clip = config.optimizer.clip_global_norm
 
-    class Clipped(TrainStep):
-        def __call__(self, batch):
-            shares = super().__call__(batch)
-            if clip is None:
-                return shares
-            gradients, _ = tf.clip_by_global_norm(shares.gradients, clip)
-            return shares._replace(gradients=gradients)
+        class Clipped(TrainStep):
+            def __call__(self, batch):
+                shares = super().__call__(batch)
+                if clip is None:
+                    return shares
+                gradients, _ = tf.clip_by_global_norm(shares.gradients, clip)
+                return shares._replace(gradients=gradients)
 
-    return Clipped(""",
+        return Clipped(""",
         ),
         # Less than the norm of half a batch's gradient, about 0.7.
         flags=("--clip_global_norm=0.1",),

@@ -1,0 +1,157 @@
+"""What learns: a model, the variables that an update changes, and how both are used."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.base import ModelSpec
+from strategies.base import Strategy
+from strategies.settings import UsageError
+from trainers.accumulation import check_accumulable
+from trainers.config import Config, ModelConfig
+from trainers.inputs.data import Data
+from trainers.layer_state import LayerState
+from trainers.optimizers import (
+    LearningRate,
+    build_optimizer,
+    update_where_variables_are,
+)
+from trainers.pipeline.build import Pipeline, build_pipeline
+from trainers.pipeline.step import PipelineStep
+from trainers.replayable_dropout import ReplayableDropout
+from trainers.step import EvalStep, Objective, TrainStep
+from trainers.switches import switch_off
+from trainers.update import ModelUpdate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learner:
+    """A model in a strategy's scope.
+
+    Attributes:
+      model: with new weights.
+      pipeline: the model in stages; None where it is whole.
+      objective: what is minimized, and reported besides.
+      optimizer: with new variables.
+      learning_rate: from the number of applied updates.
+      layer_state: what besides weights training changes.
+      step: int64 scalar, the number of applied updates.
+    """
+
+    model: keras.Model
+    pipeline: Pipeline | None
+    objective: Objective
+    optimizer: keras.optimizers.Optimizer
+    learning_rate: LearningRate
+    layer_state: LayerState
+    step: tf.Variable
+
+    def train_step(self, config: Config, num_replicas: int) -> TrainStep | PipelineStep:
+        """What one replica computes of a step."""
+        settings: dict[str, Any] = {
+            "seed": config.run.seed,
+            "dropout": _replayable_dropout(self.model, config),
+            "sparse_gradients": config.optimizer.sparse_gradients,
+            "jit_compile": config.model.jit_compile,
+        }
+        parts = (self.objective, self.layer_state)
+        if self.pipeline is not None:
+            return PipelineStep(self.model, self.pipeline, *parts, **settings)
+        sums_gradients = config.strategy.combine == "sum"
+        return TrainStep(
+            self.model,
+            *parts,
+            **settings,
+            gradient_scale=num_replicas if sums_gradients else 1,
+            differentiate=config.strategy.averaged != "losses",
+        )
+
+    def update(self, config: Config) -> ModelUpdate:
+        """What becomes of the sum of all replicas' shares."""
+        return ModelUpdate(
+            self.model,
+            self.optimizer,
+            self.step,
+            self.layer_state,
+            config.optimizer.clip_global_norm,
+            record_gradients=config.report.record_steps,
+            sparse_gradients=config.optimizer.sparse_gradients,
+        )
+
+    def eval_step(self) -> EvalStep:
+        """What one replica computes of an evaluation."""
+        model = self.pipeline.staged if self.pipeline else self.model
+        return EvalStep(model, self.objective)
+
+
+def build_learner(
+    config: Config, strategy: Strategy, data: Data, spec: ModelSpec, train_steps: int
+) -> Learner:
+    """Makes model and variables where the strategy wants them.
+
+    Raises:
+      UsageError: the model does not fit the settings, the data or the strategy.
+    """
+    learning_rate = LearningRate(
+        config.optimizer, train_steps, config.length.global_batch_size
+    )
+    _set_precision(config.model.dtype)
+    keras.utils.set_random_seed(config.run.seed)
+    pipeline = None
+    with strategy.scope():
+        model = _build_model(spec, config.model, data)
+        switch_off(model, config.model.switch_off or ())
+        if config.strategy.traits.splits_model:
+            pipeline = build_pipeline(model, config, strategy.devices, data.train)
+        optimizer = build_optimizer(config.optimizer, learning_rate, model)
+        if pipeline is not None:
+            update_where_variables_are(optimizer)
+        step = _make_step_variable()
+    check_accumulable(model, config.strategy.gradient_accumulation_steps)
+    return Learner(
+        model=model,
+        pipeline=pipeline,
+        objective=Objective(
+            loss=spec.make_loss(config.optimizer.label_smoothing),
+            metrics=dict(spec.metrics),
+        ),
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        layer_state=LayerState(model),
+        step=step,
+    )
+
+
+def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
+    if not config.model.replayable_dropout:
+        return None
+    if "dropout" in (config.model.switch_off or ()):
+        return None
+    return ReplayableDropout(model, config.run.seed)
+
+
+def _make_step_variable() -> tf.Variable:
+    """Counts applied updates; under mirrored variables one replica does it for all."""
+    return tf.Variable(
+        0,
+        dtype=tf.int64,
+        trainable=False,
+        name="applied_updates",
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+
+
+def _set_precision(dtype: str) -> None:
+    keras.config.set_floatx("float64" if dtype == "float64" else "float32")
+    keras.config.set_dtype_policy(dtype)
+
+
+def _build_model(spec: ModelSpec, config: ModelConfig, data: Data) -> keras.Model:
+    try:
+        return spec.build(data, config)
+    except ValueError as error:
+        raise UsageError(" ".join(str(error).split())) from error
