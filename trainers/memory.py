@@ -22,6 +22,7 @@ from strategies.gpu_memory import load_driver, total_memory_mib
 from strategies.library_internals import flat_layers
 from trainers.assembly import Assembly
 from trainers.description import copies_of
+from trainers.pipeline.build import Pipeline
 
 _UNITS = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"))
 
@@ -64,8 +65,11 @@ def estimate_memory(assembly: Assembly) -> Mapping[str, MemoryEstimate]:
     for variable in assembly.optimizer.variables:
         for copy in copies_of(variable.value):
             found[_memory_of(copy.device)].optimizer += _bytes(copy.shape, copy.dtype)
-    works = _of_replicas if assembly.pipeline is None else _of_stages
-    for device, gradients, activations in works(assembly):
+    if assembly.pipeline is None:
+        works = _of_replicas(assembly)
+    else:
+        works = _of_stages(assembly.pipeline, _rows_at_once(assembly))
+    for device, gradients, activations in works:
         found[_memory_of(device)].gradients += gradients
         found[_memory_of(device)].activations += activations
     return dict(found)
@@ -79,12 +83,10 @@ def _of_replicas(assembly: Assembly) -> Iterator[tuple[str, int, int]]:
         yield device, assembly.gradient_bytes(), activations
 
 
-def _of_stages(assembly: Assembly) -> Iterator[tuple[str, int, int]]:
+def _of_stages(pipeline: Pipeline, num_rows: int) -> Iterator[tuple[str, int, int]]:
     """The same. Stage s of S holds S - s micro-batches at most, the last one alone."""
-    pipeline = assembly.pipeline
-    assert pipeline is not None
     count, stages = pipeline.num_micro_batches, pipeline.stages
-    rows = -(-_rows_at_once(assembly) // count)
+    rows = -(-num_rows // count)
     for stage in stages:
         variables = (v.value for v in stage.trainable_variables)
         held = rows * min(len(stages) - stage.index, count)
