@@ -287,7 +287,7 @@ class StrategyConfig:
 
     def _check_average(self) -> None:
         accepted = self.traits.averages
-        given = f" --average={self.average}" if self.average else ""
+        words = self._in_words(with_average=True)
         if self.average is not None and self.average not in accepted:
             raise UsageError(
                 f"--average={self.average} does not fit {self._in_words()}, which "
@@ -298,15 +298,14 @@ class StrategyConfig:
             value = getattr(self, name)
             if value and self.averaged != "parameters":
                 raise UsageError(
-                    f"--{name}={shown(value)} is not used by {self._in_words()}"
-                    f"{given}, which does not average parameters: leave it out, or "
-                    "choose "
+                    f"--{name}={shown(value)} is not used by {words}, which does not "
+                    "average parameters: leave it out, or choose "
                     f"{_strategies_that_average('parameters')}."
                 )
         if self.averaged == "parameters" and self.all_reduce_dtype != "as_is":
             raise UsageError(
                 f"--all_reduce_dtype={self.all_reduce_dtype} does not fit "
-                f"{self._in_words()}{given}, which sends no gradients: leave it out."
+                f"{words}, which sends no gradients: leave it out."
             )
 
     def _check_combine(self) -> None:
@@ -314,18 +313,20 @@ class StrategyConfig:
             return
         adds_up = self.averaged in ("gradients", "losses")
         if not adds_up or self.backup_workers:
-            given = f" --average={self.average}" if self.average else ""
+            words = self._in_words(with_average=True)
             raise UsageError(
-                f"--combine={self.combine} does not fit {self._in_words()}{given}: it is "
-                "for updates of the gradients of several replicas, and all of them; "
-                f"leave it out, or choose {_strategies_that_average('gradients')}."
+                f"--combine={self.combine} does not fit {words}: it is for updates of "
+                "the gradients of several replicas, and all of them; leave it out, or "
+                f"choose {_strategies_that_average('gradients')}."
             )
 
-    def _in_words(self) -> str:
+    def _in_words(self, with_average: bool = False) -> str:
         """The strategy and how it updates, as flags."""
         words = f"--strategy={self.strategy}"
         if not self.is_synchronous:
             words += " --update=async"
+        if with_average and self.average is not None:
+            words += f" --average={self.average}"
         if self.backup_workers:
             words += f" --backup_workers={self.backup_workers}"
         return words
