@@ -35,7 +35,7 @@ from strategies.local_updates import (
     sum_what_is_reported,
 )
 from strategies.rendezvous import meet
-from strategies.replicated import compile_replicated, sum_as_one_buffer
+from strategies.replicated import compile_replicated, sum_as_one_buffer, sum_by_type
 from strategies.resolver import resolver_of
 from strategies.traits import Traits
 from strategies.worker_copies import WorkerCopies
@@ -172,8 +172,7 @@ class MultiWorkerMirrored(Strategy):
             context = tf.distribute.get_replica_context()
             is_first = holds & tf.equal(context.replica_id_in_sync_group, 0)
             mine = [tf.where(is_first, v, tf.zeros_like(v)) for v in variables]
-            shares = Shares(gradients=[], state=mine, sums={})
-            return sum_as_one_buffer(context, shares, None, self._patient).state
+            return sum_by_type(context, mine, self._patient)
 
         return self._strategy.run(on_each_replica)
 

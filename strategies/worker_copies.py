@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies.base import Shares, Update
-from strategies.replicated import sum_as_one_buffer
+from strategies.base import Update
+from strategies.replicated import sum_by_type
 from strategies.shares import mean_of_copies
 
 
@@ -82,14 +82,14 @@ class WorkerCopies:
     def average(self, variables: Sequence[tf.Variable]) -> None:
         """Gives every replica the mean of some of the variables, while steps run.
 
-        They are sent in one collective, in the type of the first.
+        With three replicas or more the mean of equal values may differ from them in
+        the last bit.
         """
 
         def on_each_replica() -> Sequence[tf.Tensor]:
             context = tf.distribute.get_replica_context()
             parts = [variable / self._num_replicas for variable in variables]
-            shares = Shares(gradients=parts, state=[], sums={})
-            return sum_as_one_buffer(context, shares, None).gradients
+            return sum_by_type(context, parts)
 
         means = self._strategy.run(on_each_replica)
         for variable, mean in zip(variables, means, strict=True):
@@ -114,8 +114,7 @@ class WorkerCopies:
     def _gathered(self) -> Sequence[tf.Tensor]:
         """Of each variable what all replicas have, [replicas, ...], on each of them.
 
-        A replica adds its values in their place and zeros elsewhere. They are sent
-        with double precision, so that none is rounded.
+        A replica adds its values in their place and zeros elsewhere.
         """
 
         def on_each_replica() -> Sequence[tf.Tensor]:
@@ -131,8 +130,7 @@ class WorkerCopies:
                 )
                 for variable in self._variables
             ]
-            shares = Shares(gradients=[], state=rows, sums={})
-            return sum_as_one_buffer(context, shares, None).state
+            return sum_by_type(context, rows)
 
         return self._strategy.run(on_each_replica)
 
