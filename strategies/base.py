@@ -313,6 +313,14 @@ class Strategy(abc.ABC):
     def synchronize(self) -> None:
         """Waits until every scheduled step is applied."""
 
+    def settle(self) -> None:
+        """Makes the variables of every process the model that is to be looked at.
+
+        Where processes train copies of their own, that is the mean, and the next call
+        of `RunSteps` gives each its own back. All have to call it after the same step,
+        before they evaluate, save or read the model.
+        """
+
     def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
         """Gives every process the chief's values of variables it has copies of.
 

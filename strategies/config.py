@@ -92,13 +92,13 @@ class StrategyConfig:
         None,
         "What is averaged over replicas: their gradients; their losses, of whose mean "
         "one gradient is taken (tower); or, every --sync_every_steps, their weights "
-        "(parameter_averaging). Default: the strategy's own.",
+        "(parameter_averaging, multi_worker_mirrored). Default: the strategy's own.",
         choices=("gradients", "losses", "parameters"),
     )
     sync_every_steps: int | None = setting(
         None,
-        "Steps that each replica of parameter_averaging takes by itself before "
-        f"weights are averaged. Default: {DEFAULT_SYNC_EVERY_STEPS}.",
+        "Steps that each replica takes by itself before parameters are averaged. "
+        f"Default: {DEFAULT_SYNC_EVERY_STEPS}.",
         minimum=1,
     )
     average_optimizer_state: bool = setting(
@@ -188,10 +188,12 @@ class StrategyConfig:
         matches = declared.matches_one_device
         if declared.updates:
             matches = self.is_synchronous and not self.backup_workers
+        if self.combine != "mean" or self.average == "parameters":
+            matches = False
         return dataclasses.replace(
             declared,
             synchronous=self.is_synchronous,
-            matches_one_device=matches and self.combine == "mean",
+            matches_one_device=matches,
             averages=declared.averages if self.is_synchronous else (),
         )
 
@@ -285,6 +287,7 @@ class StrategyConfig:
 
     def _check_average(self) -> None:
         accepted = self.traits.averages
+        words = self._in_words(with_average=True)
         if self.average is not None and self.average not in accepted:
             raise UsageError(
                 f"--average={self.average} does not fit {self._in_words()}, which "
@@ -293,40 +296,49 @@ class StrategyConfig:
             )
         for name in ("sync_every_steps", "average_optimizer_state"):
             value = getattr(self, name)
-            if value and "parameters" not in accepted:
+            if value and self.averaged != "parameters":
                 raise UsageError(
-                    f"--{name}={shown(value)} is not used by {self._in_words()}, "
-                    "which does not average parameters: leave it out, or choose "
+                    f"--{name}={shown(value)} is not used by {words}, which does not "
+                    "average parameters: leave it out, or choose "
                     f"{_strategies_that_average('parameters')}."
                 )
+        if self.averaged == "parameters" and self.all_reduce_dtype != "as_is":
+            raise UsageError(
+                f"--all_reduce_dtype={self.all_reduce_dtype} does not fit "
+                f"{words}, which sends no gradients: leave it out."
+            )
 
     def _check_combine(self) -> None:
         if self.combine == "mean":
             return
         adds_up = self.averaged in ("gradients", "losses")
         if not adds_up or self.backup_workers:
+            words = self._in_words(with_average=True)
             raise UsageError(
-                f"--combine={self.combine} does not fit {self._in_words()}: it is for "
-                "updates of the gradients of several replicas, and all of them; leave "
-                f"it out, or choose {_strategies_that_average('gradients')}."
+                f"--combine={self.combine} does not fit {words}: it is for updates of "
+                "the gradients of several replicas, and all of them; leave it out, or "
+                f"choose {_strategies_that_average('gradients')}."
             )
 
-    def _in_words(self) -> str:
+    def _in_words(self, with_average: bool = False) -> str:
         """The strategy and how it updates, as flags."""
         words = f"--strategy={self.strategy}"
         if not self.is_synchronous:
             words += " --update=async"
+        if with_average and self.average is not None:
+            words += f" --average={self.average}"
         if self.backup_workers:
             words += f" --backup_workers={self.backup_workers}"
         return words
 
 
 def _strategies_that_average(what: str) -> str:
-    """By their flags: those that do so unless they are told otherwise."""
+    """By their flags, with what is not their default."""
     found = []
     for name in discovery.names():
         traits = discovery.traits(name)
         if what in traits.averages and traits.synchronous:
             update = " --update=sync" * bool(traits.updates)
-            found.append(f"--strategy={name}{update}")
+            average = f" --average={what}" * (what != traits.averages[0])
+            found.append(f"--strategy={name}{update}{average}")
     return " or ".join(found)

@@ -1,7 +1,12 @@
-"""A copy of the weights in every process, kept equal by summing gradients."""
+"""A copy of the weights in every process, kept equal by summing gradients.
+
+With `--average=parameters` they drift apart and are averaged now and then, as
+`strategies.parameter_averaging` does it on the devices of one process.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,6 +18,7 @@ from strategies.base import (
     Communication,
     GlobalBatches,
     ReplicaStep,
+    RunSteps,
     Shares,
     Strategy,
     Update,
@@ -20,11 +26,19 @@ from strategies.base import (
 from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
 from strategies.devices import require_gpus
-from strategies.inner_loop import InnerLoop
+from strategies.local_updates import (
+    StepsOnCopies,
+    alone,
+    average_if_due,
+    averaged_variables,
+    bytes_of,
+    sum_what_is_reported,
+)
 from strategies.rendezvous import meet
-from strategies.replicated import compile_replicated, sum_as_one_buffer
+from strategies.replicated import compile_replicated, sum_as_one_buffer, sum_by_type
 from strategies.resolver import resolver_of
 from strategies.traits import Traits
+from strategies.worker_copies import WorkerCopies
 
 
 class MultiWorkerMirrored(Strategy):
@@ -36,6 +50,7 @@ class MultiWorkerMirrored(Strategy):
         multi_process=True,
         matches_one_device=True,
         takes_streams=True,
+        averages=("gradients", "parameters"),
         roles=("worker",),
         optional_roles=("chief", "evaluator"),
         summary="A copy of the weights per process, gradients summed over the network.",
@@ -44,7 +59,9 @@ class MultiWorkerMirrored(Strategy):
     def __init__(self, config: StrategyConfig, cluster: Cluster):
         self._worker = cluster.rank
         self._num_workers = len(cluster.computing)
-        self._all_reduce_dtype = config.all_reduce_dtype
+        self._config = config
+        self._copies: WorkerCopies | None = None
+        self._averaged_bytes = 0
         implementation = _IMPLEMENTATIONS[config.collective_implementation]
         communication, self._patient = (
             tf.distribute.experimental.CommunicationOptions(
@@ -93,25 +110,51 @@ class MultiWorkerMirrored(Strategy):
         ]
         return iter(tf.data.Dataset.zip(tuple(shares)))
 
-    def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
-        def own_share(
-            shares: tuple[Batch, ...], context: tf.distribute.ReplicaContext
-        ) -> Batch:
-            if self._num_local == 1:
-                return shares[0]
-            local = context.replica_id_in_sync_group % self._num_local
-            return tf.switch_case(
-                local, [lambda share=share: share for share in shares]
-            )
-
-        def summed(context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
-            return sum_as_one_buffer(
-                context, shares, WIRE_TYPES[self._all_reduce_dtype]
-            )
-
+    def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
+        if update is not None and self._config.averaged == "parameters":
+            return self._compile_alone(replica_step, update)
         return compile_replicated(
-            self._strategy, own_share, summed, replica_step, update
+            self._strategy, self._own_share, self._summed, replica_step, update
         )
+
+    def _compile_alone(self, replica_step: ReplicaStep, update: Update) -> RunSteps:
+        """Steps after which every replica applies its own gradient."""
+        self._copies = WorkerCopies(self._strategy, self._worker, update)
+        averaged = averaged_variables(update, self._config)
+        self._averaged_bytes = bytes_of(averaged)
+        loop = compile_replicated(
+            self._strategy,
+            self._own_share,
+            lambda context, shares: sum_what_is_reported(
+                shares, functools.partial(self._summed, context)
+            ),
+            alone(replica_step, self.num_replicas),
+            update,
+            after_update=average_if_due(
+                functools.partial(self._copies.average, averaged), self._config
+            ),
+        )
+        # What was done stays in the variables until `settle`.
+        return StepsOnCopies(loop, self._copies.take_up, leave=lambda: None)
+
+    def _own_share(
+        self, shares: tuple[Batch, ...], context: tf.distribute.ReplicaContext
+    ) -> Batch:
+        if self._num_local == 1:
+            return shares[0]
+        local = context.replica_id_in_sync_group % self._num_local
+        return tf.switch_case(local, [lambda share=share: share for share in shares])
+
+    def _summed(self, context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
+        wire_type = WIRE_TYPES[self._config.all_reduce_dtype]
+        return sum_as_one_buffer(context, shares, wire_type)
+
+    def replica_state(self) -> Sequence[tf.Variable]:
+        return [] if self._copies is None else self._copies.variables()
+
+    def settle(self) -> None:
+        if self._copies is not None:
+            self._copies.settle()
 
     def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
         """Sums what only the chief contributes, so that no file need be shared."""
@@ -129,8 +172,7 @@ class MultiWorkerMirrored(Strategy):
             context = tf.distribute.get_replica_context()
             is_first = holds & tf.equal(context.replica_id_in_sync_group, 0)
             mine = [tf.where(is_first, v, tf.zeros_like(v)) for v in variables]
-            shares = Shares(gradients=[], state=mine, sums={})
-            return sum_as_one_buffer(context, shares, None, self._patient).state
+            return sum_by_type(context, mine, self._patient)
 
         return self._strategy.run(on_each_replica)
 
@@ -140,11 +182,17 @@ class MultiWorkerMirrored(Strategy):
         # A ring sends each of N pieces N-1 times to add and N-1 times to share:
         # Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
         factor = 2 * (self.num_replicas - 1) / self.num_replicas
-        wire_type = WIRE_TYPES[self._all_reduce_dtype]
+        if self._copies is not None:
+            every = self._config.steps_between_averages
+            return Communication(
+                algorithm=f"ring all-reduce of weights, every {every} step(s)",
+                bytes_per_step_per_replica=round(factor * self._averaged_bytes / every),
+            )
+        wire_type = WIRE_TYPES[self._config.all_reduce_dtype]
         if wire_type is not None:
             factor *= wire_type.size / 4
         return Communication(
-            algorithm=f"ring all-reduce, {self._all_reduce_dtype}",
+            algorithm=f"ring all-reduce, {self._config.all_reduce_dtype}",
             bytes_per_step_per_replica=round(factor * gradient_bytes),
         )
 

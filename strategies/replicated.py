@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -106,6 +106,28 @@ def sum_as_one_buffer(
         for index, value in zip(indices, summed, strict=True):
             flat[index] = value
     return tf.nest.pack_sequence_as(shares, flat)
+
+
+def sum_by_type(
+    context: tf.distribute.ReplicaContext,
+    values: Sequence[tf.Tensor],
+    options: tf.distribute.experimental.CommunicationOptions | None = None,
+) -> list[tf.Tensor]:
+    """Adds up every replica's tensors in one collective for each type, unrounded.
+
+    Args:
+      context: of the calling replica.
+      values: dense, of any types.
+      options: other than the strategy's own.
+    """
+    summed = list(values)
+    for dtype in dict.fromkeys(value.dtype for value in values):
+        indices = [index for index, v in enumerate(values) if v.dtype == dtype]
+        own = [values[index] for index in indices]
+        totals = _sum_buffer(context, own, dtype, options)
+        for index, total in zip(indices, totals, strict=True):
+            summed[index] = total
+    return summed
 
 
 def _sum_buffer(

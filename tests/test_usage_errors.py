@@ -246,6 +246,38 @@ BEFORE_TENSORFLOW = [
         "--strategy=parameter_averaging",
     ),
     row(
+        "--average=losses --strategy=multi_worker_mirrored",
+        "--average=losses",
+        "gradients or parameters",
+    ),
+    row(
+        "--sync_every_steps=5 --strategy=multi_worker_mirrored",
+        "--sync_every_steps=5",
+        "--strategy=multi_worker_mirrored --average=parameters",
+    ),
+    row(
+        "--average_optimizer_state --strategy=multi_worker_mirrored "
+        "--average=gradients",
+        "--average_optimizer_state=true",
+        "--average=gradients",
+    ),
+    row(
+        "--average=parameters --strategy=multi_worker_mirrored --num_replicas=2",
+        "--num_replicas=2",
+        "--num_workers",
+    ),
+    row(
+        "--average=parameters --strategy=multi_worker_mirrored --combine=sum",
+        "--combine=sum",
+        "--average=parameters",
+    ),
+    row(
+        "--average=parameters --strategy=multi_worker_mirrored "
+        "--all_reduce_dtype=bfloat16",
+        "--all_reduce_dtype=bfloat16",
+        "--average=parameters",
+    ),
+    row(
         "--sync_every_steps=0 --strategy=parameter_averaging",
         "--sync_every_steps=0",
         "1 or more",

@@ -46,8 +46,10 @@ def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:
             )
     except DivergedError:
         exit_code = ExitCode.DIVERGED
+        strategy.settle()
     except StopRequested as stop:
         exit_code = stop.exit_code
+        strategy.settle()
     strategy.share_from_chief([])
     console.say(f"{cluster.task} ends at step {int(assembly.step.numpy())}")
     return exit_code
@@ -70,5 +72,6 @@ def _hooks(assembly: Assembly) -> list[Every]:
         save_checkpoint=lambda report: require_finite_weights(
             assembly.model, report.step
         ),
+        settle=assembly.strategy.settle,
         meet=lambda: assembly.strategy.share_from_chief([]),
     )

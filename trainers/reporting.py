@@ -69,6 +69,7 @@ class Reporting:
                 write_histograms=self._write_histograms,
                 evaluate=self._evaluate,
                 save_checkpoint=lambda _: self.save_checkpoint(),
+                settle=self._assembly.strategy.settle,
                 meet=lambda: self._assembly.strategy.share_from_chief([]),
             ),
         ]

@@ -186,6 +186,7 @@ class _Run:
         except DivergedError as error:
             status, exit_code = "diverged", ExitCode.DIVERGED
             self.console.fail(str(error))
+            self.assembly.strategy.settle()
         finally:
             self.console.stop_progress()
             self.reporting.close()
@@ -212,6 +213,7 @@ class _Run:
         try:
             self._advance(first_step)
         except StopRequested as stop:
+            self.assembly.strategy.settle()
             self.reporting.save_checkpoint()
             return "preempted", stop.exit_code
         return "completed", ExitCode.DONE

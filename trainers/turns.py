@@ -21,6 +21,7 @@ def turns(
     write_histograms: Hook,
     evaluate: Hook,
     save_checkpoint: Hook,
+    settle: Callable[[], None],
     meet: Callable[[], None],
 ) -> list[Every]:
     """The scheduled hooks in the order they run, the checkpoint last.
@@ -35,12 +36,15 @@ def turns(
       write_histograms: told of a step that was observed closely.
       evaluate: takes part in an evaluation.
       save_checkpoint: saves one, or does nothing in processes that do not.
+      settle: makes the variables of all processes what is to be looked at. It begins
+        the turns that look at them.
       meet: returns when all processes have called it. It ends the turns that may
         keep the chief for longer than a peer may be silent within a step.
     """
 
-    def then_meet(hook: Hook) -> Hook:
+    def together(hook: Hook) -> Hook:
         def run(report: StepReport) -> None:
+            settle()
             hook(report)
             meet()
 
@@ -48,15 +52,15 @@ def turns(
 
     histograms = report.histogram_every_steps
     return [
-        *([Every(1, then_meet(record), Observe.NORMS)] if report.record_steps else []),
+        *([Every(1, together(record), Observe.NORMS)] if report.record_steps else []),
         Every(report.summary_every_steps, write_metrics, Observe.NORMS),
         *(
-            [Every(histograms, then_meet(write_histograms), Observe.CLOSELY)]
+            [Every(histograms, together(write_histograms), Observe.CLOSELY)]
             if histograms
             else []
         ),
-        Every(report.eval_every_steps, then_meet(evaluate)),
-        Every(report.checkpoint_every_steps, then_meet(save_checkpoint)),
+        Every(report.eval_every_steps, together(evaluate)),
+        Every(report.checkpoint_every_steps, together(save_checkpoint)),
     ]
 
 
