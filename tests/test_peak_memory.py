@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
+import sys
 
-from tests.processes import train
+from tests.processes import ROOT, train
 
 # 1024 images of 64x64x3. The activations of a convnet are ten times the rest.
 LARGE_BATCH = (
@@ -17,6 +19,18 @@ LARGE_BATCH = (
     "--histogram_every_steps=none",
     "--train_steps=1",
 )
+
+
+def test_the_peak_is_not_that_of_the_process_that_started_this_one() -> None:
+    starts = """
+import subprocess, sys
+held = b"x" * (1 << 31)
+print(subprocess.run([sys.executable, "-c", sys.argv[1]], check=True))
+"""
+    tells = (
+        "from trainers.results import peak_memory_mib; assert peak_memory_mib() < 2000"
+    )
+    subprocess.run([sys.executable, "-c", starts, tells], cwd=ROOT, check=True)
 
 
 def test_micro_batches_need_less_memory(tmp_path: pathlib.Path) -> None:

@@ -84,7 +84,9 @@ def test_dense_weights_decay_as_in_the_tutorial() -> None:
     model = make_model()
     decayed = [model.get_layer(name).kernel for name in ("local3", "local4")]
     expected = sum(0.004 * float(tf.nn.l2_loss(k.value)) for k in decayed)
-    penalties = [float(penalty) for penalty in weight_penalties(model)]
+    penalties = [
+        float(penalty) for penalty in weight_penalties(model.trainable_variables)
+    ]
     assert len(penalties) == 2
     assert sum(penalties) == pytest.approx(expected, rel=1e-6)
 
