@@ -17,7 +17,8 @@ install = $(python) -m pip install --quiet --no-input --no-user \
 # again in new ones, or wait for ever.
 # In the order of the files' names: with the most tests first, as is the default, the
 # few long ones come last and one process waits for the other.
-in_parallel := --numprocesses=2 --dist=loadfile --no-loadscope-reorder \
+# Three on two cores: tests of clusters wait a fifth of their time for timeouts.
+in_parallel := --numprocesses=3 --dist=loadfile --no-loadscope-reorder \
 	--max-worker-restart=0
 
 .PHONY: help

@@ -24,7 +24,8 @@ from tests.conformance.test_sparse_gradients import clicks_config
 AVERAGING_LOSSES = [
     (name, replicas)
     for name, replicas in subjects()
-    if "losses" in discovery.traits(name).averages
+    # With one replica there is nothing to average; with three, some have no rows.
+    if replicas in (1, 3) and "losses" in discovery.traits(name).averages
 ]
 
 
