@@ -20,8 +20,11 @@ from tests.conformance.harness import (
     subjects,
 )
 
+# What is tested here does not depend on how many there are, once there are several.
+ALONE_AND_UNEVEN = [subject for subject in subjects() if subject[1] in (1, 3)]
 
-@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+
+@pytest.mark.parametrize(("strategy", "replicas"), ALONE_AND_UNEVEN)
 def test_n_steps_are_n_applied_updates_from_one_trace(
     strategy: str, replicas: int
 ) -> None:
@@ -44,7 +47,7 @@ def test_n_steps_are_n_applied_updates_from_one_trace(
     assert assembly.evaluation.num_traces() == 1
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+@pytest.mark.parametrize(("strategy", "replicas"), ALONE_AND_UNEVEN)
 def test_how_steps_are_divided_into_calls_does_not_matter(
     strategy: str, replicas: int
 ) -> None:
@@ -57,7 +60,7 @@ def test_how_steps_are_divided_into_calls_does_not_matter(
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+@pytest.mark.parametrize(("strategy", "replicas"), ALONE_AND_UNEVEN)
 def test_a_loss_that_is_not_finite_leaves_the_weights_alone(
     strategy: str, replicas: int
 ) -> None:
@@ -89,7 +92,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(
         np.testing.assert_array_equal(got.numpy(), want)
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+@pytest.mark.parametrize(("strategy", "replicas"), ALONE_AND_UNEVEN)
 def test_evaluation_counts_every_example_once(strategy: str, replicas: int) -> None:
     """37 = 3 x 10 + 7 held-out examples, each worth its own index."""
     assembly = assemble_custom(
