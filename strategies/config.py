@@ -197,6 +197,10 @@ class StrategyConfig:
             averages=declared.averages if self.is_synchronous else (),
         )
 
+    def num_shares(self, num_replicas: int) -> int:
+        """Of a global batch; replicas that do not wait take whole ones."""
+        return num_replicas if self.is_synchronous else 1
+
     def num_required(self, num_workers: int) -> int:
         """How many of the workers an update cannot do without."""
         return num_workers - self.backup_workers if self.is_synchronous else 1

@@ -88,7 +88,7 @@ class InnerLoop:
         proposed: Agreed | None = None,
     ) -> Pending:
         arguments = loop_arguments(num_steps, observe, proposed or Agreed())
-        return _Ready(self.results(self.function(batches, *arguments), observe))
+        return Ready(self.results(self.function(batches, *arguments), observe))
 
     def results(self, outputs: Sequence[tf.Tensor], observe: Observe) -> StepResults:
         """What the steps of one call reported, from what `function` returned."""
@@ -305,7 +305,7 @@ class _Packing:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Ready:
+class Ready:
     """Results that need not be waited for. Satisfies `Pending`."""
 
     results: StepResults

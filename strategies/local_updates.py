@@ -77,11 +77,6 @@ def averaged_variables(update: Update, config: StrategyConfig) -> Sequence[tf.Va
     return update.weights()
 
 
-def bytes_of(variables: Sequence[tf.Variable]) -> int:
-    """Of one copy of each, as they are sent."""
-    return sum(v.dtype.size * v.shape.num_elements() for v in variables)
-
-
 def average_if_due(
     average: Callable[[], None], config: StrategyConfig
 ) -> Callable[[Update], None]:

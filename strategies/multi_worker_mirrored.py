@@ -31,12 +31,12 @@ from strategies.local_updates import (
     alone,
     average_if_due,
     averaged_variables,
-    bytes_of,
     sum_what_is_reported,
 )
 from strategies.rendezvous import meet
 from strategies.replicated import compile_replicated, sum_as_one_buffer, sum_by_type
 from strategies.resolver import resolver_of
+from strategies.shares import bytes_of
 from strategies.traits import Traits
 from strategies.worker_copies import WorkerCopies
 

@@ -41,10 +41,10 @@ from strategies.local_updates import (
     alone,
     average_if_due,
     averaged_variables,
-    bytes_of,
     sum_what_is_reported,
 )
 from strategies.replicated import compile_replicated, sum_one_by_one
+from strategies.shares import bytes_of
 from strategies.traits import Traits
 
 

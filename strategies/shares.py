@@ -64,3 +64,8 @@ def mean_of_copies(copies: Sequence[tf.Tensor]) -> tf.Tensor:
     if not others:
         return first
     return first + tf.add_n([other - first for other in others]) / len(copies)
+
+
+def bytes_of(variables: Sequence[tf.Variable]) -> int:
+    """Of one copy of each, as they are sent."""
+    return sum(v.dtype.size * v.shape.num_elements() for v in variables)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -15,6 +14,7 @@ from strategies import discovery
 from strategies.base import GlobalBatches, RunSteps, Strategy
 from strategies.cluster import Cluster
 from strategies.settings import UsageError
+from strategies.shares import bytes_of
 from trainers import inputs
 from trainers.accumulation import Accumulation
 from trainers.compilable import check_layers, check_step
@@ -106,14 +106,13 @@ class Assembly:
 
         Rows of an embedding count as if no two examples had used the same.
         """
-        size = _bytes_of(self.model.trainable_variables)
+        size = bytes_of([v.value for v in self.model.trainable_variables])
         if not self.config.optimizer.sparse_gradients:
             return size
-        synchronous = self.config.strategy.is_synchronous
-        shares = self.strategy.num_replicas if synchronous else 1
+        shares = self.config.strategy.num_shares(self.strategy.num_replicas)
         num_examples = -(-self.config.length.global_batch_size // shares)
         for layer in self.embeddings():
-            size -= _bytes_of(layer.shards)
+            size -= bytes_of([v.value for v in layer.shards])
             size += layer.most_gradient_bytes(num_examples)
         return size
 
@@ -187,15 +186,10 @@ def _check_compilable(assembly: Assembly, step: TrainStep | PipelineStep) -> Non
         check_step(step, next(iter(shares)), assembly.config)
 
 
-def _bytes_of(variables: Sequence[keras.Variable]) -> int:
-    return sum(v.value.dtype.size * v.value.shape.num_elements() for v in variables)
-
-
 def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
     """Config checks a number of replicas that was given; here it is the real one."""
     size = config.length.global_batch_size
-    # Asynchronous workers take whole batches.
-    replicas = strategy.num_replicas if config.strategy.is_synchronous else 1
+    replicas = config.strategy.num_shares(strategy.num_replicas)
     steps = config.strategy.gradient_accumulation_steps
     if size < replicas * steps:
         parts = f" x {steps} micro-batches" if steps > 1 else ""

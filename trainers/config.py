@@ -327,8 +327,8 @@ class Config:
         return self.length.drop_last_batch or self.data.sharding == "file"
 
     def _shares_of_a_batch(self) -> int:
-        """As far as it is known. Asynchronous replicas take whole batches."""
-        return (self.strategy.num_replicas or 1) if self.strategy.is_synchronous else 1
+        """As far as it is known."""
+        return self.strategy.num_shares(self.strategy.num_replicas or 1)
 
     def _check_batch_size(self) -> None:
         size = self.length.global_batch_size

@@ -161,7 +161,7 @@ class _Visit:
         examples = f"{share} or {share + 1}" if rest else f"{share}"
         self._show_replicas(replicas, f"with {examples} examples of a step each")
         steps = self.config.strategy.gradient_accumulation_steps
-        sharing = replicas if self.traits.synchronous else 1
+        sharing = self.config.strategy.num_shares(replicas)
         if size < sharing * steps:
             parts = f" x {steps} micro-batches" if steps > 1 else ""
             self._problem(

@@ -77,10 +77,10 @@ def estimate_memory(assembly: Assembly) -> Mapping[str, MemoryEstimate]:
 
 def _of_replicas(assembly: Assembly) -> Iterator[tuple[str, int, int]]:
     """The device of each, and bytes of its gradients and activations."""
-    rows = _rows_at_once(assembly)
+    gradients = assembly.gradient_bytes()
+    activations = _rows_at_once(assembly) * bytes_of_activations(assembly.model)
     for device in assembly.strategy.devices:
-        activations = rows * bytes_of_activations(assembly.model)
-        yield device, assembly.gradient_bytes(), activations
+        yield device, gradients, activations
 
 
 def _of_stages(pipeline: Pipeline, num_rows: int) -> Iterator[tuple[str, int, int]]:
@@ -159,7 +159,7 @@ def _unit_of(size: int) -> tuple[int, str]:
 def _rows_at_once(assembly: Assembly) -> int:
     """The largest micro-batch; asynchronous replicas compute whole global batches."""
     strategy = assembly.config.strategy
-    shares = assembly.strategy.num_replicas if strategy.is_synchronous else 1
+    shares = strategy.num_shares(assembly.strategy.num_replicas)
     parts = shares * strategy.gradient_accumulation_steps
     return -(-assembly.config.length.global_batch_size // parts)
 

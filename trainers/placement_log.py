@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from strategies.base import Agreed, Observe, Pending, RunSteps, StepResults
+from strategies.base import Agreed, Observe, Pending, RunSteps
+from strategies.inner_loop import Ready
 from strategies.library_internals import graphs_collected
 from trainers.assembly import Assembly
 from trainers.console import Console
@@ -54,17 +55,7 @@ class PlacementRecorder:
             results = self._run_steps(batches, num_steps, observe, proposed).fetch()
         self._tell(_placed(graphs))
         self._tell = None
-        return _Done(results)
-
-
-class _Done:
-    """Steps that have been waited for. Satisfies `Pending`."""
-
-    def __init__(self, results: StepResults):
-        self._results = results
-
-    def fetch(self) -> StepResults:
-        return self._results
+        return Ready(results)
 
 
 def _placed(graphs: Sequence[Any]) -> list[Placed]:

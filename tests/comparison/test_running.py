@@ -331,3 +331,4 @@ def test_tensorboard_has_a_row_of_hyperparameters_for_every_run(
 
     wanted = {f"{a}/seed-{s}" for a in ("one_device", "tower") for s in (0, 1)}
     appears(page, lambda: trials() == wanted, "a row for every run")
+    assert trials() == wanted
