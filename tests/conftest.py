@@ -19,6 +19,8 @@ def pytest_configure() -> None:
     """Splits the CPU before any test touches TensorFlow."""
     import tensorflow as tf
 
+    from strategies.library_internals import keep_sums_in_order
+
     # Models and graphs are traced all the time here, and looking through all that
     # TensorFlow and Keras consist of for garbage took a tenth of it.
     gc.freeze()
@@ -26,6 +28,7 @@ def pytest_configure() -> None:
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
     )
+    keep_sums_in_order()
 
 
 @pytest.fixture(autouse=True)

@@ -16,12 +16,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from strategies.library_internals import (
     adagrad_accumulator,
     calls_of,
     flat_layers,
     graphs_collected,
+    keep_sums_in_order,
     move_variable,
     stop_reducing_gradients,
 )
@@ -105,6 +107,30 @@ def test_operations_have_devices_only_in_the_graphs_that_are_run() -> None:
     with graphs_collected() as graphs:
         pass
     assert graphs == [], "of an earlier block"
+
+
+def operations_of_a_large_sum() -> set[str]:
+    """As they are run. 256 MiB of tensors, which is all that a CPU is said to have."""
+    add = tf.function(
+        lambda x: tf.add_n([tf.roll(x, places, 0) for places in range(4)])
+    )
+    with graphs_collected() as graphs:
+        add(tf.ones([2**24]))
+    return {node.op for graph in graphs for node in graph.node}
+
+
+def test_large_sums_are_added_in_any_order_unless_told_not_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(context.context(), "_config", None)
+    # What calls are to be optimized with is kept until soft placement is set.
+    tf.config.set_soft_device_placement(True)
+    assert "AddN" not in operations_of_a_large_sum()
+    assert "TemporaryVariable" in operations_of_a_large_sum()
+    keep_sums_in_order()
+    tf.config.set_soft_device_placement(True)
+    assert "AddN" in operations_of_a_large_sum()
+    assert "TemporaryVariable" not in operations_of_a_large_sum()
 
 
 def test_flat_layers_finds_what_a_layer_keeps_to_itself() -> None:

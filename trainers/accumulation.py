@@ -17,6 +17,7 @@ from strategies.batch import take_micro_batch
 from strategies.library_internals import flat_layers
 from strategies.settings import UsageError
 from strategies.shares import sum_shares
+from trainers.layer_state import sums_over_replicas
 
 
 class Accumulable(Protocol):
@@ -106,8 +107,7 @@ def check_accumulable(model: keras.Model, num_micro_batches: int) -> None:
       UsageError: there is one; TensorFlow cannot do that inside a loop.
     """
     for layer in flat_layers(model) if num_micro_batches > 1 else ():
-        is_normalization = isinstance(layer, keras.layers.BatchNormalization)
-        if is_normalization and layer.synchronized:
+        if sums_over_replicas(layer):
             raise UsageError(
                 f"--gradient_accumulation_steps={num_micro_batches} does not fit layer "
                 f"{layer.name!r}, whose synchronized=True normalizes over all replicas "

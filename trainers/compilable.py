@@ -9,6 +9,7 @@ from strategies.base import Batch
 from strategies.library_internals import flat_layers
 from strategies.settings import UsageError
 from trainers.config import Config
+from trainers.layer_state import sums_over_replicas
 from trainers.refusals import refusal_of
 from trainers.step import TrainStep
 
@@ -22,7 +23,7 @@ def check_layers(model: keras.Model) -> None:
     for layer in flat_layers(model):
         if isinstance(layer, ShardedEmbedding):
             reason = "XLA would need its whole table in every step, not the rows in use"
-        elif getattr(layer, "synchronized", False):
+        elif sums_over_replicas(layer):
             reason = "its sum over replicas cannot be compiled"
         else:
             continue

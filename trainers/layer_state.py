@@ -19,6 +19,12 @@ from strategies.library_internals import flat_layers
 from trainers.randomness import seed_states
 
 
+def sums_over_replicas(layer: keras.layers.Layer) -> bool:
+    """Whether a layer's replicas sum among themselves while they compute."""
+    normalizes = isinstance(layer, keras.layers.BatchNormalization)
+    return normalizes and layer.synchronized
+
+
 class LayerState:
     """Splits the new values of a model's state into shares and joins their sum.
 

@@ -29,6 +29,9 @@ def load_tensorflow(config: Config) -> None:
         with _imported_fast():
             import tensorflow as tf
 
+            from strategies.library_internals import keep_sums_in_order
+
+        keep_sums_in_order()
         tf.config.list_physical_devices()
         # Zero is TensorFlow's own choice, which is not to be set once it has started.
         if config.threads.intra_op_threads:
