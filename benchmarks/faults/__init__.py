@@ -1,0 +1,1 @@
+"""What happens to runs when something goes wrong: real commands, real signals."""
