@@ -36,22 +36,25 @@ class MemoryEstimate:
       optimizer: variables of the optimizer.
       gradients: one for every trainable variable and replica.
       activations: outputs of all layers for every example of a replica's share.
+      aside: what replicas have of their own, kept while it is their mean that counts.
     """
 
     weights: int = 0
     optimizer: int = 0
     gradients: int = 0
     activations: int = 0
+    aside: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.optimizer + self.gradients + self.activations
+        return sum(dataclasses.astuple(self))
 
     def __str__(self) -> str:
         shift, unit = _unit_of(self.total)
+        names = ["weights", "gradients", "optimizer", "activations"]
         words = ", ".join(
             f"{name} {getattr(self, name) / (1 << shift):.1f}"
-            for name in ("weights", "gradients", "optimizer", "activations")
+            for name in (*names, *["aside"] * bool(self.aside))
         )
         return f"~{self.total / (1 << shift):.1f} {unit}: {words}"
 
@@ -65,6 +68,10 @@ def estimate_memory(assembly: Assembly) -> Mapping[str, MemoryEstimate]:
     for variable in assembly.optimizer.variables:
         for copy in copies_of(variable.value):
             found[_memory_of(copy.device)].optimizer += _bytes(copy.shape, copy.dtype)
+    for variable in assembly.strategy.replica_state():
+        found[_memory_of(variable.device)].aside += _bytes(
+            variable.shape, variable.dtype
+        )
     if assembly.pipeline is None:
         works = _of_replicas(assembly)
     else:
