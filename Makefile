@@ -15,8 +15,8 @@ install = $(python) -m pip install --quiet --no-input --no-user \
 
 # A test that ends its process ends the run: pytest-xdist 3.8 would run it again and
 # again in new ones, or wait for ever.
-# In the order of the files' names: with the most tests first, as is the default, the
-# few long ones come last and one process waits for the other.
+# In the order that tests/conftest.py gives: with the most tests first, as is the
+# default, the few long files come last and one process waits for the other.
 # Three on two cores: tests of clusters wait a fifth of their time for timeouts.
 in_parallel := --numprocesses=3 --dist=loadfile --no-loadscope-reorder \
 	--max-worker-restart=0

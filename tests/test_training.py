@@ -15,6 +15,8 @@ from tests import processes
 from tests.conformance.harness import in_one_process
 from tests.event_files import Events, read_events
 from tests.processes import ROOT, metrics_of, result_of, train
+from trainers import flags
+from trainers.main import main
 
 STEPS = 60
 FLAGS = (
@@ -217,22 +219,30 @@ def test_the_terminal_shows_progress_figures_folder_and_command(run: Run) -> Non
 def test_the_configuration_of_a_run_is_accepted_back(
     run: Run, tmp_path: pathlib.Path
 ) -> None:
-    """The same configuration is the same training, to the last bit."""
-    _, folder, _ = run
-    again = train(tmp_path / "again", f"--config={folder / 'config.json'}")
-    assert again["weights_sha256"] == result_of(folder)["weights_sha256"]
+    """And says the same. So it is the same training, to the last bit."""
+    strategy, folder, _ = run
+    back = flags.parse(["main", f"--config={folder / 'config.json'}"])
+    asked = flags.parse(
+        ["main", f"--strategy={strategy}", f"--run_dir={folder}", *FLAGS]
+    )
+    assert back == asked
+    # One strategy, the default of `make train`, stands for all.
+    if strategy == "mirrored":
+        again = train(tmp_path / "again", f"--config={folder / 'config.json'}")
+        assert again["weights_sha256"] == result_of(folder)["weights_sha256"]
 
 
-def test_evaluate_repeats_the_final_evaluation(run: Run) -> None:
+def test_evaluate_repeats_the_final_evaluation(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
     strategy, folder, _ = run
     before = snapshot(folder)
-    done = processes.run(
-        "--mode=evaluate", f"--run_dir={folder}", f"--strategy={strategy}"
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    argv = ["main", "--mode=evaluate", f"--run_dir={folder}", f"--strategy={strategy}"]
+    assert main(argv) == 0
+    printed = capfd.readouterr().out
     final = result_of(folder)["final"]
-    assert f"loss {final['eval_loss']:.4f}" in done.stdout
-    assert f"accuracy {final['eval_accuracy']:.4f}" in done.stdout
+    assert f"loss {final['eval_loss']:.4f}" in printed
+    assert f"accuracy {final['eval_accuracy']:.4f}" in printed
     assert snapshot(folder) == before
 
 

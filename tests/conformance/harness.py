@@ -95,6 +95,14 @@ def same_training() -> list[tuple[str, int]]:
     ]
 
 
+def alone_and_uneven(some: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Those of one replica and of three, which divide nearly no batch evenly.
+
+    What is true of every number of replicas is shown by the tests of all of them.
+    """
+    return [(name, replicas) for name, replicas in some if replicas in (1, 3)]
+
+
 def small_config(**settings: object) -> Config:
     """A run small enough to be compared many times."""
     defaults: dict[str, object] = {

@@ -8,11 +8,11 @@ import pytest
 
 from strategies import discovery
 from tests.conformance.custom import assemble_custom, train
-from tests.conformance.harness import same_training, subjects
+from tests.conformance.harness import alone_and_uneven, same_training, subjects
 from trainers.assembly import Assembly
 
 NUM_STEPS = 5
-# 26 = 3 x 8 + 2: the last batch leaves two of four replicas without an example.
+# 26 = 3 x 8 + 2: the last batch leaves one of three replicas without an example.
 NUM_EXAMPLES = 26
 FEATURES = np.random.default_rng(0).normal(3, 2, (NUM_EXAMPLES, 6)).astype(np.float32)
 
@@ -38,7 +38,7 @@ def moving_statistics(assembly: Assembly) -> tuple[np.ndarray, np.ndarray]:
     return layer.moving_mean.numpy(), layer.moving_variance.numpy()
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), same_training())
+@pytest.mark.parametrize(("strategy", "replicas"), alone_and_uneven(same_training()))
 def test_moving_statistics_equal_those_of_one_device(
     strategy: str, replicas: int
 ) -> None:
@@ -67,7 +67,7 @@ def test_moving_statistics_follow_the_definition() -> None:
     np.testing.assert_allclose(got_variance, variance, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), subjects())
+@pytest.mark.parametrize(("strategy", "replicas"), alone_and_uneven(subjects()))
 def test_an_empty_share_gives_no_nan(strategy: str, replicas: int) -> None:
     assembly = normalized(strategy, replicas)
     sums = train(assembly, NUM_STEPS)

@@ -41,8 +41,9 @@ STRATEGY, _ = AVERAGING[0]
 # An average after every step, of what sgd has done to each copy.
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("model", ["mlp", "convnet"])
+@pytest.mark.parametrize(
+    ("model", "dtype"), [("mlp", "float32"), ("convnet", "float64")]
+)
 @pytest.mark.parametrize(("strategy", "replicas"), AVERAGING)
 def test_averaged_after_every_step_of_sgd_it_is_one_device(
     strategy: str, replicas: int, model: str, dtype: str

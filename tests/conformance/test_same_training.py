@@ -12,6 +12,7 @@ from tests.conformance.harness import (
     UPDATES,
     Outcome,
     Subject,
+    alone_and_uneven,
     same_training,
     small_config,
 )
@@ -25,6 +26,13 @@ TOLERANCES = {
     ("float64", "sgd"): 1e-12,
     ("float64", "adamw"): 1e-10,
 }
+
+
+SUBJECTS = [
+    # Without rounding to hide behind, on every number of replicas.
+    *((*subject, "float64") for subject in same_training()),
+    *((*subject, "float32") for subject in alone_and_uneven(same_training())),
+]
 
 
 @functools.lru_cache(maxsize=1)
@@ -62,14 +70,7 @@ def assert_same_training(outcome: Outcome, expected: Outcome, tolerance: float) 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("update", UPDATES)
 @pytest.mark.parametrize("model", ["mlp", "convnet"])
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        pytest.param(dtype, marks=pytest.mark.xdist_group(dtype))
-        for dtype in ("float32", "float64")
-    ],
-)
-@pytest.mark.parametrize(("strategy", "replicas"), same_training())
+@pytest.mark.parametrize(("strategy", "replicas", "dtype"), SUBJECTS)
 def test_same_training_as_one_device(
     strategy: str, replicas: int, dtype: str, model: str, update: str, layout: str
 ) -> None:
