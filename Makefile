@@ -36,8 +36,12 @@ train: $(VENV)/.runtime ## Train under the mirrored strategy
 	$(python) -m trainers.main --strategy=mirrored $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.test ## Run every test
-	$(python) -m pytest $(in_parallel) $(ARGS)
+test: $(VENV)/.test ## Run the tests, for every promise at least one
+	$(python) -m pytest $(in_parallel) -m "not exhaustive" $(ARGS)
+
+.PHONY: test-exhaustive
+test-exhaustive: $(VENV)/.test ## Run those that show the same in further ways
+	$(python) -m pytest $(in_parallel) -m exhaustive $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.test ## Check style and types

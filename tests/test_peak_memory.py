@@ -6,6 +6,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from tests.processes import ROOT, train
 
 # 1024 images of 64x64x3. The activations of a convnet are ten times the rest.
@@ -38,6 +40,7 @@ subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
     assert float(told.stdout) < 2000
 
 
+@pytest.mark.exhaustive
 def test_micro_batches_need_less_memory(tmp_path: pathlib.Path) -> None:
     """A process without activations has about a quarter of the whole batch's memory."""
     peaks, losses = [], []

@@ -127,6 +127,7 @@ def test_they_are_another_training_unless_they_sum_gradients() -> None:
     assert dataclasses.replace(config, average=None).traits.matches_one_device
 
 
+@pytest.mark.exhaustive
 def test_one_that_diverges_ends_all(tmp_path: pathlib.Path) -> None:
     """Its own copy is no number long before an average is due."""
     flags = ("--optimizer=sgd", "--learning_rate=1e38", "--weight_decay=1e38")
@@ -144,6 +145,7 @@ def test_one_that_diverges_ends_all(tmp_path: pathlib.Path) -> None:
         assert result_of(tasks.run_dir)["status"] == "diverged"
 
 
+@pytest.mark.exhaustive
 def test_a_signal_to_one_ends_all_after_a_checkpoint_of_all(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -69,7 +69,10 @@ def project(tmp_path: pathlib.Path) -> pathlib.Path:
     "strategy",
     [
         ("--strategy=multi_worker_mirrored",),
-        ("--strategy=parameter_server", "--update=async"),
+        pytest.param(
+            ("--strategy=parameter_server", "--update=async"),
+            marks=pytest.mark.exhaustive,
+        ),
         ("--strategy=parameter_server", "--update=sync"),
     ],
     ids=" ".join,

@@ -15,6 +15,7 @@ from tests import processes
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.exhaustive,
     pytest.mark.skipif(
         shutil.which("strace") is None,
         reason="strace, which slows a disk down, is missing",

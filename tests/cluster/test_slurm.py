@@ -163,6 +163,7 @@ def start(rank: int, folder: pathlib.Path, *flags: str) -> subprocess.Popen[str]
 
 
 @pytest.mark.cluster
+@pytest.mark.exhaustive
 def test_two_tasks_of_a_step_train_together(tmp_path: pathlib.Path) -> None:
     flags = (
         "--strategy=multi_worker_mirrored",

@@ -48,6 +48,7 @@ def test_by_example_workers_train_as_one_device_does(tmp_path: pathlib.Path) -> 
     assert traits["matches_one_device"] is True
 
 
+@pytest.mark.exhaustive
 def test_by_file_they_do_not_and_nobody_says_so(tmp_path: pathlib.Path) -> None:
     printed, entry, traits = verify_stream(tmp_path, "file")
     assert entry["verdict"] == "not comparable"

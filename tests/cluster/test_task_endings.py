@@ -184,8 +184,15 @@ def test_every_task_of_a_bad_request_ends_with_2(
     ("strategy", "number", "receivers", "code"),
     [
         ("multi_worker_mirrored", signal.SIGTERM, ("worker-1",), TERMINATED),
-        ("multi_worker_mirrored", signal.SIGINT, ("worker-0", "worker-1"), INTERRUPTED),
-        ("parameter_server", signal.SIGINT, ("chief-0",), INTERRUPTED),
+        pytest.param(
+            *("multi_worker_mirrored", signal.SIGINT),
+            *(("worker-0", "worker-1"), INTERRUPTED),
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            *("parameter_server", signal.SIGINT, ("chief-0",), INTERRUPTED),
+            marks=pytest.mark.exhaustive,
+        ),
         (
             "parameter_server",
             signal.SIGTERM,

@@ -48,7 +48,9 @@ def outcome(**settings: object) -> Outcome:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"stages": ("2",), "num_micro_batches": 1},
+        pytest.param(
+            {"stages": ("2",), "num_micro_batches": 1}, marks=pytest.mark.exhaustive
+        ),
         {"stages": ("4",), "num_micro_batches": 3},
         {"stages": ("pooling_1", "logits"), "num_micro_batches": 5},
         # 24 examples in 2 rounds of 3: parts of 4, and of none in the last batch.
@@ -111,7 +113,13 @@ def assemble_residual(strategy: str, replicas: int = 1, **settings: Any) -> Asse
 
 
 @pytest.mark.parametrize(
-    "stages", [("second",), ("second", "third"), ("second", "added", "merged")], ids=str
+    "stages",
+    [
+        pytest.param(("second",), marks=pytest.mark.exhaustive),
+        pytest.param(("second", "third"), marks=pytest.mark.exhaustive),
+        ("second", "added", "merged"),
+    ],
+    ids=str,
 )
 def test_connections_across_borders(stages: tuple[str, ...]) -> None:
     """Against two towers, which normalize the same rows as two micro-batches."""

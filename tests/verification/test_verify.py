@@ -92,6 +92,7 @@ def test_strategies_of_several_processes(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
+@pytest.mark.exhaustive
 def test_one_asynchronous_worker_is_comparable(tmp_path: pathlib.Path) -> None:
     flags = ("--strategies=parameter_server", "--update=async", "--num_workers=1")
     done, found = verify(tmp_path, *flags, *SMALL)
@@ -103,6 +104,7 @@ def test_one_asynchronous_worker_is_comparable(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
+@pytest.mark.exhaustive
 def test_narrow_numbers_on_the_wire_are_named(tmp_path: pathlib.Path) -> None:
     """No fault: what was asked for is no longer exactly the same training."""
     flags = ("--strategies=multi_worker_mirrored", "--all_reduce_dtype=bfloat16")
@@ -116,6 +118,7 @@ def test_narrow_numbers_on_the_wire_are_named(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_strategy_that_crashes_does_not_hide_the_others(
     tmp_path: pathlib.Path,
 ) -> None:
