@@ -63,4 +63,5 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
         computing=("worker",),
         logs=folder.path / "logs",
         gpus=gpus,
+        confine=config.strategy.confine_cluster,
     )
