@@ -67,6 +67,8 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
             "--run_dir is missing: all tasks of a cluster must be given the same "
             "folder of the run."
         )
+    # Tasks other than the chief use it as well, and do not look at what is in it.
+    RunFolder(pathlib.Path(config.run.run_dir)).check_own()
     if cluster is None:
         return _cluster_of_slurm(config, traits, environment)
     return cluster
