@@ -120,7 +120,7 @@ def test_paths_of_data_are_taken_from_flags(
     given = [word for word in flags_to_add.split() if word.startswith("--")]
     # As it says: now the user has named the file, and what is wrong is what it holds.
     line = refusal(capfd, "--mode=evaluate", "--run_dir=run", *given)
-    assert line.startswith(f"error: --data_path={folder}/outside/precious.txt")
+    assert line.startswith(f"error: {folder}/outside/precious.txt: record 0 at byte 0")
 
 
 NAMES = {
