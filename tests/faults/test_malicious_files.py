@@ -35,12 +35,10 @@ class Harm:
 
 def write_lambda(path: pathlib.Path, harmed: pathlib.Path) -> None:
     """A model with a layer of Python code."""
-    # A default is saved with the code; the code itself can only use builtins.
     layer = keras.layers.Lambda(
-        lambda x, path=str(harmed): [__import__("os").makedirs(path, exist_ok=True), x][
-            1
-        ],
+        lambda x, path: [__import__("os").makedirs(path, exist_ok=True), x][1],
         output_shape=(2,),
+        arguments={"path": str(harmed)},
     )
     keras.Sequential([keras.Input((2,)), layer]).save(path)
 
