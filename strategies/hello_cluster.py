@@ -81,6 +81,7 @@ def _launch() -> int:
 
     exit_code = Launcher(plan, complain).run()
     tasks = Cluster(addresses=addresses).tasks()
+    # Those of a confined cluster are free with its last process.
     left = [address for address in tasks.values() if is_listening(address)]
     if exit_code == 0 and left:
         print(f"error: {', '.join(left)} is still in use", file=sys.stderr)

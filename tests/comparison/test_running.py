@@ -249,6 +249,7 @@ def tensorboard(comparison: Comparison) -> Iterator[str]:
     assert program == "tensorboard"
     process = subprocess.Popen(
         [sys.executable, "-m", "tensorboard.main", *arguments, "--port=0"],
+        cwd=comparison.folder.parent,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
