@@ -81,6 +81,14 @@ class Cluster:
         names = self.tasks().items()
         return {t: a for t, a in names if not t.startswith(f"{EVALUATOR}-")}
 
+    def hosts(self) -> Mapping[str, str]:
+        """The host of every task by its key in TF_CONFIG."""
+        return {
+            f"TF_CONFIG key cluster.{job}[{index}]": address.rpartition(":")[0]
+            for job, addresses in self.addresses.items()
+            for index, address in enumerate(addresses)
+        }
+
     def peers(self) -> Mapping[str, str]:
         """The members other than this task."""
         return {t: a for t, a in self.members().items() if t != self.task}

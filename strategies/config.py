@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from strategies import discovery
+from strategies import confinement, discovery
 from strategies.device_choice import DeviceChoice, parse_devices
 from strategies.settings import (
     UsageError,
@@ -134,6 +134,18 @@ class StrategyConfig:
     )
     startup_timeout_seconds: float = setting(
         60.0, "How long a cluster may take to assemble.", above=0
+    )
+    confine_cluster: str = setting(
+        confinement.AUTO,
+        "Whether a cluster that is started on this machine has a network of its own, "
+        "which nobody else can reach: auto where the machine allows it; required, or "
+        "not started.",
+        choices=confinement.CHOICES,
+    )
+    allow_remote_hosts: bool = setting(
+        False,
+        "Let TF_CONFIG or Slurm name other hosts than this one's loopback. TensorFlow "
+        "servers ask for no password, encrypt nothing and run any graph sent to them.",
     )
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from strategies.cluster import Cluster, check_roles, from_environment
+from strategies.hosts import has_remote
 from strategies.launcher import Launcher, Plan, end_with_launcher, local_cluster
 from strategies.quiet import native_log_hidden, prepare_standard_streams
 from strategies.rendezvous import (
@@ -80,6 +81,7 @@ def _launch() -> int:
 
     exit_code = Launcher(plan, complain).run()
     tasks = Cluster(addresses=addresses).tasks()
+    # Those of a confined cluster are free with its last process.
     left = [address for address in tasks.values() if is_listening(address)]
     if exit_code == 0 and left:
         print(f"error: {', '.join(left)} is still in use", file=sys.stderr)
@@ -101,6 +103,11 @@ def _run_task(cluster: Cluster) -> int:
         raise UsageError(
             f"TF_CONFIG key cluster.worker lists {len(cluster.addresses['worker'])} "
             f"task(s): this program has {_NUM_WORKERS}."
+        )
+    if has_remote(cluster.tasks().values()):
+        raise UsageError(
+            "TF_CONFIG names hosts other than this machine's loopback: this program is "
+            "for one machine, use 127.0.0.1."
         )
     end_with_launcher()
     # Python's own handler would wait for the session, which waits for other tasks.

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from strategies.cluster import Cluster
+from strategies.confinement import AUTO, Network, network_of_its_own
 from strategies.gpus import divide
 from strategies.rendezvous import PeerLostError
 
@@ -69,6 +70,7 @@ class Plan:
       gpus: what CUDA_VISIBLE_DEVICES calls this machine's GPUs, which are divided
         among those tasks as well.
       shows_all: what the other tasks print goes to the terminal too.
+      confine: whether nobody else can reach the tasks, see `strategies.confinement`.
     """
 
     command: Sequence[str]
@@ -78,6 +80,7 @@ class Plan:
     logs: pathlib.Path
     gpus: Sequence[str] = ()
     shows_all: bool = False
+    confine: str = AUTO
 
 
 def _resources_of(plan: Plan, cluster: Cluster) -> dict[str, str]:
@@ -133,12 +136,16 @@ class Launcher:
 
         It is the chief's, unless another task failed first. All tasks have ended
         when this returns.
+
+        Raises:
+          UsageError: before any task is started.
         """
-        with self._signals_handled():
+        confined = network_of_its_own(self._plan.confine, self._say)
+        with self._signals_handled(), confined as network:
             try:
                 for cluster in self._clusters():
                     resources = _resources_of(self._plan, cluster)
-                    self._tasks.append(_Task(cluster, self._plan, resources))
+                    self._tasks.append(_Task(cluster, self._plan, resources, network))
                 self._divide_cores()
                 return self._supervise()
             finally:
@@ -252,7 +259,13 @@ class Launcher:
 class _Task:
     """One started process, and what it has printed."""
 
-    def __init__(self, cluster: Cluster, plan: Plan, resources: Mapping[str, str]):
+    def __init__(
+        self,
+        cluster: Cluster,
+        plan: Plan,
+        resources: Mapping[str, str],
+        network: Network,
+    ):
         self.cluster = cluster
         self._is_shown = plan.shows_all and not cluster.is_chief
         self._log = plan.logs / f"{cluster.task}.log"
@@ -265,7 +278,8 @@ class _Task:
             LAUNCHER_PID: str(os.getpid()),
         }
         self.process = subprocess.Popen(
-            plan.command,
+            network.command(plan.command),
+            pass_fds=tuple(network.descriptors.values()),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=None if cluster.is_chief else subprocess.PIPE,

@@ -27,6 +27,16 @@ def is_step(environment: Mapping[str, str]) -> bool:
     return tasks.strip() not in ("", "1")
 
 
+def hosts(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The step's hosts as Slurm writes them, by the variable that names them.
+
+    A range such as node[1-3] stays one name: only those of one node can be loopback.
+    """
+    name = "SLURM_STEP_NODELIST"
+    listed = environment.get(name, "").strip()
+    return {name: listed} if listed else {}
+
+
 def first_port(job: int, step: int) -> int:
     """The lowest port of a step's tasks on every node, which count up from it.
 

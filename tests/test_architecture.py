@@ -123,6 +123,49 @@ def test_nothing_branches_on_the_name_of_a_strategy() -> None:
     assert offenders == set()
 
 
+# What runs or unpickles what a file says, by the name that is called or given.
+RUNS_WHAT_IT_READS = {
+    *("load_model", "load_weights", "model_from_json", "from_config", "TFSMLayer"),
+    *(
+        "enable_unsafe_deserialization",
+        "saved_model",
+        "load_library",
+        "load_op_library",
+    ),
+    *("eval", "exec", "__import__", "marshal", "shelve", "joblib", "dill", "yaml"),
+    *("allow_pickle", "safe_mode", "load_data"),
+}
+IMPORT_BY_NAME = {
+    *("models/__init__.py", "strategies/discovery.py", "trainers/inputs/__init__.py"),
+    # These say the name themselves, or have it from --mode.
+    *("trainers/main.py", "trainers/refusals.py", "trainers/tasks.py"),
+}
+
+
+def names_in(path: pathlib.Path) -> set[str]:
+    """Every name, attribute, module and keyword argument."""
+    found = {part for name in imported_modules(path) for part in name.split(".")}
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.keyword) and node.arg is not None:
+            found.add(node.arg)
+    return found
+
+
+def test_nothing_runs_what_it_reads() -> None:
+    names = {name_of(path): names_in(path) for path in FILES}
+    offenders = {p: found & RUNS_WHAT_IT_READS for p, found in names.items()}
+    # With names of its own for what pickles call.
+    unpicklers = {p for p, found in names.items() if "pickle" in found}
+    importers = {p for p, found in names.items() if "import_module" in found}
+    assert {p: found for p, found in offenders.items() if found} == {}
+    assert unpicklers == {"trainers/inputs/cifar10_pickles.py"}
+    assert importers == IMPORT_BY_NAME
+
+
 def test_strategies_inherit_only_from_the_contract() -> None:
     for path in FILES:
         for node in ast.walk(tree_of(path)):
@@ -147,13 +190,16 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "strategies/settings.py",
         "strategies/base.py",
         "strategies/cluster.py",
+        "strategies/confinement.py",
         "strategies/device_choice.py",
         "strategies/device_config.py",
         "strategies/discovery.py",
         "strategies/gpu_memory.py",
         "strategies/gpus.py",
         "strategies/hello_cluster.py",
+        "strategies/hosts.py",
         "strategies/launcher.py",
+        "strategies/network_namespace.py",
         "strategies/quiet.py",
         "strategies/rendezvous.py",
         "strategies/slurm.py",
@@ -162,6 +208,7 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "trainers/comparison/settings.py",
         "trainers/config.py",
         "trainers/flags.py",
+        "trainers/inputs/cifar10_download.py",
         "trainers/matpow.py",
     )
     for name in light:

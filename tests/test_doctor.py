@@ -11,16 +11,20 @@ import pytest
 
 from strategies import discovery
 from tests import processes
+from tests.cluster.test_confinement import WITHOUT_NAMESPACES, possible
 from trainers.card import SUPPORTED
 from trainers.config import Config
 from trainers.slowness import Means, what_is_slow
 
 
 def consult(
-    *flags: str, folder: pathlib.Path, **environment: str
+    *flags: str,
+    folder: pathlib.Path,
+    begin: tuple[str, ...] = (),
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        processes.command("--mode=doctor", *flags),
+        [*begin, *processes.command("--mode=doctor", *flags)],
         cwd=folder,
         env={**processes.environment(), **environment},
         stdin=subprocess.DEVNULL,
@@ -55,6 +59,7 @@ def test_every_strategy_would_start_here(strategy: str, tmp_path: pathlib.Path) 
 def test_problems_are_all_told_at_once(tmp_path: pathlib.Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "other.txt").touch()
+    forbidden = WITHOUT_NAMESPACES if possible(WITHOUT_NAMESPACES) else ()
     done = consult(
         "--strategy=multi_worker_mirrored",
         "--num_workers=3",
@@ -63,7 +68,9 @@ def test_problems_are_all_told_at_once(tmp_path: pathlib.Path) -> None:
         "--dataset=tfrecord",
         "--data_path=missing.tfrecord",
         "--run_dir=run",
+        f"--confine_cluster={'required' if forbidden else 'auto'}",
         folder=tmp_path,
+        begin=forbidden,
     )
     assert done.returncode == 2
     problems = findings_of(done, "problem")
@@ -72,11 +79,12 @@ def test_problems_are_all_told_at_once(tmp_path: pathlib.Path) -> None:
         "--run_dir=run holds files that are not a run",
         "--data_path=missing.tfrecord does not exist",
         "--global_batch_size=2 is smaller than the 3 replicas",
+        *["--confine_cluster=required cannot be met"] * bool(forbidden),
     )
     assert len(problems) == len(expected), problems
     for problem, words in zip(problems, expected, strict=True):
         assert problem.startswith(words)
-    assert done.stdout.splitlines()[-1] == "not ready: 4 problems"
+    assert done.stdout.splitlines()[-1] == f"not ready: {len(expected)} problems"
 
 
 def test_a_malformed_cluster_does_not_hide_what_else_is_wrong(

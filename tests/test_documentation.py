@@ -26,7 +26,7 @@ from trainers.outcome import ExitCode
 
 DOCUMENTS = (
     *("README.md", "BUILD.md", "CHANGELOG.md"),
-    *("docs/design.md", "docs/from_tensorflow_1.md"),
+    *("docs/design.md", "docs/from_tensorflow_1.md", "docs/reliability.md"),
 )
 
 # Flags of other programs: tensorboard, ruff, uv, srun; of TensorFlow 1 texts.
@@ -182,6 +182,21 @@ def test_links_resolve(document: str) -> None:
 def anchors_of(text: str) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", h).lower().replace(" ", "-") for h in headings}
+
+
+def test_tensorboard_is_suggested_on_this_machine_only() -> None:
+    """Wherever it is written how to start it."""
+    code = [path for p in ("strategies", "trainers") for path in (ROOT / p).rglob("*")]
+    files = [path for path in code if path.suffix in (".py", ".j2")]
+    files += [ROOT / document for document in DOCUMENTS]
+    lines = [
+        line
+        for path in files
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "--logdir=" in line
+    ]
+    assert len(lines) > 4
+    assert [line for line in lines if "--host=localhost" not in line] == []
 
 
 def test_pictures_are_there_and_small() -> None:

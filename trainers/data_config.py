@@ -9,6 +9,7 @@ from strategies.settings import UsageError, check_settings, setting
 
 # Which data sets read a path.
 _READ_BY = {"data_path": ("tfrecord", "cifar10"), "eval_data_path": ("tfrecord",)}
+PATHS = tuple(_READ_BY)
 # 8 GiB. Random numbers say nothing new about speed after that.
 _MOST_SYNTHETIC_NUMBERS = 2**31
 # 8 GiB as well, of int64 ids; and 8 GiB of an embedding of 16 numbers a row.

@@ -15,6 +15,7 @@ import keras
 from strategies import discovery, survey
 from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
+from strategies.confinement import network_of_its_own
 from strategies.devices import configure_devices, describe, substitution
 from strategies.gpus import visible_gpus
 from strategies.settings import UsageError, shown
@@ -224,6 +225,10 @@ class _Visit:
             self.findings["warning"].append(f"{warning}.")
 
     def _show_plan(self, cluster: Cluster) -> None:
+        confine, warn = self.config.strategy.confine_cluster, self.findings["warning"]
+        # Only to see whether there can be one.
+        with self._noting(), network_of_its_own(confine, warn.append):
+            pass
         self._show("cluster", "would be started here, on free ports such as these")
         self._show_tasks(
             cluster, dict.fromkeys(cluster.tasks(), "this Python, the same versions")

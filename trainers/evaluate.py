@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from strategies.cluster import Cluster
-from strategies.settings import UsageError
+from strategies.settings import UsageError, shown
 from trainers.assembly import assemble, create_strategy
 from trainers.checkpoints import Checkpoints
 from trainers.config import Config
 from trainers.console import Console
+from trainers.data_config import PATHS, DataConfig
 from trainers.outcome import ExitCode
 from trainers.reporting import in_words
 from trainers.run_dir import RunFolder
@@ -22,12 +23,11 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     others.
 
     Raises:
-      UsageError: there is no run in the folder, or no checkpoint that can be read.
+      UsageError: there is no run in the folder, no checkpoint that can be read, or it
+        names files that the flags do not.
     """
     folder = RunFolder.of_existing(config.run.run_dir or "")
-    settings = dataclasses.replace(
-        folder.read_config(), strategy=config.strategy, device=config.device
-    )
+    settings = _settings_of(folder, config)
     assembly = assemble(settings, create_strategy(settings, cluster))
     checkpoints = Checkpoints(
         folder.checkpoints,
@@ -48,3 +48,35 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         f"{examples:,} examples"
     )
     return ExitCode.DONE
+
+
+def _settings_of(folder: RunFolder, given: Config) -> Config:
+    """The run's, with what flags say of strategy, devices and paths."""
+    of_run = folder.read_config()
+    return dataclasses.replace(
+        of_run,
+        strategy=given.strategy,
+        device=given.device,
+        data=_data_of(folder, of_run.data, given.data),
+    )
+
+
+def _data_of(folder: RunFolder, of_run: DataConfig, given: DataConfig) -> DataConfig:
+    """The run's data, at the paths that flags give.
+
+    A folder that has come from somebody else does not decide what is read here.
+
+    Raises:
+      UsageError: it has paths that the flags do not have.
+    """
+    named = {n: getattr(of_run, n) for n in PATHS if getattr(of_run, n) is not None}
+    paths = {name: getattr(given, name) for name in PATHS}
+    if given.dataset == of_run.dataset and all(paths[name] for name in named):
+        return dataclasses.replace(of_run, **paths)
+    if named:
+        flags = " ".join(f"--{name}={shown(path)}" for name, path in named.items())
+        raise UsageError(
+            f"--run_dir={folder.path}: its config.json names files outside, which only "
+            f"flags may: add --dataset={of_run.dataset} {flags} to read them."
+        )
+    return of_run

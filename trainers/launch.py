@@ -11,6 +11,7 @@ from strategies.config import DEFAULT_NUM_WORKERS
 from strategies.gpus import divide, visible_gpus
 from strategies.launcher import Launcher, Plan, local_cluster
 from strategies.settings import UsageError
+from trainers import inputs
 from trainers.config import Config
 from trainers.console import Console
 from trainers.run_dir import RunFolder
@@ -28,7 +29,9 @@ def launch(config: Config, argv: Sequence[str], console: Console) -> int:
       UsageError: before any task is started.
     """
     folder = RunFolder.for_training(config)
-    return Launcher(plan_of(config, argv, folder), console.warn).run()
+    plan = plan_of(config, argv, folder)
+    inputs.fetch(config.data)
+    return Launcher(plan, console.warn).run()
 
 
 def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
@@ -63,4 +66,5 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
         computing=("worker",),
         logs=folder.path / "logs",
         gpus=gpus,
+        confine=config.strategy.confine_cluster,
     )

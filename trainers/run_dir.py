@@ -24,8 +24,15 @@ from trainers.files import (
     write_json,
 )
 from trainers.optimizer_config import OptimizerConfig
+from trainers.own_files import check_own
 
 SCHEMA_VERSION = 1
+
+# Whatever a run reads, writes or deletes; what is in a checkpoint is checked with it.
+_PARTS = (
+    *("config.json", "metrics.jsonl", "result.json", "measured.json"),
+    *("checkpoints", "tb/train", "tb/eval", "tb/evaluator", "logs/*", "recording/*"),
+)
 
 # What a run is continued with must not change what is being trained.
 _FIXED = ["seed", "global_batch_size", "combine"] + [
@@ -68,6 +75,7 @@ class RunFolder:
         try:
             folder._check_writable()
             if folder.holds_a_run:
+                folder.check_own()
                 folder._check_continues(config)
             else:
                 folder._must_be_new = True
@@ -93,7 +101,20 @@ class RunFolder:
                 f"--run_dir={path} is not the folder of a run: it has no config.json; "
                 "give the --run_dir of a run."
             )
+        folder.check_own()
         return folder
+
+    def check_own(self) -> None:
+        """Checks that nothing of the run is elsewhere; there need not be a run.
+
+        Raises:
+          UsageError: naming what may lead out of the folder.
+        """
+        try:
+            if self.path.is_dir():
+                check_own(self.path, _PARTS)
+        except OSError as error:
+            raise unusable(self.path, error) from error
 
     @property
     def holds_a_run(self) -> bool:

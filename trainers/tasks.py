@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from strategies import discovery, slurm
 from strategies.cluster import EVALUATOR, Cluster, check_roles, from_environment
+from strategies.hosts import WHAT_IT_MEANS, check_hosts, has_remote
 from strategies.settings import UsageError
 from strategies.traits import Traits
 from trainers.config import Config
@@ -59,11 +60,15 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
         return None
     if cluster is not None:
         check_roles(cluster, traits.roles, traits.optional_roles)
+    if not config.strategy.allow_remote_hosts:
+        check_hosts(slurm.hosts(environment) if cluster is None else cluster.hosts())
     if config.run.run_dir is None:
         raise UsageError(
             "--run_dir is missing: all tasks of a cluster must be given the same "
             "folder of the run."
         )
+    # Tasks other than the chief use it as well, and do not look at what is in it.
+    RunFolder(pathlib.Path(config.run.run_dir)).check_own()
     if cluster is None:
         return _cluster_of_slurm(config, traits, environment)
     return cluster
@@ -91,6 +96,11 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
       UsageError: this machine has not what is asked for.
     """
     strategy = config.strategy.strategy
+    if has_remote(cluster.tasks().values()):
+        console.warn(
+            f"--allow_remote_hosts: {WHAT_IT_MEANS}; the network must keep everybody "
+            f"else away from {cluster.address}."
+        )
     if needs_tensorflow(config):
         devices = importlib.import_module("strategies.devices")
         devices.configure_devices(config.strategy, config.device)

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -243,12 +244,12 @@ def page() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def tensorboard(comparison: Comparison) -> Iterator[str]:
-    """The address of a TensorBoard that shows all runs of the comparison."""
+    """The address of a TensorBoard that shows all runs, as the report suggests it."""
+    program, *arguments = shlex.split(conclusion_of(comparison.folder)["tensorboard"])
+    assert program == "tensorboard"
     process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "tensorboard.main", "--host=localhost", "--port=0"),
-            f"--logdir={comparison.folder / 'runs'}",
-        ],
+        [sys.executable, "-m", "tensorboard.main", *arguments, "--port=0"],
+        cwd=comparison.folder.parent,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -270,6 +271,17 @@ def appears(page: Any, holds: Callable[[], bool], what: str) -> None:
             return
         page.wait_for_timeout(200)
     raise AssertionError(f"{what} never appeared: {page.locator('body').inner_text()}")
+
+
+def test_tensorboard_listens_on_this_machine_only(tensorboard: str) -> None:
+    port = int(re.findall(r":(\d+)", tensorboard)[-1])
+    listening = {
+        connection.laddr.ip
+        for connection in psutil.net_connections("tcp")
+        if connection.status == "LISTEN" and connection.laddr.port == port
+    }
+    assert listening
+    assert listening <= {"127.0.0.1", "::1"}
 
 
 def test_the_report_is_readable_in_a_browser(comparison: Comparison, page: Any) -> None:

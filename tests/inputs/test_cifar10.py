@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import os
 import pathlib
 import pickle
@@ -9,7 +10,6 @@ import tarfile
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -27,7 +27,9 @@ from tests.inputs.made_cifar10 import (
     write_archive,
     write_folder,
 )
+from trainers import inputs
 from trainers.data_config import DataConfig
+from trainers.inputs import cifar10_download
 from trainers.inputs.cifar10 import load
 from trainers.inputs.cifar10_files import read_images
 from trainers.inputs.data import Data, Source
@@ -344,11 +346,17 @@ def test_an_archive_that_leaves_its_folder_is_refused_and_writes_nothing(
 def test_without_a_network_one_line_says_what_to_do(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A proxy that nobody listens at, so that it is so on every machine."""
+    """A proxy that nobody listens at, so that it is so on every machine.
+
+    Nor do tasks start, which have no network at all.
+    """
     for name in ("https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
-    done = processes.run("--dataset=cifar10", "--model=cifar10", folder=tmp_path)
+    done = processes.run(
+        *("--dataset=cifar10", "--model=cifar10", "--strategy=multi_worker_mirrored"),
+        folder=tmp_path,
+    )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: --dataset=cifar10 cannot be downloaded (URL fetch")
@@ -356,14 +364,24 @@ def test_without_a_network_one_line_says_what_to_do(
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_keras_loads_is_the_same_data_set(
+def test_the_archive_that_keras_has_downloaded_is_read_and_not_what_is_beside_it(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In its form; the published files cannot be fetched in a test."""
-    parts = [training_images(), images_of(NAMES[-1])]
-    columns = [(p, labels[:, np.newaxis].astype(np.uint8)) for p, labels in parts]
-    monkeypatch.setattr(keras.datasets.cifar10, "load_data", lambda: tuple(columns))
+    """Keras itself would run the pickles of the folder that it has unpacked into."""
+    datasets = tmp_path / "keras" / "datasets"
+    unpacked = datasets / "cifar-10-batches-py-target" / "cifar-10-batches-py"
+    unpacked.mkdir(parents=True)
+    harmed = tmp_path / "harmed"
+    for name in NAMES:
+        (unpacked / name).write_bytes(malicious(f"touch {harmed}")["protocol 5"])
+    published = write_archive(datasets / cifar10_download.FILE_NAME, "python")
+    digest = hashlib.sha256(published.read_bytes()).hexdigest()
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
+    # With another, Keras would download the published one, which a test cannot.
+    monkeypatch.setattr(cifar10_download, "SHA256", digest)
+    inputs.fetch(DataConfig(dataset="cifar10"))
     downloaded = load(DataConfig(dataset="cifar10"))
+    assert not harmed.exists()
     read = load(config(write_folder(tmp_path / "data", "binary")))
     for ours, keras_own in (
         (read.train, downloaded.train),

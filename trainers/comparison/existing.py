@@ -20,7 +20,7 @@ def arms_and_runs(folders: Sequence[str]) -> tuple[list[Arm], list[Run]]:
     """Reads run folders; runs that differ in nothing but their seed are one arm.
 
     Raises:
-      UsageError: a folder holds no run, a run's config.json is damaged, an arm has
+      UsageError: a folder holds no run or a link, a config.json is damaged, an arm has
         two runs of one seed, or there is only one arm.
     """
     found: dict[tuple[str, Config], list[tuple[int, pathlib.Path]]]
@@ -28,6 +28,7 @@ def arms_and_runs(folders: Sequence[str]) -> tuple[list[Arm], list[Run]]:
     for text in folders:
         name, path = _named(text)
         for folder in _run_folders(path, text):
+            folder.check_own()
             config = folder.read_config()
             key = (name, config.replace(**_NOT_OF_AN_ARM))
             found[key].append((config.run.seed, folder.path))

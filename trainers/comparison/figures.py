@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strategies.settings import UsageError
 from trainers.comparison.measure import read_measured
 from trainers.run_dir import RunFolder
 
@@ -121,6 +122,10 @@ def read_run(
       log: what it printed, to say why there is no result.
     """
     folder = RunFolder(path)
+    try:
+        folder.check_own()
+    except UsageError as error:
+        return Run(arm=arm, seed=seed, path=path, status="failed", reason=str(error))
     measured = read_measured(path)
     result = folder.read_result()
     metrics = _metrics(folder)

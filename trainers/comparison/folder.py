@@ -18,6 +18,10 @@ from trainers.files import (
     write_atomically,
     write_json,
 )
+from trainers.own_files import check_own
+
+# Whatever is read, written over or deleted; runs are checked when they are read.
+_PARTS = ("plan.json", "runs/*/*", "warm_up/*", "logs/*")
 
 
 class ComparisonFolder:
@@ -51,8 +55,8 @@ class ComparisonFolder:
           Whether it was there already.
 
         Raises:
-          UsageError: it holds something else or another comparison, another process
-            is using it, or it cannot be written.
+          UsageError: it holds something else, a link or another comparison, another
+            process is using it, or it cannot be written.
         """
         plan = {
             "schema_version": 1,
@@ -60,6 +64,8 @@ class ComparisonFolder:
             "arms": {arm.name: _settings(arm) for arm in arms},
         }
         try:
+            if self.path.is_dir():
+                check_own(self.path, _PARTS)
             existing = self._read_plan()
             if existing is not None:
                 self._check_continues(existing, plan)
@@ -91,11 +97,13 @@ class ComparisonFolder:
             plan = json.loads(self._plan.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError):
+            plan = None
+        if not _is_plan(plan):
             raise UsageError(
                 f"--run_dir={self.path}: its plan.json is damaged; restore it from a "
                 "copy, or choose another folder."
-            ) from error
+            )
         return plan
 
     def _check_continues(self, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -119,6 +127,14 @@ class ComparisonFolder:
                 f"{'; '.join(differences[:3])}: give the same flags to continue it, or "
                 "another --run_dir."
             )
+
+
+def _is_plan(content: Any) -> bool:
+    """Whether it has what a comparison is continued by."""
+    if not isinstance(content, dict) or "first_seed" not in content:
+        return False
+    arms = content.get("arms")
+    return isinstance(arms, dict) and all(isinstance(s, dict) for s in arms.values())
 
 
 def _settings(arm: Arm) -> dict[str, Any]:

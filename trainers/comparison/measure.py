@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import resource
 import signal
 import subprocess
@@ -37,7 +38,9 @@ class Measured:
       wall_seconds: from its start to its end, loading TensorFlow included.
       peak_memory_mib: the most that all its processes held together.
       loopback_mib: what went over the machine's loopback interface meanwhile, start
-        and end of the cluster and other programs included; None if not counted.
+        and end of the cluster and other programs included; of a cluster with a network
+        of its own, what went over that, but for the last fifth of a second. None if
+        not counted.
       other_busy_cores: how many cores other programs kept busy on average. They
         slow a run down, and not every run alike.
     """
@@ -83,40 +86,64 @@ def measure(
             start_new_session=True,
         )
         try:
-            peak = _watch(process, stop_requested)
+            sampled = _watch(process, stop_requested)
         finally:
             _end(process)
     wall_seconds = time.monotonic() - start
     if stop_requested():
         return None
-    sent = _loopback_bytes()
+    sent = sampled.loopback_bytes(since=loopback)
     others_seconds = max(_others_cpu_seconds() - others, 0.0)
     return Measured(
         exit_code=process.returncode,
         wall_seconds=wall_seconds,
-        peak_memory_mib=round(peak / 2**20, 1),
-        loopback_mib=None
-        if sent is None or loopback is None
-        else round((sent - loopback) / 2**20, 3),
+        peak_memory_mib=round(sampled.peak_memory_bytes / 2**20, 1),
+        loopback_mib=None if sent is None else round(sent / 2**20, 3),
         other_busy_cores=round(others_seconds / wall_seconds, 3),
     )
 
 
-def _watch(process: subprocess.Popen, stop_requested: Callable[[], bool]) -> int:
-    """Waits for the end, and returns the most bytes of memory that were held."""
+@dataclasses.dataclass(slots=True)
+class _Sampled:
+    """What was seen of processes while they ran.
+
+    Attributes:
+      peak_memory_bytes: the most that they held together.
+      sent_bytes: over the loopback interface of networks that this process is not in,
+        by their namespace.
+    """
+
+    peak_memory_bytes: int = 0
+    sent_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def sample(self, processes: Sequence[psutil.Process]) -> None:
+        self.peak_memory_bytes = max(self.peak_memory_bytes, _memory_bytes(processes))
+        self.sent_bytes.update(_sent_elsewhere(processes))
+
+    def loopback_bytes(self, since: int | None) -> int | None:
+        """Of their own networks, or if they have none of this one since a count."""
+        if self.sent_bytes:
+            return sum(self.sent_bytes.values())
+        now = _loopback_bytes()
+        return None if now is None or since is None else now - since
+
+
+def _watch(process: subprocess.Popen, stop_requested: Callable[[], bool]) -> _Sampled:
+    """Waits for the end."""
     tree = psutil.Process(process.pid)
-    peak = 0
+    sampled = _Sampled()
     next_sample = time.monotonic()
     while process.poll() is None and not stop_requested():
         if time.monotonic() >= next_sample:
-            peak = max(peak, _memory_bytes(tree))
+            with contextlib.suppress(psutil.Error):
+                sampled.sample([tree, *tree.children(recursive=True)])
             next_sample = time.monotonic() + _SECONDS_BETWEEN_SAMPLES
         time.sleep(_SECONDS_BETWEEN_LOOKS)
-    return peak
+    return sampled
 
 
-def _memory_bytes(process: psutil.Process) -> int:
-    """Of a process and its descendants, what they share counted once.
+def _memory_bytes(processes: Sequence[psutil.Process]) -> int:
+    """Of processes, what they share counted once.
 
     What is private to each is added up; of the shared pages, nearly all TensorFlow's
     own code, the largest number is added. The exact share of each page (PSS) takes
@@ -124,15 +151,34 @@ def _memory_bytes(process: psutil.Process) -> int:
     up; this takes 0.02 ms.
     """
     private = shared = 0
-    with contextlib.suppress(psutil.Error):
-        for each in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                memory = each.memory_info()
-                # Not every system tells shared pages apart.
-                shared_here = getattr(memory, "shared", 0)
-                private += memory.rss - shared_here
-                shared = max(shared, shared_here)
+    for each in processes:
+        with contextlib.suppress(psutil.Error):
+            memory = each.memory_info()
+            # Not every system tells shared pages apart.
+            shared_here = getattr(memory, "shared", 0)
+            private += memory.rss - shared_here
+            shared = max(shared, shared_here)
     return private + shared
+
+
+def _sent_elsewhere(processes: Sequence[psutil.Process]) -> dict[str, int]:
+    """Bytes sent over loopback in networks other than this one, by their namespace.
+
+    A new network counts from zero (man 7 network_namespaces, man 5 proc_pid_net).
+    """
+    sent: dict[str, int] = {}
+    with contextlib.suppress(OSError):
+        here = os.readlink("/proc/self/ns/net")
+        for each in processes:
+            # It may have ended since.
+            with contextlib.suppress(OSError):
+                namespace = os.readlink(f"/proc/{each.pid}/ns/net")
+                if namespace not in (here, *sent):
+                    counters = pathlib.Path(f"/proc/{each.pid}/net/dev").read_text()
+                    (counts,) = re.findall(r"^ *lo:(.*)$", counters, re.MULTILINE)
+                    # Behind eight counts of what came in.
+                    sent[namespace] = int(counts.split()[8])
+    return sent
 
 
 def _loopback_bytes() -> int | None:

@@ -11,6 +11,21 @@ if TYPE_CHECKING:
     from trainers.inputs.data import Data
 
 
+# Data sets that may be downloaded, and the module that does it.
+_DOWNLOADS = {"cifar10": "trainers.inputs.cifar10_download"}
+
+
+def fetch(config: DataConfig) -> None:
+    """Downloads what is needed and missing here, before tasks without a network.
+
+    Raises:
+      UsageError: it cannot be downloaded.
+    """
+    module = _DOWNLOADS.get(config.dataset)
+    if module is not None:
+        importlib.import_module(module).fetch(config)
+
+
 def load(config: DataConfig) -> Data:
     """Opens the data set of that name: `load` of the module of the same name here.
 

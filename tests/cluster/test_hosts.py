@@ -1,0 +1,153 @@
+"""Hosts other than this machine's loopback are asked for, or there is no cluster."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from strategies import hello_cluster
+from strategies.cluster import Cluster
+from strategies.hosts import is_loopback
+from strategies.settings import UsageError
+from tests import processes
+from trainers.config import Config
+from trainers.tasks import cluster_of
+
+CONFIG = Config().replace(strategy="multi_worker_mirrored", run_dir="run")
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.10", True),
+        ("localhost", True),
+        ("LocalHost", True),
+        ("[::1]", True),
+        ("0.0.0.0", False),
+        ("[::]", False),
+        ("10.0.0.1", False),
+        ("127.0.0.1.example.org", False),
+        ("localhost.example.org", False),
+        ("node[1-3]", False),
+        ("localhost,node2", False),
+        ("127.1", False),
+    ],
+)
+def test_only_loopback_is_this_machine_and_nothing_else(
+    host: str, expected: bool
+) -> None:
+    assert is_loopback(host) == expected
+
+
+def tf_config(*addresses: str) -> dict[str, str]:
+    cluster = Cluster(job="worker", addresses={"worker": addresses})
+    return {"TF_CONFIG": cluster.tf_config()}
+
+
+def srun(nodes: str) -> dict[str, str]:
+    return {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": nodes}
+
+
+REMOTE = {
+    "TF_CONFIG": (
+        tf_config("127.0.0.1:1", "10.0.0.2:2"),
+        "TF_CONFIG key cluster.worker[1] is 10.0.0.2, ",
+    ),
+    "srun": (srun("node[1-2]"), "SLURM_STEP_NODELIST is node[1-2], "),
+}
+
+
+@pytest.mark.parametrize("case", REMOTE)
+@pytest.mark.parametrize("mode", ["train", "doctor"])
+def test_other_hosts_are_refused_unless_they_are_allowed(mode: str, case: str) -> None:
+    environment, expected = REMOTE[case]
+    with pytest.raises(UsageError) as refusal:
+        cluster_of(CONFIG.replace(mode=mode), environment)
+    message = str(refusal.value)
+    assert message.startswith(expected)
+    assert "whoever can connect to one can run any program there" in message
+    assert "add --allow_remote_hosts if" in message
+    allowed = CONFIG.replace(mode=mode, allow_remote_hosts=True)
+    if case == "TF_CONFIG":
+        assert cluster_of(allowed, environment) is not None
+    else:
+        # What comes next says that this is not all of Slurm's variables.
+        with pytest.raises(UsageError, match="SLURM_PROCID is missing"):
+            cluster_of(allowed, environment)
+
+
+def test_loopback_needs_no_permission() -> None:
+    cluster = cluster_of(CONFIG, tf_config("127.0.0.1:1", "localhost:2", "[::1]:3"))
+    assert cluster is not None
+
+
+def test_a_process_refuses_before_it_loads_tensorflow(tmp_path: pathlib.Path) -> None:
+    """TensorFlow cannot be imported here, and nobody tries."""
+    program = (
+        "import sys\n"
+        "sys.modules['tensorflow'] = None\n"
+        "from trainers.main import main\n"
+        "sys.exit(main(['main', '--strategy=multi_worker_mirrored', '--run_dir=run']))"
+    )
+    for environment, expected in REMOTE.values():
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            env={**processes.environment(), **environment},
+            capture_output=True,
+            text=True,
+            timeout=processes.PATIENCE_SECONDS,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"error: {expected}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.cluster
+def test_every_task_says_what_allowing_them_means(tmp_path: pathlib.Path) -> None:
+    """Before it does anything: this one is refused later, for its folder."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "other.txt").touch()
+    # A name that RFC 2606 keeps from ever existing, and nobody looks it up.
+    flags = ("--strategy=parameter_server", "--run_dir=run", "--allow_remote_hosts")
+    addresses = {
+        "chief": ("host.invalid:1",),
+        "worker": ("host.invalid:2",),
+        "ps": ("host.invalid:3",),
+    }
+    done = subprocess.run(
+        processes.command(*flags),
+        cwd=tmp_path,
+        env={
+            **processes.environment(),
+            "TF_CONFIG": Cluster(job="chief", addresses=addresses).tf_config(),
+        },
+        capture_output=True,
+        text=True,
+        timeout=processes.PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 2
+    warning, error = done.stderr.splitlines()
+    assert warning == (
+        "warning: --allow_remote_hosts: TensorFlow's servers ask for no password and "
+        "encrypt nothing, and whoever can connect to one can run any program there; "
+        "the network must keep everybody else away from host.invalid:1."
+    )
+    assert error.startswith("error: --run_dir=run holds files that are not a run")
+
+
+def test_the_first_cluster_is_for_one_machine(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    addresses = {"ps": ("10.0.0.1:1",), "worker": ("10.0.0.1:2", "10.0.0.1:3")}
+    cluster = Cluster(job="ps", addresses=addresses)
+    monkeypatch.setenv("TF_CONFIG", cluster.tf_config())
+    assert hello_cluster.main(["hello_cluster"]) == 2
+    assert "hosts other than this machine's loopback" in capfd.readouterr().err

@@ -1,0 +1,59 @@
+"""The published archive of CIFAR-10, which Keras downloads once and checks.
+
+It is read as it is. Keras's own `load_data` unpacks it, and from then on runs as
+pickles whatever is in that folder (keras/src/datasets/cifar.py, `load_batch`).
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from strategies.quiet import native_log_hidden
+from strategies.settings import UsageError
+from trainers.data_config import DataConfig
+
+ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
+# The name by which Keras keeps it (keras/src/utils/file_utils.py, `get_file`).
+FILE_NAME = "cifar-10-batches-py-target_archive"
+
+
+def fetch(config: DataConfig) -> None:
+    """Downloads it if it is needed and not where Keras keeps such files.
+
+    Raises:
+      UsageError: it cannot be downloaded.
+    """
+    kept = _home() / "datasets" / FILE_NAME
+    if config.data_path is None and not kept.is_file():
+        archive()
+
+
+def archive() -> Path:
+    """Where it is; checked, and downloaded if it is not there or damaged.
+
+    Raises:
+      UsageError: it cannot be downloaded.
+    """
+    with native_log_hidden():
+        # Takes seconds, and a launcher whose tasks load it finds the file without.
+        import keras
+    try:
+        return Path(
+            keras.utils.get_file(
+                FILE_NAME, origin=ORIGIN, file_hash=SHA256, cache_dir=str(_home())
+            )
+        )
+    # Keras raises plain exceptions for what urllib told it.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"--dataset=cifar10 cannot be downloaded ({reason}): give --data_path with "
+            "the published cifar-10-binary.tar.gz or cifar-10-python.tar.gz."
+        ) from error
+
+
+def _home() -> Path:
+    """Keras's folder."""
+    return Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()
