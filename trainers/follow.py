@@ -9,6 +9,7 @@ from trainers.config import Config
 from trainers.console import Console
 from trainers.loop import Always, CallLength, Every, StepReport, run_loop
 from trainers.outcome import DivergedError, ExitCode, StopRequested
+from trainers.rollback import agree_on_step
 from trainers.stopping import StopSignals
 from trainers.tally import Tally
 from trainers.turns import require_finite_weights, turns
@@ -26,33 +27,59 @@ def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     strategy = create_strategy(config, cluster)
     assembly = assemble(config, strategy)
     strategy.share_from_chief(assembly.state_variables())
+    assembly.rate_factor.hold()
+    if config.guard.rolls_back:
+        # The chief saves a checkpoint to go back to.
+        strategy.share_from_chief([])
     first_step = int(assembly.step.numpy())
     console.say(f"{cluster.task} trains from step {first_step}")
     exit_code = ExitCode.DONE
     try:
         with StopSignals() as signals:
-            run_loop(
-                assembly.run_steps,
-                strategy.distribute(assembly.batches(first_step)),
-                first_step=first_step,
-                last_step=assembly.train_steps,
-                call_length=CallLength(
-                    config.length.steps_per_loop, strategy.call_seconds
-                ),
-                hooks=[*_hooks(assembly), Always(signals)],
-                clock=Clock(),
-                tally=Tally(),
-                stop_requested=lambda: signals.requested,
-            )
+            while not _advance(assembly, signals):
+                step = int(assembly.step.numpy())
+                console.say(f"{cluster.task} goes back to step {step}")
     except DivergedError:
         exit_code = ExitCode.DIVERGED
-        strategy.settle()
     except StopRequested as stop:
         exit_code = stop.exit_code
         strategy.settle()
     strategy.share_from_chief([])
     console.say(f"{cluster.task} ends at step {int(assembly.step.numpy())}")
     return exit_code
+
+
+def _advance(assembly: Assembly, signals: StopSignals) -> bool:
+    """Whether training has come to its last step, or else has gone back.
+
+    Raises:
+      DivergedError: there is nothing to go back to.
+    """
+    strategy = assembly.strategy
+    first_step = int(assembly.step.numpy())
+    try:
+        run_loop(
+            assembly.run_steps,
+            strategy.distribute(assembly.batches(first_step)),
+            first_step=first_step,
+            last_step=assembly.train_steps,
+            call_length=CallLength(
+                assembly.config.length.steps_per_loop, strategy.call_seconds
+            ),
+            hooks=[*_hooks(assembly), Always(signals)],
+            clock=Clock(),
+            tally=Tally(),
+            stop_requested=lambda: signals.requested,
+        )
+    except DivergedError:
+        strategy.settle()
+        if not assembly.config.guard.rolls_back:
+            raise
+        if agree_on_step(strategy, None) is None:
+            raise
+        strategy.share_from_chief(assembly.state_variables())
+        return False
+    return True
 
 
 def _hooks(assembly: Assembly) -> list[Every]:

@@ -1,0 +1,146 @@
+"""--on_divergence=rollback: back to a checkpoint, and on with a smaller rate."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+from strategies import discovery
+from tests import processes
+from tests.conformance.harness import in_one_process
+from trainers.main import main
+
+# A step makes -2 w of a weight w, as 1 - 1 * 3 is -2, and so float32 ends after some
+# forty; with half the rate -0.5 w.
+DIVERGING = (
+    "--model=mlp",
+    "--hidden_units=8",
+    "--optimizer=sgd",
+    "--learning_rate=1",
+    "--weight_decay=3",
+    "--on_divergence=rollback",
+    "--checkpoint_every_steps=10",
+    "--summary_every_steps=5",
+    "--histogram_every_steps=none",
+)
+LINE = re.compile(
+    r"warning: .* step (?P<step>\d+): back to step (?P<back_to>\d+), with the learning "
+    r"rate times (?P<factor>[\d.]+) \(rollback (?P<count>\d+) of (?P<most>\d+)\)\."
+)
+
+
+def strategies() -> list[tuple[str, ...]]:
+    """Every strategy of one process, with all its ways to update."""
+    return [
+        (f"--strategy={name}", *update)
+        for name in in_one_process()
+        for update in ((), *((f"--update={u}",) for u in discovery.traits(name).updates))
+        if update != ("--update=sync",)
+    ]
+
+
+def rates(run: pathlib.Path) -> dict[int, float]:
+    """The learning rate of each line of metrics.jsonl."""
+    rows = processes.metrics_of(run)
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(steps), "lines of steps that were taken back"
+    return {row["step"]: row["learning_rate"] for row in rows if "train_loss" in row}
+
+
+@pytest.mark.parametrize("strategy", strategies(), ids=" ".join)
+def test_every_strategy_goes_back_and_completes_with_half_the_rate(
+    strategy: tuple[str, ...], tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    flags = (*DIVERGING, *strategy, "--train_steps=60", f"--run_dir={run}")
+    assert main(["main", *flags]) == 0
+    (line,) = capfd.readouterr().err.splitlines()
+    found = LINE.fullmatch(line)
+    assert found is not None, line
+    step, back_to = int(found["step"]), int(found["back_to"])
+    assert 20 < step < 60, "not where float32 ends"
+    assert step - 10 <= back_to < step
+    assert (found["factor"], found["count"], found["most"]) == ("0.5", "1", "3")
+    expected = {s: 1.0 if s <= back_to else 0.5 for s in range(5, 61, 5)}
+    assert rates(run) == expected
+    result = processes.result_of(run)
+    assert (result["status"], result["steps"], result["rollbacks"]) == (
+        *("completed", 60),
+        1,
+    )
+    assert result["attempted_steps"] == 60, "those that were taken back are counted"
+    assert "step-00000000" not in processes.checkpoints_of(run), "more than three"
+
+
+@pytest.mark.parametrize("on_divergence", ["rollback", "stop"])
+def test_a_resumed_run_keeps_the_smaller_rate(
+    on_divergence: str, tmp_path: pathlib.Path
+) -> None:
+    whole, parts = (f"--run_dir={tmp_path / name}" for name in ("whole", "parts"))
+    assert main(["main", *DIVERGING, "--train_steps=70", whole]) == 0
+    assert main(["main", *DIVERGING, "--train_steps=55", parts]) == 0
+    resumed = ("--resume=auto", f"--on_divergence={on_divergence}")
+    assert main(["main", *DIVERGING, *resumed, "--train_steps=70", parts]) == 0
+    results = [processes.result_of(tmp_path / name) for name in ("whole", "parts")]
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
+    assert results[0]["rollbacks"] == results[1]["rollbacks"] == 1
+    assert rates(tmp_path / "parts")[70] == 0.5
+
+
+# 1 - 300 rate is -299 and then -149, -74, -36.5: all of them diverge, the first after
+# 16 steps.
+HOPELESS = (*DIVERGING, "--weight_decay=300", "--checkpoint_every_steps=5")
+
+
+def test_a_run_that_diverges_there_again_goes_further_back_and_stops_in_the_end(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    flags = (*HOPELESS, "--train_steps=60", "--max_rollbacks=2", f"--run_dir={run}")
+    assert main(["main", *flags]) == 3
+    *lines, error = capfd.readouterr().err.splitlines()
+    rollbacks = [LINE.fullmatch(line) for line in lines]
+    assert [r and (r["factor"], r["count"], r["most"]) for r in rollbacks] == [
+        ("0.5", "1", "2"),
+        ("0.25", "2", "2"),
+    ]
+    first, second = (int(r["back_to"]) for r in rollbacks if r)
+    assert second < first
+    assert "after going back 2 times: training has diverged" in error
+    result = processes.result_of(run)
+    assert (result["status"], result["rollbacks"]) == ("diverged", 2)
+    newest = processes.checkpoints_of(run)[-1]
+    assert f"step {result['steps'] + 1}," in error
+    assert newest == f"step-{result['steps'] // 5 * 5:08d}"
+
+
+def test_a_run_that_diverges_at_once_goes_back_to_the_beginning(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    flags = (*DIVERGING, "--learning_rate=1e30", "--max_rollbacks=1")
+    assert main(["main", *flags, "--train_steps=9", f"--run_dir={run}"]) == 3
+    line, _ = capfd.readouterr().err.splitlines()
+    assert "back to step 0, with the learning rate times 0.5 (rollback 1 of 1)" in line
+    assert processes.checkpoints_of(run) == ["step-00000000"]
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = tmp_path / "run"
+    flags = (*DIVERGING, "--train_steps=20", f"--run_dir={run}")
+    assert main(["main", *flags]) == 0
+    (run / "checkpoints/step-00000020/variables.index").write_bytes(b"")
+    capfd.readouterr()
+    resumed = (*flags, "--train_steps=60", "--resume=auto")
+    assert main(["main", *resumed, "--checkpoint_every_steps=none"]) == 0
+    *damaged, line = capfd.readouterr().err.splitlines()
+    assert len(damaged) == 2, "when it is continued, and when it goes back"
+    assert "step-00000020 is damaged" in damaged[0]
+    assert "checkpoint of step 20 is passed over" in damaged[1]
+    assert "back to step 10" in line
