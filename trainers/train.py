@@ -30,6 +30,7 @@ from trainers.results import Throughput, build_result
 from trainers.rollback import Rollbacks, agree_on_step
 from trainers.run_dir import RunFolder
 from trainers.staleness import Staleness
+from trainers.stall import StallWatch
 from trainers.stopping import StopSignals
 from trainers.tally import Tally
 
@@ -40,12 +41,17 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     Raises:
       UsageError: the configuration cannot be run; nothing has been written.
     """
-    clock = Clock()
     folder = RunFolder.for_training(config)
     strategy = create_strategy(config, cluster)
+    stall = StallWatch(
+        config.guard.stall_timeout_seconds,
+        cluster,
+        console,
+        lambda exit_code: strategy.dismiss(folder.ending_path(), exit_code),
+    )
     try:
-        with _workers_attended(config, cluster, console):
-            exit_code = _train(config, cluster, strategy, folder, console, clock)
+        with stall, _workers_attended(config, cluster, console):
+            exit_code = _train(config, cluster, strategy, folder, console, stall)
     except UsageError:
         strategy.dismiss(folder.ending_path(), ExitCode.USAGE)
         raise
@@ -74,9 +80,11 @@ def _train(
     strategy: Strategy,
     folder: RunFolder,
     console: Console,
-    clock: Clock,
+    stall: StallWatch,
 ) -> ExitCode:
+    clock = Clock(stall.note)
     assembly = assemble(config, strategy)
+    stall.count(assembly.step)
     initial_weights_sha256 = weights_sha256(assembly.model)
     checkpoints = Checkpoints(
         folder.checkpoints,
@@ -123,6 +131,7 @@ def _train(
         tally,
         rollbacks,
         bubble,
+        stall,
     )
     return run.to_the_end(first_step, initial_weights_sha256)
 
@@ -199,6 +208,7 @@ class _Run:
     tally: Tally
     rollbacks: Rollbacks
     bubble: Bubble
+    stall: StallWatch
     throughput: Throughput = dataclasses.field(default_factory=Throughput)
     staleness: Staleness = dataclasses.field(default_factory=Staleness)
 
@@ -297,6 +307,7 @@ class _Run:
                 assembly.strategy.call_seconds,
             ),
             hooks=[
+                Always(self.stall),
                 Always(self.throughput),
                 Always(self.staleness),
                 Always(self.bubble),
