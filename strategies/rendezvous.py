@@ -18,7 +18,7 @@ from strategies.settings import UsageError
 REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
-_ANSWER_SECONDS = 2.0
+_ANSWER_SECONDS = 1.0
 
 
 class PeerLostError(Exception):

@@ -35,8 +35,9 @@ def strategies() -> list[tuple[str, ...]]:
     """Every strategy of one process, with all its ways to update."""
     found: list[tuple[str, ...]] = []
     for name in in_one_process():
-        ways = [(f"--update={way}",) for way in discovery.traits(name).updates] or [()]
-        found += [(f"--strategy={name}", *way) for way in ways]
+        ways = [f"--update={way}" for way in discovery.traits(name).updates]
+        found += [(f"--strategy={name}", way) for way in ways]
+        found += [(f"--strategy={name}",)] * (not ways)
     return found
 
 

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 import tensorflow as tf
@@ -27,7 +28,7 @@ _LOOKS_PER_TIMEOUT = 20
 _MOST_SECONDS_BETWEEN_LOOKS = 5.0
 _PART_BEFORE_STEPS_ARE_READ = 0.5
 # For what other tasks print meanwhile.
-_SECONDS_TO_LEAVE = 2.0
+_SECONDS_TO_LEAVE = 1.5
 _MOST_SECONDS_FOR_CHIEF = 10.0
 _SECONDS_BETWEEN_LOOKS_AT_CHIEF = 0.1
 
@@ -160,12 +161,7 @@ class StallWatch:
 
     def _in_words(self) -> str:
         doing = _IN_WORDS.get(self._doing, self._doing)
-        silent = {
-            task: address
-            for task, address in self._cluster.peers().items()
-            if not is_answering(address)
-        }
-        names = [f"{task} at {address}" for task, address in silent.items()]
+        names = [f"{task} at {address}" for task, address in self._silent_peers()]
         who = f"{', '.join(names)} does not answer and" if names else self._name()
         log = self._console.log_name
         where = f"in {log}" if log else "above"
@@ -174,6 +170,12 @@ class StallWatch:
             f"{self._timeout_seconds:g} s of {doing}; this task's stacks are {where}; "
             f"{REMEDY}"
         )
+
+    def _silent_peers(self) -> list[tuple[str, str]]:
+        peers = list(self._cluster.peers().items())
+        with ThreadPoolExecutor(max_workers=32) as pool:
+            answers = pool.map(is_answering, (address for _, address in peers))
+        return [peer for peer, there in zip(peers, answers, strict=True) if not there]
 
     def _name(self) -> str:
         return self._cluster.task if self._cluster.addresses else "this run"

@@ -136,7 +136,7 @@ def assert_stacks(log: pathlib.Path, *functions: str) -> None:
         assert f"{function}\n" in text, f"not {function} in {log.name}: {text}"
 
 
-# Two looks after the timeout, and what it takes to tell the others and leave.
+# What it takes to find out who is silent, to tell the others, and to leave.
 _MOST_SECONDS = _TIMEOUT_SECONDS + 5
 
 SCENARIOS = (
