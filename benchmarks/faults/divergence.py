@@ -55,7 +55,8 @@ def _stops(chosen: random.Random, folder: pathlib.Path) -> None:
     assert ended.returncode == 3, f"{strategy}: exit code {ended.returncode}"
     lines = ended.stderr.splitlines()
     found = _STOPPED.fullmatch(lines[-1])
-    assert found and len(lines) == 1, f"{strategy}: {ended.stderr}"
+    assert found, f"{strategy}: {ended.stderr}"
+    assert len(lines) == 1, f"{strategy}: {ended.stderr}"
     result = processes.result_of(run)
     assert result["status"] == "diverged", result["status"]
     assert int(found[1]) == result["steps"] + 1, f"{lines[0]}, not {result['steps']}"
@@ -111,7 +112,7 @@ def _train(run: pathlib.Path, *flags: str) -> subprocess.CompletedProcess[str]:
 def _rollback(name: str, strategies: tuple[tuple[str, ...], ...]) -> Scenario:
     return Scenario(
         name=f"divergence-rollback-{name}",
-        promise="goes back one checkpoint with half the rate, which a resumed run keeps",
+        promise="back one checkpoint with half the rate, which a resumed run keeps",
         tries=10,
         attempt=functools.partial(_goes_back, strategies),
     )
