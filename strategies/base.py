@@ -196,6 +196,10 @@ class GlobalBatches(Protocol):
           num_shares: into how many a global batch is divided.
         """
 
+    @property
+    def data(self) -> object:
+        """What `resident` holds, hashable: the same for other steps of a data set."""
+
     def resident(self) -> tf.data.Dataset:
         """What `at` reads from, again and again the same element.
 

@@ -12,14 +12,14 @@ from tests import processes
 from tests.conformance.harness import in_one_process
 from trainers.main import main
 
-# A step makes -2 w of a weight w, as 1 - 1 * 3 is -2, and so float32 ends after some
-# forty; with half the rate -0.5 w.
+# A step makes -2 w of a weight w, as 1 - 0.01 * 300 is -2, and so float32 ends after
+# some forty; with half the rate -0.5 w. The rate is so small that gradients are, too.
 DIVERGING = (
     "--model=mlp",
     "--hidden_units=8",
     "--optimizer=sgd",
-    "--learning_rate=1",
-    "--weight_decay=3",
+    "--learning_rate=0.01",
+    "--weight_decay=300",
     "--on_divergence=rollback",
     "--checkpoint_every_steps=10",
     "--summary_every_steps=5",
@@ -69,8 +69,9 @@ def test_every_strategy_goes_back_and_completes_with_half_the_rate(
     assert 20 < step < 60, "not where float32 ends"
     assert step - 10 <= back_to < step
     assert (found["factor"], found["count"], found["most"]) == ("0.5", "1", "3")
-    expected = {s: 1.0 if s <= back_to else 0.5 for s in range(5, 61, 5)}
-    assert rates(run) == expected
+    expected = {s: 0.01 if s <= back_to else 0.005 for s in range(5, 61, 5)}
+    # The rate is a number of single precision.
+    assert rates(run) == pytest.approx(expected, rel=1e-6)
     result = processes.result_of(run)
     assert (result["status"], result["steps"], result["rollbacks"]) == (
         *("completed", 60),
@@ -90,12 +91,12 @@ def test_a_resumed_run_keeps_the_smaller_rate(tmp_path: pathlib.Path) -> None:
     results = [processes.result_of(tmp_path / name) for name in ("whole", "parts")]
     assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
     assert results[0]["rollbacks"] == results[1]["rollbacks"] == 1
-    assert rates(tmp_path / "parts")[70] == 0.5
+    assert rates(tmp_path / "parts")[70] == pytest.approx(0.005, rel=1e-6)
 
 
-# 1 - 300 rate is -299 and then -149, -74, -36.5: all of them diverge, the first after
+# 1 - 0.01 * 30000 is -299, and then -149 and -74: all of them diverge, the first after
 # 16 steps.
-HOPELESS = (*DIVERGING, "--weight_decay=300", "--checkpoint_every_steps=5")
+HOPELESS = (*DIVERGING, "--weight_decay=30000", "--checkpoint_every_steps=5")
 
 
 def test_a_run_that_diverges_there_again_goes_further_back_and_stops_in_the_end(

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tests import processes
 from tests.wrong_commands import (
     BEFORE_TENSORFLOW,
+    DOES_NOT_FIT_TOGETHER,
     EVALUATE,
     NEEDS_DEVICES_OR_DATA,
     NO_FOLDER,
@@ -65,7 +66,7 @@ def assert_refused_without_a_trace(
     assert processes.contents(folder) == before
 
 
-@pytest.mark.parametrize("wrong", BEFORE_TENSORFLOW, ids=str)
+@pytest.mark.parametrize("wrong", [*BEFORE_TENSORFLOW, *DOES_NOT_FIT_TOGETHER], ids=str)
 def test_refused_in_one_line_without_a_trace(
     wrong: Row, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

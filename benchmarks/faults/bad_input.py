@@ -17,6 +17,7 @@ from tests.cluster.wrong_tf_config import WRONG as WRONG_TF_CONFIGS
 from tests.inputs.test_cifar10 import DAMAGED as DAMAGED_CIFAR10
 from tests.wrong_commands import (
     BEFORE_TENSORFLOW,
+    DOES_NOT_FIT_TOGETHER,
     NEEDS_DEVICES_OR_DATA,
     NO_FOLDER,
     NO_SUCH_DEVICES_OR_DATA,
@@ -75,6 +76,7 @@ _RECORD_FILES = [
 def _requests() -> Iterator[_Request]:
     for wrong in (
         *BEFORE_TENSORFLOW,
+        *DOES_NOT_FIT_TOGETHER,
         *NO_FOLDER,
         *NEEDS_DEVICES_OR_DATA,
         *NO_SUCH_DEVICES_OR_DATA,
@@ -105,7 +107,9 @@ def _in_data(
 
 def _all_are_refused(chosen: random.Random, folder: pathlib.Path) -> float:
     """Returns the longest time of those that do without TensorFlow."""
-    finished = folder / "finished"
+    # Its configuration has the path, and one of the requests is to train there again.
+    finished = folder / "finished" / "run"
+    finished.parent.mkdir()
     processes.train(finished, *SMALL_RUN)
     hook = folder / "hook"
     hook.mkdir()
