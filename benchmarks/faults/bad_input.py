@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from benchmarks.faults.scenario import Scenario
 from tests import processes
 from tests.cluster.wrong_tf_config import WRONG as WRONG_TF_CONFIGS
-from tests.inputs.test_cifar10 import DAMAGED as DAMAGED_CIFAR10
 from tests.wrong_commands import (
     BEFORE_TENSORFLOW,
     DOES_NOT_FIT_TOGETHER,
@@ -51,9 +50,11 @@ class _Request:
       wrong: what is asked for.
       environment: besides a user's own.
       run: whether the folder `run` holds a finished run, which `prepare` changes.
+      is_early: whether it is known without TensorFlow.
     """
 
     wrong: Row
+    is_early: bool = False
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     run: bool = False
 
@@ -74,10 +75,13 @@ _RECORD_FILES = [
 
 
 def _requests() -> Iterator[_Request]:
+    # TensorFlow, which takes seconds and is not needed to list scenarios.
+    from tests.inputs.test_cifar10 import DAMAGED as DAMAGED_CIFAR10
+
+    for wrong in (*BEFORE_TENSORFLOW, *NO_FOLDER):
+        yield _Request(wrong=wrong, is_early=True)
     for wrong in (
-        *BEFORE_TENSORFLOW,
         *DOES_NOT_FIT_TOGETHER,
-        *NO_FOLDER,
         *NEEDS_DEVICES_OR_DATA,
         *NO_SUCH_DEVICES_OR_DATA,
         *_RECORD_FILES,
@@ -88,7 +92,8 @@ def _requests() -> Iterator[_Request]:
     for value, words in WRONG_TF_CONFIGS.values():
         text = value if isinstance(value, str) else json.dumps(value)
         command = row("--strategy=multi_worker_mirrored --run_dir=run", words)
-        yield _Request(wrong=command, environment={"TF_CONFIG": text})
+        surroundings = {"TF_CONFIG": text}
+        yield _Request(wrong=command, environment=surroundings, is_early=True)
     for prepare, words in DAMAGED_CIFAR10.values():
         yield _Request(
             wrong=row(
@@ -164,7 +169,7 @@ def _refused(
     loaded = (marks / _MARK).exists()
     _check(request, done)
     assert processes.contents(work) == before, "something was written"
-    needless = loaded and request.wrong in BEFORE_TENSORFLOW
+    needless = loaded and request.is_early
     assert not needless, "TensorFlow was loaded, and is not needed to know"
     return seconds, loaded
 
