@@ -34,7 +34,8 @@ def test_a_task_that_stands_still_listens_but_does_not_answer() -> None:
             # The one that gave up is still in the queue.
             for _ in range(2):
                 connection, _ = server.accept()
-                connection.sendall(b"\0")
+                with connection:
+                    connection.sendall(b"\0")
 
         thread = threading.Thread(target=answer)
         thread.start()

@@ -39,6 +39,7 @@ def _follow(
     stall: StallWatch,
 ) -> ExitCode:
     assembly = assemble(config, strategy)
+    stall.note("startup")
     stall.count(assembly.step)
     strategy.share_from_chief(assembly.state_variables())
     assembly.rate_factor.hold()

@@ -84,6 +84,7 @@ def _train(
 ) -> ExitCode:
     clock = Clock(stall.note)
     assembly = assemble(config, strategy)
+    stall.note("startup")
     stall.count(assembly.step)
     initial_weights_sha256 = weights_sha256(assembly.model)
     checkpoints = Checkpoints(

@@ -78,9 +78,9 @@ def _goes_back(
     """With half the rate a weight is multiplied by less than one, and stays finite."""
     strategy = chosen.choice(strategies)
     every = chosen.randint(4, 15)
-    # 1 - 0.01 decay is below -1.8, 1 - 0.005 decay above -1, and gradients are small.
+    # 1 - 0.01 decay is below -2.3, 1 - 0.005 decay above -1, and gradients are small.
     flags = (
-        f"--weight_decay={chosen.uniform(280, 350)}",
+        f"--weight_decay={chosen.uniform(330, 380)}",
         f"--checkpoint_every_steps={every}",
         f"--seed={chosen.randrange(1000)}",
         "--on_divergence=rollback",
