@@ -12,8 +12,8 @@ from tests import processes
 from tests.conformance.harness import in_one_process
 from trainers.main import main
 
-# A step makes -2.5 w of a weight w, as 1 - 0.01 * 350 is that, and so float32 ends after
-# some fifty; with half the rate -0.75 w. Gradients count for little with such a rate.
+# A step makes -2.5 w of a weight w, as 1 - 0.01 * 350 is that, and float32 ends after
+# some fifty. With half the rate it makes -0.75 w. Gradients count for little here.
 DIVERGING = (
     "--model=mlp",
     "--hidden_units=8",

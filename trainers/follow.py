@@ -73,6 +73,7 @@ def _advance(assembly: Assembly, signals: StopSignals, stall: StallWatch) -> boo
     strategy = assembly.strategy
     clock = Clock(stall.note)
     first_step = int(assembly.step.numpy())
+    stall.begin(first_step)
     try:
         run_loop(
             assembly.run_steps,

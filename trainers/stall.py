@@ -102,6 +102,10 @@ class StallWatch:
         """Takes the counter of applied updates, to see them within a long call."""
         self._applied = applied
 
+    def begin(self, step: int) -> None:
+        """Steps go on from here."""
+        self._step = step
+
     def __call__(self, report: StepReport) -> None:
         self._step = report.step
 
@@ -161,21 +165,22 @@ class StallWatch:
 
     def _in_words(self) -> str:
         doing = _IN_WORDS.get(self._doing, self._doing)
-        names = [f"{task} at {address}" for task, address in self._silent_peers()]
-        who = f"{', '.join(names)} does not answer and" if names else self._name()
         log = self._console.log_name
         where = f"in {log}" if log else "above"
         return (
-            f"{who} has not reached step {self._step + 1}: no progress in "
-            f"{self._timeout_seconds:g} s of {doing}; this task's stacks are {where}; "
-            f"{REMEDY}"
+            f"step {self._step + 1} has not been reached by {self._who_is_behind()}: no "
+            f"progress in {self._timeout_seconds:g} s of {doing}; this task's stacks "
+            f"are {where}; {REMEDY}"
         )
+
+    def _who_is_behind(self) -> str:
+        names = [f"{task} at {address}" for task, address in self._silent_peers()]
+        if names:
+            return f"{', '.join(names)}, which does not answer"
+        return self._cluster.task if self._cluster.addresses else "this run"
 
     def _silent_peers(self) -> list[tuple[str, str]]:
         peers = list(self._cluster.peers().items())
         with ThreadPoolExecutor(max_workers=32) as pool:
             answers = pool.map(is_answering, (address for _, address in peers))
         return [peer for peer, there in zip(peers, answers, strict=True) if not there]
-
-    def _name(self) -> str:
-        return self._cluster.task if self._cluster.addresses else "this run"

@@ -297,6 +297,7 @@ class _Run:
 
     def _advance(self, first_step: int, batches: Any, signals: StopSignals) -> None:
         assembly = self.assembly
+        self.stall.begin(first_step)
         self.console.start_progress(first_step, assembly.train_steps)
         run_loop(
             self._run_steps(),

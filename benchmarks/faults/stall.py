@@ -72,7 +72,8 @@ def _input_sleeps(chosen: random.Random, folder: pathlib.Path) -> float:
         seconds = time.monotonic() - start
     assert ended.returncode == 138, f"exit code {ended.returncode}: {ended.stderr}"
     assert_one_line(
-        ended.stderr, f"this run has not reached step {stuck_at + 1}: no progress"
+        ended.stderr,
+        f"step {stuck_at + 1} has not been reached by this run: no progress",
     )
     assert_stacks(run / "logs/chief-0.log", "in sleeps_in_the_input")
     return seconds
@@ -87,8 +88,9 @@ def _worker_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
         seconds = _freeze(chosen, tasks, frozen, survivors)
         steps = processes.last_step_of(tasks.run_dir)
         line = tasks.started["worker-0"].error_lines()[-1]
-        assert f"{frozen} at {tasks.address(frozen)} does not answer" in line, line
-        reached = int(line.partition("has not reached step ")[2].partition(":")[0])
+        named = f"reached by {frozen} at {tasks.address(frozen)}, which does not answer"
+        assert named in line, line
+        reached = int(line.partition("step ")[2].partition(" ")[0])
         assert reached > steps, f"metrics have step {steps}: {line}"
         assert_stacks(tasks.run_dir / "logs/worker-0.log", "in run_loop")
         assert_stacks(tasks.started[survivors[1]].errors, "in run_loop")
@@ -102,7 +104,8 @@ def _server_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
     with cluster(folder, num_tasks, *FLAGS, *flags) as tasks:
         seconds = _freeze(chosen, tasks, "ps-0", ("chief-0", "worker-0"))
         line = tasks.started["chief-0"].error_lines()[-1]
-        assert f"ps-0 at {tasks.address('ps-0')} does not answer" in line, line
+        named = f"reached by ps-0 at {tasks.address('ps-0')}, which does not answer"
+        assert named in line, line
         assert_stacks(tasks.run_dir / "logs/chief-0.log", "in run_loop")
         assert_stacks(tasks.started["worker-0"].errors, "in serve")
     return seconds
