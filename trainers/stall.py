@@ -168,9 +168,9 @@ class StallWatch:
         log = self._console.log_name
         where = f"in {log}" if log else "above"
         return (
-            f"step {self._step + 1} has not been reached by {self._who_is_behind()}: no "
-            f"progress in {self._timeout_seconds:g} s of {doing}; this task's stacks "
-            f"are {where}; {REMEDY}"
+            f"step {self._step + 1} has not been reached by {self._who_is_behind()}: "
+            f"no progress in {self._timeout_seconds:g} s of {doing}; this task's "
+            f"stacks are {where}; {REMEDY}"
         )
 
     def _who_is_behind(self) -> str:
