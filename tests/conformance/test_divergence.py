@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from models.base import Build, Examples, Settings
 from strategies import discovery
+from strategies.base import Agreed, StepResults
+from strategies.stale_updates import joined
 from tests.conformance.custom import assemble_custom, assemble_model
 from tests.conformance.harness import subjects
 from trainers.assembly import Assembly
@@ -204,17 +206,44 @@ def test_a_loss_that_is_not_finite_is_told_from_gradients_that_are(
     assert re.match(words, found), found
 
 
-def test_a_weight_that_is_not_finite_comes_before_its_gradient() -> None:
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [(0, "the value of {}/first/kernel"), (1, "the gradient of {}/first/kernel")],
+)
+def test_the_first_variable_is_named_by_its_value_or_else_its_gradient(
+    layer: int, expected: str
+) -> None:
     assembly = assemble_custom(
         "one_device",
         1,
-        lambda: [keras.layers.Dense(1, name="only")],
+        lambda: [keras.layers.Dense(2, name="first"), keras.layers.Dense(1)],
         np.ones([GLOBAL_BATCH_SIZE, 2], np.float32),
         global_batch_size=GLOBAL_BATCH_SIZE,
     )
-    kernel = assembly.model.weights[0]
+    kernel = assembly.model.layers[layer].kernel
     kernel.assign(tf.fill(kernel.shape, np.inf))
     batches = assembly.strategy.distribute(assembly.batches(0))
     results = assembly.run_steps(batches, 2).fetch()
     found = Diagnosis(assembly.model, assembly.layer_state)(results)
-    assert found == f"the loss is inf and the value of {kernel.path} is not finite at"
+    assert expected.format(assembly.model.name) in found
+
+
+def test_of_stretches_side_by_side_the_one_that_ended_early_is_the_last() -> None:
+    def stretch(applied: int, loss: float, not_finite: int | None) -> StepResults:
+        return StepResults(
+            applied_steps=applied,
+            sums={"loss": np.array([1.0, loss])},
+            step_seconds=np.ones(2),
+            input_seconds=np.zeros(2),
+            details={},
+            agreed=Agreed(),
+            attempted_steps=2,
+            first_not_finite=not_finite,
+        )
+
+    parts = [stretch(1, 3.0, 5), stretch(2, 2.0, None)]
+    results = joined(parts, ["worker-0", "worker-1"], 2)
+    assert (results.applied_steps, results.first_not_finite) == (3, 5)
+    assert list(results.sums["loss"]) == [1.0, 2.0, 1.0, 3.0]
+    assert results.workers is not None
+    assert list(results.workers) == ["worker-1"] * 2 + ["worker-0"] * 2
