@@ -10,7 +10,11 @@ import pytest
 from strategies import discovery
 from tests import processes
 from tests.conformance.harness import in_one_process
+from tests.test_checkpoints import Run
 from trainers.main import main
+from trainers.optimizers import RateFactor
+from trainers.outcome import DivergedError
+from trainers.rollback import Rollbacks
 
 # A step makes -2.5 w of a weight w, as 1 - 0.01 * 350 is that, and float32 ends after
 # some fifty. With half the rate it makes -0.75 w. Gradients count for little here.
@@ -22,7 +26,7 @@ DIVERGING = (
     "--weight_decay=350",
     "--on_divergence=rollback",
     "--checkpoint_every_steps=10",
-    "--summary_every_steps=5",
+    "--summary_every_steps=1",
     "--histogram_every_steps=none",
 )
 LINE = re.compile(
@@ -49,10 +53,10 @@ def said(capfd: pytest.CaptureFixture[str]) -> list[str]:
 
 def rates(run: pathlib.Path) -> dict[int, float]:
     """The learning rate of each line of metrics.jsonl."""
-    rows = processes.metrics_of(run)
+    rows = [row for row in processes.metrics_of(run) if "train_loss" in row]
     steps = [row["step"] for row in rows]
-    assert steps == sorted(steps), "lines of steps that were taken back"
-    return {row["step"]: row["learning_rate"] for row in rows if "train_loss" in row}
+    assert steps == sorted(set(steps)), "lines of steps that were taken back"
+    return {row["step"]: row["learning_rate"] for row in rows}
 
 
 @pytest.mark.parametrize("strategy", strategies(), ids=" ".join)
@@ -69,7 +73,7 @@ def test_every_strategy_goes_back_and_completes_with_half_the_rate(
     assert 30 < step < 70, "not where float32 ends"
     assert step - 10 <= back_to < step
     assert (found["factor"], found["count"], found["most"]) == ("0.5", "1", "3")
-    expected = {s: 0.01 if s <= back_to else 0.005 for s in range(5, 91, 5)}
+    expected = {s: 0.01 if s <= back_to else 0.005 for s in range(1, 91)}
     # The rate is a number of single precision.
     assert rates(run) == pytest.approx(expected, rel=1e-6)
     result = processes.result_of(run)
@@ -147,3 +151,24 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert "step-00000020 is damaged" in damaged[0]
     assert "checkpoint of step 20 is passed over" in damaged[1]
     assert "back to step 10" in line
+
+
+def test_checkpoints_of_a_training_that_is_given_up_are_removed(
+    tmp_path: pathlib.Path,
+) -> None:
+    kept = Run(tmp_path)
+    for step in (10, 20, 30):
+        kept.save(step)
+    lines: list[str] = []
+    rollbacks = Rollbacks(kept.checkpoints, RateFactor(False), 9, lines.append)
+    assert rollbacks.go_back(DivergedError(35, "the loss is nan at")) is not None
+    assert (int(kept.step.numpy()), kept.checkpoints.steps()) == (30, [10, 20, 30])
+    assert rollbacks.go_back(DivergedError(35, "the loss is nan at")) is not None
+    assert (int(kept.step.numpy()), kept.checkpoints.steps()) == (20, [10, 20])
+    # It came further than before, and has saved there.
+    kept.save(40)
+    assert rollbacks.go_back(DivergedError(41, "the loss is nan at")) is not None
+    assert (int(kept.step.numpy()), kept.checkpoints.steps()) == (40, [10, 20, 40])
+    assert [line.partition(" (")[2] for line in lines] == [
+        f"rollback {count} of 9)." for count in (1, 2, 3)
+    ]
