@@ -185,7 +185,7 @@ class _UnderWay:
     ):
         """Starts one thread for each tower.
 
-        They end with the pieces, or with the first one whose loss is not finite.
+        They end with the pieces, or with the first one that ends early.
         """
         self._feed = feed
         self._proposed = proposed
@@ -205,8 +205,7 @@ class _UnderWay:
             thread.join()
         if self._failure is not None:
             raise self._failure
-        # One that ended early comes last, as the step that a diverged run ends with.
-        ordered = sorted(self._done, key=lambda done: (_ended_early(done[2]), done[0]))
+        ordered = sorted(self._done, key=lambda done: done[0])
         parts = [results for _, _, results in ordered]
         names = [f"tower-{index}" for _, index, _ in ordered]
         return joined(parts, names, len(self._threads))
@@ -243,8 +242,3 @@ def _pieces(
         )
         for start in starts
     ]
-
-
-def _ended_early(results: StepResults) -> bool:
-    """Whether its last step was not applied, because its loss was not finite."""
-    return results.applied_steps < results.attempted_steps

@@ -138,7 +138,8 @@ class StepResults:
     """What a number of consecutive steps reported.
 
     Attributes:
-      applied_steps: updates applied; fewer than asked if a loss was not finite.
+      applied_steps: updates applied; fewer than asked if a loss, a gradient or new
+        layer state was not finite.
       sums: float64 [attempted] each: the named scalars of `Shares.sums`, summed
         over replicas, step by step.
       step_seconds: float64 [attempted], duration of each step, input included.
@@ -155,6 +156,9 @@ class StepResults:
         had been applied without them; None where updates wait for all.
       stage_busy_seconds: float64 [attempted, stages], how long each stage of a model
         computed; None where the model is whole.
+      first_not_finite: which of the gradients, and after them of the tensors of layer
+        state, was the first that was not finite in the step that was not applied;
+        None if there was none.
       pipeline_seconds: float64 [attempted], from the beginning of the first stage to
         the end of the last; None where the model is whole.
     """
@@ -171,6 +175,7 @@ class StepResults:
     late_gradients: np.ndarray | None = None
     stage_busy_seconds: np.ndarray | None = None
     pipeline_seconds: np.ndarray | None = None
+    first_not_finite: int | None = None
 
 
 ReplicaStep = Callable[[Batch], Shares]
@@ -190,6 +195,10 @@ class GlobalBatches(Protocol):
           share: which share; `(0, 1)` gives whole global batches.
           num_shares: into how many a global batch is divided.
         """
+
+    @property
+    def data(self) -> object:
+        """What `resident` holds, hashable: the same for other steps of a data set."""
 
     def resident(self) -> tf.data.Dataset:
         """What `at` reads from, again and again the same element.

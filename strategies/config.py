@@ -272,7 +272,8 @@ class StrategyConfig:
                     f"{self.strategy}, which does not split the model: add "
                     "--strategy=model_parallel, or leave it out."
                 )
-        if self.num_stages is not None and self.num_stages < 2:
+        names_nothing = "" in (self.stages or ())
+        if names_nothing or (self.num_stages is not None and self.num_stages < 2):
             raise UsageError(
                 f"--stages={as_argument(self.stages)} is out of range: give 2 or more, "
                 "or names of layers; --strategy=one_device does not split the model."

@@ -23,6 +23,7 @@ from strategies.base import (
     StepResults,
     Update,
 )
+from strategies.shares import totals
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,8 +53,8 @@ class Step:
 class InnerLoop:
     """Runs a step repeatedly inside one `tf.function`. Satisfies `RunSteps`.
 
-    If any sum of a step (its loss among them) is not finite, its update is not
-    applied and the loop ends.
+    If any sum of a step (its loss among them), gradient or new layer state is not
+    finite, its update is not applied and the loop ends.
     """
 
     def __init__(self, step: Step, replica_step: ReplicaStep, update: Update | None):
@@ -106,6 +107,7 @@ class InnerLoop:
             stage_busy_seconds=_by_stage(sums),
             pipeline_seconds=sums.get(PIPELINE_SECONDS),
             attempted_steps=len(starts),
+            first_not_finite=_last_or_nothing(sums.get(_NOT_FINITE)),
             agreed=_mean_of_last(sums),
             step_seconds=np.diff(np.append(starts, stop)),
             input_seconds=waits,
@@ -131,11 +133,11 @@ class InnerLoop:
                 lambda: self._step.next_batch(batches, state.attempted)
             )
             summed = self._step.sum_shares(self._with_proposal(proposed), batch)
-            sums = self._step.first(summed).sums
-            finite = tf.reduce_all(tf.math.is_finite(tf.stack(list(sums.values()))))
+            sums, changes, finite = self._examine(summed)
             is_last = tf.equal(state.attempted, num_steps - 1)
             details = self._look(summed, tf.where(is_last, observe, 0), state.details)
-            packed = self._sums.pack({**sums, **self._apply_if(finite, summed)})
+            reported = self._apply_if(finite, summed, changes)
+            packed = self._sums.pack({**sums, **reported})
             return _State(
                 attempted=state.attempted + 1,
                 finite=finite,
@@ -175,7 +177,23 @@ class InnerLoop:
             lambda: details,
         )
 
-    def _apply_if(self, finite: tf.Tensor, summed: Any) -> dict[str, tf.Tensor]:
+    def _examine(
+        self, summed: Any
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]:
+        """The sums of a step, the totals of what it changes, whether all are finite."""
+        shares = self._step.first(summed)
+        sums = dict(shares.sums)
+        changes = sums.pop(OWN_TOTALS, None)
+        if self._update is None:
+            changes = tf.zeros([0], tf.float64)
+        elif changes is None:
+            changes = totals(shares)
+        numbers = tf.concat([tf.stack(list(sums.values())), changes], axis=0)
+        return sums, changes, tf.reduce_all(tf.math.is_finite(numbers))
+
+    def _apply_if(
+        self, finite: tf.Tensor, summed: Any, changes: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
         update = self._update
         if update is None:
             return {}
@@ -183,13 +201,16 @@ class InnerLoop:
         def apply() -> list[tf.Tensor]:
             reported = self._step.apply(update, summed)
             values = [tf.cast(reported[n], tf.float64) for n in self._step.reported]
-            return [tf.zeros([], tf.float64), *values]
+            return [tf.constant(NOTHING, tf.float64), *values]
+
+        def leave() -> list[tf.Tensor]:
+            zeros = [tf.zeros([], tf.float64)] * len(self._step.reported)
+            return [_first_not_finite(changes), *zeros]
 
         # The condition stands outside every replica's own function, because
         # MirroredStrategy cannot merge replicas inside a branch of one.
-        zeros = [tf.zeros([], tf.float64)] * (1 + len(self._step.reported))
-        values = tf.cond(finite, apply, lambda: zeros)
-        return dict(zip(self._step.reported, values[1:], strict=True))
+        names = (_NOT_FINITE, *self._step.reported)
+        return dict(zip(names, tf.cond(finite, apply, leave), strict=True))
 
 
 class _State(NamedTuple):
@@ -240,10 +261,22 @@ STAGE_BUSY_SECONDS = "stage_busy_seconds/"
 PIPELINE_SECONDS = "pipeline_seconds"
 _AGREED = "agreed/"
 _REPLICAS = _AGREED + "replicas"
+# Where replicas keep gradients of their own: `totals` of all of them, added up.
+OWN_TOTALS = "own_totals"
+# Which of the totals is the first that is not finite.
+_NOT_FINITE = "not_finite"
+NOTHING = -1
 _NOT_METRICS = (
-    *("staleness", "late_gradients"),
+    *("staleness", "late_gradients", _NOT_FINITE),
     *(STAGE_BUSY_SECONDS, PIPELINE_SECONDS, _AGREED),
 )
+
+
+def _first_not_finite(numbers: tf.Tensor) -> tf.Tensor:
+    """The position of the first that is not finite, or NOTHING, as float64."""
+    places = tf.where(~tf.math.is_finite(numbers))[:, 0]
+    first = tf.concat([places, [NOTHING]], axis=0)[0]
+    return tf.cast(first, tf.float64)
 
 
 def loop_arguments(
@@ -321,6 +354,13 @@ def _by_stage(sums: Mapping[str, np.ndarray]) -> np.ndarray | None:
         return None
     names = [f"{STAGE_BUSY_SECONDS}{index}" for index in range(num_stages)]
     return np.stack([sums[name] for name in names], axis=1)
+
+
+def _last_or_nothing(positions: np.ndarray | None) -> int | None:
+    """Of the last step, the only one that can have one."""
+    if positions is None or not len(positions) or positions[-1] == NOTHING:
+        return None
+    return int(positions[-1])
 
 
 def _mean_of_last(sums: Mapping[str, np.ndarray]) -> Agreed:

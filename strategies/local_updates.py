@@ -17,8 +17,8 @@ from strategies.base import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.inner_loop import InnerLoop
-from strategies.shares import scaled
+from strategies.inner_loop import OWN_TOTALS, InnerLoop
+from strategies.shares import scaled, totals
 
 
 def alone(replica_step: ReplicaStep, num_replicas: int) -> ReplicaStep:
@@ -60,7 +60,9 @@ def sum_what_is_reported(
     """
     own = tf.nest.flatten(shares.state)
     whole = [None if value.dtype.is_floating else value for value in own]
-    summed = sum_shares(Shares(gradients=[], state=whole, sums=shares.sums))
+    # Zero, or not a number if one of them is not finite: all learn of it.
+    sums = {**shares.sums, OWN_TOTALS: 0 * totals(shares)}
+    summed = sum_shares(Shares(gradients=[], state=whole, sums=sums))
     state = [
         value if total is None else total
         for value, total in zip(own, summed.state, strict=True)

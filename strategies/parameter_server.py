@@ -20,7 +20,7 @@ from strategies.base import (
 from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
 from strategies.placement import BySize
-from strategies.rendezvous import is_listening, meet
+from strategies.rendezvous import is_answering, meet
 from strategies.resolver import resolver_of
 from strategies.server import serve
 from strategies.settings import UsageError
@@ -71,7 +71,7 @@ class ParameterServer(Strategy):
         self._placement = BySize(self._servers)
         with tf.device(self._servers[0]):
             self._attempts = tf.Variable(0, trainable=False, dtype=tf.int64)
-        self._residents: dict[GlobalBatches, Any] = {}
+        self._residents: dict[object, Any] = {}
         self._synchronous: SynchronousSteps | None = None
 
     @classmethod
@@ -97,11 +97,11 @@ class ParameterServer(Strategy):
 
     def distribute(self, batches: GlobalBatches) -> Feed:
         """Puts what batches are read from on every worker, once."""
-        if batches not in self._residents:
+        if batches.data not in self._residents:
             self._free_workers()
             dataset = self._coordinator.create_per_worker_dataset(batches.resident)
-            self._residents[batches] = iter(dataset)
-        return Feed(self._residents[batches], batches, batches.first_step)
+            self._residents[batches.data] = iter(dataset)
+        return Feed(self._residents[batches.data], batches, batches.first_step)
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
         if update is None or not self._config.is_synchronous:
@@ -147,8 +147,9 @@ class ParameterServer(Strategy):
     def dismiss(self, ending: str, exit_code: int) -> None:
         for job in self.traits.serving_roles:
             for index, address in enumerate(self._cluster.addresses[job]):
-                # Writing there would fail for a worker that was lost on the way.
-                if not is_listening(address):
+                # Writing there would fail for a worker that was lost on the way, and
+                # never end for one that stands still.
+                if not is_answering(address):
                     continue
                 with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
                     tf.io.write_file(

@@ -18,6 +18,7 @@ from strategies.settings import UsageError
 REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
+_ANSWER_SECONDS = 1.0
 
 
 class PeerLostError(Exception):
@@ -37,6 +38,24 @@ def is_listening(address: str) -> bool:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
             return True
+    except OSError:
+        return False
+
+
+def is_answering(address: str) -> bool:
+    """Whether the gRPC server at host:port says something, as a running one does.
+
+    Where a process stands still, its system goes on accepting connections for it. The
+    server's side speaks first, with its settings (RFC 9113, section 3.4), so nothing
+    need be sent.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), _CONNECT_SECONDS
+        ) as connection:
+            connection.settimeout(_ANSWER_SECONDS)
+            return bool(connection.recv(1))
     except OSError:
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import pathlib
 import signal
@@ -14,6 +15,7 @@ import tensorflow as tf
 from strategies.cluster import Cluster
 from strategies.rendezvous import (
     Needed,
+    PeerLostError,
     answering,
     is_listening,
     wait_for_tasks,
@@ -68,6 +70,9 @@ def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
     chief = Needed("chief-0", address, _SECONDS_UNTIL_LOST)
     while not signals.is_over():
         exit_code = _read_once(dismissal)
+        if exit_code == PeerLostError.exit_code:
+            # The chief makes no progress, and it may be because of this task.
+            faulthandler.dump_traceback(all_threads=True)
         if exit_code is not None:
             return _wait_until_gone(address, exit_code)
         chief.require()

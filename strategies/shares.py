@@ -55,6 +55,32 @@ def scaled(value: Any, factor: tf.Tensor) -> Any:
     return value * tf.cast(factor, value.dtype)
 
 
+def totals(shares: Shares) -> tf.Tensor:
+    """One number for each gradient, then for each tensor of layer state: its sum.
+
+    A sum is not finite if a number in it is not, or if they are so large that their
+    sum is beyond their type. It reads a tensor once, where that is, and makes none of
+    its size, as asking each number would. What has no fractions counts as zero.
+
+    Args:
+      shares: of one replica, or of all.
+
+    Returns:
+      float64 [gradients + tensors of state].
+    """
+    values = [*shares.gradients, *tf.nest.flatten(shares.state)]
+    return tf.stack([_total(value) for value in values] or tf.zeros([0], tf.float64))
+
+
+def _total(value: Any) -> tf.Tensor:
+    if isinstance(value, tf.IndexedSlices):
+        value = value.values
+    if value is None or not value.dtype.is_floating:
+        return tf.zeros([], tf.float64)
+    with tf.device(value.device):
+        return tf.cast(tf.reduce_sum(value), tf.float64)
+
+
 def mean_of_copies(copies: Sequence[tf.Tensor]) -> tf.Tensor:
     """The mean of tensors, computed so that the mean of equal ones is that value.
 

@@ -65,11 +65,16 @@ def joined(
     """Stretches of steps as one, which workers have computed side by side.
 
     Args:
-      parts: in the order of their steps, the one that was observed last.
+      parts: in the order of their steps, the one that was observed last. One that
+        ended early, because something was not finite, is taken as the last: that is
+        where a diverged run ends.
       workers: who computed each.
       num_side_by_side: how many workers there are: an update comes that much more
         often than each of them takes for one.
     """
+    details = parts[-1].details
+    done = sorted(zip(parts, workers, strict=True), key=lambda d: _ended_early(d[0]))
+    parts, workers = zip(*done, strict=True)
     last = parts[-1]
     return StepResults(
         applied_steps=sum(part.applied_steps for part in parts),
@@ -77,11 +82,17 @@ def joined(
         step_seconds=np.concatenate([p.step_seconds for p in parts]) / num_side_by_side,
         input_seconds=np.concatenate([p.input_seconds for p in parts])
         / num_side_by_side,
-        details=last.details,
+        details=details,
         agreed=last.agreed,
         attempted_steps=sum(part.attempted_steps for part in parts),
         staleness=None
         if last.staleness is None
         else np.concatenate([p.staleness for p in parts]),
         workers=np.repeat(workers, [part.attempted_steps for part in parts]),
+        first_not_finite=last.first_not_finite,
     )
+
+
+def _ended_early(results: StepResults) -> bool:
+    """Whether its last step was not applied, because something was not finite."""
+    return results.applied_steps < results.attempted_steps

@@ -357,3 +357,10 @@ def test_to_depend_on_a_call_is_not_to_wait_for_what_it_computes() -> None:
 
     now, _ = called(tf.constant(1.0))
     assert float(now) < ended[-1]
+
+
+def test_squares_beyond_the_type_are_clipped_to_what_is_no_number() -> None:
+    """The reason why the norm is bounded before (trainers/update.py)."""
+    (clipped,), norm = tf.clip_by_global_norm([tf.constant([1e25, 1.0])], 1.0)
+    assert np.isinf(norm)
+    assert np.isnan(clipped).all()

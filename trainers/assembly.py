@@ -25,7 +25,7 @@ from trainers.inputs.order import Order, SourceBatches
 from trainers.inputs.record_stream import RecordStream
 from trainers.layer_state import LayerState
 from trainers.learner import build_learner
-from trainers.optimizers import LearningRate
+from trainers.optimizers import LearningRate, RateFactor
 from trainers.pipeline.build import Pipeline
 from trainers.pipeline.step import PipelineStep
 from trainers.sparse import embeddings_of
@@ -47,6 +47,7 @@ class Assembly:
       model: with new weights.
       optimizer: with new variables.
       learning_rate: from the number of applied updates.
+      rate_factor: what it is multiplied with.
       layer_state: what besides weights training changes.
       step: int64 scalar, the number of applied updates.
       run_steps: the inner training loop, not traced yet.
@@ -62,6 +63,7 @@ class Assembly:
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
     learning_rate: LearningRate
+    rate_factor: RateFactor
     layer_state: LayerState
     step: tf.Variable
     run_steps: RunSteps
@@ -82,11 +84,12 @@ class Assembly:
         )
 
     def state_variables(self) -> list[tf.Variable]:
-        """Weights, layer and optimizer state, the step, and what replicas keep."""
+        """What a run goes on from: all that a checkpoint has, and the rate's factor."""
         tracked = [*self.model.weights, *self.optimizer.variables]
         return [
             *(variable.value for variable in tracked),
             self.step,
+            self.rate_factor.variable,
             *self.strategy.replica_state(),
         ]
 
@@ -162,6 +165,7 @@ def assemble_parts(
         model=learner.model,
         optimizer=learner.optimizer,
         learning_rate=learner.learning_rate,
+        rate_factor=learner.rate_factor,
         layer_state=learner.layer_state,
         step=learner.step,
         run_steps=strategy.compile(accumulated, learner.update(config)),

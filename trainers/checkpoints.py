@@ -120,8 +120,11 @@ class Checkpoints:
         """Of all checkpoints there are, ascending."""
         return sorted(_checkpoints_in(self._folder))
 
-    def restore(self, step: int) -> None:
+    def restore(self, step: int) -> Mapping[str, Any]:
         """Restores one checkpoint of a run that may remove it meanwhile.
+
+        Returns:
+          The `state` it was saved with.
 
         Raises:
           DamagedError: it is damaged, or was removed.
@@ -136,6 +139,13 @@ class Checkpoints:
             # What is missing now was removed while it was read.
             read_commit(folder, step)
             raise
+        return commit.state
+
+    def remove_after(self, step: int) -> None:
+        """Removes those of later steps, from which the run has gone back."""
+        for later, folder in _checkpoints_in(self._folder).items():
+            if later > step:
+                _remove(folder)
 
     def _variables(self) -> dict[str, list[Variable]]:
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 
@@ -26,7 +26,13 @@ class Clock:
     kinds do not overlap.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, listener: Callable[[str], None] = lambda kind: None):
+        """Begins to count.
+
+        Args:
+          listener: told the kind of every block when it begins and when it ends.
+        """
+        self._listener = listener
         self._seconds = dict.fromkeys(_KINDS, 0.0)
         process = psutil.Process()
         self._start_of_process = time.perf_counter() - (
@@ -37,11 +43,13 @@ class Clock:
     def measure(self, kind: str) -> Iterator[Timer]:
         """Adds the duration of a block to one kind, and tells it afterwards."""
         timer = Timer()
+        self._listener(kind)
         start = time.perf_counter()
         try:
             yield timer
         finally:
             timer.seconds = time.perf_counter() - start
+            self._listener(kind)
             self._seconds[kind] += timer.seconds
 
     def add(self, kind: str, seconds: float) -> None:

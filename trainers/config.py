@@ -23,6 +23,7 @@ from strategies.settings import UsageError, check_settings, setting, shown
 from strategies.traits import Traits
 from trainers.comparison.settings import ComparisonConfig
 from trainers.data_config import DataConfig
+from trainers.guard_config import GuardConfig
 from trainers.optimizer_config import OptimizerConfig
 
 
@@ -224,6 +225,7 @@ GROUPS: Mapping[str, type] = {
     "data": DataConfig,
     "optimizer": OptimizerConfig,
     "report": ReportConfig,
+    "guard": GuardConfig,
     "comparison": ComparisonConfig,
 }
 
@@ -271,6 +273,7 @@ class Config:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
+    guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
     comparison: ComparisonConfig = dataclasses.field(default_factory=ComparisonConfig)
 
     def __post_init__(self) -> None:

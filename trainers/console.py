@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import pathlib
 import sys
@@ -50,6 +51,21 @@ class Console:
     def open_log(self, path: pathlib.Path) -> None:
         """Keeps what is said from here on in a file as well."""
         self._log = path.open("a", encoding="utf-8")
+
+    @property
+    def log_name(self) -> str | None:
+        """Path of the log, if there is one."""
+        return None if self._log is None else self._log.name
+
+    def dump_stacks(self) -> None:
+        """Where every thread of this process is in Python: in the log, if there is one.
+
+        It takes no lock and allocates nothing in Python, whatever the threads hold.
+        """
+        stream = self._log or sys.stderr
+        stream.write("Where every thread is, its last call first:\n")
+        stream.flush()
+        faulthandler.dump_traceback(file=stream, all_threads=True)
 
     def say(self, line: str) -> None:
         """One line for the reader."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from strategies.base import Strategy
 from strategies.cluster import Cluster
 from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.clock import Clock
@@ -9,6 +10,8 @@ from trainers.config import Config
 from trainers.console import Console
 from trainers.loop import Always, CallLength, Every, StepReport, run_loop
 from trainers.outcome import DivergedError, ExitCode, StopRequested
+from trainers.rollback import agree_on_step
+from trainers.stall import StallWatch
 from trainers.stopping import StopSignals
 from trainers.tally import Tally
 from trainers.turns import require_finite_weights, turns
@@ -24,29 +27,35 @@ def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: the configuration cannot be run here.
     """
     strategy = create_strategy(config, cluster)
+    with StallWatch(config.guard.stall_timeout_seconds, cluster, console) as stall:
+        return _follow(config, cluster, strategy, console, stall)
+
+
+def _follow(
+    config: Config,
+    cluster: Cluster,
+    strategy: Strategy,
+    console: Console,
+    stall: StallWatch,
+) -> ExitCode:
     assembly = assemble(config, strategy)
+    stall.note("startup")
+    stall.count(assembly.step)
     strategy.share_from_chief(assembly.state_variables())
+    assembly.rate_factor.hold()
+    if config.guard.rolls_back:
+        # The chief saves a checkpoint to go back to.
+        strategy.share_from_chief([])
     first_step = int(assembly.step.numpy())
     console.say(f"{cluster.task} trains from step {first_step}")
     exit_code = ExitCode.DONE
     try:
         with StopSignals() as signals:
-            run_loop(
-                assembly.run_steps,
-                strategy.distribute(assembly.batches(first_step)),
-                first_step=first_step,
-                last_step=assembly.train_steps,
-                call_length=CallLength(
-                    config.length.steps_per_loop, strategy.call_seconds
-                ),
-                hooks=[*_hooks(assembly), Always(signals)],
-                clock=Clock(),
-                tally=Tally(),
-                stop_requested=lambda: signals.requested,
-            )
+            while not _advance(assembly, signals, stall):
+                step = int(assembly.step.numpy())
+                console.say(f"{cluster.task} goes back to step {step}")
     except DivergedError:
         exit_code = ExitCode.DIVERGED
-        strategy.settle()
     except StopRequested as stop:
         exit_code = stop.exit_code
         strategy.settle()
@@ -55,13 +64,49 @@ def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     return exit_code
 
 
-def _hooks(assembly: Assembly) -> list[Every]:
+def _advance(assembly: Assembly, signals: StopSignals, stall: StallWatch) -> bool:
+    """Whether training has come to its last step, or else has gone back.
+
+    Raises:
+      DivergedError: there is nothing to go back to.
+    """
+    strategy = assembly.strategy
+    clock = Clock(stall.note)
+    first_step = int(assembly.step.numpy())
+    stall.begin(first_step)
+    try:
+        run_loop(
+            assembly.run_steps,
+            strategy.distribute(assembly.batches(first_step)),
+            first_step=first_step,
+            last_step=assembly.train_steps,
+            call_length=CallLength(
+                assembly.config.length.steps_per_loop, strategy.call_seconds
+            ),
+            hooks=[Always(stall), *_hooks(assembly, clock), Always(signals)],
+            clock=clock,
+            tally=Tally(),
+            stop_requested=lambda: signals.requested,
+        )
+    except DivergedError:
+        strategy.settle()
+        if not assembly.config.guard.rolls_back:
+            raise
+        if agree_on_step(strategy, None) is None:
+            raise
+        strategy.share_from_chief(assembly.state_variables())
+        return False
+    return True
+
+
+def _hooks(assembly: Assembly, clock: Clock) -> list[Every]:
     def nothing(report: StepReport) -> None:
         del report
 
     def evaluate(report: StepReport) -> None:
         del report
-        assembly.evaluation.run()
+        with clock.measure("eval"):
+            assembly.evaluation.run()
 
     return turns(
         assembly.config.report,

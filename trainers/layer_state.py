@@ -49,11 +49,20 @@ class LayerState:
             # Keras 3.12, the newest for Python 3.10, has no renormalization yet.
             and not getattr(layer, "renorm", False)
         ]
+        self._assigned: list[keras.Variable] = []
 
     @property
     def variables(self) -> Sequence[keras.Variable]:
         """All that are not trained, those of random layers left out."""
         return self._variables
+
+    @property
+    def assigned(self) -> Sequence[keras.Variable]:
+        """Whose each tensor of a share is, in the order of `tf.nest.flatten`.
+
+        It is known once `assign` has been traced.
+        """
+        return self._assigned
 
     def read(self) -> list[tf.Tensor]:
         """The present values of all variables."""
@@ -100,6 +109,11 @@ class LayerState:
 
     def assign(self, summed: dict[str, Any]) -> None:
         """Writes the variables from the sum of all shares."""
+        shifts, values = (sorted(summed[k]) for k in ("squared_shifts", "values"))
+        self._assigned = [
+            *(self._normalizations[int(index)].moving_variance for index in shifts),
+            *(self._variables[int(index)] for index in values),
+        ]
         spread = self._spread_between_replicas(summed)
         for index, value in summed["values"].items():
             variable = self._variables[int(index)]

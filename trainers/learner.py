@@ -17,6 +17,7 @@ from trainers.inputs.data import Data
 from trainers.layer_state import LayerState
 from trainers.optimizers import (
     LearningRate,
+    RateFactor,
     build_optimizer,
     update_where_variables_are,
 )
@@ -38,6 +39,7 @@ class Learner:
       objective: what is minimized, and reported besides.
       optimizer: with new variables.
       learning_rate: from the number of applied updates.
+      rate_factor: what it is multiplied with.
       layer_state: what besides weights training changes.
       step: int64 scalar, the number of applied updates.
     """
@@ -47,6 +49,7 @@ class Learner:
     objective: Objective
     optimizer: keras.optimizers.Optimizer
     learning_rate: LearningRate
+    rate_factor: RateFactor
     layer_state: LayerState
     step: tf.Variable
 
@@ -96,15 +99,19 @@ def build_learner(
     Raises:
       UsageError: the model does not fit the settings, the data or the strategy.
     """
-    learning_rate = LearningRate(
-        config.optimizer, train_steps, config.length.global_batch_size
-    )
     _set_precision(config.model.dtype)
     keras.utils.set_random_seed(config.run.seed)
     pipeline = None
     with strategy.scope():
         model = _build_model(spec, config.model, data)
         switch_off(model, config.model.switch_off or ())
+        rate_factor = RateFactor(may_change=config.guard.rolls_back)
+        learning_rate = LearningRate(
+            config.optimizer,
+            train_steps,
+            config.length.global_batch_size,
+            rate_factor,
+        )
         if config.strategy.traits.splits_model:
             pipeline = build_pipeline(model, config, strategy.devices, data.train)
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
@@ -121,6 +128,7 @@ def build_learner(
         ),
         optimizer=optimizer,
         learning_rate=learning_rate,
+        rate_factor=rate_factor,
         layer_state=LayerState(model),
         step=step,
     )

@@ -116,6 +116,7 @@ def run_loop(
     tally: Tally,
     stop_requested: Callable[[], bool] = lambda: False,
     step_delay_seconds: float = 0.0,
+    diagnose: Callable[[StepResults], str] = lambda results: "something diverged at",
 ) -> None:
     """Advances from one step to another.
 
@@ -132,9 +133,10 @@ def run_loop(
       stop_requested: whether this process was asked to stop; all processes learn
         of it with the next step.
       step_delay_seconds: added to every step, and counted as part of it.
+      diagnose: says of a step that was not applied what in it was not finite.
 
     Raises:
-      DivergedError: a loss was not finite; that update was not applied.
+      DivergedError: a loss or gradient was not finite; that update was not applied.
     """
     step = first_step
     step_seconds = 0.0
@@ -156,7 +158,7 @@ def run_loop(
         tally.add(results)
         step += results.applied_steps
         if step < stop:
-            raise DivergedError(step + 1, f"the loss is {_last_loss(results)} at")
+            raise DivergedError(step + 1, diagnose(results))
         step_seconds = float(np.median(results.step_seconds))
         call_length.learn(results.agreed.step_seconds)
         report = StepReport(
@@ -173,7 +175,3 @@ def run_loop(
 def _delayed(results: StepResults, seconds: float) -> StepResults:
     time.sleep(seconds * results.applied_steps)
     return dataclasses.replace(results, step_seconds=results.step_seconds + seconds)
-
-
-def _last_loss(results: StepResults) -> float:
-    return float(results.sums["loss"][-1] / results.sums["examples"][-1])

@@ -21,7 +21,7 @@ from trainers.launch import launch
 from trainers.outcome import ExitCode
 from trainers.refusals import refusal_of
 from trainers.runtime import load_tensorflow
-from trainers.tasks import cluster_of, needs_tensorflow, run_task
+from trainers.tasks import check_files, cluster_of, needs_tensorflow, run_task
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,6 +63,7 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     if cluster is None:
         return launch(config, argv, console)
     if needs_tensorflow(config):
+        check_files(config, cluster)
         load_tensorflow(config)
     return run_task(config, cluster, console)
 

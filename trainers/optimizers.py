@@ -56,6 +56,41 @@ def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:
     optimizer.update_step = on_its_device
 
 
+class RateFactor:
+    """What a run's learning rate is multiplied with: one, unless it was rolled back."""
+
+    def __init__(self, may_change: bool):
+        """Makes a variable, in a strategy's scope.
+
+        Args:
+          may_change: whether it can change once steps are traced. If not, they hold
+            the number and read no variable.
+        """
+        self.variable = tf.Variable(
+            1.0,
+            trainable=False,
+            name="learning_rate_factor",
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        self._may_change = may_change
+        self._held = 1.0
+
+    def assign(self, factor: float) -> None:
+        """In this process alone."""
+        self.variable.assign(factor)
+        self.hold()
+
+    def hold(self) -> None:
+        """Takes the number from the variable, before steps are traced."""
+        self._held = float(self.variable.numpy())
+
+    def times(self, rate: tf.Tensor) -> tf.Tensor:
+        """The learning rate with it."""
+        if self._may_change:
+            return rate * tf.convert_to_tensor(self.variable)
+        return rate if self._held == 1.0 else rate * self._held
+
+
 class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
     """The learning rate of a step: a linear warm-up, then the chosen schedule.
 
@@ -66,9 +101,14 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
     """
 
     def __init__(
-        self, config: OptimizerConfig, train_steps: int, global_batch_size: int
+        self,
+        config: OptimizerConfig,
+        train_steps: int,
+        global_batch_size: int,
+        factor: RateFactor | None = None,
     ):
         self._config = config
+        self._rate_factor = factor
         self._peak = config.peak_learning_rate(global_batch_size)
         self._train_steps = train_steps
 
@@ -80,7 +120,8 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         factor = _FACTORS[self._config.learning_rate_schedule](progress)
         if warmup:
             factor = tf.where(step < warmup, (step + 1) / warmup, factor)
-        return self._peak * factor
+        rate = self._peak * factor
+        return rate if self._rate_factor is None else self._rate_factor.times(rate)
 
     def get_config(self) -> dict[str, Any]:
         raise NotImplementedError("The run's config.json describes the schedule.")

@@ -21,20 +21,24 @@ class ExitCode(enum.IntEnum):
 
 
 class DivergedError(Exception):
-    """A loss or a weight is not finite."""
+    """A loss, a gradient or a weight is not finite."""
 
-    def __init__(self, step: int, what: str):
+    def __init__(self, step: int, what: str, num_rollbacks: int = 0):
         """Says at which step.
 
         Args:
           step: the update that failed, counted from one.
           what: begins the message, and is followed by the step.
+          num_rollbacks: how often the run has gone back before.
         """
+        times = f"time{'s'[: num_rollbacks != 1]}"
+        before = f", after going back {num_rollbacks} {times}" if num_rollbacks else ""
         super().__init__(
-            f"{what} step {step}: training has diverged; lower --learning_rate, set "
-            "--clip_global_norm, or check the data."
+            f"{what} step {step}{before}: training has diverged; lower "
+            "--learning_rate, set --clip_global_norm, or check the data."
         )
         self.step = step
+        self.what = what
 
 
 class StopRequested(Exception):

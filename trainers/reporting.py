@@ -21,6 +21,7 @@ from trainers.pipeline.bubble import Bubble
 from trainers.randomness import seed_states
 from trainers.recording import RecordedStep, Recording, unique_names
 from trainers.results import FinalFigures
+from trainers.rollback import Rollbacks
 from trainers.run_dir import RunFolder
 from trainers.staleness import Staleness
 from trainers.summaries import EVAL, TRAIN, Summaries
@@ -40,6 +41,7 @@ class Reporting:
         console: Console,
         clock: Clock,
         tally: Tally,
+        rollbacks: Rollbacks,
     ):
         self._assembly = assembly
         self._folder = folder
@@ -47,6 +49,7 @@ class Reporting:
         self._console = console
         self._clock = clock
         self._tally = tally
+        self._rollbacks = rollbacks
         self._interval = Interval()
         self._staleness = Staleness()
         self._bubble = Bubble(assembly.pipeline)
@@ -76,7 +79,11 @@ class Reporting:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps besides variables."""
-        return {"interval_sums": self._interval.sums(), "tally": self._tally.state()}
+        return {
+            "interval_sums": self._interval.sums(),
+            "tally": self._tally.state(),
+            **self._rollbacks.state(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Takes up what a checkpoint and the lines before it have kept."""
@@ -85,6 +92,15 @@ class Reporting:
         for row in self._folder.read_metrics():
             figures = (field.name for field in dataclasses.fields(FinalFigures))
             self._set_final(**{name: row[name] for name in figures if name in row})
+
+    def go_back(self, state: Mapping[str, Any], step: int) -> None:
+        """Takes back what came after a checkpoint that the run has gone back to."""
+        self._console.stop_progress()
+        self._folder.drop_metrics_after(step)
+        self.final = FinalFigures()
+        self._staleness.reset()
+        self._bubble.reset()
+        self.restore(state)
 
     def save_checkpoint(self) -> None:
         """Saves the present state, unless it is past saving.

@@ -79,6 +79,7 @@ def build_result(
     staleness: Staleness,
     bubble: Bubble,
     clock: Clock,
+    rollbacks: int,
     initial_weights_sha256: str,
 ) -> dict[str, Any]:
     """Everything result.json holds but its schema_version."""
@@ -105,6 +106,7 @@ def build_result(
         ),
         "staleness": staleness.summary(),
         "late_gradients": tally.late_gradients,
+        "rollbacks": rollbacks,
         "pipeline": bubble.summary(),
         "weights_sha256": weights_sha256(assembly.model),
         "initial_weights_sha256": initial_weights_sha256,

@@ -183,14 +183,22 @@ class RunFolder:
                 f"--run_dir={self.path} has been filled by another process meanwhile: "
                 "give every run a folder of its own."
             )
-        kept = [row for row in self.read_metrics() if row["step"] <= first_step]
+        kept = self._metrics_until(first_step)
         self._result.unlink(missing_ok=True)
         # First of all, because without it what is in the folder is not a run.
         resolved = config.replace(run_dir=str(self.path), resume="never")
         write_json(self._config, resolved.to_dict())
         for path in self._folders:
             path.mkdir(exist_ok=True)
-        write_atomically(self._metrics, "".join(json.dumps(row) + "\n" for row in kept))
+        write_atomically(self._metrics, kept)
+
+    def drop_metrics_after(self, step: int) -> None:
+        """Takes back the lines of later steps."""
+        write_atomically(self._metrics, self._metrics_until(step))
+
+    def _metrics_until(self, step: int) -> str:
+        rows = (row for row in self.read_metrics() if row["step"] <= step)
+        return "".join(json.dumps(row) + "\n" for row in rows)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Whole lines only: the last one of a killed run may be torn."""

@@ -11,6 +11,7 @@ from strategies.cluster import EVALUATOR, Cluster, check_roles, from_environment
 from strategies.hosts import WHAT_IT_MEANS, check_hosts, has_remote
 from strategies.settings import UsageError
 from strategies.traits import Traits
+from trainers import inputs
 from trainers.config import Config
 from trainers.console import Console
 from trainers.run_dir import RunFolder
@@ -72,6 +73,21 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
     if cluster is None:
         return _cluster_of_slurm(config, traits, environment)
     return cluster
+
+
+def check_files(config: Config, cluster: Cluster) -> None:
+    """What of a request can be known to be wrong before TensorFlow has been loaded.
+
+    Raises:
+      UsageError: the run's folder cannot be used, or there is no data.
+    """
+    serving = discovery.traits(config.strategy.strategy).serving_roles
+    if config.run.mode == "evaluate":
+        RunFolder.of_existing(config.run.run_dir or "").read_config()
+    elif config.run.mode == "train" and cluster.job not in serving:
+        inputs.check_paths(config.data)
+        if cluster.is_chief:
+            RunFolder.for_training(config)
 
 
 def _cluster_of_slurm(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from contextlib import AbstractContextManager
+from typing import Any
 
 from strategies.attendance import workers_attended
 from strategies.base import RunSteps, Strategy
@@ -17,6 +18,7 @@ from trainers.clock import Clock
 from trainers.config import Config
 from trainers.console import Console
 from trainers.description import describe_run, hyperparameters, tensorboard_command
+from trainers.diagnosis import Diagnosis
 from trainers.inputs.data import Data
 from trainers.loop import Always, CallLength, run_loop
 from trainers.memory import capacity_of, estimate_memory, largest, warning_of
@@ -25,8 +27,10 @@ from trainers.pipeline.bubble import Bubble
 from trainers.placement_log import PlacementRecorder, write_placements
 from trainers.reporting import Reporting, in_words
 from trainers.results import Throughput, build_result
+from trainers.rollback import Rollbacks, agree_on_step
 from trainers.run_dir import RunFolder
 from trainers.staleness import Staleness
+from trainers.stall import StallWatch
 from trainers.stopping import StopSignals
 from trainers.tally import Tally
 
@@ -37,12 +41,17 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     Raises:
       UsageError: the configuration cannot be run; nothing has been written.
     """
-    clock = Clock()
     folder = RunFolder.for_training(config)
     strategy = create_strategy(config, cluster)
+    stall = StallWatch(
+        config.guard.stall_timeout_seconds,
+        cluster,
+        console,
+        lambda exit_code: strategy.dismiss(folder.ending_path(), exit_code),
+    )
     try:
-        with _workers_attended(config, cluster, console):
-            exit_code = _train(config, cluster, strategy, folder, console, clock)
+        with stall, _workers_attended(config, cluster, console):
+            exit_code = _train(config, cluster, strategy, folder, console, stall)
     except UsageError:
         strategy.dismiss(folder.ending_path(), ExitCode.USAGE)
         raise
@@ -71,9 +80,12 @@ def _train(
     strategy: Strategy,
     folder: RunFolder,
     console: Console,
-    clock: Clock,
+    stall: StallWatch,
 ) -> ExitCode:
+    clock = Clock(stall.note)
     assembly = assemble(config, strategy)
+    stall.note("startup")
+    stall.count(assembly.step)
     initial_weights_sha256 = weights_sha256(assembly.model)
     checkpoints = Checkpoints(
         folder.checkpoints,
@@ -83,7 +95,11 @@ def _train(
         keep=config.report.keep_checkpoints,
         replica_state=strategy.replica_state(),
     )
+    rollbacks = Rollbacks(
+        checkpoints, assembly.rate_factor, config.guard.most_rollbacks, console.warn
+    )
     state = checkpoints.restore_newest(console.warn) if folder.holds_a_run else None
+    rollbacks.restore(state or {})
     strategy.share_from_chief(assembly.state_variables())
     first_step = int(assembly.step.numpy())
     if first_step >= assembly.train_steps and folder.read_result() is not None:
@@ -96,11 +112,28 @@ def _train(
         attempted_steps=first_step,
         examples_seen=assembly.order.examples_before(first_step),
     )
-    reporting = Reporting(assembly, folder, checkpoints, console, clock, tally)
+    parts = (assembly, folder, checkpoints, console, clock, tally, rollbacks)
+    reporting = Reporting(*parts)
     if state is not None:
         reporting.restore(state)
+    if config.guard.rolls_back:
+        if state is None:
+            # Most rates that are too large show it before the first checkpoint.
+            reporting.save_checkpoint()
+        strategy.share_from_chief([])
     bubble = Bubble(assembly.pipeline)
-    run = _Run(assembly, cluster, folder, reporting, console, clock, tally, bubble)
+    run = _Run(
+        assembly,
+        cluster,
+        folder,
+        reporting,
+        console,
+        clock,
+        tally,
+        rollbacks,
+        bubble,
+        stall,
+    )
     return run.to_the_end(first_step, initial_weights_sha256)
 
 
@@ -174,7 +207,9 @@ class _Run:
     console: Console
     clock: Clock
     tally: Tally
+    rollbacks: Rollbacks
     bubble: Bubble
+    stall: StallWatch
     throughput: Throughput = dataclasses.field(default_factory=Throughput)
     staleness: Staleness = dataclasses.field(default_factory=Staleness)
 
@@ -186,7 +221,6 @@ class _Run:
         except DivergedError as error:
             status, exit_code = "diverged", ExitCode.DIVERGED
             self.console.fail(str(error))
-            self.assembly.strategy.settle()
         finally:
             self.console.stop_progress()
             self.reporting.close()
@@ -201,6 +235,7 @@ class _Run:
                     staleness=self.staleness,
                     bubble=self.bubble,
                     clock=self.clock,
+                    rollbacks=self.rollbacks.count,
                     initial_weights_sha256=initial_weights_sha256,
                 )
             )
@@ -210,17 +245,47 @@ class _Run:
         return exit_code
 
     def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
-        try:
-            self._advance(first_step)
-        except StopRequested as stop:
-            self.assembly.strategy.settle()
-            self.reporting.save_checkpoint()
-            return "preempted", stop.exit_code
-        return "completed", ExitCode.DONE
+        batches = self._batches(first_step)
+        self._trace(batches)
+        with StopSignals() as signals:
+            while True:
+                try:
+                    self._advance(first_step, batches, signals)
+                except StopRequested as stop:
+                    self.assembly.strategy.settle()
+                    self.reporting.save_checkpoint()
+                    return "preempted", stop.exit_code
+                except DivergedError as error:
+                    first_step = self._go_back(error)
+                    batches = self._batches(first_step)
+                else:
+                    return "completed", ExitCode.DONE
 
-    def _advance(self, first_step: int) -> None:
+    def _go_back(self, error: DivergedError) -> int:
+        """Returns the step to go on from.
+
+        Raises:
+          DivergedError: there is none; nothing has been changed.
+        """
+        strategy = self.assembly.strategy
+        strategy.settle()
+        state = self.rollbacks.go_back(error)
+        if self.assembly.config.guard.rolls_back:
+            agree_on_step(strategy, None if state is None else self._step())
+        if state is None:
+            raise DivergedError(error.step, error.what, self.rollbacks.count) from error
+        strategy.share_from_chief(self.assembly.state_variables())
+        self.reporting.go_back(state, self._step())
+        return self._step()
+
+    def _step(self) -> int:
+        return int(self.assembly.step.numpy())
+
+    def _batches(self, first_step: int) -> Any:
+        return self.assembly.strategy.distribute(self.assembly.batches(first_step))
+
+    def _trace(self, batches: Any) -> None:
         assembly = self.assembly
-        batches = assembly.strategy.distribute(assembly.batches(first_step))
         self.clock.started()
         with self.clock.measure("trace"):
             graph = assembly.run_steps.trace(batches)
@@ -229,30 +294,34 @@ class _Run:
             summaries.graph(graph)
             summaries.texts(describe_run(assembly))
             summaries.hparams(hyperparameters(assembly))
-        with StopSignals() as signals:
-            self.console.start_progress(first_step, assembly.train_steps)
-            run_loop(
-                self._run_steps(),
-                batches,
-                first_step=first_step,
-                last_step=assembly.train_steps,
-                call_length=CallLength(
-                    assembly.config.length.steps_per_loop,
-                    assembly.strategy.call_seconds,
-                ),
-                hooks=[
-                    Always(self.throughput),
-                    Always(self.staleness),
-                    Always(self.bubble),
-                    *self.reporting.hooks(),
-                    Always(signals),
-                ],
-                clock=self.clock,
-                tally=self.tally,
-                stop_requested=lambda: signals.requested,
-                step_delay_seconds=1e-3
-                * assembly.config.length.step_delay_milliseconds,
-            )
+
+    def _advance(self, first_step: int, batches: Any, signals: StopSignals) -> None:
+        assembly = self.assembly
+        self.stall.begin(first_step)
+        self.console.start_progress(first_step, assembly.train_steps)
+        run_loop(
+            self._run_steps(),
+            batches,
+            first_step=first_step,
+            last_step=assembly.train_steps,
+            call_length=CallLength(
+                assembly.config.length.steps_per_loop,
+                assembly.strategy.call_seconds,
+            ),
+            hooks=[
+                Always(self.stall),
+                Always(self.throughput),
+                Always(self.staleness),
+                Always(self.bubble),
+                *self.reporting.hooks(),
+                Always(signals),
+            ],
+            clock=self.clock,
+            tally=self.tally,
+            stop_requested=lambda: signals.requested,
+            step_delay_seconds=1e-3 * assembly.config.length.step_delay_milliseconds,
+            diagnose=Diagnosis(assembly.model, assembly.layer_state),
+        )
 
     def _run_steps(self) -> RunSteps:
         """The inner loop, watched in its first call if that was asked for."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import keras
-import numpy as np
 
 from strategies.base import Observe
 from trainers.config import ReportConfig
+from trainers.diagnosis import is_finite
 from trainers.loop import Every, Hook, StepReport
 from trainers.outcome import DivergedError
 
@@ -70,5 +70,5 @@ def require_finite_weights(model: keras.Model, step: int) -> None:
     A loss tells of it only with the next step, too late for a checkpoint.
     """
     for weight in model.weights:
-        if not np.isfinite(weight.numpy()).all():
+        if not is_finite(weight):
             raise DivergedError(step, f"{weight.path} is not finite after")

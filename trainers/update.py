@@ -57,7 +57,7 @@ class ModelUpdate:
     def apply(self, shares: Shares) -> None:
         gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
         if self._clip_global_norm is not None:
-            gradients, _ = tf.clip_by_global_norm(gradients, self._clip_global_norm)
+            gradients = _clipped(gradients, self._clip_global_norm)
         self._optimizer.apply(gradients, self._model.trainable_variables)
         self._layer_state.assign(shares.state)
 
@@ -118,6 +118,18 @@ class ModelUpdate:
                 dense = tf.convert_to_tensor(gradient)
                 details[RECORDED + name] = tf.reshape(dense, weight.shape)
         return details
+
+
+def _clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
+    """Gradients of at most this global norm.
+
+    The squares of finite numbers may add up to more than their type holds, of which
+    `tf.clip_by_global_norm` makes gradients that are not numbers.
+    """
+    present = tf.linalg.global_norm(gradients)
+    present = tf.minimum(present, present.dtype.max)
+    clipped, _ = tf.clip_by_global_norm(gradients, norm, use_norm=present)
+    return clipped
 
 
 def _norm_where_they_are(variables: Sequence[tf.Variable]) -> tf.Tensor:

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from trainers.data_config import DataConfig
+from trainers.inputs.record_paths import find_files
 
 if TYPE_CHECKING:
     from trainers.inputs.data import Data
@@ -24,6 +25,20 @@ def fetch(config: DataConfig) -> None:
     module = _DOWNLOADS.get(config.dataset)
     if module is not None:
         importlib.import_module(module).fetch(config)
+
+
+def check_paths(config: DataConfig) -> None:
+    """What of `load` needs neither TensorFlow nor the content of a file.
+
+    Raises:
+      UsageError: there are no files where the configuration says.
+    """
+    if config.dataset != "tfrecord":
+        return
+    for flag in ("data_path", "eval_data_path"):
+        path = getattr(config, flag)
+        if path is not None:
+            find_files(path, flag)
 
 
 def load(config: DataConfig) -> Data:

@@ -120,6 +120,10 @@ class SourceBatches:
     last_step: int
     augment: Augment | None = None
 
+    @property
+    def data(self) -> Source:
+        return self.source
+
     def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
         tensors = self.source.tensors()
         steps = tf.data.Dataset.range(self.first_step, self.last_step)

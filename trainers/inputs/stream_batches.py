@@ -60,6 +60,10 @@ class StreamBatches:
             .prefetch(tf.data.AUTOTUNE)
         )
 
+    @property
+    def data(self) -> RecordStream:
+        return self.stream
+
     def resident(self) -> NoReturn:
         raise TypeError("a stream is kept nowhere: see Traits.takes_streams")
 

@@ -1,0 +1,249 @@
+"""A step whose gradient is not finite changes nothing, whatever its loss is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.base import Build, Examples, Settings
+from strategies import discovery
+from strategies.base import Agreed, StepResults
+from strategies.stale_updates import joined
+from tests.conformance.custom import assemble_custom, assemble_model
+from tests.conformance.harness import subjects
+from trainers.assembly import Assembly
+from trainers.diagnosis import Diagnosis
+
+# The last batch of an epoch is smaller, and leaves some replicas without examples.
+NUM_EXAMPLES, GLOBAL_BATCH_SIZE = 43, 8
+# Its step is in the first epoch.
+MARKED = 0
+_MARK = 1000.0
+
+
+class Trap(keras.layers.Layer):
+    """Passes its input on, but zero for marked examples, by way of sqrt(0)."""
+
+    def call(self, inputs: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
+        marked = features[:, :1] == _MARK
+        # The derivative of the root is infinite there, times that of 0 x is no number.
+        return tf.where(marked, tf.sqrt(0 * inputs), inputs)
+
+
+class Memory(keras.layers.Layer):
+    """Passes its input on, and remembers something infinite of marked examples."""
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.seen = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="seen"
+        )
+
+    def call(self, inputs: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
+        marked = tf.reduce_any(features[:, 0] == _MARK)
+        self.seen.assign(tf.where(marked, np.inf, 1.0))
+        return inputs
+
+
+def branched(layer: Callable[[], keras.layers.Layer]) -> Build:
+    """Two branches, of which only the second has the layer."""
+
+    def build(data: Examples, settings: Settings) -> keras.Model:
+        features = keras.Input(data.input_shape)
+        well = keras.layers.Dense(4, name="well")(features)
+        ill = layer()(keras.layers.Dense(4, name="ill")(features), features)
+        outputs = keras.layers.Dense(2, name="outputs")(well + ill)
+        return keras.Model(features, outputs)
+
+    return build
+
+
+def examples() -> np.ndarray:
+    features = np.random.default_rng(1).normal(size=(NUM_EXAMPLES, 5))
+    features[MARKED] = _MARK
+    return features.astype(np.float32)
+
+
+def assembled(
+    strategy: str, replicas: int, layer: Callable[[], keras.layers.Layer] = Trap
+) -> Assembly:
+    return assemble_model(
+        strategy,
+        replicas,
+        branched(layer),
+        examples(),
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        optimizer="adam",
+        # So small that the marked example has no other effect.
+        learning_rate=1e-6,
+    )
+
+
+def bad_step(assembly: Assembly) -> int:
+    """Of the marked example in the first epoch."""
+    for step, batch in enumerate(assembly.batches(0).dataset(0, 1)):
+        if MARKED in batch.indices:
+            return step
+    raise AssertionError("in no batch")
+
+
+def values(assembly: Assembly) -> list[np.ndarray]:
+    variables = [*assembly.model.weights, *assembly.optimizer.variables]
+    return [variable.numpy() for variable in variables] + [assembly.step.numpy()]
+
+
+def assert_left_out(assembly: Assembly, expected: str) -> None:
+    """Trains up to the bad step, then tries that, and finds nothing changed."""
+    step = bad_step(assembly)
+    assert step > 0, "nothing to be changed back"
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    assert assembly.run_steps(batches, step).fetch().first_not_finite is None
+    before = values(assembly)
+    results = assembly.run_steps(batches, 3).fetch()
+    assert (results.applied_steps, results.attempted_steps) == (0, 1)
+    assert np.isfinite(results.sums["loss"]).all()
+    for now, then in zip(values(assembly), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    diagnosis = Diagnosis(assembly.model, assembly.layer_state)
+    assert diagnosis(results) == f"{expected} is not finite at"
+
+
+# Two replicas where there can be two, and more than the last batch has examples.
+SUBJECTS = [
+    (name, replicas)
+    for name, replicas in subjects()
+    if replicas == min(2, discovery.traits(name).max_replicas or 2)
+    or (name, replicas) == ("mirrored", 4)
+]
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), SUBJECTS)
+def test_a_gradient_that_is_not_finite_beside_a_loss_that_is(
+    strategy: str, replicas: int
+) -> None:
+    assert_left_out(assembled(strategy, replicas), "the gradient of ill/kernel")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas"),
+    [("one_device", 1), ("mirrored", 3), ("parameter_averaging", 2)],
+)
+def test_layer_state_that_is_not_finite(strategy: str, replicas: int) -> None:
+    assembly = assembled(strategy, replicas, lambda: Memory(name="memory"))
+    assert_left_out(assembly, "the new value of memory/seen")
+
+
+def test_towers_that_do_not_wait_leave_the_update_out_as_well() -> None:
+    assembly = assemble_model(
+        "tower",
+        3,
+        branched(Trap),
+        examples(),
+        update="async",
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        train_steps=18,
+    )
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    results = assembly.run_steps(batches, 18).fetch()
+    assert results.applied_steps < results.attempted_steps
+    assert results.applied_steps == assembly.step.numpy()
+    diagnosis = Diagnosis(assembly.model, assembly.layer_state)
+    assert diagnosis(results) == "the gradient of ill/kernel is not finite at"
+    for value in values(assembly):
+        assert np.isfinite(value).all()
+
+
+def test_squares_beyond_the_type_are_clipped_like_any_gradient() -> None:
+    """tf.clip_by_global_norm makes gradients of it that are not numbers."""
+    assembly = assemble_custom(
+        "one_device",
+        1,
+        lambda: [keras.layers.Dense(1)],
+        np.ones([GLOBAL_BATCH_SIZE, 2], np.float32),
+        loss=lambda labels, outputs: 1e25 * outputs[:, 0],
+        global_batch_size=GLOBAL_BATCH_SIZE,
+        optimizer="sgd",
+        clip_global_norm=1.0,
+    )
+    before = values(assembly)
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    assert assembly.run_steps(batches, 2).fetch().applied_steps == 2
+    for now, then in zip(values(assembly)[:2], before[:2], strict=True):
+        assert np.isfinite(now).all()
+        # The learning rate of a thousandth, twice.
+        assert np.linalg.norm(now - then) <= 2.001e-3
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda labels, y: y[:, 0] / 0, "the loss is (-?inf|nan) and the gradient of"),
+        (
+            lambda labels, y: tf.stop_gradient(y[:, 0] / 0) + y[:, 0],
+            "the loss is -?inf, with all gradients and weights finite, at",
+        ),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_told_from_gradients_that_are(
+    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], words: str
+) -> None:
+    assembly = assemble_custom(
+        "one_device",
+        1,
+        lambda: [keras.layers.Dense(1, name="only")],
+        np.ones([GLOBAL_BATCH_SIZE, 2], np.float32),
+        loss=loss,
+        global_batch_size=GLOBAL_BATCH_SIZE,
+    )
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    results = assembly.run_steps(batches, 2).fetch()
+    assert results.applied_steps == 0
+    found = Diagnosis(assembly.model, assembly.layer_state)(results)
+    assert re.match(words, found), found
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [(0, "the value of {}/first/kernel"), (1, "the gradient of {}/first/kernel")],
+)
+def test_the_first_variable_is_named_by_its_value_or_else_its_gradient(
+    layer: int, expected: str
+) -> None:
+    assembly = assemble_custom(
+        "one_device",
+        1,
+        lambda: [keras.layers.Dense(2, name="first"), keras.layers.Dense(1)],
+        np.ones([GLOBAL_BATCH_SIZE, 2], np.float32),
+        global_batch_size=GLOBAL_BATCH_SIZE,
+    )
+    kernel = assembly.model.layers[layer].kernel
+    kernel.assign(tf.fill(kernel.shape, np.inf))
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    results = assembly.run_steps(batches, 2).fetch()
+    found = Diagnosis(assembly.model, assembly.layer_state)(results)
+    assert expected.format(assembly.model.name) in found
+
+
+def test_of_stretches_side_by_side_the_one_that_ended_early_is_the_last() -> None:
+    def stretch(applied: int, loss: float, not_finite: int | None) -> StepResults:
+        return StepResults(
+            applied_steps=applied,
+            sums={"loss": np.array([1.0, loss])},
+            step_seconds=np.ones(2),
+            input_seconds=np.zeros(2),
+            details={},
+            agreed=Agreed(),
+            attempted_steps=2,
+            first_not_finite=not_finite,
+        )
+
+    parts = [stretch(1, 3.0, 5), stretch(2, 2.0, None)]
+    results = joined(parts, ["worker-0", "worker-1"], 2)
+    assert (results.applied_steps, results.first_not_finite) == (3, 5)
+    assert list(results.sums["loss"]) == [1.0, 2.0, 1.0, 3.0]
+    assert results.workers is not None
+    assert list(results.workers) == ["worker-1"] * 2 + ["worker-0"] * 2

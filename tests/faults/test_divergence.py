@@ -1,0 +1,22 @@
+"""Several processes that diverge agree on where they go back to.
+
+What needs no cluster is in tests/test_rollback.py, and with every strategy in
+tests/conformance/test_divergence.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.faults.divergence import SCENARIOS
+from benchmarks.faults.scenario import attempted
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize(
+    "name", ["divergence-rollback-workers", "divergence-rollback-ps"]
+)
+def test_a_cluster_goes_back_and_completes(name: str) -> None:
+    (scenario,) = (s for s in SCENARIOS if s.name == name)
+    attempted(scenario, seed=0)

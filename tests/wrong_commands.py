@@ -1,0 +1,701 @@
+"""Commands that are wrong, by what has to be known to see it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+
+from strategies import discovery
+
+SMALL_RUN = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A wrong command line.
+
+    Attributes:
+      arguments: of the program.
+      named: what the message must contain.
+      prepare: makes the files the arguments speak of, in the working directory.
+    """
+
+    arguments: tuple[str, ...]
+    named: tuple[str, ...]
+    prepare: Callable[[pathlib.Path], object] = lambda folder: None
+
+    def __str__(self) -> str:
+        return " ".join(self.arguments).encode("unicode_escape").decode()[:60]
+
+
+def row(
+    arguments: str, *named: str, prepare: Callable[[pathlib.Path], object] | None = None
+) -> Row:
+    """A row whose arguments hold no spaces."""
+    return Row(tuple(arguments.split(" ")), named, prepare or (lambda folder: None))
+
+
+def write(name: str, content: str | bytes) -> Callable[[pathlib.Path], object]:
+    """Makes one file."""
+
+    def prepare(folder: pathlib.Path) -> None:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = content.encode() if isinstance(content, str) else content
+        path.write_bytes(data)
+
+    return prepare
+
+
+# Known to be wrong before TensorFlow is loaded.
+BEFORE_TENSORFLOW = [
+    row("--strategy=magic", "--strategy=magic", ", ".join(discovery.names())),
+    row("--strategy=", "--strategy= ", "mirrored"),
+    row("--strategy=Mirrored", "--strategy=Mirrored"),
+    row("--strateg=tower", "--strateg ", "--strategy"),
+    row("--num-replicas=2", "--num-replicas", "--num_replicas"),
+    row("--batch_size=64", "--batch_size"),
+    row("--nomodel", "--nomodel", "--model"),
+    row("train", "'train'", "--name=value"),
+    row("--seed=1 more", "'more'", "--name=value"),
+    row("-- --seed=1", "'--seed=1'", "--name=value"),
+    row("--seed", "--seed", "--name=value"),
+    row("--seed=", "--seed=", "whole numbers"),
+    row("--seed=-1", "--seed=-1", "0 or more"),
+    row("--seed=1.5", "--seed=1.5", "whole numbers"),
+    row("--seed=4294967296", "--seed=4294967296", "at most 2147483647"),
+    row("--seed=" + "9" * 5000, "--seed=999", "whole numbers"),
+    row("--train_steps=0", "--train_steps=0", "1 or more"),
+    row("--train_steps=1e3", "--train_steps=1e3", "whole numbers"),
+    row("--train_steps=" + "9" * 400, "--train_steps=999", "at most 9223372"),
+    row("--train_steps=5 --epochs=2", "--train_steps=5", "--epochs=2"),
+    row("--global_batch_size=0", "--global_batch_size=0", "1 or more"),
+    row("--steps_per_loop=0", "--steps_per_loop=0", "1 or more"),
+    row("--steps_per_loop=9999999999", "--steps_per_loop=9999999999", "at most"),
+    row("--num_replicas=0 --strategy=tower", "--num_replicas=0", "1 or more"),
+    row("--num_replicas=two", "--num_replicas=two", "whole numbers"),
+    row("--num_replicas=2", "--num_replicas=2", "--strategy=one_device"),
+    row(
+        "--strategy=mirrored --num_replicas=8 --global_batch_size=7",
+        "--global_batch_size=7",
+        "--num_replicas=8",
+    ),
+    row("--gradient_accumulation_steps=0", "--gradient_accumulation_steps=0", "1 or"),
+    row(
+        "--gradient_accumulation_steps=65",
+        "--global_batch_size=64",
+        "--gradient_accumulation_steps=65",
+    ),
+    row(
+        "--strategy=tower --num_replicas=3 --gradient_accumulation_steps=22",
+        "--num_replicas=3 x --gradient_accumulation_steps=22",
+    ),
+    row("--stages=2", "--stages=2", "--strategy=one_device", "model_parallel"),
+    row("--num_micro_batches=2 --strategy=tower", "--num_micro_batches=2", "tower"),
+    row("--stages=1 --strategy=model_parallel", "--stages=1", "2 or more"),
+    row("--stages=0 --strategy=model_parallel", "--stages=0", "2 or more"),
+    row("--stages= --strategy=model_parallel", "--stages="),
+    row(
+        "--num_micro_batches=0 --strategy=model_parallel",
+        "--num_micro_batches=0",
+        "1 or more",
+    ),
+    row(
+        "--num_micro_batches=9 --gradient_accumulation_steps=8"
+        " --strategy=model_parallel",
+        "--global_batch_size=64",
+        "--gradient_accumulation_steps=8 x --num_micro_batches=9",
+    ),
+    row("--num_replicas=2 --strategy=model_parallel", "--num_replicas=2", "at most 1"),
+    row("--confine_cluster=yes", "--confine_cluster=yes", "auto, required, off"),
+    row("--confine_cluster=", "--confine_cluster= ", "auto, required, off"),
+    row("--allow_remote_hosts=some", "--allow_remote_hosts=some", "true"),
+    row("--devices=", "--devices= ", "gpu:0,gpu:2"),
+    row("--devices=tpu:0", "--devices=tpu:0", "'tpu:0' is no device", "cpu:4"),
+    row("--devices=/gpu:0", "--devices=/gpu:0", "is no device"),
+    row("--devices=gpu:0,", "--devices=gpu:0, ", "'' is no device"),
+    row("--devices=cpu:0", "--devices=cpu:0", "at least 1"),
+    row("--devices=cpu:0,cpu:1", "--devices=cpu:0,cpu:1", "is how many"),
+    row("--devices=gpu:0,cpu:1", "--devices=gpu:0,cpu:1", "not on both"),
+    row("--devices=gpu:1,gpu:1", "--devices=gpu:1,gpu:1", "gpu:1 is listed twice"),
+    row("--devices=cpu:2", "--devices=cpu:2", "--strategy=one_device", "at most 1"),
+    row(
+        "--strategy=tower --devices=cpu:4 --num_replicas=2",
+        "--devices=cpu:4",
+        "--num_replicas=2",
+    ),
+    row(
+        "--strategy=tower --devices=gpu:0,gpu:1,gpu:2 --global_batch_size=2",
+        "--global_batch_size=2",
+        "the 3 replicas of --devices=gpu:0,gpu:1,gpu:2",
+    ),
+    row(
+        "--strategy=multi_worker_mirrored --devices=gpu:0",
+        "--devices=gpu:0",
+        "--strategy=multi_worker_mirrored",
+        "CUDA_VISIBLE_DEVICES",
+    ),
+    row("--soft_placement=perhaps", "--soft_placement=perhaps", "true or false"),
+    row("--memory_limit_mib=0", "--memory_limit_mib=0", "1 or more"),
+    row("--memory_fraction=0", "--memory_fraction=0", "more than 0"),
+    row("--memory_fraction=1.5", "--memory_fraction=1.5", "at most 1"),
+    row("--memory_growth --memory_fraction=0.5", "--memory_growth and --memory_frac"),
+    row(
+        "--memory_limit_mib=9 --memory_fraction=0.5",
+        "--memory_limit_mib=9 and --memory_fraction=0.5",
+    ),
+    row("--memory_growth --devices=cpu:1", "--memory_growth", "--devices=cpu:1"),
+    row(
+        "--strategy=parameter_server --memory_fraction=0.5",
+        "--memory_fraction=0.5",
+        "--strategy=parameter_server",
+    ),
+    row(
+        "--strategy=parameter_server --log_device_placement",
+        "--log_device_placement",
+        "--strategy=parameter_server",
+    ),
+    row("--learning_rate=nan", "--learning_rate=nan", "more than 0"),
+    row("--learning_rate=inf", "--learning_rate=inf", "at most"),
+    row("--learning_rate=0", "--learning_rate=0", "more than 0"),
+    row("--learning_rate=-0.1", "--learning_rate=-0.1", "more than 0"),
+    row("--learning_rate=fast", "--learning_rate=fast", "numbers"),
+    row("--dropout=1", "--dropout=1", "less than 1"),
+    row("--momentum=0.5", "--momentum=0.5", "--optimizer=momentum"),
+    row("--combine=product --strategy=tower", "--combine=product", "mean, sum"),
+    row("--combine=sum", "--combine=sum", "--strategy=one_device"),
+    row(
+        "--combine=sum --strategy=parameter_server",
+        "--combine=sum",
+        "--strategy=parameter_server",
+    ),
+    row(
+        "--combine=sum --strategy=parameter_server --update=sync --num_workers=3 "
+        "--backup_workers=1",
+        "--combine=sum",
+        "--backup_workers=1",
+    ),
+    row("--combine=sum --strategy=parameter_averaging", "--combine=sum", "gradients"),
+    row(
+        "--combine=sum --strategy=tower --update=async",
+        "--combine=sum",
+        "--update=async",
+    ),
+    row("--update=async --strategy=mirrored", "--update=async", "no --update"),
+    row(
+        "--strategy=tower --update=sync --backup_workers=1",
+        "--backup_workers=1",
+        "--strategy=parameter_server",
+    ),
+    row(
+        "--strategy=tower --update=async --record_steps",
+        "--record_steps",
+        "--update=async",
+    ),
+    row("--average=median --strategy=tower", "--average=median", "losses"),
+    row("--average=gradients", "--strategy=one_device", "--strategy=mirrored"),
+    row("--average=losses --strategy=mirrored", "--average=losses", "--strategy=tower"),
+    row(
+        "--average=losses --strategy=tower --update=async",
+        "--average=losses",
+        "--update=async",
+    ),
+    row(
+        "--average=losses --strategy=tower --gradient_accumulation_steps=2",
+        "--gradient_accumulation_steps=2",
+        "--average=losses",
+    ),
+    row(
+        "--average=losses --strategy=tower --jit_compile",
+        "--average=losses",
+        "--jit_compile",
+    ),
+    row(
+        "--average=parameters --strategy=tower",
+        "--average=parameters",
+        "--strategy=parameter_averaging",
+    ),
+    row(
+        "--average=gradients --strategy=parameter_averaging",
+        "--average=gradients",
+        "parameters",
+    ),
+    row(
+        "--sync_every_steps=5 --strategy=tower",
+        "--sync_every_steps=5",
+        "--strategy=parameter_averaging",
+    ),
+    row(
+        "--average=losses --strategy=multi_worker_mirrored",
+        "--average=losses",
+        "gradients or parameters",
+    ),
+    row(
+        "--sync_every_steps=5 --strategy=multi_worker_mirrored",
+        "--sync_every_steps=5",
+        "--strategy=multi_worker_mirrored --average=parameters",
+    ),
+    row(
+        "--average_optimizer_state --strategy=multi_worker_mirrored "
+        "--average=gradients",
+        "--average_optimizer_state=true",
+        "--average=gradients",
+    ),
+    row(
+        "--average=parameters --strategy=multi_worker_mirrored --num_replicas=2",
+        "--num_replicas=2",
+        "--num_workers",
+    ),
+    row(
+        "--average=parameters --strategy=multi_worker_mirrored --combine=sum",
+        "--combine=sum",
+        "--average=parameters",
+    ),
+    row(
+        "--average=parameters --strategy=multi_worker_mirrored "
+        "--all_reduce_dtype=bfloat16",
+        "--all_reduce_dtype=bfloat16",
+        "--average=parameters",
+    ),
+    row(
+        "--sync_every_steps=0 --strategy=parameter_averaging",
+        "--sync_every_steps=0",
+        "1 or more",
+    ),
+    row(
+        "--average_optimizer_state --strategy=mirrored",
+        "--average_optimizer_state=true",
+        "--strategy=parameter_averaging",
+    ),
+    row("--lr_scaling=cubic", "--lr_scaling=cubic", "linear, sqrt"),
+    row("--lr_scaling=linear", "--lr_scaling=linear", "--base_global_batch_size"),
+    row(
+        "--base_global_batch_size=64",
+        "--base_global_batch_size=64",
+        "--lr_scaling=linear",
+    ),
+    row(
+        "--lr_scaling=sqrt --base_global_batch_size=0",
+        "--base_global_batch_size=0",
+        "1 or more",
+    ),
+    row("--optimizer=lion", "--optimizer=lion", "adamw"),
+    row("--dtype=float16", "--dtype=float16", "mixed_bfloat16"),
+    row("--model=resnet999", "--model=resnet999", "convnet, mlp", "keras:NAME"),
+    row("--model=resnet50", "--model=resnet50", "or keras:ResNet50"),
+    row(
+        "--model=keras:InceptonResNetV2",
+        "--model=keras:InceptonResNetV2",
+        "near it: keras:InceptionResNetV2",
+        "classifiers of keras.applications",
+    ),
+    row("--hidden_units=", "--hidden_units=", "whole numbers"),
+    row("--hidden_units=3,", "--hidden_units=3,", "whole numbers"),
+    row("--hidden_units=3,0", "--hidden_units=0", "1 or more"),
+    row("--dataset=imagenet", "--dataset=imagenet", "digits"),
+    row("--dataset=tfrecord", "--dataset=tfrecord", "--data_path"),
+    row("--data_path=some.tfrecord", "--data_path=some.tfrecord", "--dataset=tfrecord"),
+    row("--dataset=cifar10 --eval_data_path=a", "--eval_data_path=a", "=cifar10"),
+    row("--sharding=record", "--sharding=record", "exact, example, file"),
+    row("--sharding=file", "--sharding=file", "--dataset=digits"),
+    row(
+        "--dataset=tfrecord --data_path=a --sharding=example",
+        "--sharding=example",
+        "--eval_data_path",
+    ),
+    row(
+        "--dataset=tfrecord --data_path=a --eval_data_path=b --sharding=example"
+        " --strategy=parameter_server",
+        "--sharding=example",
+        "--strategy=parameter_server",
+        "one_device or tower",
+    ),
+    row("--shuffle_buffer_examples=5", "--shuffle_buffer_examples=5", "=exact"),
+    row("--shuffle_buffer_examples=0", "--shuffle_buffer_examples=0", "1 or more"),
+    row("--noaugmentation", "--noaugmentation", "--dataset=digits"),
+    row("--eval_fraction=1", "--eval_fraction=1", "less than 1"),
+    row("--input_shape=28x28", "--input_shape=28x28", "separated by commas"),
+    row(
+        "--dataset=synthetic --num_examples=999999999",
+        "--num_examples=999999999",
+        "--input_shape=32,32,3",
+    ),
+    row(
+        "--dataset=clicks --num_categories=999999999",
+        "--num_categories=999999999",
+        "--num_columns=8",
+    ),
+    row("--checkpoint_every_steps=0", "--checkpoint_every_steps=0", "1 or more"),
+    row("--keep_checkpoints=0", "--keep_checkpoints=0", "1 or more"),
+    row("--on_divergence=restart", "--on_divergence=restart", "stop, rollback"),
+    row("--max_rollbacks=2", "--max_rollbacks=2", "--on_divergence=rollback"),
+    row("--on_divergence=rollback --max_rollbacks=0", "--max_rollbacks=0", "1 or more"),
+    row("--stall_timeout_seconds=0", "--stall_timeout_seconds=0", "more than 0"),
+    row("--stall_timeout_seconds=soon", "--stall_timeout_seconds=soon", "numbers"),
+    row("--mode=verifry", "--mode=verifry", "train"),
+    row("--mode=evaluate", "--mode=evaluate", "--run_dir"),
+    row("--resume=always", "--resume=always", "auto"),
+    row("--strategies=tower,mirrored", "--strategies", "--mode=compare"),
+    row("--mode=compare", "--mode=compare", "--strategies"),
+    row("--mode=compare --strategies=tower", "only one arm, 'tower'"),
+    row("--mode=compare --strategies=tower,magic", "--strategies=magic", "mirrored"),
+    row("--mode=compare --strategies=tower,tower", "--strategies", "'tower' twice"),
+    row(
+        "--mode=compare --strategies=tower,mirrored --strategy=one_device",
+        "--strategy=one_device",
+        "--strategies=tower,mirrored",
+    ),
+    row("--mode=compare --strategies=tower,mirrored --runs=runs", "--runs"),
+    row("--mode=compare --strategies=tower,mirrored --seeds=0", "--seeds=0"),
+    row(
+        "--mode=compare --strategies=tower,mirrored --allow_different=optimizer",
+        "--allow_different=optimizer",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --num_replicas=9"
+        " --global_batch_size=8",
+        "--global_batch_size=8",
+        "--num_replicas=9",
+    ),
+    row("--mode=compare --arm=a --arm=b:", "--arm=a is", "'name: flags'"),
+    row("--mode=compare --arm=a: --arm=a:", "'a:' twice"),
+    row("--mode=compare --arm=../a: --arm=b:", "--arm=../a:", "'../a'"),
+    row("--mode=compare --runs=nowhere", "--runs=nowhere"),
+    Row(("--mode=compare", "--arm=a:", "--arm=a: --jit"), ("--arm=a: --jit", "--jit")),
+    Row(("--mode=compare", "--arm=a:", "--arm=b: --seed=3"), ("--arm=b", "--seed")),
+    Row(("--mode=compare", "--arm=a:", "--arm=b: --help"), ("--arm=b", "--help")),
+    Row(("--mode=compare", "--arm=a:", "--arm=b: '"), ("--arm=b", "quot")),
+    Row(
+        ("--mode=compare", "--arm=a: --learning_rate=1", "--arm=a: --learning_rate=2"),
+        ("two arms are called 'a'",),
+    ),
+    Row(
+        ("--mode=compare", "--arm=a: --model=mlp", "--arm=b:"),
+        ("the initial weights", "--model=mlp (a)", "(b)", "--allow_different"),
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --run_dir=other",
+        "--run_dir=other",
+        prepare=write("other/notes.txt", "mine"),
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --run_dir=other",
+        "plan.json is damaged",
+        prepare=write("other/plan.json", "{"),
+    ),
+    row("--run_dir=", "--run_dir= ", "empty"),
+    row("--verbose=perhaps", "--verbose=perhaps", "true or false"),
+    row("--noverbose=1", "--noverbose=1", "true or false"),
+    row("--flagfile=flags.txt", "--flagfile", prepare=write("flags.txt", "--seed=1")),
+    row("--undefok=sed --sed=3", "--undefok"),
+    row("--config=", "--config= "),
+    row("--config=missing.json", "--config=missing.json", "No such file"),
+    row("--config=.", "--config=.", "directory"),
+    row("--config=a.json", "--config=a.json", "not JSON", prepare=write("a.json", "{")),
+    row("--config=a.json", "--config=a.json", prepare=write("a.json", b"\xff\xfe")),
+    row("--config=a.json", "--config=a.json", prepare=write("a.json", "[" * 100_000)),
+    row("--config=a.json", "--config=a.json", "[1]", prepare=write("a.json", "[1]")),
+    row(
+        "--config=a.json",
+        "--config=a.json",
+        "'sed'",
+        "'seed'",
+        prepare=write("a.json", '{"sed": 3}'),
+    ),
+    row(
+        "--config=a.json --seed=3",
+        "--config=a.json",
+        "--seed=true",
+        prepare=write("a.json", '{"seed": true}'),
+    ),
+    row(
+        "--config=a.json --epochs=3",
+        "--train_steps=4",
+        "--epochs=3",
+        prepare=write("a.json", '{"train_steps": 4}'),
+    ),
+    Row(("--model=two\nlines",), ("--model=two\\nlines",)),
+    Row(("--model=\x1b[31mred",), ("--model=\\x1b[31mred",)),
+    Row(("--run_dir=\udcff",), ("--run_dir=\\udcff", "UTF-8")),
+    Row(("--config=a\nb",), ("--config=a\\nb",)),
+    Row(("--seed=1", ""), ("''", "--name=value")),
+    Row(("--str\nategy=x",), ("--str\\nategy",)),
+]
+
+
+# What a model takes, and how many examples there are, is known to code of TensorFlow.
+DOES_NOT_FIT_TOGETHER = [
+    row(
+        "--global_batch_size=2000 --drop_last_batch",
+        "--global_batch_size=2000",
+        "--drop_last_batch",
+    ),
+    row(
+        "--jit_compile --dataset=clicks --model=wide_embedding",
+        "--jit_compile",
+        "'embedding'",
+    ),
+    row("--model=keras:ResNet50", "--model=keras:ResNet50", "(8, 8, 1)", "at least 32"),
+    row(
+        "--model=keras:ResNet50 --dropout=0.5 --dataset=synthetic --num_examples=8",
+        "--dropout=0.5",
+        "--model=keras:ResNet50",
+    ),
+    row("--model=cifar10 --dataset=clicks", "--model=cifar10", "categories"),
+    row("--dataset=clicks", "--model=convnet", "--model=wide_embedding"),
+    row("--dataset=clicks --model=mlp", "--model=mlp", "--model=wide_embedding"),
+    row("--model=wide_embedding", "--model=wide_embedding", "--dataset=clicks"),
+    row(
+        "--model=wide_embedding --dataset=clicks --embedding_shards=3 "
+        "--num_columns=1 --num_categories=2 --num_examples=80",
+        "--embedding_shards=3",
+        "2 rows",
+    ),
+    row(
+        "--model=wide_embedding --dataset=clicks --embedding_dimension=999999",
+        "--embedding_dimension=999999",
+        "--num_categories",
+    ),
+]
+
+
+def write_records(folder: pathlib.Path) -> pathlib.Path:
+    """A TFRecord file of what --record_schema expects by default."""
+    # Most of these commands are refused without it, and so is what feeds them.
+    import tensorflow as tf
+
+    path = folder / "some.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for number in range(20):
+            example = tf.train.Example()
+            values = example.features.feature
+            values["sample"].int64_list.value.extend([number] * 5)
+            values["label"].int64_list.value.append(number % 2)
+            writer.write(example.SerializeToString())
+    return path
+
+
+def write_damaged_records(folder: pathlib.Path) -> None:
+    path = write_records(folder)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+RECORDS = "--model=mlp --dataset=tfrecord --data_path=some.tfrecord"
+
+NEEDS_DEVICES_OR_DATA = [
+    row("--strategy=mirrored --num_replicas=1000", "--num_replicas=1000", "--num_rep"),
+    row(RECORDS, "some.tfrecord", "damaged", prepare=write_damaged_records),
+]
+
+NO_SUCH_DEVICES_OR_DATA = [
+    row(
+        "--strategy=tower --global_batch_size=1", "--global_batch_size=1", "2 replicas"
+    ),
+    row(
+        "--dataset=tfrecord --data_path=some.tfrecord",
+        "--model=convnet",
+        "--model=mlp",
+        prepare=write_records,
+    ),
+    row(RECORDS, "--data_path=some.tfrecord", "does not exist"),
+    row("--devices=gpu:0", "--devices=gpu:0", "no GPU, only the CPU (cpu:1 to cpu:"),
+    row("--strategy=tower --devices=gpu:0,gpu:3", "gpu:0, gpu:3", "--soft_placement"),
+    row("--devices=gpu:5 --nosoft_placement", "names gpu:5", "no GPU"),
+    row(
+        "--strategy=mirrored --devices=cpu:999 --global_batch_size=999",
+        "--devices=cpu:999",
+        "or fewer",
+    ),
+    row("--memory_growth", "--memory_growth", "no GPU"),
+    row("--memory_limit_mib=100", "--memory_limit_mib=100", "no GPU"),
+    row("--memory_growth --strategy=multi_worker_mirrored", "--memory_growth", "GPUs"),
+    row("--memory_fraction=0.5 --strategy=mirrored", "--memory_fraction=0.5", "no GPU"),
+    row("--mode=devices --devices=gpu:0", "--devices=gpu:0", "no GPU"),
+    row("--mode=devices --memory_growth", "--memory_growth", "no GPU"),
+    row("--strategy=tower --num_replicas=1000 --global_batch_size=2000", "=1000"),
+    row(
+        "--strategy=mirrored --num_replicas=2 --cross_device_reduction=nccl",
+        "--cross_device_reduction=nccl",
+    ),
+    row(RECORDS, "some.tfrecord", "empty", prepare=write("some.tfrecord", "")),
+    row(
+        RECORDS,
+        "some.tfrecord",
+        prepare=lambda folder: (folder / "some.tfrecord").mkdir(),
+    ),
+    row(
+        f"{RECORDS} --record_schema=image:uint8",
+        "--record_schema=",
+        prepare=write_records,
+    ),
+    row(
+        f"{RECORDS} --record_schema=picture:int64:5,label:int64",
+        "--record_schema=",
+        "'picture'",
+        prepare=write_records,
+    ),
+    row(
+        "--stages=dense_7 --strategy=model_parallel --model=mlp",
+        "--stages=dense_7: 'dense_7' is not a layer",
+        "hidden_1, hidden_2, logits",
+    ),
+    row(
+        "--stages=4 --strategy=model_parallel --model=mlp --hidden_units=8",
+        "--stages=4",
+        "3 parts",
+    ),
+    row("--stages=1000 --strategy=model_parallel", "--stages=1000", "logical devices"),
+    row("--eval_fraction=0.0001", "--eval_fraction=0.0001"),
+    row(f"{RECORDS},nowhere", "'some.tfrecord' does not exist"),
+    row(f"{RECORDS},some.tfrecord", "'some.tfrecord' twice", prepare=write_records),
+    row(f"{RECORDS.replace('some', '*')}", "=*.tfrecord", "matches no file"),
+    row(
+        f"{RECORDS} --sharding=example --eval_data_path=nowhere",
+        "--eval_data_path=nowhere",
+        prepare=write_records,
+    ),
+    row(
+        f"{RECORDS} --sharding=file --eval_data_path=some.tfrecord"
+        " --global_batch_size=21",
+        "--global_batch_size=21",
+        "--sharding leaves no batch",
+        prepare=write_records,
+    ),
+    row("--dataset=cifar10 --data_path=nowhere", "--data_path=nowhere", "not exist"),
+    row("--dataset=cifar10 --data_path=/dev/zero", "--data_path=/dev/zero", "not a f"),
+]
+
+
+def make_link(folder: pathlib.Path) -> None:
+    (folder / "link").symlink_to("nowhere")
+
+
+def make_loop(folder: pathlib.Path) -> None:
+    (folder / "link").symlink_to("link")
+
+
+NO_FOLDER = [
+    row("--run_dir=file/run", "--run_dir=file/run", prepare=write("file", "x")),
+    row("--run_dir=/dev/null/run", "--run_dir=/dev/null/run", "not a folder"),
+    row("--run_dir=/proc/self/x/y", "--run_dir=/proc/self/x/y"),
+    row("--run_dir=file", "--run_dir=file", "not a folder", prepare=write("file", "x")),
+    row("--run_dir=file/..", "--run_dir=file/..", prepare=write("file", "x")),
+    row("--run_dir=link", "--run_dir=link", prepare=make_link),
+    row("--run_dir=link/run", "--run_dir=link/run", prepare=make_link),
+    row("--run_dir=link", "--run_dir=link", prepare=make_loop),
+    row(f"--run_dir={'x' * 300}", f"--run_dir={'x' * 300}"),
+    row(f"--run_dir={'x/' * 3000}", "--run_dir=x/x/"),
+    row("--run_dir=.", "--run_dir=.", "not a run", prepare=write("notes.txt", "mine")),
+    row("--run_dir=mine", "--run_dir=mine", prepare=write("mine/result.json", "{}")),
+    row("--run_dir=mine", "--run_dir=mine", prepare=write("mine/.hidden", "")),
+    row(
+        "--run_dir=mine --resume=auto",
+        "--run_dir=mine",
+        "config.json",
+        prepare=write("mine/config.json", '{"architectures": ["BertModel"]}'),
+    ),
+    row(
+        "--run_dir=mine --resume=auto",
+        "--run_dir=mine",
+        "config.json",
+        prepare=write("mine/config.json", "[1, 2]"),
+    ),
+    row(
+        "--run_dir=mine --resume=auto",
+        "--run_dir=mine",
+        "not a run",
+        prepare=lambda folder: (folder / "mine/config.json").mkdir(parents=True),
+    ),
+    row("--mode=evaluate --run_dir=none", "--mode=evaluate", "--run_dir"),
+    row("--mode=evaluate --run_dir=nowhere", "--run_dir=nowhere"),
+    row("--mode=evaluate --run_dir=.", "--run_dir=."),
+    row(
+        "--mode=evaluate --run_dir=file/run",
+        "--run_dir=file/run",
+        prepare=write("file", "x"),
+    ),
+    row(f"--mode=evaluate --run_dir={'x' * 300}", f"--run_dir={'x' * 300}"),
+]
+
+
+def remove_checkpoints(run: pathlib.Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+
+
+def damage_checkpoints(run: pathlib.Path) -> None:
+    for path in (run / "checkpoints").glob("*/variables.index"):
+        path.write_bytes(b"")
+
+
+def change_config(**settings: object) -> Callable[[pathlib.Path], object]:
+    def change(run: pathlib.Path) -> None:
+        path = run / "config.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**content, **settings}), encoding="utf-8")
+
+    return change
+
+
+TRAIN = " ".join(SMALL_RUN)
+
+RESUME = f"{TRAIN} --resume=auto --run_dir=run"
+
+EVALUATE = "--mode=evaluate --run_dir=run"
+
+# The preparation of these is told the folder of a finished run.
+RUN_EXISTS = [
+    row(f"{TRAIN} --run_dir=run", "--run_dir=run", "--resume=auto"),
+    row("--run_dir=run", "--run_dir=run", "--resume=auto"),
+    row("--config=run/config.json", "--run_dir=", "run already holds", "--resume=auto"),
+    row(f"{RESUME} --seed=1", "--resume=auto", "--seed=1 (was 0)", "--run_dir"),
+    row(f"{RESUME} --model=convnet", "--model=convnet (was mlp)"),
+    row(f"{RESUME} --hidden_units=9", "--hidden_units=9 (was 8)"),
+    row(f"{RESUME} --learning_rate=0.5", "--learning_rate=0.5 (was 0.001)"),
+    row(f"{RESUME} --clip_global_norm=1", "--clip_global_norm=1.0 (was none)"),
+    row(f"{RESUME} --global_batch_size=8", "--global_batch_size=8 (was 64)"),
+    row(
+        f"{RESUME} --dropout=0.5 --optimizer=sgd",
+        "--dropout=0.5 (was 0.0)",
+        "--optimizer=sgd (was adam)",
+    ),
+    row(
+        f"{RESUME} --learning_rate_schedule=cosine --train_steps=40",
+        "--train_steps=40 (was 20)",
+        prepare=change_config(learning_rate_schedule="cosine"),
+    ),
+    row(
+        RESUME,
+        "--run_dir=run",
+        "config.json",
+        prepare=lambda run: (run / "config.json").write_text("{"),
+    ),
+    row(RESUME, "--run_dir=run", "--seed=", prepare=change_config(seed="x")),
+    row(RESUME, "--run_dir=run", "'sed'", prepare=change_config(sed=1)),
+    row(RESUME, "checkpoint", "damaged", "--run_dir", prepare=damage_checkpoints),
+    row(EVALUATE, "--run_dir=run", "no checkpoint", prepare=remove_checkpoints),
+    row(
+        EVALUATE,
+        "--run_dir=run",
+        "config.json",
+        prepare=lambda run: (run / "config.json").write_text(""),
+    ),
+    row(
+        EVALUATE, "--hidden_units", "config.json", prepare=change_config(hidden_units=8)
+    ),
+    row(
+        EVALUATE, "checkpoint", "does not fit", prepare=change_config(hidden_units=[9])
+    ),
+    row(
+        EVALUATE,
+        "checkpoint",
+        "does not fit",
+        prepare=change_config(hidden_units=[8, 8]),
+    ),
+    row(EVALUATE, "checkpoint", "does not fit", prepare=change_config(optimizer="sgd")),
+    row(f"{EVALUATE} --strategy=tower --num_replicas=1000", "--num_replicas=1000"),
+]
