@@ -26,6 +26,7 @@ from strategies.base import (
 from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
 from strategies.devices import require_gpus
+from strategies.library_internals import give_up_connecting
 from strategies.local_updates import (
     StepsOnCopies,
     alone,
@@ -71,6 +72,12 @@ class MultiWorkerMirrored(Strategy):
             for seconds in (config.peer_timeout_seconds, _SECONDS_FOR_CHIEF)
         )
         meet(cluster, config.startup_timeout_seconds)
+        jobs = ("chief", "worker")
+        addresses = {job: cluster.addresses.get(job, ()) for job in jobs}
+        give_up_connecting(
+            {job: len(tasks) for job, tasks in addresses.items() if tasks},
+            _SECONDS_TO_CONNECT,
+        )
         self._start_up = StartUpWatch(cluster)
         with self._start_up.signals_kept():
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
@@ -205,6 +212,8 @@ class MultiWorkerMirrored(Strategy):
         )
 
 
+# All have just been met.
+_SECONDS_TO_CONNECT = 10.0
 # What all wait for here, such as the chief's checkpoint, may take longer than a step.
 # A task that dies meanwhile is noticed at once, whatever the limit.
 _SECONDS_FOR_CHIEF = 600

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import random
+import signal
+import sys
 import time
 
 from benchmarks.faults.continuation import SMALL
@@ -82,6 +84,46 @@ def _one_refused(first: Task, second: Task) -> tuple[Task, Task]:
     )
 
 
+# Meets the others and is gone a moment later.
+_DIES = """
+import importlib, os, signal, sys, threading, time
+from strategies import rendezvous
+
+def meet(cluster, seconds):
+    with rendezvous.answering(cluster):
+        rendezvous.wait_for_tasks(cluster.peers(), seconds)
+        # The others have found this one, too.
+        time.sleep(1)
+    kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    threading.Timer(float(sys.argv[1]), kill).start()
+
+importlib.import_module("strategies.multi_worker_mirrored").meet = meet
+from trainers.main import main
+sys.exit(main(["main", *sys.argv[2:]]))
+"""
+
+
+def _one_dies(chosen: random.Random, folder: pathlib.Path) -> float:
+    """TensorFlow would wait for it, and ignore SIGTERM meanwhile."""
+    victim = f"worker-{chosen.randrange(2)}"
+    flags = ("--strategy=multi_worker_mirrored", *FLAGS)
+    num_tasks = CLUSTERS["multi_worker_mirrored"]
+    with cluster(folder, num_tasks, *flags, absent=(victim,)) as tasks:
+        delay = chosen.choice((0.0, chosen.uniform(0.0, 1.0)))
+        code = f"import sys; sys.argv.insert(1, '{delay}')\n{_DIES}"
+        tasks.start(victim, begin=[sys.executable, "-c", code])
+        assert tasks.started.pop(victim).exit_code() == -signal.SIGKILL
+        died = time.monotonic()
+        codes = tasks.exit_codes()
+        seconds = time.monotonic() - died
+        assert set(codes.values()) == {LOST}, f"without {victim}: {codes}"
+        for name, lines in tasks.error_lines().items():
+            said = f"error: {victim} at {tasks.address(victim)} was lost"
+            assert len(lines) == 1, f"{name} says {lines}"
+            assert lines[0].startswith(said), f"{name} says {lines}"
+    return seconds
+
+
 SCENARIOS = (
     Scenario(
         name="task-never-starts",
@@ -97,5 +139,12 @@ SCENARIOS = (
         tries=10,
         attempt=_one_twice,
         most_seconds=STARTUP_TIMEOUT_SECONDS + 10.0,
+    ),
+    Scenario(
+        name="task-lost-at-start-up",
+        promise="the others of multi_worker_mirrored name it and end with 138",
+        tries=10,
+        attempt=_one_dies,
+        most_seconds=15.0,
     ),
 )
