@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from tensorflow.core.protobuf import (
-    config_pb2,
-    coordination_config_pb2,
-    rewriter_config_pb2,
-)
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
 

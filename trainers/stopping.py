@@ -41,9 +41,8 @@ class StopSignals:
         traceback: TracebackType | None,
     ) -> None:
         self._restore()
-        # The run is about to end, with a checkpoint or without.
-        for number in PASSED_ON.values():
-            signal.signal(number, signal.SIG_IGN)
+        # The handlers of what a launcher passes on stay, and do nothing any more: the
+        # run is about to end, with a checkpoint or without.
 
     @property
     def requested(self) -> bool:
