@@ -25,6 +25,7 @@ from strategies.cluster import Cluster
 from strategies.confinement import AUTO, Network, network_of_its_own
 from strategies.gpus import divide
 from strategies.rendezvous import PeerLostError
+from strategies.stop_signals import STOPS, as_passed_on
 
 LAUNCHER_PID = "KDS_LAUNCHER_PID"
 
@@ -192,13 +193,20 @@ class Launcher:
                 return 128 + self._signal
         else:
             self._wait(_SECONDS_FOR_OTHERS_TO_END, self._tasks)
-        failed = chief if chief.process.poll() else self._failed()
+        # What the chief says of another task's loss, that task's end says better.
+        has_own_reason = chief.process.poll() not in (0, PeerLostError.exit_code)
+        failed = chief if has_own_reason else self._failed()
         return 0 if failed is None else self._report(failed)
 
     def _failed(self) -> _Task | None:
         """A task that failed; rather one that was killed than one that missed it."""
         failed = [task for task in self._tasks if task.process.poll()]
-        return min(failed, key=lambda task: task.process.returncode, default=None)
+
+        def reason(task: _Task) -> tuple[bool, bool]:
+            code = task.process.returncode
+            return code > 0, code == PeerLostError.exit_code
+
+        return min(failed, key=reason, default=None)
 
     def _report(self, failed: _Task) -> int:
         """Says how a task failed and returns the exit code that is the run's.
@@ -207,8 +215,12 @@ class Launcher:
         lost: it may be worth starting all of them again.
         """
         code, task = failed.process.returncode, failed.cluster.task
-        if self._signal is not None and code == -self._signal:
+        if self._signal is not None and code < 0:
             return 128 + self._signal
+        if -code in STOPS:
+            # By somebody else, before it could end in order. So are all stopped.
+            self._say(f"{task} was ended by {signal.Signals(-code).name}.")
+            return 128 - code
         killed = f" ({signal.Signals(-code).name})" if code < 0 else ""
         if self._signal is None and not failed.cluster.is_chief:
             how = killed or f" (exit code {code})"
@@ -223,7 +235,7 @@ class Launcher:
         """Tells the tasks that train; those that serve end when the chief lets them."""
         for task in self._tasks:
             if task.cluster.job not in self._plan.serving:
-                task.send(number)
+                task.send(as_passed_on(number))
         self._wait(_SECONDS_TO_STOP, self._tasks)
 
     def _wait(self, seconds: float, tasks: Sequence[_Task]) -> None:
@@ -242,9 +254,14 @@ class Launcher:
 
     @contextlib.contextmanager
     def _signals_handled(self) -> Iterator[None]:
-        """Remembers SIGINT and SIGTERM; tasks are in sessions of their own."""
+        """Remembers SIGINT and SIGTERM; tasks are in sessions of their own.
+
+        A second one ends all of them at once.
+        """
 
         def remember(number: int, frame: object) -> None:
+            for task in self._tasks if self._signal is not None else ():
+                task.send(signal.SIGKILL)
             self._signal = number
 
         numbers = (signal.SIGINT, signal.SIGTERM)
@@ -313,18 +330,27 @@ class _Task:
         for line in self._output or ():
             self._lines.append(line.rstrip("\n"))
             waiting.append(line)
-            if self.cluster.is_chief:
-                sys.stderr.write(line)
-            elif self._is_shown:
-                # From several threads: a line at a time.
-                sys.stdout.write(line)
-                sys.stdout.flush()
+            # A task that nobody reads stands still, so that reading goes on whatever
+            # becomes of the lines.
+            with contextlib.suppress(OSError):
+                self._show(line)
             if self._log.parent.is_dir():
                 self._append(waiting)
         if waiting and self._log.parent.is_dir():
             self._append(waiting)
 
+    def _show(self, line: str) -> None:
+        if self.cluster.is_chief:
+            sys.stderr.write(line)
+        elif self._is_shown:
+            # From several threads: a line at a time.
+            sys.stdout.write(line)
+            sys.stdout.flush()
+
     def _append(self, lines: list[str]) -> None:
-        with self._log.open("a", encoding="utf-8") as file:
+        with (
+            contextlib.suppress(OSError),
+            self._log.open("a", encoding="utf-8") as file,
+        ):
             file.writelines(lines)
         lines.clear()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context
 
@@ -82,6 +83,32 @@ def keep_sums_in_order() -> None:
         rewriter_config_pb2.RewriterConfig.SWAPPING_HEURISTICS
     )
     context.context()._config = config
+
+
+def give_up_connecting(num_tasks: Mapping[str, int], seconds: float) -> None:
+    """Limits how long processes that compute wait for each other while they connect.
+
+    Otherwise they wait for an hour, in C++ that no thread of Python's can interrupt,
+    for one that was killed just then. Call it before `MultiWorkerMirroredStrategy` is
+    made, which has no argument for it and leaves alone what is configured already
+    (tensorflow/python/distribute/collective_all_reduce_strategy.py,
+    `_initialize_multi_worker`).
+
+    Args:
+      num_tasks: by job, of those that compute; the chief leads if there is one.
+      seconds: until `tf.errors.DeadlineExceededError` is raised.
+    """
+    jobs = [
+        coordination_config_pb2.CoordinatedJob(name=job, num_tasks=count)
+        for job, count in num_tasks.items()
+    ]
+    leader = "chief" if "chief" in num_tasks else "worker"
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{leader}/replica:0/task:0",
+        cluster_register_timeout_in_ms=round(1e3 * seconds),
+        coordinated_jobs=jobs,
+    )
 
 
 def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:

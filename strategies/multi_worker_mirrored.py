@@ -26,6 +26,7 @@ from strategies.base import (
 from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
 from strategies.devices import require_gpus
+from strategies.library_internals import give_up_connecting
 from strategies.local_updates import (
     StepsOnCopies,
     alone,
@@ -37,6 +38,7 @@ from strategies.rendezvous import meet
 from strategies.replicated import compile_replicated, sum_as_one_buffer, sum_by_type
 from strategies.resolver import resolver_of
 from strategies.shares import bytes_of
+from strategies.startup_watch import StartUpWatch
 from strategies.traits import Traits
 from strategies.worker_copies import WorkerCopies
 
@@ -70,9 +72,17 @@ class MultiWorkerMirrored(Strategy):
             for seconds in (config.peer_timeout_seconds, _SECONDS_FOR_CHIEF)
         )
         meet(cluster, config.startup_timeout_seconds)
-        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            resolver_of(cluster), communication
+        jobs = ("chief", "worker")
+        addresses = {job: cluster.addresses.get(job, ()) for job in jobs}
+        give_up_connecting(
+            {job: len(tasks) for job, tasks in addresses.items() if tasks},
+            _SECONDS_TO_CONNECT,
         )
+        self._start_up = StartUpWatch(cluster)
+        with self._start_up.signals_kept():
+            self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                resolver_of(cluster), communication
+            )
         # Traced once: all meet after every checkpoint.
         self._meet = tf.function(
             lambda: self._sum_of_chief([tf.zeros([])]), autograph=False
@@ -162,7 +172,9 @@ class MultiWorkerMirrored(Strategy):
             self._meet()
             return
         share = tf.function(lambda: self._sum_of_chief(variables), autograph=False)
-        for variable, value in zip(variables, share(), strict=True):
+        shared = share()
+        self._start_up.end()
+        for variable, value in zip(variables, shared, strict=True):
             variable.assign(self._strategy.experimental_local_results(value)[0])
 
     def _sum_of_chief(self, variables: Sequence[tf.Variable]) -> list[Any]:
@@ -175,6 +187,9 @@ class MultiWorkerMirrored(Strategy):
             return sum_by_type(context, mine, self._patient)
 
         return self._strategy.run(on_each_replica)
+
+    def close(self) -> None:
+        self._start_up.end()
 
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1:
@@ -197,6 +212,8 @@ class MultiWorkerMirrored(Strategy):
         )
 
 
+# All have just been met.
+_SECONDS_TO_CONNECT = 10.0
 # What all wait for here, such as the chief's checkpoint, may take longer than a step.
 # A task that dies meanwhile is noticed at once, whatever the limit.
 _SECONDS_FOR_CHIEF = 600

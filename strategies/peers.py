@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.cluster import Cluster
 from strategies.rendezvous import REMEDY, PeerLostError, is_listening
+from strategies.settings import UsageError
 
 # What TensorFlow 2.21 raises for a process that is gone (the first two) or silent.
 _SIGNS = (
@@ -20,6 +21,8 @@ _SIGNS = (
 # What it raises besides, for work that was under way. These have other causes too, and
 # count only if a task is missing.
 _CONSEQUENCES = (tf.errors.CancelledError, tf.errors.InternalError)
+# tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc, `GrpcServer::Init`.
+_NO_SERVER = "Could not start gRPC server"
 _MOST_NAMED = 4
 
 
@@ -29,9 +32,19 @@ def lost_peers_named(cluster: Cluster) -> Iterator[None]:
 
     Raises:
       PeerLostError: in place of TensorFlow's error.
+      UsageError: the same, where this task cannot have its port.
     """
     try:
         yield
+    except tf.errors.UnknownError as error:
+        if _NO_SERVER not in str(error):
+            raise
+        # It was free at the task's own address, where `rendezvous.answering` has been.
+        raise UsageError(
+            f"the address {cluster.address} of {cluster.task} cannot be used ("
+            "TensorFlow listens at all addresses of a machine, and its port is in "
+            "use at another one): give each task a free port of its own machine."
+        ) from error
     except Exception as error:
         # The coordinator of parameter servers wraps some errors.
         cause = getattr(error, "original_exception", error)

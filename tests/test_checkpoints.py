@@ -199,7 +199,7 @@ def kill(*arguments: Any, **named: Any) -> None:
 
 
 MOMENTS = {
-    "before anything": (checkpoints.Checkpoints, "_remove_unfinished"),
+    "before anything": (checkpoints.Checkpoints, "remove_unfinished"),
     "before the variables": (tf.train.Checkpoint, "write"),
     "before the commit": (checkpoints, "write_commit"),
     "while the commit is written": (commit, "_digest"),

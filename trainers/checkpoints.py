@@ -25,6 +25,7 @@ from trainers.commit import Commit, DamagedError, Variable, read_commit, write_c
 from trainers.files import sync_to_disk
 
 _NAME = re.compile(r"step-([0-9]{8,18})")
+# Of what is being written, or removed.
 _UNFINISHED = ".writing-"
 # What the strategy's replicas hold besides: a file, and a part of commit.json.
 _REPLICAS = "replicas"
@@ -69,22 +70,40 @@ class Checkpoints:
 
         Args:
           state: further values that a resumed run needs, as JSON has them.
+
+        Raises:
+          OSError, tf.errors.OpError: it cannot be written; those before are whole, and
+            nothing is left of it.
         """
         step = int(self._step.numpy())
         final = self._folder / _name_of(step)
-        self._remove_unfinished()
-        temporary = self._folder / f"{_UNFINISHED}{final.name}"
+        self.remove_unfinished()
+        try:
+            temporary = self._write(self._folder / f"{_UNFINISHED}{final.name}", state)
+            self._replace(final, temporary)
+        except Exception:
+            # What fits on a disk that is full would keep all else from it.
+            self.remove_unfinished()
+            raise
+        self._remove_old(step)
+        return final
+
+    def remove_unfinished(self) -> None:
+        """Removes what is left of checkpoints that a killed run wrote or removed."""
+        for leftover in self._folder.glob(f"{_UNFINISHED}step-*"):
+            _remove(leftover)
+
+    def _write(self, temporary: pathlib.Path, state: Mapping[str, Any]) -> pathlib.Path:
+        """All files of a checkpoint, on disk, under a name that does not count."""
         temporary.mkdir(parents=True)
         self._checkpoint.write(str(temporary / "variables"))
         variables = self._variables()
         if self._replica_state:
             self._replicas.write(str(temporary / _REPLICAS))
             variables[_REPLICAS] = self._replica_variables()
-        commit = Commit(step=step, variables=variables, state=state)
-        write_commit(temporary, commit)
-        self._replace(final, temporary)
-        self._remove_old(step)
-        return final
+        step = int(self._step.numpy())
+        write_commit(temporary, Commit(step=step, variables=variables, state=state))
+        return temporary
 
     def restore_newest(self, warn: Callable[[str], None]) -> Mapping[str, Any] | None:
         """Restores the newest checkpoint that is undamaged.
@@ -212,10 +231,9 @@ class Checkpoints:
         """
         steps = sorted(s for s in _checkpoints_in(self._folder) if s <= step)
         for old in steps[: -self._keep]:
-            _remove(self._folder / _name_of(old))
-
-    def _remove_unfinished(self) -> None:
-        for leftover in self._folder.glob(f"{_UNFINISHED}step-*"):
+            # A run killed meanwhile leaves no half of one under its name.
+            leftover = self._folder / f"{_UNFINISHED}{_name_of(old)}"
+            (self._folder / _name_of(old)).rename(leftover)
             _remove(leftover)
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import IO, TextIO
 
 import rich.console
 from rich.live import Live
@@ -24,13 +24,33 @@ from rich.progress import (
 
 
 class _Terminal(rich.console.Console):
-    """Falls silent when its reader has gone, as after `| head -1`."""
+    """Falls silent when its reader has gone, as after `| head -1`, or its disk is full.
+
+    Rich would end the process, and the run with it.
+    """
 
     def on_broken_pipe(self) -> None:
-        """Rich would end the process, and the run with it."""
+        self.fall_silent()
+
+    def fall_silent(self) -> None:
         self.quiet = True
-        # Python flushes standard output once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
+
+
+def complain(line: str) -> None:
+    """Prints to standard error, if anything can be printed there."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """Sends what is printed nowhere, what is still held back included.
+
+    Python tries to write that once more when it ends, and would end with 120.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Console:
@@ -69,7 +89,10 @@ class Console:
 
     def say(self, line: str) -> None:
         """One line for the reader."""
-        self._rich.print(line, markup=False)
+        try:
+            self._rich.print(line, markup=False)
+        except OSError:
+            self._rich.fall_silent()
         self._write_log(line)
 
     def note(self, text: str) -> None:
@@ -81,7 +104,7 @@ class Console:
         if self._progress is not None:
             self._progress.console.print(f"warning: {line}", markup=False)
         else:
-            print(f"warning: {line}", file=sys.stderr)
+            complain(f"warning: {line}")
         self._write_log(f"warning: {line}")
 
     def fail(
@@ -93,8 +116,8 @@ class Console:
             text = "".join(traceback.format_exception(cause))
             self._write_log(text)
             if verbose:
-                print(text, file=sys.stderr)
-        print(f"error: {line}", file=sys.stderr)
+                complain(text)
+        complain(f"error: {line}")
         self._write_log(f"error: {line}")
 
     def report_bug(self, error: Exception, verbose: bool) -> None:
@@ -102,10 +125,10 @@ class Console:
         text = "".join(traceback.format_exception(error))
         self._write_log(text)
         if verbose or self._log is None:
-            print(text, file=sys.stderr)
+            complain(text)
         where = "" if self._log is None else f"; the traceback is in {self._log.name}"
         words = " ".join(str(error).split())[:300]
-        print(f"error: {type(error).__name__}: {words}{where}", file=sys.stderr)
+        complain(f"error: {type(error).__name__}: {words}{where}")
 
     @contextlib.contextmanager
     def live(self, render: Callable[[], rich.console.RenderableType]) -> Iterator[None]:
@@ -152,7 +175,8 @@ class Console:
     def close(self) -> None:
         self.stop_progress()
         if self._log is not None:
-            self._log.close()
+            with contextlib.suppress(OSError):
+                self._log.close()
             self._log = None
 
     def _line_is_due(self, step: int, last_step: int) -> bool:
@@ -163,7 +187,11 @@ class Console:
         return due
 
     def _write_log(self, line: str) -> None:
-        if self._log is not None:
+        if self._log is None:
+            return
+        # It says what was printed. That the disk is full is said by those whose files
+        # are missed.
+        with contextlib.suppress(OSError):
             self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
             self._log.flush()
 

@@ -30,6 +30,24 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
     sync_to_disk(path.parent)
 
 
+def append_whole(path: pathlib.Path, text: str) -> None:
+    """Adds all of a text to a file, or, on a full disk, nothing of it.
+
+    Raises:
+      OSError: it could not be written.
+    """
+    with path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        content = text.encode("utf-8")
+        try:
+            # What fits on a nearly full disk is written, and reported as a success.
+            while content:
+                content = content[file.write(content) :]
+        except OSError:
+            file.truncate(before)
+            raise
+
+
 def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
     """The same for an object that is to be read by people, too."""
     write_atomically(path, json.dumps(without_nan(content), indent=2) + "\n")

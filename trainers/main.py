@@ -16,7 +16,7 @@ from strategies.rendezvous import PeerLostError
 from strategies.settings import UsageError, printable
 from trainers import flags
 from trainers.config import Config
-from trainers.console import Console
+from trainers.console import Console, complain
 from trainers.launch import launch
 from trainers.outcome import ExitCode
 from trainers.refusals import refusal_of
@@ -44,11 +44,11 @@ def main(argv: Sequence[str]) -> int:
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except Exception as error:
-        if _is_out_of_memory(error):
-            return _refuse(_does_not_fit(error), config.run.verbose)
         refusal = refusal_of(error, config)
         if refusal is not None:
             return _refuse(refusal, config.run.verbose)
+        if _is_out_of_memory(error):
+            return _refuse(_does_not_fit(error), config.run.verbose)
         console.report_bug(error, config.run.verbose)
         return ExitCode.BUG
     finally:
@@ -132,7 +132,7 @@ def _does_not_fit(error: Exception) -> UsageError:
 def _refuse(error: UsageError, verbose: bool) -> ExitCode:
     if verbose:
         traceback.print_exception(error)
-    print(f"error: {printable(str(error))}", file=sys.stderr)
+    complain(f"error: {printable(str(error))}")
     return ExitCode.USAGE
 
 

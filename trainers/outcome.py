@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import pathlib
 
 from strategies.rendezvous import PeerLostError
 
@@ -39,6 +40,25 @@ class DivergedError(Exception):
         )
         self.step = step
         self.what = what
+
+
+class NotSavedError(Exception):
+    """The last checkpoint of a run could not be written."""
+
+    def __init__(self, run_folder: pathlib.Path, words: str, kept_step: int | None):
+        """Says what is left.
+
+        Args:
+          run_folder: of the run.
+          words: what the system says.
+          kept_step: of the newest checkpoint there is; None if there is none.
+        """
+        left = "none" if kept_step is None else f"that of step {kept_step}"
+        super().__init__(
+            f"the last checkpoint could not be written ({words}), and the newest in "
+            f"{run_folder} is {left}: free space on its disk, then continue with "
+            "--resume=auto."
+        )
 
 
 class StopRequested(Exception):

@@ -11,6 +11,7 @@ import re
 
 from strategies.settings import UsageError
 from trainers.config import Config
+from trainers.disk import disk_error
 
 # TensorFlow 2.21: `Detected unsupported operations when trying to compile graph
 # __inference_... on XLA_CPU_JIT: AsString (No registered ...`.
@@ -38,7 +39,13 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
     missing = _MISSING_DEVICE.search(message)
     stream = _STREAM.search(message)
     unsupported = _UNSUPPORTED.search(message)
-    if config.model.replayable_dropout and rows:
+    words = disk_error(error)
+    if words is not None:
+        refusal = UsageError(
+            f"a file cannot be written or read ({words}){_named(error)}: mend the disk "
+            "or free space on it, then start again, a run with --resume=auto."
+        )
+    elif config.model.replayable_dropout and rows:
         refusal = UsageError(rows.group())
     elif config.data.is_streamed and stream:
         refusal = UsageError(stream.group(1))
@@ -57,6 +64,11 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
         return None
     refusal.__cause__ = error
     return refusal
+
+
+def _named(error: Exception) -> str:
+    name = getattr(error, "filename", None)
+    return f", {name}" if name else ""
 
 
 def _existing_devices() -> str:

@@ -14,9 +14,11 @@ from trainers.assembly import Assembly
 from trainers.checkpoints import Checkpoints
 from trainers.clock import Clock
 from trainers.console import Console, Figures
+from trainers.disk import Spell
 from trainers.inspection import Inspection
 from trainers.interval import Interval
 from trainers.loop import Always, Every, StepReport
+from trainers.outcome import NotSavedError
 from trainers.pipeline.bubble import Bubble
 from trainers.randomness import seed_states
 from trainers.recording import RecordedStep, Recording, unique_names
@@ -46,6 +48,7 @@ class Reporting:
         self._assembly = assembly
         self._folder = folder
         self._checkpoints = checkpoints
+        self._saving, self._logging = Spell(console), Spell(console)
         self._console = console
         self._clock = clock
         self._tally = tally
@@ -55,7 +58,7 @@ class Reporting:
         self._bubble = Bubble(assembly.pipeline)
         self._recording = Recording(folder.path)
         self._inspection = Inspection(assembly.model, assembly.data)
-        self.summaries = Summaries(folder.tensorboard)
+        self.summaries = Summaries(folder.tensorboard, self._logging)
         self.final = FinalFigures()
 
     def hooks(self) -> list[Every | Always]:
@@ -105,13 +108,23 @@ class Reporting:
     def save_checkpoint(self) -> None:
         """Saves the present state, unless it is past saving.
 
+        A disk that is full is warned about, and the next checkpoint is tried.
+
         Raises:
           DivergedError: a weight is not finite; the checkpoints before are kept.
         """
         with self._clock.measure("checkpoint"):
             step = int(self._assembly.step.numpy())
             require_finite_weights(self._assembly.model, step)
-            self._checkpoints.save(self.state())
+            what = f"the checkpoint of step {step} cannot be written"
+            if self._saving.attempt(what, lambda: self._checkpoints.save(self.state())):
+                self._saving.end("checkpoints")
+
+    def require_saved(self) -> None:
+        """Raises NotSavedError if the last checkpoint could not be written."""
+        if self._saving.words is not None:
+            kept = max(self._checkpoints.steps(), default=None)
+            raise NotSavedError(self._folder.path, self._saving.words, kept)
 
     def close(self) -> None:
         self.summaries.close()
@@ -177,12 +190,18 @@ class Reporting:
                 **self._bubble.scalars(),
                 "seconds": self._clock.seconds(),
             }
-            self._folder.append_metrics(row)
-            self.summaries.flush()
+            self._append_metrics(row)
         self._set_final(train_loss=means["loss"])
         self._interval.reset()
         self._staleness.reset()
         self._bubble.reset()
+
+    def _append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Ends what is reported of a step."""
+        what = f"lines of {self._folder.path}/metrics.jsonl cannot be written"
+        written = self._logging.attempt(what, lambda: self._folder.append_metrics(row))
+        if self.summaries.flush() and written:
+            self._logging.end("metrics and summaries")
 
     def _learning_rate(self, step: int) -> float:
         """The rate of the update that led to this step."""
@@ -207,14 +226,13 @@ class Reporting:
             grid = self._inspection.sample_grid()
             if grid is not None:
                 self.summaries.image("samples", grid, report.step)
-            self._folder.append_metrics(
+            self._append_metrics(
                 {
                     "step": report.step,
                     **{f"eval_{name}": value for name, value in finite.items()},
                     "seconds": self._clock.seconds(),
                 }
             )
-            self.summaries.flush()
         self._set_final(
             eval_loss=means.get("loss"), eval_accuracy=means.get("accuracy")
         )

@@ -17,6 +17,7 @@ from trainers.config_file import config_from_file
 from trainers.data_config import DataConfig
 from trainers.files import (
     FolderLock,
+    append_whole,
     new_folder,
     unusable,
     without_nan,
@@ -167,8 +168,7 @@ class RunFolder:
             raise unusable(self.path, error) from error
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(without_nan(row)) + "\n")
+        append_whole(self._metrics, json.dumps(without_nan(row)) + "\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Writes result.json, the last file of a run."""

@@ -6,6 +6,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
+from strategies.stop_signals import PASSED_ON, original
 from trainers.loop import StepReport
 from trainers.outcome import ExitCode, StopRequested
 
@@ -18,7 +19,8 @@ _EXIT_CODES = {
 class StopSignals:
     """Remembers SIGINT and SIGTERM until the step at hand is done. A hook.
 
-    A second signal is handled as it was before, which ends the process at once.
+    A second signal is handled as it was before, which ends the process at once; unless
+    it only repeats what a launcher has received as well.
     """
 
     def __init__(self) -> None:
@@ -28,6 +30,8 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         for number in _EXIT_CODES:
             self._previous[number] = signal.signal(number, self._receive)
+        for passed_on in PASSED_ON.values():
+            signal.signal(passed_on, self._receive_passed_on)
         return self
 
     def __exit__(
@@ -37,6 +41,8 @@ class StopSignals:
         traceback: TracebackType | None,
     ) -> None:
         self._restore()
+        # The handlers of what a launcher passes on stay, and do nothing any more: the
+        # run is about to end, with a checkpoint or without.
 
     @property
     def requested(self) -> bool:
@@ -60,6 +66,10 @@ class StopSignals:
         del frame
         self._received = number
         self._restore()
+
+    def _receive_passed_on(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._received = self._received or original(number)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():

@@ -7,7 +7,8 @@ tb/train, tb/eval and tb/evaluator, so that curves overlay.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,13 @@ import tensorflow as tf
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api as hparams_api
 
+from trainers.disk import Spell
+
 TRAIN = "train"
 EVAL = "eval"
 EVALUATOR = "evaluator"
+# More than what a run reports in one step, but for pictures.
+_LEAST_BYTES = 1 << 20
 _HPARAM_METRICS = (
     (EVAL, "accuracy"),
     (EVAL, "loss"),
@@ -27,14 +32,28 @@ _HPARAM_METRICS = (
 
 
 class Summaries:
-    """Writes what a run reports into its tb folder."""
+    """Writes what a run reports into its tb folder.
 
-    def __init__(self, folder: pathlib.Path, splits: Sequence[str] = (TRAIN, EVAL)):
+    A disk that is full or fails costs summaries, not the run. An event file may then
+    end in half a record, behind which TensorBoard reads nothing, so that later ones
+    go into new files.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, spell: Spell, splits: Sequence[str] = (TRAIN, EVAL)
+    ):
+        """Makes the event files.
+
+        Args:
+          folder: of the run's event files.
+          spell: told when they cannot be written. Whoever flushes ends it.
+          splits: what there is a folder for.
+        """
         self._folder = folder
-        self._writers = {
-            split: tf.summary.create_file_writer(str(folder / split))
-            for split in splits
-        }
+        self._spell = spell
+        self._splits = splits
+        self._writers: dict[str, tf.summary.SummaryWriter] = {}
+        self._attempt(self._open)
 
     def scalars(self, split: str, values: Mapping[str, float], step: int) -> None:
         """Writes each value under its name.
@@ -44,9 +63,12 @@ class Summaries:
           values: by tag.
           step: applied updates.
         """
-        with self._writers[split].as_default(step=step):
+
+        def write() -> None:
             for tag, value in values.items():
                 tf.summary.scalar(tag, value)
+
+        self._write(split, step, write)
 
     def histograms(self, buckets: Mapping[str, np.ndarray], step: int) -> None:
         """Writes histograms that were counted where the tensors are.
@@ -56,28 +78,32 @@ class Summaries:
           step: applied updates.
         """
         metadata = histogram_metadata.create_summary_metadata(None, None)
-        with self._writers[TRAIN].as_default(step=step):
+
+        def write() -> None:
             for tag, rows in buckets.items():
                 tf.summary.write(tag, tf.constant(rows, tf.float64), metadata=metadata)
 
+        self._write(TRAIN, step, write)
+
     def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
         """Writes one picture of evaluation, uint8 [height, width, 3]."""
-        with self._writers[EVAL].as_default(step=step):
-            tf.summary.image(tag, pixels[np.newaxis])
+        self._write(EVAL, step, lambda: tf.summary.image(tag, pixels[np.newaxis]))
 
     def texts(self, texts: Mapping[str, str]) -> None:
         """Writes Markdown that describes the run."""
-        with self._writers[TRAIN].as_default(step=0):
+
+        def write() -> None:
             for tag, text in texts.items():
                 tf.summary.text(tag, text)
+
+        self._write(TRAIN, 0, write)
 
     def graph(self, graph: tf.Graph) -> None:
         """Writes the operations of the training loop.
 
         Keras's own TensorBoard callback writes none under Keras 3.
         """
-        with self._writers[TRAIN].as_default(step=0):
-            tf.summary.graph(graph)
+        self._write(TRAIN, 0, lambda: tf.summary.graph(graph))
 
     def hparams(self, settings: Mapping[str, Any]) -> None:
         """Writes the row of the HParams dashboard.
@@ -86,26 +112,60 @@ class Summaries:
         metric in the run that is called after the row's own folder and the
         metric's group.
         """
-        writer = tf.summary.create_file_writer(str(self._folder))
         metrics = [
             hparams_api.Metric(tag, group=group) for group, tag in _HPARAM_METRICS
         ]
-        with writer.as_default(step=0):
-            names = [hparams_api.HParam(name) for name in settings]
-            hparams_api.hparams_config(hparams=names, metrics=metrics)
-            # By default a digest of the settings: runs that differ in none of them
-            # would share a row.
-            name = "/".join(self._folder.absolute().parent.parts[-2:])
-            hparams_api.hparams(dict(settings), trial_id=name)
-        writer.close()
+        # By default a digest of the settings: runs that differ in none of them
+        # would share a row.
+        name = "/".join(self._folder.absolute().parent.parts[-2:])
 
-    def flush(self) -> None:
-        for writer in self._writers.values():
-            writer.flush()
+        def write() -> None:
+            writer = tf.summary.create_file_writer(str(self._folder))
+            with writer.as_default(step=0):
+                names = [hparams_api.HParam(name) for name in settings]
+                hparams_api.hparams_config(hparams=names, metrics=metrics)
+                hparams_api.hparams(dict(settings), trial_id=name)
+            writer.close()
+
+        self._attempt(write)
+
+    def flush(self) -> bool:
+        """Brings all that was written to disk, and returns whether that succeeded."""
+        if not self._writers and _has_space(self._folder):
+            self._attempt(self._open)
+        for writer in list(self._writers.values()):
+            self._attempt(writer.flush)
+        return bool(self._writers)
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
+        for writer in list(self._writers.values()):
+            self._attempt(writer.close)
+
+    def _open(self) -> None:
+        self._writers = {
+            split: tf.summary.create_file_writer(str(self._folder / split))
+            for split in self._splits
+        }
+
+    def _write(self, split: str, step: int, write: Callable[[], object]) -> None:
+        if split not in self._writers:
+            return
+
+        def write_there() -> None:
+            with self._writers[split].as_default(step=step):
+                write()
+
+        self._attempt(write_there)
+
+    def _attempt(self, write: Callable[[], object]) -> None:
+        what = f"summaries in {self._folder} cannot be written"
+        if not self._spell.attempt(what, write):
+            self._writers = {}
+
+
+def _has_space(folder: pathlib.Path) -> bool:
+    """Whether to try again: each new file that cannot be written stays, empty."""
+    return shutil.disk_usage(folder).free >= _LEAST_BYTES
 
 
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

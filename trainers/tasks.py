@@ -122,9 +122,10 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
         devices.configure_devices(config.strategy, config.device)
     if cluster.job in discovery.traits(strategy).serving_roles:
         folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
-        return discovery.load(strategy).serve(
-            config.strategy, cluster, folder.ending_path()
-        )
+        with importlib.import_module("strategies.peers").lost_peers_named(cluster):
+            return discovery.load(strategy).serve(
+                config.strategy, cluster, folder.ending_path()
+            )
     mode = config.run.mode if cluster.is_chief else "follow"
     if cluster.job == EVALUATOR:
         mode = "watch"

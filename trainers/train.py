@@ -19,10 +19,11 @@ from trainers.config import Config
 from trainers.console import Console
 from trainers.description import describe_run, hyperparameters, tensorboard_command
 from trainers.diagnosis import Diagnosis
+from trainers.disk import Spell, disk_error
 from trainers.inputs.data import Data
 from trainers.loop import Always, CallLength, run_loop
 from trainers.memory import capacity_of, estimate_memory, largest, warning_of
-from trainers.outcome import DivergedError, ExitCode, StopRequested
+from trainers.outcome import DivergedError, ExitCode, NotSavedError, StopRequested
 from trainers.pipeline.bubble import Bubble
 from trainers.placement_log import PlacementRecorder, write_placements
 from trainers.reporting import Reporting, in_words
@@ -55,9 +56,14 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     except UsageError:
         strategy.dismiss(folder.ending_path(), ExitCode.USAGE)
         raise
-    strategy.dismiss(folder.ending_path(), exit_code)
-    if EVALUATOR in cluster.addresses:
-        folder.write_ending(f"{EVALUATOR}-0", exit_code)
+
+    def tell_others() -> None:
+        strategy.dismiss(folder.ending_path(), exit_code)
+        if EVALUATOR in cluster.addresses:
+            folder.write_ending(f"{EVALUATOR}-0", exit_code)
+
+    spell = Spell(console, "they see that the chief is gone")
+    spell.attempt("other tasks cannot be told how the run has ended", tell_others)
     return exit_code
 
 
@@ -106,6 +112,7 @@ def _train(
         console.say(f"{folder.path} is complete at step {first_step}: nothing to do.")
         return ExitCode.DONE
     folder.begin(config, first_step)
+    checkpoints.remove_unfinished()
     console.open_log(folder.log_path(cluster.task))
     _introduce(assembly, folder, first_step, console)
     tally = Tally(
@@ -214,37 +221,65 @@ class _Run:
     staleness: Staleness = dataclasses.field(default_factory=Staleness)
 
     def to_the_end(self, first_step: int, initial_weights_sha256: str) -> ExitCode:
-        """Trains until the last step, a signal or a loss that is not finite."""
+        """Trains until the last step, a signal or a loss that is not finite.
+
+        A last checkpoint or a result that cannot be written is a failure.
+        """
         status, exit_code = "failed", ExitCode.BUG
         try:
             status, exit_code = self._until_stopped(first_step)
         except DivergedError as error:
             status, exit_code = "diverged", ExitCode.DIVERGED
             self.console.fail(str(error))
+        except NotSavedError as error:
+            exit_code = ExitCode.USAGE
+            self.console.fail(str(error))
         finally:
             self.console.stop_progress()
             self.reporting.close()
-            self.folder.write_result(
-                build_result(
-                    self.assembly,
-                    self.cluster,
-                    status=status,
-                    final=self.reporting.final,
-                    tally=self.tally,
-                    throughput=self.throughput,
-                    staleness=self.staleness,
-                    bubble=self.bubble,
-                    clock=self.clock,
-                    rollbacks=self.rollbacks.count,
-                    initial_weights_sha256=initial_weights_sha256,
-                )
-            )
+            if not self._write_result(status, initial_weights_sha256):
+                exit_code = ExitCode.USAGE
             self.assembly.strategy.close()
         self._conclude(status)
         self.assembly.strategy.share_from_chief([])
         return exit_code
 
+    def _write_result(self, status: str, initial_weights_sha256: str) -> bool:
+        """Returns whether there was room for it."""
+        result = build_result(
+            self.assembly,
+            self.cluster,
+            status=status,
+            final=self.reporting.final,
+            tally=self.tally,
+            throughput=self.throughput,
+            staleness=self.staleness,
+            bubble=self.bubble,
+            clock=self.clock,
+            rollbacks=self.rollbacks.count,
+            initial_weights_sha256=initial_weights_sha256,
+        )
+        try:
+            self.folder.write_result(result)
+        except OSError as error:
+            words = disk_error(error)
+            if words is None:
+                raise
+            # A run that has failed has said why, be it the same disk.
+            if status != "failed":
+                self.console.fail(
+                    f"result.json could not be written ({words}): free space on the "
+                    f"disk of {self.folder.path}, then finish with --resume=auto."
+                )
+            return False
+        return True
+
     def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
+        ended = self._until_it_ends(first_step)
+        self.reporting.require_saved()
+        return ended
+
+    def _until_it_ends(self, first_step: int) -> tuple[str, ExitCode]:
         batches = self._batches(first_step)
         self._trace(batches)
         with StopSignals() as signals:

@@ -19,6 +19,7 @@ from trainers.checkpoints import Checkpoints
 from trainers.commit import DamagedError
 from trainers.config import Config
 from trainers.console import Console
+from trainers.disk import Spell
 from trainers.reporting import in_words
 from trainers.run_dir import RunFolder
 from trainers.stopping import StopSignals
@@ -107,6 +108,7 @@ class _Evaluator:
             keep=assembly.config.report.keep_checkpoints,
         )
         self._done: set[int] = set()
+        self._spell = Spell(console)
         self._summaries: Summaries | None = None
 
     def evaluate_new(self, signals: StopSignals) -> None:
@@ -124,8 +126,11 @@ class _Evaluator:
 
     def _report(self, step: int, means: dict[str, float]) -> None:
         if self._summaries is None:
-            self._summaries = Summaries(self._folder.tensorboard, (EVALUATOR,))
+            self._summaries = Summaries(
+                self._folder.tensorboard, self._spell, (EVALUATOR,)
+            )
         finite = {name: v for name, v in means.items() if math.isfinite(v)}
         self._summaries.scalars(EVALUATOR, finite, step)
-        self._summaries.flush()
+        if self._summaries.flush():
+            self._spell.end("summaries")
         self._console.say(f"eval  | step {step:>7} | {in_words(means)}")

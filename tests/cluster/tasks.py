@@ -8,7 +8,7 @@ import pathlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from strategies.cluster import Cluster
 from strategies.launcher import local_cluster
@@ -55,8 +55,8 @@ class Tasks:
     def address(self, name: str) -> str:
         return Cluster(addresses=self.addresses).tasks()[name]
 
-    def start(self, name: str, *flags: str) -> Task:
-        """Starts the program as one task, with flags of its own at the end."""
+    def start(self, name: str, *flags: str, begin: Sequence[str] = ()) -> Task:
+        """Starts the program, or what begins so, as one task with flags of its own."""
         job, _, index = name.rpartition("-")
         cluster = Cluster(job=job, index=int(index), addresses=self.addresses)
         output, errors = (
@@ -64,7 +64,10 @@ class Tasks:
         )
         with output.open("wb") as out, errors.open("wb") as err:
             process = subprocess.Popen(
-                processes.command(f"--run_dir={self.run_dir}", *self.flags, *flags),
+                [
+                    *(begin or processes.command()),
+                    *(f"--run_dir={self.run_dir}", *self.flags, *flags),
+                ],
                 cwd=self.folder,
                 env={**processes.environment(), "TF_CONFIG": cluster.tf_config()},
                 stdin=subprocess.DEVNULL,

@@ -1,0 +1,66 @@
+"""The run that nothing disturbs, and whether a disturbed one becomes the same."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import re
+import tempfile
+
+from tests import processes
+from trainers.commit import DamagedError, read_commit
+
+SYNCHRONOUS = ("one_device", "multi_worker_mirrored")
+
+# What a checkpoint has to hold besides weights, for a run to go on exactly.
+SMALL = (
+    "--model=mlp",
+    "--hidden_units=16",
+    "--dropout=0.3",
+    "--optimizer=adam",
+    "--histogram_every_steps=none",
+)
+
+
+@functools.cache
+def undisturbed_weights(*flags: str) -> str:
+    """The digest of the weights at the end of a run that is left alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        return processes.train(pathlib.Path(folder) / "run", *flags)["weights_sha256"]
+
+
+def assert_continues(run: pathlib.Path, *flags: str, is_exact: bool = True) -> None:
+    """Takes a run up again and compares its end with that of one left alone.
+
+    Args:
+      run: its folder.
+      flags: it was started with.
+      is_exact: whether a step depends on nothing but the steps before.
+    """
+    before = newest_intact(run)
+    done = processes.run(f"--run_dir={run}", *flags, "--resume=auto")
+    assert done.returncode == 0, f"resuming ends with {done.returncode}: {done.stderr}"
+    assert "damaged" not in done.stderr, f"a kill damages: {done.stderr}"
+    continued = re.search(r"continued at step (\d+)", done.stdout)
+    step = int(continued[1]) if continued else 0
+    if "nothing to do" not in done.stdout:
+        assert step == (before or 0), f"goes on at {step}, not at {before}"
+    result = processes.result_of(run)
+    assert result["status"] == "completed", f"ends as {result['status']}"
+    leftovers = [str(path) for path in run.rglob(".*")]
+    assert leftovers == [], f"left over: {leftovers}"
+    if is_exact:
+        same = result["weights_sha256"] == undisturbed_weights(*flags)
+        assert same, f"other weights than undisturbed, from step {step}"
+
+
+def newest_intact(run: pathlib.Path) -> int | None:
+    """The step of the newest checkpoint that is what was written."""
+    for name in reversed(processes.checkpoints_of(run)):
+        step = int(name.removeprefix("step-"))
+        try:
+            read_commit(run / "checkpoints" / name, step)
+        except DamagedError:
+            continue
+        return step
+    return None

@@ -1,0 +1,87 @@
+"""A launcher that is killed, which it can tell nobody."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+import time
+
+import psutil
+
+from benchmarks.faults.continuation import SMALL
+from benchmarks.faults.scenario import Scenario
+from strategies.launcher import LAUNCHER_PID
+from strategies.rendezvous import is_listening
+from tests import processes
+
+STRATEGIES = ("multi_worker_mirrored", "parameter_server")
+# From the first line of Python to some seconds of training.
+LATEST_SECONDS = 12.0
+
+_PATIENCE_SECONDS = 60.0
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+
+def killed_after(seconds: float, strategy: str, folder: pathlib.Path) -> float:
+    """Returns how long its processes and their ports outlive a launcher."""
+    flags = (*SMALL, f"--strategy={strategy}", "--train_steps=1000000")
+    with processes.started(
+        f"--run_dir={folder}/run", *flags, folder=folder
+    ) as launcher:
+        time.sleep(seconds)
+        assert launcher.poll() is None, f"ended by itself: {launcher.returncode}"
+        launcher.kill()
+        killed = time.monotonic()
+        addresses = _addresses_of_tasks(launcher.pid)
+        launcher.wait()
+        while left := _left(launcher.pid, addresses):
+            waited = time.monotonic() - killed
+            assert waited < _PATIENCE_SECONDS, f"left for {waited:.0f} s: {left}"
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return time.monotonic() - killed
+
+
+def tasks_of(launcher: int) -> list[psutil.Process]:
+    """Processes it has started, their own included, be it dead or alive."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            theirs = process.environ().get(LAUNCHER_PID) == str(launcher)
+            if theirs and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _addresses_of_tasks(launcher: int) -> set[str]:
+    addresses: set[str] = set()
+    for task in tasks_of(launcher):
+        try:
+            cluster = json.loads(task.environ()["TF_CONFIG"])["cluster"]
+        except psutil.Error:
+            continue
+        addresses.update(address for job in cluster.values() for address in job)
+    return addresses
+
+
+def _left(launcher: int, addresses: set[str]) -> list[str]:
+    listening = [address for address in sorted(addresses) if is_listening(address)]
+    return [str(task.pid) for task in tasks_of(launcher)] + listening
+
+
+def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
+    moment = chosen.uniform(0.0, LATEST_SECONDS)
+    return killed_after(moment, chosen.choice(STRATEGIES), folder)
+
+
+SCENARIOS = (
+    Scenario(
+        name="launcher-killed",
+        promise="no process and no port is left",
+        tries=20,
+        attempt=_attempt,
+        most_seconds=5.0,
+    ),
+)

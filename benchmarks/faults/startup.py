@@ -1,0 +1,150 @@
+"""Tasks that do not start, start twice, or end while the others meet."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import signal
+import sys
+import time
+
+from benchmarks.faults.continuation import SMALL
+from benchmarks.faults.scenario import Scenario
+from tests.cluster.tasks import Task, Tasks, cluster
+
+CLUSTERS = {
+    "multi_worker_mirrored": {"worker": 2},
+    "parameter_server": {"chief": 1, "worker": 1, "ps": 1},
+}
+STARTUP_TIMEOUT_SECONDS = 15
+# Long enough for a second process to come while the first of its name trains.
+FLAGS = (
+    *SMALL,
+    "--train_steps=1000",
+    f"--startup_timeout_seconds={STARTUP_TIMEOUT_SECONDS}",
+)
+LOST = 138
+
+
+def _names(strategy: str) -> list[str]:
+    jobs = CLUSTERS[strategy].items()
+    return [f"{job}-{index}" for job, count in jobs for index in range(count)]
+
+
+def _one_missing(chosen: random.Random, folder: pathlib.Path) -> float:
+    strategy = chosen.choice(list(CLUSTERS))
+    missing = chosen.choice(_names(strategy))
+    flags = (f"--strategy={strategy}", *FLAGS)
+    with cluster(folder, CLUSTERS[strategy], *flags, absent=(missing,)) as tasks:
+        started = time.monotonic()
+        codes = tasks.exit_codes()
+        seconds = time.monotonic() - started
+        assert set(codes.values()) == {LOST}, f"without {missing}: {codes}"
+        for name, lines in tasks.error_lines().items():
+            assert len(lines) == 1, f"{name} says {lines}"
+            assert f"{missing} at {tasks.address(missing)} did not start" in lines[0]
+    return seconds
+
+
+def _one_twice(chosen: random.Random, folder: pathlib.Path) -> float:
+    """A task is started again while the first one of its name starts or runs."""
+    strategy = chosen.choice(list(CLUSTERS))
+    name = chosen.choice(_names(strategy))
+    with cluster(folder, CLUSTERS[strategy], f"--strategy={strategy}", *FLAGS) as tasks:
+        time.sleep(chosen.choice((0.0, chosen.uniform(0.0, 4.0))))
+        twin = Tasks(tasks.addresses, folder / "twin", tasks.flags)
+        twin.folder.mkdir()
+        second, first = twin.start(name), tasks.started[name]
+        started = time.monotonic()
+        try:
+            refused, remaining = _one_refused(first, second)
+            seconds = time.monotonic() - started
+            lines = refused.error_lines()
+            assert len(lines) == 1, f"the second {name} says {lines}"
+            assert f"{tasks.address(name)} of {name} cannot be used" in lines[0], lines
+            tasks.started[name] = remaining
+            codes = tasks.exit_codes()
+            assert set(codes.values()) == {0}, f"with {name} twice: {codes}"
+        finally:
+            second.process.kill()
+            second.process.wait()
+    return seconds
+
+
+def _one_refused(first: Task, second: Task) -> tuple[Task, Task]:
+    """Which of two has ended with 2, and the other one."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for refused, remaining in ((first, second), (second, first)):
+            if refused.process.poll() == 2:
+                return refused, remaining
+        time.sleep(0.05)
+    raise AssertionError(
+        f"neither is refused: {first.process.poll()}, {second.process.poll()}"
+    )
+
+
+# Meets the others and is gone a moment later.
+_DIES = """
+import importlib, os, signal, sys, threading, time
+from strategies import rendezvous
+
+def meet(cluster, seconds):
+    with rendezvous.answering(cluster):
+        rendezvous.wait_for_tasks(cluster.peers(), seconds)
+        # The others have found this one, too.
+        time.sleep(1)
+    kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
+    threading.Timer(float(sys.argv[1]), kill).start()
+
+importlib.import_module("strategies.multi_worker_mirrored").meet = meet
+from trainers.main import main
+sys.exit(main(["main", *sys.argv[2:]]))
+"""
+
+
+def _one_dies(chosen: random.Random, folder: pathlib.Path) -> float:
+    """TensorFlow would wait for it, and ignore SIGTERM meanwhile."""
+    victim = f"worker-{chosen.randrange(2)}"
+    flags = ("--strategy=multi_worker_mirrored", *FLAGS)
+    num_tasks = CLUSTERS["multi_worker_mirrored"]
+    with cluster(folder, num_tasks, *flags, absent=(victim,)) as tasks:
+        delay = chosen.choice((0.0, chosen.uniform(0.0, 1.0)))
+        code = f"import sys; sys.argv.insert(1, '{delay}')\n{_DIES}"
+        tasks.start(victim, begin=[sys.executable, "-c", code])
+        assert tasks.started.pop(victim).exit_code() == -signal.SIGKILL
+        died = time.monotonic()
+        codes = tasks.exit_codes()
+        seconds = time.monotonic() - died
+        assert set(codes.values()) == {LOST}, f"without {victim}: {codes}"
+        for name, lines in tasks.error_lines().items():
+            said = f"error: {victim} at {tasks.address(victim)} was lost"
+            assert len(lines) == 1, f"{name} says {lines}"
+            assert lines[0].startswith(said), f"{name} says {lines}"
+    return seconds
+
+
+SCENARIOS = (
+    Scenario(
+        name="task-never-starts",
+        promise="all others name it by the start-up deadline (15 s, and the import of "
+        "TensorFlow before it)",
+        tries=10,
+        attempt=_one_missing,
+        most_seconds=STARTUP_TIMEOUT_SECONDS + 10.0,
+    ),
+    Scenario(
+        name="two-tasks-with-one-address",
+        promise="the second is refused in one line, and the run goes on",
+        tries=10,
+        attempt=_one_twice,
+        most_seconds=STARTUP_TIMEOUT_SECONDS + 10.0,
+    ),
+    Scenario(
+        name="task-lost-at-start-up",
+        promise="the others of multi_worker_mirrored name it and end with 138",
+        tries=10,
+        attempt=_one_dies,
+        most_seconds=15.0,
+    ),
+)

@@ -1,0 +1,32 @@
+"""Signals that ask a process to stop, and those by which a launcher passes them on.
+
+A scheduler that ends a job may send SIGTERM to all its processes, as systemd does, and
+the launcher passes its own one on. A task that took this for a second request to stop
+would end without its checkpoint. So the launcher passes requests on by signals of
+their own, of which a second one says nothing new.
+"""
+
+from __future__ import annotations
+
+import signal
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+
+# Of the real-time signals, which only Linux has and nobody else uses here. Like those
+# that they stand for, they end a process that knows nothing of them.
+PASSED_ON: dict[int, int] = {}
+if hasattr(signal, "SIGRTMIN"):
+    PASSED_ON = {
+        number: signal.SIGRTMIN + 1 + position for position, number in enumerate(STOPS)
+    }
+_ORIGINAL = {passed_on: number for number, passed_on in PASSED_ON.items()}
+
+
+def as_passed_on(number: int) -> int:
+    """By which signal the launcher tells its tasks of one it has received."""
+    return PASSED_ON.get(number, number)
+
+
+def original(number: int) -> int:
+    """Which signal one stands for; any other stands for itself."""
+    return _ORIGINAL.get(number, number)

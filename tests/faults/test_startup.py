@@ -1,0 +1,41 @@
+"""Start-ups that TensorFlow would not end by itself.
+
+Tasks that never start, and addresses that are taken:
+tests/cluster/test_task_endings.py.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import socket
+
+import pytest
+
+from benchmarks.faults import startup
+from benchmarks.faults.scenario import attempted
+from tests.cluster.tasks import cluster
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_task_that_dies_when_all_have_met_is_named_by_the_others() -> None:
+    names = {scenario.name: scenario for scenario in startup.SCENARIOS}
+    attempted(names["task-lost-at-start-up"], seed=0)
+
+
+def test_a_port_in_use_at_another_address_of_the_machine_is_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    """TensorFlow listens at all of them, and would end with a traceback."""
+    with cluster(
+        tmp_path,
+        {"chief": 1, "worker": 1, "ps": 1},
+        "--strategy=parameter_server",
+        absent=("chief-0", "worker-0", "ps-0"),
+    ) as tasks:
+        port = int(tasks.address("ps-0").rpartition(":")[2])
+        with socket.create_server(("127.0.0.2", port)):
+            assert tasks.start("ps-0").exit_code() == 2
+        (line,) = tasks.started["ps-0"].error_lines()
+        assert line.startswith(f"error: the address {tasks.address('ps-0')} of ps-0 ")
+        assert "its port is in use" in line
