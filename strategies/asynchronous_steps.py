@@ -21,6 +21,7 @@ from strategies.base import (
     Update,
 )
 from strategies.inner_loop import InnerLoop, Step, loop_arguments
+from strategies.journal import Journal
 from strategies.library_internals import values_where_they_are
 from strategies.resolver import task_of
 from strategies.stale_updates import (
@@ -30,6 +31,8 @@ from strategies.stale_updates import (
     read_then_compute,
 )
 
+# In place of the name of a worker that was lost before it told of its steps.
+_LOST = "lost"
 # A closure costs about a millisecond to schedule and to fetch: an update of a
 # 5-10-2 network took 4.0 ms with one step a closure, 1.7 with 10 and 1.4 with 50.
 _TARGET_CLOSURE_SECONDS = 0.02
@@ -80,6 +83,9 @@ class AsynchronousSteps:
         self._free_workers = free_workers
         self._batches: GlobalBatches | None = None
         self._steps_per_closure = 1
+        self._journal = None
+        if update is not None:
+            self._journal = Journal(update.applied_updates().device)
         step = Step(
             self._compute if update is None else self._read_and_compute(update),
             self._apply,
@@ -106,9 +112,11 @@ class AsynchronousSteps:
         proposed: Agreed | None = None,
     ) -> Pending:
         self._free_workers()
+        if self._journal is not None:
+            self._journal.begin(batches.next_step, num_steps)
         # Known when the loop is traced, with the first input; later inputs read alike.
         self._batches = self._batches or batches.batches
-        closures: list[tuple[Any, Observe]] = []
+        closures: list[_Closure] = []
         remaining = num_steps
         while remaining or not closures:
             count = min(remaining, self._steps_per_closure)
@@ -122,23 +130,64 @@ class AsynchronousSteps:
                     *loop_arguments(count, looked, proposed or Agreed()),
                 ),
             )
-            closures.append((closure, looked))
+            closures.append(_Closure(closure, looked, batches.next_step))
             batches.next_step += count
         return _Scheduled(closures, self)
 
-    def _run(self, *arguments: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """What the steps report, on a server, and something left on the worker.
+    def _run(
+        self,
+        batches: tuple[Any, tf.Tensor],
+        num_steps: tf.Tensor,
+        observe: tf.Tensor,
+        proposed: tf.Tensor,
+    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
+        """What was done before, what the other steps report, and a mark of the worker.
 
-        A worker that is lost after a closure would take with it what it has not sent
-        yet. What stays behind only tells which worker it was.
+        The first two are left on a server: a worker that is lost after a closure would
+        take with it what it has not sent yet. What stays behind only tells which
+        worker it was.
         """
-        outputs = self._loop.function(*arguments)
+        residents, first_step = batches
+        done = tf.zeros([], tf.int32)
+        if self._journal is not None:
+            done = self._journal.num_done(first_step, num_steps)
+        next_step = first_step + tf.cast(done, tf.int64)
+        outputs = self._loop.function(
+            (residents, next_step), num_steps - done, observe, proposed
+        )
         with tf.device(self._attempts.device):
             kept = [tf.identity(output) for output in outputs]
-        return kept, tf.zeros([])
+            return tf.identity(done), kept, tf.zeros([])
 
-    def results(self, outputs: Sequence[tf.Tensor], observe: Observe) -> StepResults:
-        return self._loop.results(outputs, observe)
+    def results_of(self, closure: _Closure) -> Sequence[tuple[StepResults, str]]:
+        """What a closure's steps reported, and to whom; waits for it."""
+        done, outputs, mark = values_where_they_are(closure.value)
+        results = self._loop.results(outputs, closure.observe)
+        found = [(results, task_of(mark))]
+        num_done = int(done.numpy())
+        if num_done and self._journal is not None:
+            before = self._results_before(closure.first_step, num_done, results)
+            found.insert(0, (before, _LOST))
+        return found
+
+    def _results_before(
+        self, first_step: int, num_steps: int, like: StepResults
+    ) -> StepResults:
+        """Of steps that a worker did before it was lost, and its clock with it."""
+        if self._journal is None:
+            raise RuntimeError("only updates are kept in a journal")
+        sums, staleness = self._journal.read(first_step, num_steps)
+        typical_seconds = _TARGET_CLOSURE_SECONDS / self._steps_per_closure
+        return StepResults(
+            applied_steps=num_steps,
+            sums={name: sums[name] for name in like.sums},
+            step_seconds=np.full(num_steps, typical_seconds),
+            input_seconds=np.zeros(num_steps),
+            details={},
+            agreed=like.agreed,
+            attempted_steps=num_steps,
+            staleness=staleness,
+        )
 
     def learn(self, step_seconds: np.ndarray) -> None:
         """Adapts how many steps a closure has to how long they take on a worker."""
@@ -148,7 +197,10 @@ class AsynchronousSteps:
         self._steps_per_closure = max(1, int(_TARGET_CLOSURE_SECONDS / typical))
 
     def take_attempts(self) -> int:
-        """Steps begun since this was last asked, on whichever worker."""
+        """Steps begun since this was last asked, on whichever worker.
+
+        One that was begun by a worker that was lost, and is not marked, counts again.
+        """
         attempts = int(self._attempts.numpy())
         since, self._attempts_seen = attempts - self._attempts_seen, attempts
         return since
@@ -164,47 +216,68 @@ class AsynchronousSteps:
         step = first_step + tf.cast(index, tf.int64)
         return self._batches.at(next(residents), step, 0, 1)
 
-    def _compute(
-        self, replica_step: ReplicaStep, batch: Batch
-    ) -> tuple[Shares, tf.Tensor]:
-        return self._strategy.run(replica_step, args=(batch,)), tf.zeros([], tf.int64)
+    def _compute(self, replica_step: ReplicaStep, batch: Batch) -> tuple[Shares, Any]:
+        nothing = tf.zeros([], tf.int64)
+        return self._strategy.run(replica_step, args=(batch,)), (nothing, nothing)
 
     def _read_and_compute(
         self, update: Update
-    ) -> Callable[[ReplicaStep, Batch], tuple[Shares, tf.Tensor]]:
-        def compute(
-            replica_step: ReplicaStep, batch: Batch
-        ) -> tuple[Shares, tf.Tensor]:
+    ) -> Callable[[ReplicaStep, Batch], tuple[Shares, Any]]:
+        def compute(replica_step: ReplicaStep, batch: Batch) -> tuple[Shares, Any]:
             begun = self._attempts.assign_add(1, read_value=False)
             with tf.control_dependencies([begun]):
-                return read_then_compute(
+                shares, version = read_then_compute(
                     update, lambda own: self._compute(replica_step, own)[0], batch
                 )
+                return shares, (version, batch.step)
 
         return compute
 
     def _apply(
-        self, update: Update, summed: tuple[Shares, tf.Tensor]
+        self, update: Update, summed: tuple[Shares, Any]
     ) -> Mapping[str, tf.Tensor]:
-        shares, version = summed
+        shares, (version, step) = summed
+        journal = self._journal
+        if journal is None:
+            raise RuntimeError("updates are kept in a journal")
+
+        def apply_and_note() -> None:
+            self._strategy.run(update.apply, args=(shares,))
+            journal.note(step, shares.sums, version)
+
         return apply_then_count(
-            update, lambda: self._strategy.run(update.apply, args=(shares,)), version
+            update,
+            apply_and_note,
+            version,
+            counted=lambda count: journal.mark(step, count),
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Closure:
+    """A stretch of steps that one worker runs.
+
+    Attributes:
+      value: of the coordinator.
+      observe: how closely the last of them is looked at.
+      first_step: its number.
+    """
+
+    value: Any
+    observe: Observe
+    first_step: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Scheduled:
     """Closures in the order of their steps. Satisfies `Pending`."""
 
-    closures: Sequence[tuple[Any, Observe]]
+    closures: Sequence[_Closure]
     steps: AsynchronousSteps
 
     def fetch(self) -> StepResults:
-        parts, workers = [], []
-        for closure, observe in self.closures:
-            outputs, mark = values_where_they_are(closure)
-            parts.append(self.steps.results(outputs, observe))
-            workers.append(task_of(mark))
+        found = [pair for c in self.closures for pair in self.steps.results_of(c)]
+        parts, workers = zip(*found, strict=True)
         self.steps.learn(np.concatenate([part.step_seconds for part in parts]))
         results = joined(parts, workers, self.steps.num_workers)
         return dataclasses.replace(results, attempted_steps=self.steps.take_attempts())
