@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -83,9 +83,10 @@ class AsynchronousSteps:
         self._free_workers = free_workers
         self._batches: GlobalBatches | None = None
         self._steps_per_closure = 1
+        self._num_calls = 0
         self._journal = None
         if update is not None:
-            self._journal = Journal(update.applied_updates().device)
+            self._journal = Journal(update.counter_device())
         step = Step(
             self._compute if update is None else self._read_and_compute(update),
             self._apply,
@@ -112,11 +113,11 @@ class AsynchronousSteps:
         proposed: Agreed | None = None,
     ) -> Pending:
         self._free_workers()
-        if self._journal is not None:
-            self._journal.begin(batches.next_step, num_steps)
+        self._num_calls += 1
+        call = tf.constant(self._num_calls, tf.int64)
         # Known when the loop is traced, with the first input; later inputs read alike.
         self._batches = self._batches or batches.batches
-        closures: list[_Closure] = []
+        closures: list[tuple[Any, Observe]] = []
         remaining = num_steps
         while remaining or not closures:
             count = min(remaining, self._steps_per_closure)
@@ -126,65 +127,71 @@ class AsynchronousSteps:
             closure = self._coordinator.schedule(
                 self._function,
                 args=(
-                    (batches.residents, position),
+                    (batches.residents, position, call),
                     *loop_arguments(count, looked, proposed or Agreed()),
                 ),
             )
-            closures.append(_Closure(closure, looked, batches.next_step))
+            closures.append((closure, looked))
             batches.next_step += count
         return _Scheduled(closures, self)
 
     def _run(
         self,
-        batches: tuple[Any, tf.Tensor],
+        batches: tuple[Any, tf.Tensor, tf.Tensor],
         num_steps: tf.Tensor,
         observe: tf.Tensor,
         proposed: tf.Tensor,
-    ) -> tuple[tf.Tensor, list[tf.Tensor], tf.Tensor]:
-        """What was done before, what the other steps report, and a mark of the worker.
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
+        """What the steps report, what those did that were done before, and a mark.
 
         The first two are left on a server: a worker that is lost after a closure would
         take with it what it has not sent yet. What stays behind only tells which
         worker it was.
         """
-        residents, first_step = batches
-        done = tf.zeros([], tf.int32)
+        residents, first_step, call = batches
+        before: list[tf.Tensor] = []
         if self._journal is not None:
-            done = self._journal.num_done(first_step, num_steps)
-        next_step = first_step + tf.cast(done, tf.int64)
+            done = self._journal.done(call, first_step, num_steps)
+            before = [done]
+            first_step += tf.shape(done, tf.int64)[0]
+            num_steps -= tf.shape(done)[0]
         outputs = self._loop.function(
-            (residents, next_step), num_steps - done, observe, proposed
+            (residents, first_step, call), num_steps, observe, proposed
         )
+        if self._journal is not None:
+            before.append(self._journal.noted(done))
         with tf.device(self._attempts.device):
             kept = [tf.identity(output) for output in outputs]
-            return tf.identity(done), kept, tf.zeros([])
+            return kept, [tf.identity(part) for part in before], tf.zeros([])
 
-    def results_of(self, closure: _Closure) -> Sequence[tuple[StepResults, str]]:
+    def results_of(
+        self, closure: Any, observe: Observe
+    ) -> Sequence[tuple[StepResults, str]]:
         """What a closure's steps reported, and to whom; waits for it."""
-        done, outputs, mark = values_where_they_are(closure.value)
-        results = self._loop.results(outputs, closure.observe)
+        outputs, before, mark = values_where_they_are(closure)
+        results = self._loop.results(outputs, observe)
         found = [(results, task_of(mark))]
-        num_done = int(done.numpy())
-        if num_done and self._journal is not None:
-            before = self._results_before(closure.first_step, num_done, results)
-            found.insert(0, (before, _LOST))
+        if before and before[0].shape[0]:
+            done, noted = (part.numpy() for part in before)
+            found.insert(0, (self._results_before(done, noted, results), _LOST))
         return found
 
     def _results_before(
-        self, first_step: int, num_steps: int, like: StepResults
+        self, done: np.ndarray, noted: np.ndarray, after: StepResults
     ) -> StepResults:
-        """Of steps that a worker did before it was lost, and its clock with it."""
+        """Of steps whose worker was lost after them, and its clock with it."""
         if self._journal is None:
             raise RuntimeError("only updates are kept in a journal")
-        sums, staleness = self._journal.read(first_step, num_steps)
+        sums, staleness = self._journal.read(done, noted)
+        num_steps = len(done)
         typical_seconds = _TARGET_CLOSURE_SECONDS / self._steps_per_closure
         return StepResults(
             applied_steps=num_steps,
-            sums={name: sums[name] for name in like.sums},
+            sums={name: sums[name] for name in after.sums},
             step_seconds=np.full(num_steps, typical_seconds),
             input_seconds=np.zeros(num_steps),
             details={},
-            agreed=like.agreed,
+            agreed=after.agreed,
             attempted_steps=num_steps,
             staleness=staleness,
         )
@@ -209,34 +216,35 @@ class AsynchronousSteps:
     def num_workers(self) -> int:
         return self._num_workers
 
-    def _next_batch(self, batches: Any, index: tf.Tensor) -> Batch:
+    def _next_batch(self, batches: Any, index: tf.Tensor) -> _Task:
         if self._batches is None:
             raise RuntimeError("steps are traced before there is input")
-        residents, first_step = batches
+        residents, first_step, call = batches
         step = first_step + tf.cast(index, tf.int64)
-        return self._batches.at(next(residents), step, 0, 1)
+        return _Task(self._batches.at(next(residents), step, 0, 1), call)
 
-    def _compute(self, replica_step: ReplicaStep, batch: Batch) -> tuple[Shares, Any]:
-        nothing = tf.zeros([], tf.int64)
-        return self._strategy.run(replica_step, args=(batch,)), (nothing, nothing)
+    def _compute(self, replica_step: ReplicaStep, task: _Task) -> tuple[Shares, Any]:
+        return self._strategy.run(replica_step, args=(task.batch,)), ()
 
     def _read_and_compute(
         self, update: Update
-    ) -> Callable[[ReplicaStep, Batch], tuple[Shares, Any]]:
-        def compute(replica_step: ReplicaStep, batch: Batch) -> tuple[Shares, Any]:
+    ) -> Callable[[ReplicaStep, _Task], tuple[Shares, Any]]:
+        def compute(replica_step: ReplicaStep, task: _Task) -> tuple[Shares, Any]:
             begun = self._attempts.assign_add(1, read_value=False)
             with tf.control_dependencies([begun]):
                 shares, version = read_then_compute(
-                    update, lambda own: self._compute(replica_step, own)[0], batch
+                    update,
+                    lambda own: self._strategy.run(replica_step, args=(own,)),
+                    task.batch,
                 )
-                return shares, (version, batch.step)
+                return shares, (version, task.call, task.batch.step)
 
         return compute
 
     def _apply(
         self, update: Update, summed: tuple[Shares, Any]
     ) -> Mapping[str, tf.Tensor]:
-        shares, (version, step) = summed
+        shares, (version, call, step) = summed
         journal = self._journal
         if journal is None:
             raise RuntimeError("updates are kept in a journal")
@@ -249,34 +257,31 @@ class AsynchronousSteps:
             update,
             apply_and_note,
             version,
-            counted=lambda count: journal.mark(step, count),
+            counted=lambda count: journal.mark(call, step, count),
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Closure:
-    """A stretch of steps that one worker runs.
+class _Task(NamedTuple):
+    """What a step is given.
 
     Attributes:
-      value: of the coordinator.
-      observe: how closely the last of them is looked at.
-      first_step: its number.
+      batch: the whole global batch.
+      call: int64 scalar, the call of the inner loop that the step is part of.
     """
 
-    value: Any
-    observe: Observe
-    first_step: int
+    batch: Batch
+    call: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Scheduled:
     """Closures in the order of their steps. Satisfies `Pending`."""
 
-    closures: Sequence[_Closure]
+    closures: Sequence[tuple[Any, Observe]]
     steps: AsynchronousSteps
 
     def fetch(self) -> StepResults:
-        found = [pair for c in self.closures for pair in self.steps.results_of(c)]
+        found = [pair for c in self.closures for pair in self.steps.results_of(*c)]
         parts, workers = zip(*found, strict=True)
         self.steps.learn(np.concatenate([part.step_seconds for part in parts]))
         results = joined(parts, workers, self.steps.num_workers)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import pathlib
 import random
-import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +18,7 @@ import psutil
 from benchmarks.faults.scenario import Scenario
 from tests import processes
 
-# Dropout and batch normalization, so that a step depends on all that a checkpoint keeps.
+# Dropout and batch normalization: a step depends on all that a checkpoint keeps.
 _MODEL = """
 import keras
 
@@ -44,6 +41,7 @@ SPEC = classifier(build)
 """
 _CHECKPOINT_EVERY_STEPS = 40
 _MOST_LINES = 20
+_NUM_KILLS = 20
 _FLAGS = (
     "--dropout=0.2",
     "--optimizer=adam",
@@ -53,6 +51,11 @@ _FLAGS = (
 )
 _MIRRORED = ("--strategy=multi_worker_mirrored", "--model=own", *_FLAGS)
 _MIRRORED_STEPS = 300
+_SERVED = (
+    "--strategy=parameter_server",
+    "--num_workers=2",
+    *_FLAGS,
+)
 
 
 def multi_worker_killed(chosen: random.Random, folder: pathlib.Path) -> float:
@@ -78,6 +81,37 @@ def multi_worker_killed(chosen: random.Random, folder: pathlib.Path) -> float:
         f"other weights after worker-{victim} of {num_workers} was killed at {step}",
     )
     return seconds
+
+
+def workers_killed(
+    flags: Sequence[str], num_steps: int, chosen: random.Random, folder: pathlib.Path
+) -> float:
+    """Kills one worker after the other. Returns the longest time one was away."""
+    flags = (*_SERVED, *flags, f"--train_steps={num_steps}")
+    longest = 0.0
+    with _started(folder, *flags) as run:
+        run.wait_for_step(10)
+        for _ in range(_NUM_KILLS):
+            worker = chosen.randrange(2)
+            time.sleep(chosen.uniform(0, 1))
+            run.kill(run.task("worker", worker))
+            longest = max(longest, run.seconds_until_back(worker))
+        run.ends_well(num_steps, num_restarts=_NUM_KILLS)
+        repeated = run.result()["attempted_steps"] - num_steps
+        _require(
+            0 <= repeated <= _NUM_KILLS, f"{repeated} repeated by {_NUM_KILLS} kills"
+        )
+        applied = run.applied_updates(num_steps)
+        _require(
+            applied["step"]
+            == num_steps
+            <= applied["optimizer"]
+            <= num_steps + repeated,
+            f"{num_steps} steps, {repeated} repeated, and variables count {applied}",
+        )
+        examples = run.result()["examples_seen"]
+        _require(examples == run.examples_of(num_steps), f"{examples} examples seen")
+    return longest
 
 
 class _Run:
