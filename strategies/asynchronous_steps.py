@@ -162,7 +162,8 @@ class AsynchronousSteps:
             before.append(self._journal.noted(done))
         with tf.device(self._attempts.device):
             kept = [tf.identity(output) for output in outputs]
-            return kept, [tf.identity(part) for part in before], tf.zeros([])
+            before = [tf.identity(part) for part in before]
+        return kept, before, tf.zeros([])
 
     def results_of(
         self, closure: Any, observe: Observe

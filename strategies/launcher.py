@@ -111,7 +111,7 @@ class Launcher:
         return task
 
     def _supervise(self) -> int | None:
-        chief = next(task for task in self._tasks if task.cluster.is_chief)
+        chief = self._chief()
         while chief.process.poll() is None and self._signal is None:
             self._kill_those_that_stand_still()
             failed = self._failed()
@@ -126,7 +126,6 @@ class Launcher:
         stayed = [task for task in self._tasks if not task.is_replacement]
         self._wait(_SECONDS_FOR_OTHERS_TO_END, stayed)
         failed = chief if chief.process.poll() else self._failed()
-        # What is lost after the end is not missed.
         return 0 if failed is None or failed.was_lost else self._report(failed)
 
     def _after_signal(self, chief: LaunchedTask) -> int:
@@ -148,6 +147,9 @@ class Launcher:
         failed = self._failed()
         if failed is None:
             raise RuntimeError("there was a task that failed")
+        if failed.was_lost and self._chief().process.poll() == 0:
+            # Nobody needed it any more.
+            return 0
         if not (failed.was_lost and self._plan.max_restarts):
             code = self._report(failed)
             self._stop_training(signal.SIGTERM)
@@ -192,14 +194,25 @@ class Launcher:
         for task in self._tasks:
             seconds = task.seconds_stopped()
             if seconds >= self._plan.patience_seconds:
-                self._say(f"{task.cluster.task} was stopped {seconds:.0f} s ago.")
+                self._say(
+                    f"{task.cluster.task} has been stopped for {seconds:.0f} s, as by "
+                    "SIGSTOP, and is killed."
+                )
                 task.send(signal.SIGKILL)
                 task.process.wait()
+
+    def _chief(self) -> LaunchedTask:
+        return next(task for task in self._tasks if task.cluster.is_chief)
 
     def _failed(self) -> LaunchedTask | None:
         """A task that failed; rather one that was killed than one that missed it."""
         failed = [task for task in self._tasks if task.process.poll()]
-        return min(failed, key=lambda task: task.process.returncode, default=None)
+
+        def rank(task: LaunchedTask) -> tuple[bool, int]:
+            code = task.process.returncode
+            return code == PeerLostError.exit_code, code
+
+        return min(failed, key=rank, default=None)
 
     def _report(self, failed: LaunchedTask) -> int:
         """Says how a task failed and returns the exit code that is the run's.

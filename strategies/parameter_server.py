@@ -20,7 +20,7 @@ from strategies.base import (
 from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
 from strategies.placement import BySize
-from strategies.rendezvous import is_listening, meet
+from strategies.rendezvous import Presence, meet, presence
 from strategies.resolver import resolver_of
 from strategies.server import serve
 from strategies.settings import UsageError
@@ -147,8 +147,9 @@ class ParameterServer(Strategy):
     def dismiss(self, ending: str, exit_code: int) -> None:
         for job in self.traits.serving_roles:
             for index, address in enumerate(self._cluster.addresses[job]):
-                # Writing there would fail for a worker that was lost on the way.
-                if not is_listening(address):
+                # Writing there would fail for a worker that was lost on the way, and
+                # never end for one that stands still.
+                if presence(address) is not Presence.THERE:
                     continue
                 with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
                     tf.io.write_file(

@@ -8,6 +8,7 @@ SIGTERM (TensorFlow 2.21). Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import contextlib
+import enum
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,32 @@ def is_listening(address: str) -> bool:
             return True
     except OSError:
         return False
+
+
+class Presence(enum.Enum):
+    """What becomes of a connection to a task."""
+
+    GONE = "nobody accepts it"
+    SILENT = "it is accepted, and nothing is said"
+    THERE = "a server begins to talk"
+
+
+def presence(address: str) -> Presence:
+    """Whether a gRPC server at host:port does anything.
+
+    That of a stopped process still accepts connections, because its system does. One
+    that runs begins with a SETTINGS frame, without being asked (RFC 9113, 3.4).
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), _CONNECT_SECONDS
+        ) as connection:
+            return Presence.THERE if connection.recv(1) else Presence.SILENT
+    except TimeoutError:
+        return Presence.SILENT
+    except OSError:
+        return Presence.GONE
 
 
 class Needed:
