@@ -26,7 +26,7 @@ from trainers.outcome import ExitCode
 
 DOCUMENTS = (
     *("README.md", "BUILD.md", "CHANGELOG.md"),
-    *("docs/design.md", "docs/from_tensorflow_1.md"),
+    *("docs/design.md", "docs/from_tensorflow_1.md", "docs/reliability.md"),
 )
 
 # Flags of other programs: tensorboard, ruff, uv, srun; of TensorFlow 1 texts.
