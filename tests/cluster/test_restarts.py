@@ -40,6 +40,11 @@ if deed == "end when another is back":
                   for n in (0, 1) if (folder / f"worker-{n}.starts").exists()):
         time.sleep(0.02)
     sys.exit(0)
+if deed == "end a moment after the others":
+    while len(list(folder.glob("*.starts"))) < 2:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    sys.exit(0)
 if deed < 0:
     os.kill(os.getpid(), -deed)
     time.sleep(100)
@@ -191,8 +196,9 @@ def test_a_chief_or_a_server_takes_all_with_it(
         assert len(cluster.starts(task)) == 2
 
 
-def test_what_is_lost_after_the_end_is_not_missed(tmp_path: pathlib.Path) -> None:
-    cluster = Cluster(tmp_path, {"worker-0": [0], "worker-1": [138]})
+def test_what_is_lost_at_the_end_is_not_missed(tmp_path: pathlib.Path) -> None:
+    chief = ["end a moment after the others"]
+    cluster = Cluster(tmp_path, {"worker-0": chief, "worker-1": [KILLED]})
     assert cluster.run() == 0
     assert cluster.said == []
 
