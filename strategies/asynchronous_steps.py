@@ -144,9 +144,10 @@ class AsynchronousSteps:
     ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
         """What the steps report, what those did that were done before, and a mark.
 
-        The first two are left on a server: a worker that is lost after a closure would
+        The first two are left on servers: a worker that is lost after a closure would
         take with it what it has not sent yet. What stays behind only tells which
-        worker it was.
+        worker it was. From one server to another nothing is sent: TensorFlow's device
+        filters let them see the chief and the workers only.
         """
         residents, first_step, call = batches
         before: list[tf.Tensor] = []
@@ -162,7 +163,6 @@ class AsynchronousSteps:
             before.append(self._journal.noted(done))
         with tf.device(self._attempts.device):
             kept = [tf.identity(output) for output in outputs]
-            before = [tf.identity(part) for part in before]
         return kept, before, tf.zeros([])
 
     def results_of(
