@@ -154,7 +154,8 @@ class Launcher:
             code = self._report(failed)
             self._stop_training(signal.SIGTERM)
             return code
-        self._stop_training(signal.SIGTERM)
+        # Those that serve hold nothing that would still be of use.
+        self._stop_training(signal.SIGTERM, with_those_that_serve=False)
         if self._signal is not None:
             return 128 + self._signal
         step = self._plan.saved_step()
@@ -233,12 +234,12 @@ class Launcher:
             self._say(f"{task} was lost{killed}.")
         return PeerLostError.exit_code if killed else code
 
-    def _stop_training(self, number: int) -> None:
+    def _stop_training(self, number: int, with_those_that_serve: bool = True) -> None:
         """Tells the tasks that train; those that serve end when the chief lets them."""
         train = [t for t in self._tasks if t.cluster.job not in self._plan.serving]
         for task in train:
             task.send(number)
-        self._wait(_SECONDS_TO_STOP, train)
+        self._wait(_SECONDS_TO_STOP, self._tasks if with_those_that_serve else train)
 
     def _wait(self, seconds: float, tasks: Sequence[LaunchedTask]) -> None:
         deadline = time.monotonic() + seconds
