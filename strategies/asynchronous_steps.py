@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,7 @@ from strategies.base import (
     Update,
 )
 from strategies.inner_loop import InnerLoop, Step, loop_arguments
+from strategies.journal import Journal
 from strategies.library_internals import values_where_they_are
 from strategies.resolver import task_of
 from strategies.stale_updates import (
@@ -30,6 +31,8 @@ from strategies.stale_updates import (
     read_then_compute,
 )
 
+# In place of the name of a worker that was lost before it told of its steps.
+_LOST = "lost"
 # A closure costs about a millisecond to schedule and to fetch: an update of a
 # 5-10-2 network took 4.0 ms with one step a closure, 1.7 with 10 and 1.4 with 50.
 _TARGET_CLOSURE_SECONDS = 0.02
@@ -80,6 +83,10 @@ class AsynchronousSteps:
         self._free_workers = free_workers
         self._batches: GlobalBatches | None = None
         self._steps_per_closure = 1
+        self._num_calls = 0
+        self._journal = None
+        if update is not None:
+            self._journal = Journal(update.counter_device())
         step = Step(
             self._compute if update is None else self._read_and_compute(update),
             self._apply,
@@ -106,6 +113,8 @@ class AsynchronousSteps:
         proposed: Agreed | None = None,
     ) -> Pending:
         self._free_workers()
+        self._num_calls += 1
+        call = tf.constant(self._num_calls, tf.int64)
         # Known when the loop is traced, with the first input; later inputs read alike.
         self._batches = self._batches or batches.batches
         closures: list[tuple[Any, Observe]] = []
@@ -118,7 +127,7 @@ class AsynchronousSteps:
             closure = self._coordinator.schedule(
                 self._function,
                 args=(
-                    (batches.residents, position),
+                    (batches.residents, position, call),
                     *loop_arguments(count, looked, proposed or Agreed()),
                 ),
             )
@@ -126,19 +135,67 @@ class AsynchronousSteps:
             batches.next_step += count
         return _Scheduled(closures, self)
 
-    def _run(self, *arguments: Any) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """What the steps report, on a server, and something left on the worker.
+    def _run(
+        self,
+        batches: tuple[Any, tf.Tensor, tf.Tensor],
+        num_steps: tf.Tensor,
+        observe: tf.Tensor,
+        proposed: tf.Tensor,
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
+        """What the steps report, what those did that were done before, and a mark.
 
-        A worker that is lost after a closure would take with it what it has not sent
-        yet. What stays behind only tells which worker it was.
+        The first two are left on servers: a worker that is lost after a closure would
+        take with it what it has not sent yet. What stays behind only tells which
+        worker it was. From one server to another nothing is sent: TensorFlow's device
+        filters let them see the chief and the workers only.
         """
-        outputs = self._loop.function(*arguments)
+        residents, first_step, call = batches
+        before: list[tf.Tensor] = []
+        if self._journal is not None:
+            done = self._journal.done(call, first_step, num_steps)
+            before = [done]
+            first_step += tf.shape(done, tf.int64)[0]
+            num_steps -= tf.shape(done)[0]
+        outputs = self._loop.function(
+            (residents, first_step, call), num_steps, observe, proposed
+        )
+        if self._journal is not None:
+            before.append(self._journal.noted(done))
         with tf.device(self._attempts.device):
             kept = [tf.identity(output) for output in outputs]
-        return kept, tf.zeros([])
+        return kept, before, tf.zeros([])
 
-    def results(self, outputs: Sequence[tf.Tensor], observe: Observe) -> StepResults:
-        return self._loop.results(outputs, observe)
+    def results_of(
+        self, closure: Any, observe: Observe
+    ) -> Sequence[tuple[StepResults, str]]:
+        """What a closure's steps reported, and to whom; waits for it."""
+        outputs, before, mark = values_where_they_are(closure)
+        results = self._loop.results(outputs, observe)
+        found = [(results, task_of(mark))]
+        if before and before[0].shape[0]:
+            done, noted = (part.numpy() for part in before)
+            found.insert(0, (self._results_before(done, noted, results), _LOST))
+        return found
+
+    def _results_before(
+        self, done: np.ndarray, noted: np.ndarray, after: StepResults
+    ) -> StepResults:
+        """Of steps whose worker was lost after them, and its clock with it."""
+        if self._journal is None:
+            raise RuntimeError("only updates are kept in a journal")
+        sums, staleness = self._journal.read(done, noted)
+        num_steps = len(done)
+        typical_seconds = _TARGET_CLOSURE_SECONDS / self._steps_per_closure
+        return StepResults(
+            applied_steps=num_steps,
+            sums={name: sums[name] for name in after.sums},
+            step_seconds=np.full(num_steps, typical_seconds),
+            input_seconds=np.zeros(num_steps),
+            details={},
+            agreed=after.agreed,
+            attempted_steps=num_steps,
+            staleness=staleness,
+        )
 
     def learn(self, step_seconds: np.ndarray) -> None:
         """Adapts how many steps a closure has to how long they take on a worker."""
@@ -148,7 +205,10 @@ class AsynchronousSteps:
         self._steps_per_closure = max(1, int(_TARGET_CLOSURE_SECONDS / typical))
 
     def take_attempts(self) -> int:
-        """Steps begun since this was last asked, on whichever worker."""
+        """Steps begun since this was last asked, on whichever worker.
+
+        One that was begun by a worker that was lost, and is not marked, counts again.
+        """
         attempts = int(self._attempts.numpy())
         since, self._attempts_seen = attempts - self._attempts_seen, attempts
         return since
@@ -157,39 +217,61 @@ class AsynchronousSteps:
     def num_workers(self) -> int:
         return self._num_workers
 
-    def _next_batch(self, batches: Any, index: tf.Tensor) -> Batch:
+    def _next_batch(self, batches: Any, index: tf.Tensor) -> _Task:
         if self._batches is None:
             raise RuntimeError("steps are traced before there is input")
-        residents, first_step = batches
+        residents, first_step, call = batches
         step = first_step + tf.cast(index, tf.int64)
-        return self._batches.at(next(residents), step, 0, 1)
+        return _Task(self._batches.at(next(residents), step, 0, 1), call)
 
-    def _compute(
-        self, replica_step: ReplicaStep, batch: Batch
-    ) -> tuple[Shares, tf.Tensor]:
-        return self._strategy.run(replica_step, args=(batch,)), tf.zeros([], tf.int64)
+    def _compute(self, replica_step: ReplicaStep, task: _Task) -> tuple[Shares, Any]:
+        return self._strategy.run(replica_step, args=(task.batch,)), ()
 
     def _read_and_compute(
         self, update: Update
-    ) -> Callable[[ReplicaStep, Batch], tuple[Shares, tf.Tensor]]:
-        def compute(
-            replica_step: ReplicaStep, batch: Batch
-        ) -> tuple[Shares, tf.Tensor]:
+    ) -> Callable[[ReplicaStep, _Task], tuple[Shares, Any]]:
+        def compute(replica_step: ReplicaStep, task: _Task) -> tuple[Shares, Any]:
             begun = self._attempts.assign_add(1, read_value=False)
             with tf.control_dependencies([begun]):
-                return read_then_compute(
-                    update, lambda own: self._compute(replica_step, own)[0], batch
+                shares, version = read_then_compute(
+                    update,
+                    lambda own: self._strategy.run(replica_step, args=(own,)),
+                    task.batch,
                 )
+                return shares, (version, task.call, task.batch.step)
 
         return compute
 
     def _apply(
-        self, update: Update, summed: tuple[Shares, tf.Tensor]
+        self, update: Update, summed: tuple[Shares, Any]
     ) -> Mapping[str, tf.Tensor]:
-        shares, version = summed
+        shares, (version, call, step) = summed
+        journal = self._journal
+        if journal is None:
+            raise RuntimeError("updates are kept in a journal")
+
+        def apply_and_note() -> None:
+            self._strategy.run(update.apply, args=(shares,))
+            journal.note(step, shares.sums, version)
+
         return apply_then_count(
-            update, lambda: self._strategy.run(update.apply, args=(shares,)), version
+            update,
+            apply_and_note,
+            version,
+            counted=lambda count: journal.mark(call, step, count),
         )
+
+
+class _Task(NamedTuple):
+    """What a step is given.
+
+    Attributes:
+      batch: the whole global batch.
+      call: int64 scalar, the call of the inner loop that the step is part of.
+    """
+
+    batch: Batch
+    call: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -200,11 +282,8 @@ class _Scheduled:
     steps: AsynchronousSteps
 
     def fetch(self) -> StepResults:
-        parts, workers = [], []
-        for closure, observe in self.closures:
-            outputs, mark = values_where_they_are(closure)
-            parts.append(self.steps.results(outputs, observe))
-            workers.append(task_of(mark))
+        found = [pair for c in self.closures for pair in self.steps.results_of(*c)]
+        parts, workers = zip(*found, strict=True)
         self.steps.learn(np.concatenate([part.step_seconds for part in parts]))
         results = joined(parts, workers, self.steps.num_workers)
         return dataclasses.replace(results, attempted_steps=self.steps.take_attempts())

@@ -1,8 +1,9 @@
-"""Keeps an eye on workers whose work others can take over.
+"""Keeps an eye on workers whose work others can take over, and on servers.
 
 The coordinator of parameter servers runs the steps of a lost worker elsewhere and
 logs hundreds of lines a second about it, and with no worker left it waits for ever
 (TensorFlow 2.21). Here the loss is one line, and the loss of too many is an error.
+For a task that stands still it waits for ever, too, until it is disconnected.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 from strategies.cluster import Cluster
-from strategies.rendezvous import REMEDY, PeerLostError, is_listening
+from strategies.disconnection import disconnect
+from strategies.rendezvous import REMEDY, PeerLostError, Presence, presence
 
 _POLL_SECONDS = 1.0
 
@@ -27,16 +29,16 @@ def workers_attended(
     warn: Callable[[str], None],
     patience_seconds: float,
 ) -> Iterator[None]:
-    """Warns of workers that come and go, in the main thread's block.
+    """Warns of workers that come and go, while the main thread runs a block.
 
     Args:
       cluster: whose workers.
       num_required: how many of them steps cannot do without.
       warn: told of each in a sentence, from another thread.
-      patience_seconds: how long there may be fewer.
+      patience_seconds: how long there may be fewer, and how long a task may be silent.
 
     Raises:
-      PeerLostError: there were fewer for that long.
+      PeerLostError: there were fewer for that long, or a server was silent.
     """
     lost: list[PeerLostError] = []
     ended = threading.Event()
@@ -72,18 +74,22 @@ def _until_too_few_are_left(
     patience_seconds: float,
     ended: threading.Event,
 ) -> PeerLostError | None:
-    workers = _workers(cluster)
+    workers, servers = (_tasks_of(cluster, job) for job in ("worker", "ps"))
+    attendance = _Attendance({**workers, **servers}, patience_seconds)
     gone: set[str] = set()
     enough_at = time.monotonic()
     while not ended.wait(_POLL_SECONDS):
-        there = {task for task, address in workers.items() if is_listening(address)}
+        missing = attendance.missing()
+        there = workers.keys() - missing.keys()
         enough = len(there) >= num_required
         others = "; the others go on" if enough else ""
         for task in sorted(workers.keys() - there - gone):
-            warn(f"{task} at {workers[task]} was lost{others}.")
+            warn(f"{task} at {workers[task]} {missing[task]}{others}.")
         for task in sorted(gone & there):
             warn(f"{task} at {workers[task]} is back.")
         gone = workers.keys() - there
+        for task in sorted(servers.keys() & missing.keys()):
+            return PeerLostError(f"{task} at {servers[task]} {missing[task]}: {REMEDY}")
         if enough:
             enough_at = time.monotonic()
         elif time.monotonic() - enough_at > patience_seconds:
@@ -93,6 +99,39 @@ def _until_too_few_are_left(
     return None
 
 
-def _workers(cluster: Cluster) -> Mapping[str, str]:
+class _Attendance:
+    """Who is missing, of some tasks."""
+
+    def __init__(self, tasks: Mapping[str, str], patience_seconds: float):
+        """Begins as if all of them had just been heard of.
+
+        Args:
+          tasks: host:port by name.
+          patience_seconds: how long one of them may be silent.
+        """
+        self._tasks = tasks
+        self._patience_seconds = patience_seconds
+        self._heard_at = dict.fromkeys(tasks, time.monotonic())
+
+    def missing(self) -> Mapping[str, str]:
+        """By the name of the task, what is wrong with it, to be put behind the name.
+
+        One that is silent for too long is disconnected, however often it has to be.
+        """
+        found = {}
+        for task, address in self._tasks.items():
+            present = presence(address)
+            now = time.monotonic()
+            if present is not Presence.SILENT:
+                self._heard_at[task] = now
+            if present is Presence.GONE:
+                found[task] = "was lost"
+            elif now - self._heard_at[task] > self._patience_seconds:
+                found[task] = "does not answer"
+                disconnect(address)
+        return found
+
+
+def _tasks_of(cluster: Cluster, job: str) -> Mapping[str, str]:
     tasks = cluster.members().items()
-    return {task: address for task, address in tasks if task.startswith("worker-")}
+    return {task: address for task, address in tasks if task.startswith(f"{job}-")}

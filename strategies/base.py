@@ -81,6 +81,9 @@ class Update(Protocol):
     def applied_updates(self) -> tf.Tensor:
         """The number of applied updates."""
 
+    def counter_device(self) -> str:
+        """Where that number is kept."""
+
     def devices(self) -> Sequence[str]:
         """Where the variable of each gradient is, in the order of the gradients."""
 

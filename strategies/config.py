@@ -17,6 +17,7 @@ from strategies.traits import Traits
 
 DEFAULT_NUM_WORKERS = 2
 DEFAULT_SYNC_EVERY_STEPS = 10
+DEFAULT_MAX_RESTARTS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,6 +148,14 @@ class StrategyConfig:
         "Let TF_CONFIG or Slurm name other hosts than this one's loopback. TensorFlow "
         "servers ask for no password, encrypt nothing and run any graph sent to them.",
     )
+    max_restarts: int | None = setting(
+        None,
+        "How often lost tasks of a cluster on this machine are started again, from the "
+        "newest checkpoint. Progress gives all of them back. 0: never. Default: "
+        f"{DEFAULT_MAX_RESTARTS}.",
+        minimum=0,
+        maximum=1_000,
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -162,6 +171,18 @@ class StrategyConfig:
         self._check_update()
         self._check_average()
         self._check_combine()
+        if self.max_restarts and not discovery.traits(self.strategy).multi_process:
+            raise UsageError(
+                f"--max_restarts={self.max_restarts} is not used by --strategy="
+                f"{self.strategy}, which has no other tasks to lose: leave it out, or "
+                "choose a strategy of several processes."
+            )
+
+    @property
+    def restarts_without_progress(self) -> int:
+        """How often lost tasks may be started again before the run gets any further."""
+        given = self.max_restarts
+        return DEFAULT_MAX_RESTARTS if given is None else given
 
     @property
     def device_choice(self) -> DeviceChoice:

@@ -26,7 +26,8 @@ from typing import Any
 
 from strategies.cluster import Cluster, check_roles, from_environment
 from strategies.hosts import has_remote
-from strategies.launcher import Launcher, Plan, end_with_launcher, local_cluster
+from strategies.launch_plan import Plan, local_cluster
+from strategies.launcher import Launcher, end_with_launcher
 from strategies.quiet import native_log_hidden, prepare_standard_streams
 from strategies.rendezvous import (
     PeerLostError,

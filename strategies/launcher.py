@@ -1,101 +1,34 @@
 """Starts the processes of a cluster on this machine and ends them together.
 
 Every task runs the same command line with its own TF_CONFIG. The chief writes to
-the terminal; what the others print is kept, and shown when one of them fails.
-Nothing here imports TensorFlow.
+the terminal; what the others print is kept, and shown when one of them fails. A task
+that was lost is started again: alone if the others can do without it for a while, else
+together with all of them. Nothing here imports TensorFlow.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
-import dataclasses
 import os
-import pathlib
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from strategies.cluster import Cluster
-from strategies.confinement import AUTO, Network, network_of_its_own
-from strategies.gpus import divide
+from strategies.confinement import Network, network_of_its_own
+from strategies.launch_plan import Plan, continued, cores_of, resources_of
+from strategies.launched_task import LAUNCHER_PID, LaunchedTask
 from strategies.rendezvous import PeerLostError
+from strategies.restarts import Restarts
 from strategies.stop_signals import STOPS, as_passed_on
 
-LAUNCHER_PID = "KDS_LAUNCHER_PID"
-
-# glibc gives freed buffers of this size back to the system and faults them in anew at
-# every step; kept, the 84 MB step of two workers went from 340 to 245 ms.
-_ALLOCATOR = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-}
-_LAST_LINES = 20
 _SECONDS_FOR_OTHERS_TO_END = 20.0
 _SECONDS_TO_NOTICE = 1.0
 _SECONDS_TO_STOP = 10.0
 _POLL_SECONDS = 0.05
-
-
-def local_cluster(num_tasks: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
-    """Addresses on free ports of this machine, by job.
-
-    All ports are held until all are known, so that no two tasks get the same one.
-    """
-    with contextlib.ExitStack() as held:
-        addresses = {}
-        for job, count in num_tasks.items():
-            sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-            for each in sockets:
-                each.bind(("127.0.0.1", 0))
-            addresses[job] = tuple(f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
-    return addresses
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """What to start.
-
-    Attributes:
-      command: of every task; what differs is in the environment.
-      addresses: host:port of each task by job.
-      serving: the jobs whose tasks only lend themselves to the chief.
-      computing: the jobs whose tasks compute, among whom the cores are divided.
-      logs: folder for the tasks' output, used once it exists.
-      gpus: what CUDA_VISIBLE_DEVICES calls this machine's GPUs, which are divided
-        among those tasks as well.
-      shows_all: what the other tasks print goes to the terminal too.
-      confine: whether nobody else can reach the tasks, see `strategies.confinement`.
-    """
-
-    command: Sequence[str]
-    addresses: Mapping[str, tuple[str, ...]]
-    serving: Sequence[str]
-    computing: Sequence[str]
-    logs: pathlib.Path
-    gpus: Sequence[str] = ()
-    shows_all: bool = False
-    confine: str = AUTO
-
-
-def _resources_of(plan: Plan, cluster: Cluster) -> dict[str, str]:
-    """The environment by which a task takes its share of this machine.
-
-    Raises:
-      UsageError: there are fewer GPUs than tasks that compute.
-    """
-    if not plan.gpus:
-        return {}
-    num_computing = sum(len(plan.addresses[job]) for job in plan.computing)
-    shares = divide(plan.gpus, num_computing)
-    own = shares[cluster.index] if cluster.job in plan.computing else ()
-    return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
 def end_with_launcher() -> None:
@@ -129,8 +62,15 @@ class Launcher:
         """
         self._plan = plan
         self._say = say
-        self._tasks: list[_Task] = []
+        self._network = Network()
+        self._tasks: list[LaunchedTask] = []
         self._signal: int | None = None
+        self._restarts = Restarts(plan.max_restarts)
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a lost task, or all of them, were started again."""
+        return self._restarts.total
 
     def run(self) -> int:
         """Starts every task and returns the exit code of the run.
@@ -142,73 +82,150 @@ class Launcher:
           UsageError: before any task is started.
         """
         confined = network_of_its_own(self._plan.confine, self._say)
-        with self._signals_handled(), confined as network:
-            try:
-                for cluster in self._clusters():
-                    resources = _resources_of(self._plan, cluster)
-                    self._tasks.append(_Task(cluster, self._plan, resources, network))
-                self._divide_cores()
-                return self._supervise()
-            finally:
-                self._end_all()
+        with self._signals_handled(), confined as self._network:
+            exit_code = self._run_once()
+            while exit_code is None:
+                self._plan = continued(self._plan)
+                exit_code = self._run_once()
+            return exit_code
+
+    def _run_once(self) -> int | None:
+        """The exit code, or None if all tasks are to be started again."""
+        self._tasks = []
+        try:
+            for cluster in self._clusters():
+                self._tasks.append(self._start(cluster))
+            return self._supervise()
+        finally:
+            self._end_all()
 
     def _clusters(self) -> Iterator[Cluster]:
         for job, addresses in self._plan.addresses.items():
             for index in range(len(addresses)):
                 yield Cluster(job=job, index=index, addresses=self._plan.addresses)
 
-    def _divide_cores(self) -> None:
-        """Gives every computing task cores of its own, if there are enough.
+    def _start(self, cluster: Cluster) -> LaunchedTask:
+        task = LaunchedTask(
+            cluster,
+            self._plan.command,
+            self._network,
+            resources_of(self._plan, cluster),
+            self._plan.logs / f"{cluster.task}.log",
+            self._plan.shows_all,
+        )
+        cores = cores_of(self._plan, cluster)
+        if cores:
+            task.run_on(cores)
+        return task
 
-        TensorFlow sizes its thread pools by the cores it may use. Pinned, the convnet
-        step of two workers on two cores went from 39 to 33 ms. Four workers on two
-        cores are left as they are: one thread for each operation did not help (convnet
-        62 and 74 ms without, 84 and 99 with; mlp 26 to 33 and 23 to 46).
-        """
-        cores = sorted(os.sched_getaffinity(0))
-        computing = [t for t in self._tasks if t.cluster.job in self._plan.computing]
-        per_task = len(cores) // len(computing)
-        for position, task in enumerate(computing if per_task else ()):
-            own = cores[position * per_task : (position + 1) * per_task]
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(task.process.pid, own)
-
-    def _supervise(self) -> int:
-        chief = next(task for task in self._tasks if task.cluster.is_chief)
+    def _supervise(self) -> int | None:
+        chief = self._chief()
         while chief.process.poll() is None and self._signal is None:
+            self._kill_those_that_stand_still()
             failed = self._failed()
-            if failed is not None:
-                code = self._report(failed)
-                self._wait(_SECONDS_TO_NOTICE, self._tasks)
-                self._stop_training(signal.SIGTERM)
-                return code
+            if failed is not None and not self._is_replaced(failed):
+                return self._after_failure()
             time.sleep(_POLL_SECONDS)
         if self._signal is not None:
-            self._stop_training(self._signal)
-            if chief.process.poll() is None:
-                self._say(
-                    f"{chief.cluster.task} has not ended {_SECONDS_TO_STOP:g} s after "
-                    f"{signal.Signals(self._signal).name}, and is killed."
-                )
-                return 128 + self._signal
-        else:
-            self._wait(_SECONDS_FOR_OTHERS_TO_END, self._tasks)
+            return self._after_signal(chief)
+        if chief.was_lost:
+            return self._after_failure()
+        # One that has come again may not have found the others before they ended.
+        stayed = [task for task in self._tasks if not task.is_replacement]
+        self._wait(_SECONDS_FOR_OTHERS_TO_END, stayed)
+        failed = chief if chief.process.poll() else self._failed()
+        return 0 if failed is None or failed.was_lost else self._report(failed)
+
+    def _after_signal(self, chief: LaunchedTask) -> int:
+        number = self._signal or signal.SIGTERM
+        self._stop_training(number)
+        if chief.process.poll() is None:
+            self._say(
+                f"{chief.cluster.task} has not ended {_SECONDS_TO_STOP:g} s after "
+                f"{signal.Signals(number).name}, and is killed."
+            )
+            return 128 + number
         # What the chief says of another task's loss, that task's end says better.
         has_own_reason = chief.process.poll() not in (0, PeerLostError.exit_code)
         failed = chief if has_own_reason else self._failed()
         return 0 if failed is None else self._report(failed)
 
-    def _failed(self) -> _Task | None:
+    def _after_failure(self) -> int | None:
+        """Ends the others, and decides whether to start all of them again."""
+        # What brought a task down may end a moment after those that missed it.
+        self._wait(_SECONDS_TO_NOTICE, self._tasks)
+        failed = self._failed()
+        if failed is None:
+            raise RuntimeError("there was a task that failed")
+        if failed.was_lost and self._chief().process.poll() == 0:
+            # Nobody needed it any more.
+            return 0
+        if not (failed.was_lost and self._plan.max_restarts):
+            code = self._report(failed)
+            self._stop_training(signal.SIGTERM)
+            return code
+        # Those that serve hold nothing that would still be of use.
+        self._stop_training(signal.SIGTERM, with_those_that_serve=False)
+        if self._signal is not None:
+            return 128 + self._signal
+        step = self._plan.saved_step()
+        number = self._restarts.take("all tasks", step)
+        if number is None:
+            return self._report(failed)
+        self._say(
+            f"{failed.cluster.task} was lost{failed.killed_by}: restart {number} of "
+            f"{self._plan.max_restarts}, of all tasks, from step {step}."
+        )
+        return None
+
+    def _is_replaced(self, failed: LaunchedTask) -> bool:
+        """Starts a task that was lost again by itself, if the others go on meanwhile.
+
+        It has the same place in the cluster, where the chief looks for it.
+        """
+        cluster = failed.cluster
+        if cluster.job not in self._plan.replaceable or not failed.was_killed:
+            return False
+        step = self._plan.reached_step()
+        number = self._restarts.take(cluster.task, step)
+        if number is None:
+            return False
+        self._say(
+            f"{cluster.task} was lost{failed.killed_by}: restart {number} of "
+            f"{self._plan.max_restarts}, of this task, after step {step}."
+        )
+        failed.close()
+        task = self._start(cluster)
+        task.is_replacement = True
+        self._tasks[self._tasks.index(failed)] = task
+        return True
+
+    def _kill_those_that_stand_still(self) -> None:
+        """A stopped process keeps its connections, and others may wait for ever."""
+        for task in self._tasks:
+            seconds = task.seconds_stopped()
+            if seconds >= self._plan.patience_seconds:
+                self._say(
+                    f"{task.cluster.task} has been stopped for {seconds:.0f} s, as by "
+                    "SIGSTOP, and is killed."
+                )
+                task.send(signal.SIGKILL)
+                task.process.wait()
+
+    def _chief(self) -> LaunchedTask:
+        return next(task for task in self._tasks if task.cluster.is_chief)
+
+    def _failed(self) -> LaunchedTask | None:
         """A task that failed; rather one that was killed than one that missed it."""
         failed = [task for task in self._tasks if task.process.poll()]
 
-        def reason(task: _Task) -> tuple[bool, bool]:
+        def rank(task: LaunchedTask) -> tuple[bool, bool, bool]:
             code = task.process.returncode
-            return code > 0, code == PeerLostError.exit_code
+            return not task.was_killed, code > 0, code == PeerLostError.exit_code
 
-        return min(failed, key=reason, default=None)
+        return min(failed, key=rank, default=None)
 
-    def _report(self, failed: _Task) -> int:
+    def _report(self, failed: LaunchedTask) -> int:
         """Says how a task failed and returns the exit code that is the run's.
 
         A task that was killed, by a person or for want of memory, is one that was
@@ -221,7 +238,7 @@ class Launcher:
             # By somebody else, before it could end in order. So are all stopped.
             self._say(f"{task} was ended by {signal.Signals(-code).name}.")
             return 128 - code
-        killed = f" ({signal.Signals(-code).name})" if code < 0 else ""
+        killed = failed.killed_by
         if self._signal is None and not failed.cluster.is_chief:
             how = killed or f" (exit code {code})"
             self._say(f"{task} failed first{how}; its last lines:")
@@ -231,14 +248,14 @@ class Launcher:
             self._say(f"{task} was lost{killed}.")
         return PeerLostError.exit_code if killed else code
 
-    def _stop_training(self, number: int) -> None:
+    def _stop_training(self, number: int, with_those_that_serve: bool = True) -> None:
         """Tells the tasks that train; those that serve end when the chief lets them."""
-        for task in self._tasks:
-            if task.cluster.job not in self._plan.serving:
-                task.send(as_passed_on(number))
-        self._wait(_SECONDS_TO_STOP, self._tasks)
+        train = [t for t in self._tasks if t.cluster.job not in self._plan.serving]
+        for task in train:
+            task.send(as_passed_on(number))
+        self._wait(_SECONDS_TO_STOP, self._tasks if with_those_that_serve else train)
 
-    def _wait(self, seconds: float, tasks: Sequence[_Task]) -> None:
+    def _wait(self, seconds: float, tasks: Sequence[LaunchedTask]) -> None:
         deadline = time.monotonic() + seconds
         for task in tasks:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -264,93 +281,9 @@ class Launcher:
                 task.send(signal.SIGKILL)
             self._signal = number
 
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        previous = {number: signal.signal(number, remember) for number in numbers}
+        previous = {number: signal.signal(number, remember) for number in STOPS}
         try:
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-
-
-class _Task:
-    """One started process, and what it has printed."""
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        plan: Plan,
-        resources: Mapping[str, str],
-        network: Network,
-    ):
-        self.cluster = cluster
-        self._is_shown = plan.shows_all and not cluster.is_chief
-        self._log = plan.logs / f"{cluster.task}.log"
-        self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-        environment = {
-            **_ALLOCATOR,
-            **os.environ,
-            **resources,
-            "TF_CONFIG": cluster.tf_config(),
-            LAUNCHER_PID: str(os.getpid()),
-        }
-        self.process = subprocess.Popen(
-            network.command(plan.command),
-            pass_fds=tuple(network.descriptors.values()),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=None if cluster.is_chief else subprocess.PIPE,
-            stderr=subprocess.PIPE if cluster.is_chief else subprocess.STDOUT,
-            start_new_session=True,
-            text=True,
-            errors="replace",
-        )
-        self._output = self.process.stderr if cluster.is_chief else self.process.stdout
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def last_lines(self) -> Sequence[str]:
-        self._reader.join(timeout=1)
-        return tuple(self._lines)
-
-    def send(self, number: int) -> None:
-        """Sends a signal, if the process has not ended."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-
-    def close(self) -> None:
-        self.process.wait()
-        self._reader.join()
-        if self._output is not None:
-            self._output.close()
-
-    def _read(self) -> None:
-        """Keeps the last lines, and all of them in the log once its folder exists."""
-        waiting: list[str] = []
-        for line in self._output or ():
-            self._lines.append(line.rstrip("\n"))
-            waiting.append(line)
-            # A task that nobody reads stands still, so that reading goes on whatever
-            # becomes of the lines.
-            with contextlib.suppress(OSError):
-                self._show(line)
-            if self._log.parent.is_dir():
-                self._append(waiting)
-        if waiting and self._log.parent.is_dir():
-            self._append(waiting)
-
-    def _show(self, line: str) -> None:
-        if self.cluster.is_chief:
-            sys.stderr.write(line)
-        elif self._is_shown:
-            # From several threads: a line at a time.
-            sys.stdout.write(line)
-            sys.stdout.flush()
-
-    def _append(self, lines: list[str]) -> None:
-        with (
-            contextlib.suppress(OSError),
-            self._log.open("a", encoding="utf-8") as file,
-        ):
-            file.writelines(lines)
-        lines.clear()

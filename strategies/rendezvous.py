@@ -8,6 +8,7 @@ SIGTERM (TensorFlow 2.21). Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import contextlib
+import enum
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,6 @@ from strategies.settings import UsageError
 REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
-_ANSWER_SECONDS = 1.0
 
 
 class PeerLostError(Exception):
@@ -42,22 +42,35 @@ def is_listening(address: str) -> bool:
         return False
 
 
-def is_answering(address: str) -> bool:
-    """Whether the gRPC server at host:port says something, as a running one does.
+class Presence(enum.Enum):
+    """What becomes of a connection to a task."""
 
-    Where a process stands still, its system goes on accepting connections for it. The
-    server's side speaks first, with its settings (RFC 9113, section 3.4), so nothing
-    need be sent.
+    GONE = "nobody accepts it"
+    SILENT = "it is accepted, and nothing is said"
+    THERE = "a server begins to talk"
+
+
+def presence(address: str) -> Presence:
+    """Whether a gRPC server at host:port does anything.
+
+    That of a stopped process still accepts connections, because its system does. One
+    that runs begins with a SETTINGS frame, without being asked (RFC 9113, 3.4).
     """
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection(
             (host.strip("[]"), int(port)), _CONNECT_SECONDS
         ) as connection:
-            connection.settimeout(_ANSWER_SECONDS)
-            return bool(connection.recv(1))
+            return Presence.THERE if connection.recv(1) else Presence.SILENT
+    except TimeoutError:
+        return Presence.SILENT
     except OSError:
-        return False
+        return Presence.GONE
+
+
+def is_answering(address: str) -> bool:
+    """Whether the gRPC server at host:port says something, as a running one does."""
+    return presence(address) is Presence.THERE
 
 
 class Needed:

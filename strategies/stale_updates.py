@@ -37,7 +37,10 @@ def read_then_compute(
 
 
 def apply_then_count(
-    update: Update, apply: Callable[[], None], version: tf.Tensor
+    update: Update,
+    apply: Callable[[], None],
+    version: tf.Tensor,
+    counted: Callable[[tf.Tensor], None] = lambda count: None,
 ) -> Mapping[str, tf.Tensor]:
     """Changes the weights, counts the update, and reports how stale it was.
 
@@ -45,6 +48,7 @@ def apply_then_count(
       update: counts, atomically.
       apply: changes the weights.
       version: of the weights that it goes back to.
+      counted: told of the count, once it is made.
     """
 
     def applied() -> tf.Tensor:
@@ -56,6 +60,7 @@ def apply_then_count(
     done = tf.function(applied, autograph=False)()
     with tf.control_dependencies([done]):
         count = update.count()
+    counted(count)
     return {"staleness": count - 1 - version}
 
 

@@ -185,6 +185,9 @@ BEFORE_TENSORFLOW = [
         "--update=async",
     ),
     row("--update=async --strategy=mirrored", "--update=async", "no --update"),
+    row("--max_restarts=2", "--max_restarts=2", "--strategy=one_device"),
+    row("--strategy=parameter_server --max_restarts=-1", "--max_restarts=-1", "0"),
+    row("--strategy=parameter_server --max_restarts=x", "--max_restarts=x"),
     row(
         "--strategy=tower --update=sync --backup_workers=1",
         "--backup_workers=1",

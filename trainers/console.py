@@ -22,6 +22,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+# Of a parameter server that was lost TensorFlow tells in hundreds.
+_MOST_LINES_OF_A_CAUSE = 8
+
 
 class _Terminal(rich.console.Console):
     """Falls silent when its reader has gone, as after `| head -1`, or its disk is full.
@@ -110,13 +113,13 @@ class Console:
     def fail(
         self, line: str, cause: BaseException | None = None, verbose: bool = False
     ) -> None:
-        """One line that says why the run ends; its cause goes to the log."""
+        """One line that says why the run ends; the end of its cause goes to the log."""
         self.stop_progress()
         if cause is not None:
-            text = "".join(traceback.format_exception(cause))
-            self._write_log(text)
+            lines = "".join(traceback.format_exception(cause)).splitlines()
+            self._write_log("\n".join(lines[-_MOST_LINES_OF_A_CAUSE:]))
             if verbose:
-                complain(text)
+                complain("\n".join(lines))
         complain(f"error: {line}")
         self._write_log(f"error: {line}")
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from strategies import discovery
 from strategies.config import DEFAULT_NUM_WORKERS
 from strategies.gpus import divide, visible_gpus
-from strategies.launcher import Launcher, Plan, local_cluster
+from strategies.launch_plan import Plan, local_cluster
+from strategies.launcher import Launcher
 from strategies.settings import UsageError
 from trainers import inputs
 from trainers.config import Config
@@ -29,9 +30,12 @@ def launch(config: Config, argv: Sequence[str], console: Console) -> int:
       UsageError: before any task is started.
     """
     folder = RunFolder.for_training(config)
-    plan = plan_of(config, argv, folder)
+    launcher = Launcher(plan_of(config, argv, folder), console.warn)
     inputs.fetch(config.data)
-    return Launcher(plan, console.warn).run()
+    exit_code = launcher.run()
+    if launcher.num_restarts:
+        folder.add_to_result(restarts=launcher.num_restarts)
+    return exit_code
 
 
 def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
@@ -67,4 +71,9 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
         logs=folder.path / "logs",
         gpus=gpus,
         confine=config.strategy.confine_cluster,
+        max_restarts=config.strategy.restarts_without_progress,
+        patience_seconds=config.strategy.peer_timeout_seconds,
+        to_continue=["--resume=auto"],
+        saved_step=folder.saved_step,
+        reached_step=folder.reached_step,
     )

@@ -90,6 +90,8 @@ def build_result(
         "traits": _traits(assembly),
         "num_replicas": strategy.num_replicas,
         "cluster": dict(cluster.addresses) or None,
+        # The launcher, who is told of lost tasks, adds up those that it has made.
+        "restarts": 0,
         "steps": int(assembly.step.numpy()),
         "attempted_steps": tally.attempted_steps,
         "examples_seen": tally.examples_seen,

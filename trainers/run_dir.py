@@ -149,6 +149,17 @@ class RunFolder:
             return None
         return result if isinstance(result, dict) else None
 
+    def saved_step(self) -> int:
+        """Of the newest checkpoint, be it damaged; 0 if there is none."""
+        names = (path.name for path in self.checkpoints.glob("step-*"))
+        steps = (name.removeprefix("step-") for name in names)
+        return max((int(step) for step in steps if step.isdecimal()), default=0)
+
+    def reached_step(self) -> int:
+        """The newest that is known: of a line of metrics, or of a checkpoint."""
+        rows = self.read_metrics()
+        return max(self.saved_step(), rows[-1]["step"] if rows else 0)
+
     def begin(self, config: Config, first_step: int) -> None:
         """Makes the folder, or takes back what a run wrote after its checkpoint.
 
@@ -174,6 +185,12 @@ class RunFolder:
         """Writes result.json, the last file of a run."""
         write_json(self._result, {"schema_version": SCHEMA_VERSION, **result})
         self._lock.release()
+
+    def add_to_result(self, **values: Any) -> None:
+        """Adds what only another process knows, if there is a result."""
+        result = self.read_result()
+        if result is not None:
+            write_json(self._result, {**result, **values})
 
     def _begin(self, config: Config, first_step: int) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

@@ -67,6 +67,9 @@ class ModelUpdate:
     def applied_updates(self) -> tf.Tensor:
         return self._step.read_value()
 
+    def counter_device(self) -> str:
+        return self._step.device
+
     def devices(self) -> list[str]:
         return [v.value.device for v in self._model.trainable_variables]
 

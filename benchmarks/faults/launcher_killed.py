@@ -11,7 +11,7 @@ import psutil
 
 from benchmarks.faults.continuation import SMALL
 from benchmarks.faults.scenario import Scenario
-from strategies.launcher import LAUNCHER_PID
+from strategies.launched_task import LAUNCHER_PID
 from strategies.rendezvous import is_listening
 from tests import processes
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from strategies.cluster import Cluster
-from strategies.launcher import local_cluster
+from strategies.launch_plan import local_cluster
 from tests import processes
 
 _SECONDS_BETWEEN_LOOKS = 0.05

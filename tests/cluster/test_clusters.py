@@ -253,10 +253,11 @@ def test_tasks_end_with_their_launcher(
 
 
 @pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "parameter_server"])
-def test_a_lost_worker_ends_the_run_and_is_named(
+def test_without_restarts_a_lost_worker_ends_the_run_and_is_named(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
-    launcher = start(tmp_path / "run", f"--strategy={strategy}", *LONG)
+    flags = (f"--strategy={strategy}", "--max_restarts=0", *LONG)
+    launcher = start(tmp_path / "run", *flags)
     tasks = started_tasks(launcher, tmp_path / "run")
     tasks[1 if strategy == "multi_worker_mirrored" else 2].kill()
     _, errors = launcher.communicate(timeout=60)

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from strategies.gpus import divide, visible_gpus
-from strategies.launcher import Launcher, Plan, local_cluster
+from strategies.launch_plan import Plan, local_cluster
+from strategies.launcher import Launcher
 from strategies.settings import UsageError
 from tests.processes import ROOT, run
 

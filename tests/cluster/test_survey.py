@@ -16,7 +16,7 @@ import pytest
 
 from strategies import survey
 from strategies.cluster import Cluster
-from strategies.launcher import local_cluster
+from strategies.launch_plan import local_cluster
 from strategies.settings import UsageError
 from tests import processes
 from trainers.card import differences, make_card

@@ -294,6 +294,35 @@ def test_the_run_goes_on_without_a_worker_of_parameter_servers(
         assert result_of(tasks)["status"] == "failed"
 
 
+def test_the_run_goes_on_without_a_worker_that_stands_still(
+    tmp_path: pathlib.Path,
+) -> None:
+    """And with it, once it goes on; and the run ends although it stands still."""
+    flags = (*LONG, "--peer_timeout_seconds=3")
+    with started(tmp_path, "parameter_server", *flags) as tasks:
+        tasks.wait_for_checkpoint()
+        chief, worker = tasks.started["chief-0"], tasks.started["worker-1"]
+        name = f"worker-1 at {tasks.address('worker-1')}"
+        worker.send(signal.SIGSTOP)
+        # What was under way when it stopped may still be written.
+        time.sleep(1)
+        step = newest_step(tasks)
+        tasks.wait_until(lambda: newest_step(tasks) > step + 100, "steps without it")
+        told = f"warning: {name} does not answer; the others go on."
+        assert chief.error_lines() == [told]
+        worker.send(signal.SIGCONT)
+        tasks.wait_until(lambda: len(chief.error_lines()) == 2, "its return")
+        assert chief.error_lines()[1] == f"warning: {name} is back."
+        step = newest_step(tasks)
+        tasks.wait_until(lambda: newest_step(tasks) > step + 100, "steps with it")
+        worker.send(signal.SIGSTOP)
+        tasks.wait_until(lambda: len(chief.error_lines()) == 3, "its second loss")
+        chief.send(signal.SIGTERM)
+        assert chief.exit_code() == TERMINATED
+        assert tasks.started["worker-0"].exit_code() == TERMINATED
+        assert result_of(tasks)["status"] == "preempted"
+
+
 def test_a_synchronous_update_does_not_wait_for_ever_for_a_lost_worker(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from strategies.launcher import LAUNCHER_PID
+from strategies.launched_task import LAUNCHER_PID
 from trainers.files import write_json
 
 FILE_NAME = "measured.json"

@@ -1,0 +1,113 @@
+"""What asynchronous workers have done of their closures, kept on a parameter server.
+
+A closure whose worker is lost runs again from its beginning, on another worker: the
+coordinator promises "at least once" (tensorflow/python/distribute/coordinator/
+cluster_coordinator.py, `ClusterCoordinator`). Here it finds which of its steps were
+applied and what they reported, and goes on after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+# More steps than are under way at once: a closure that runs again finds those of its
+# steps that were not overwritten, and repeats the others. A variable on a server cannot
+# have an unknown shape: the server ends with SIGABRT (TensorFlow 2.21).
+_NUM_ROWS = 1 << 14
+
+
+class Journal:
+    """A note and a mark for each of the newest steps.
+
+    A step is noted while it is applied, and marked as soon as it is counted. The count
+    is on the same server, so that no worker can be lost in between.
+    """
+
+    def __init__(self, server: str):
+        """Makes place for marks; that for notes when it is known what is noted.
+
+        Args:
+          server: the device of the variable that counts applied updates.
+        """
+        self._server = server
+        self._names: list[str] = []
+        self._notes: tf.Variable | None = None
+        # The call, the step, and the count of updates after it. Calls count from one:
+        # a step may be done in several calls of a run that goes back to a checkpoint.
+        self._marks = self._variable(3, tf.int64)
+
+    def note(
+        self, step: tf.Tensor, sums: Mapping[str, tf.Tensor], version: tf.Tensor
+    ) -> None:
+        """Keeps what a step reports, as part of its update.
+
+        Args:
+          step: int64 scalar.
+          sums: named scalars.
+          version: int64 scalar, of the weights it was computed on.
+        """
+        self._names = sorted(sums)
+        if self._notes is None:
+            with tf.init_scope():
+                self._notes = self._variable(len(sums) + 1, tf.float64)
+        values = [*(sums[name] for name in self._names), version]
+        with tf.device(self._server):
+            row = tf.stack([tf.cast(value, tf.float64) for value in values])
+            self._notes.scatter_update(_at(step, row))
+
+    def mark(self, call: tf.Tensor, step: tf.Tensor, count: tf.Tensor) -> None:
+        """Says that a step has been applied and counted.
+
+        Args:
+          call: int64 scalar, of the inner loop.
+          step: int64 scalar.
+          count: int64 scalar, of applied updates, this one included.
+        """
+        with tf.device(self._server):
+            self._marks.scatter_update(_at(step, tf.stack([call, step, count])))
+
+    def done(
+        self, call: tf.Tensor, first_step: tf.Tensor, num_steps: tf.Tensor
+    ) -> tf.Tensor:
+        """Marks of a closure's steps, from the first one on: int64 [steps done, 3].
+
+        Args:
+          call: int64 scalar, of the inner loop.
+          first_step: int64 scalar.
+          num_steps: int32 scalar.
+        """
+        with tf.device(self._server):
+            steps = first_step + tf.range(tf.cast(num_steps, tf.int64))
+            marks = tf.gather(self._marks.read_value(), steps % _NUM_ROWS)
+            is_done = tf.equal(marks[:, 0], call) & tf.equal(marks[:, 1], steps)
+            unbroken = tf.math.cumprod(tf.cast(is_done, tf.int32))
+            return marks[: tf.reduce_sum(unbroken)]
+
+    def noted(self, done: tf.Tensor) -> tf.Tensor:
+        """What those steps reported: float64 [steps done, values].
+
+        Raises:
+          RuntimeError: this is traced before `note` is.
+        """
+        if self._notes is None:
+            raise RuntimeError("what is noted must be traced first")
+        with tf.device(self._server):
+            return tf.gather(self._notes.read_value(), done[:, 1] % _NUM_ROWS)
+
+    def read(
+        self, done: np.ndarray, noted: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Their sums by name, and the staleness of each: float64 [steps done] all."""
+        sums = {name: noted[:, column] for column, name in enumerate(self._names)}
+        return sums, done[:, 2] - 1 - noted[:, -1]
+
+    def _variable(self, width: int, dtype: tf.DType) -> tf.Variable:
+        with tf.device(self._server):
+            return tf.Variable(tf.zeros([_NUM_ROWS, width], dtype), trainable=False)
+
+
+def _at(step: tf.Tensor, row: tf.Tensor) -> tf.IndexedSlices:
+    return tf.IndexedSlices(row[tf.newaxis], (step % _NUM_ROWS)[tf.newaxis])

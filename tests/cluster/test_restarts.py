@@ -1,0 +1,212 @@
+"""What a launcher does about tasks that are lost; small programs stand for tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import pytest
+
+from strategies.launch_plan import Plan, local_cluster
+from strategies.launcher import Launcher
+
+# A task that appends to a file how it was started, and then does what the test says:
+# a word for each start, the last one for all further ones.
+TASK = """
+import json, os, pathlib, signal, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+task = f"{config['task']['type']}-{config['task']['index']}"
+folder = pathlib.Path(sys.argv[1])
+starts = folder / f"{task}.starts"
+count = len(starts.read_text().splitlines()) if starts.exists() else 0
+with starts.open("a") as file:
+    told = {"cluster": config["cluster"], "arguments": sys.argv[2:], "pid": os.getpid()}
+    file.write(json.dumps(told) + "\\n")
+print(f"start {count}", flush=True)
+deeds = json.loads((folder / "deeds.json").read_text())[task]
+deed = deeds[min(count, len(deeds) - 1)]
+if deed == "wait":
+    time.sleep(100)
+if deed == "stop":
+    os.kill(os.getpid(), signal.SIGSTOP)
+if deed == "end when another is back":
+    while not any((folder / f"worker-{n}.starts").read_text().count("\\n") > 1
+                  for n in (0, 1) if (folder / f"worker-{n}.starts").exists()):
+        time.sleep(0.02)
+    sys.exit(0)
+if deed == "end a moment after the others":
+    while len(list(folder.glob("*.starts"))) < 2:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    sys.exit(0)
+if deed < 0:
+    os.kill(os.getpid(), -deed)
+    time.sleep(100)
+sys.exit(deed)
+"""
+KILLED = -signal.SIGKILL
+Deeds: TypeAlias = dict[str, Sequence[int | str]]
+
+
+class Cluster:
+    """Fake tasks in a folder, and what was said of them."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        deeds: Deeds,
+        serving: Sequence[str] = (),
+    ):
+        self.folder = folder
+        self.said: list[str] = []
+        self.steps = [0]
+        (folder / "deeds.json").write_text(json.dumps(deeds))
+        (folder / "logs").mkdir()
+        jobs = [task.partition("-")[0] for task in deeds]
+        self.plan = Plan(
+            command=[sys.executable, "-c", TASK, str(folder)],
+            addresses=local_cluster({job: jobs.count(job) for job in jobs}),
+            serving=serving,
+            computing=("worker",),
+            logs=folder / "logs",
+            max_restarts=3,
+            patience_seconds=0.5,
+            to_continue=["--resume=auto"],
+            saved_step=self.step,
+            reached_step=self.step,
+        )
+
+    def step(self) -> int:
+        """The next of those that the test has set; the last one again and again."""
+        return self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
+
+    def run(self, **changes: object) -> int:
+        plan = Plan(**{**{n: getattr(self.plan, n) for n in PLANNED}, **changes})
+        self.launcher = Launcher(plan, self.said.append)
+        return self.launcher.run()
+
+    def starts(self, task: str) -> list[dict]:
+        text = (self.folder / f"{task}.starts").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+
+PLANNED = tuple(Plan.__dataclass_fields__)
+
+
+def test_all_tasks_start_again_at_new_ports_and_resume(tmp_path: pathlib.Path) -> None:
+    cluster = Cluster(tmp_path, {"worker-0": [138, 0], "worker-1": [KILLED, 0]})
+    cluster.steps = [400]
+    assert cluster.run() == 0
+    assert cluster.said == [
+        "worker-1 was lost (SIGKILL): restart 1 of 3, of all tasks, from step 400."
+    ]
+    assert cluster.launcher.num_restarts == 1
+    for task in ("worker-0", "worker-1"):
+        first, second = cluster.starts(task)
+        assert (first["arguments"], second["arguments"]) == ([], ["--resume=auto"])
+        before, after = first["cluster"]["worker"], second["cluster"]["worker"]
+        assert len(set(before) | set(after)) == 4
+    assert (tmp_path / "logs/worker-1.log").read_text() == "start 0\nstart 1\n"
+
+
+@pytest.mark.parametrize(
+    ("steps", "num_restarts"),
+    [
+        ([7], 3),
+        # As many as ever where the run gets on, and three more where it does not.
+        ([0, 10, 20, 20, 30, 30], 7),
+    ],
+)
+def test_progress_renews_the_budget(
+    steps: list[int], num_restarts: int, tmp_path: pathlib.Path
+) -> None:
+    cluster = Cluster(tmp_path, {"worker-0": [138], "worker-1": [KILLED]})
+    cluster.steps = steps
+    assert cluster.run() == 138
+    assert cluster.launcher.num_restarts == num_restarts
+    assert len(cluster.starts("worker-0")) == num_restarts + 1
+    assert "restart 3 of 3" in cluster.said[num_restarts - 1]
+    assert cluster.said[num_restarts].startswith("worker-1 failed first (SIGKILL)")
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 130, 143, -signal.SIGTERM])
+def test_what_is_not_a_loss_does_not_start_again(
+    code: int, tmp_path: pathlib.Path
+) -> None:
+    """Not even where the others miss the task and say so first."""
+    cluster = Cluster(tmp_path, {"worker-0": [138], "worker-1": [code]})
+    assert cluster.run() == (code if code > 0 else 138)
+    assert cluster.launcher.num_restarts == 0
+    assert len(cluster.starts("worker-1")) == 1
+
+
+def test_no_restarts_at_all(tmp_path: pathlib.Path) -> None:
+    cluster = Cluster(tmp_path, {"worker-0": ["wait"], "worker-1": [KILLED]})
+    assert cluster.run(max_restarts=0) == 138
+    assert "worker-1 failed first (SIGKILL)" in cluster.said[0]
+    assert len(cluster.starts("worker-0")) == 1
+
+
+UNTIL_BACK = ["end when another is back"]
+SERVED: Deeds = dict.fromkeys(("chief-0", "ps-0", "worker-0"), UNTIL_BACK)
+
+
+@pytest.mark.parametrize("deed", [KILLED, "stop"])
+def test_a_worker_that_serves_starts_again_at_its_own_address(
+    deed: int | str, tmp_path: pathlib.Path
+) -> None:
+    """Also one that is stopped, which is killed first."""
+    deeds: Deeds = {**SERVED, "worker-1": [deed, "wait"]}
+    cluster = Cluster(tmp_path, deeds, serving=("worker", "ps"))
+    assert cluster.run() == 0
+    first, second = cluster.starts("worker-1")
+    assert first["cluster"] == second["cluster"]
+    assert second["arguments"] == []
+    assert len(cluster.starts("worker-0")) == len(cluster.starts("chief-0")) == 1
+    assert cluster.said[-1] == (
+        "worker-1 was lost (SIGKILL): restart 1 of 3, of this task, after step 0."
+    )
+    assert len(cluster.said) == (2 if deed == "stop" else 1)
+    log = (tmp_path / "logs/worker-1.log").read_text()
+    assert log == "start 0\nstart 1\n"
+
+
+@pytest.mark.parametrize("lost", ["ps-0", "chief-0"])
+def test_a_chief_or_a_server_takes_all_with_it(
+    lost: str, tmp_path: pathlib.Path
+) -> None:
+    deeds: Deeds = {
+        "chief-0": ["wait", 0],
+        "ps-0": ["wait", 0],
+        "worker-0": ["wait", 0],
+        lost: [KILLED, 0],
+    }
+    cluster = Cluster(tmp_path, deeds, serving=("worker", "ps"))
+    assert cluster.run() == 0
+    assert cluster.said == [
+        f"{lost} was lost (SIGKILL): restart 1 of 3, of all tasks, from step 0."
+    ]
+    for task in deeds:
+        assert len(cluster.starts(task)) == 2
+
+
+def test_what_is_lost_at_the_end_is_not_missed(tmp_path: pathlib.Path) -> None:
+    chief = ["end a moment after the others"]
+    cluster = Cluster(tmp_path, {"worker-0": chief, "worker-1": [KILLED]})
+    assert cluster.run() == 0
+    assert cluster.said == []
+
+
+def test_a_signal_to_the_launcher_is_not_a_loss(tmp_path: pathlib.Path) -> None:
+    cluster = Cluster(tmp_path, {"worker-0": ["wait"], "worker-1": ["wait"]})
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    assert cluster.run() == 143
+    timer.join()
+    assert cluster.launcher.num_restarts == 0

@@ -1,0 +1,28 @@
+"""One try of what happens to tasks of a cluster that are lost."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+
+import pytest
+
+from benchmarks.faults import lost_tasks
+from benchmarks.faults.scenario import attempted, scenarios
+
+pytestmark = pytest.mark.cluster
+
+BY_NAME = {scenario.name: scenario for scenario in scenarios()}
+
+
+def test_the_weights_are_those_of_the_undisturbed_run() -> None:
+    # Worker 0 of 2, who leads.
+    attempted(BY_NAME["multi-worker-killed"], seed=1)
+
+
+def test_no_update_of_a_killed_worker_is_lost(tmp_path: pathlib.Path) -> None:
+    lost_tasks.workers_killed(random.Random(3), tmp_path, num_kills=2)
+
+
+def test_a_server_that_is_killed_takes_all_back_to_a_checkpoint() -> None:
+    attempted(BY_NAME["ps-killed"], seed=1)

@@ -1,0 +1,81 @@
+"""What a closure that runs again finds out about the steps it has done before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.journal import Journal
+
+DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+class Closure:
+    """Does steps, and tells which it found done; as workers do it."""
+
+    def __init__(self) -> None:
+        self.journal = Journal(DEVICE)
+        self.function = tf.function(self._run, autograph=False)
+
+    def _run(
+        self, call: tf.Tensor, first_step: tf.Tensor, num_steps: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        done = self.journal.done(call, first_step, num_steps)
+        steps = first_step + tf.range(tf.cast(num_steps, tf.int64))
+
+        def do(step: tf.Tensor) -> tf.Tensor:
+            loss = tf.cast(step, tf.float32) / 2
+            self.journal.note(step, {"loss": loss, "examples": 64.0}, step - 3)
+            self.journal.mark(call, step, step + 1)
+            return step
+
+        tf.map_fn(do, steps)
+        return done, self.journal.noted(done)
+
+    def run(self, call: int, first_step: int, num_steps: int) -> list[np.ndarray]:
+        arguments = (
+            tf.constant(call, tf.int64),
+            tf.constant(first_step, tf.int64),
+            tf.constant(num_steps, tf.int32),
+        )
+        return [part.numpy() for part in self.function(*arguments)]
+
+
+@pytest.fixture(scope="module")
+def closure() -> Closure:
+    return Closure()
+
+
+def test_the_first_time_nothing_is_done(closure: Closure) -> None:
+    done, noted = closure.run(call=1, first_step=0, num_steps=4)
+    assert (len(done), len(noted)) == (0, 0)
+
+
+def test_steps_are_done_as_far_as_they_are_marked(closure: Closure) -> None:
+    closure.run(call=2, first_step=10, num_steps=3)
+    closure.run(call=2, first_step=14, num_steps=1)
+    done, noted = closure.run(call=2, first_step=10, num_steps=5)
+    # Step 13 was not done, so that 14 will be done again, whatever is known of it.
+    assert done[:, 1].tolist() == [10, 11, 12]
+    sums, staleness = closure.journal.read(done, noted)
+    assert sums["loss"].tolist() == [5.0, 5.5, 6.0]
+    assert sums["examples"].tolist() == [64.0] * 3
+    # Of four updates since the version it read, one is its own.
+    assert staleness.tolist() == [3.0] * 3
+
+
+def test_another_call_does_the_same_steps_once_more(closure: Closure) -> None:
+    """As a run does that goes back to a checkpoint."""
+    closure.run(call=3, first_step=20, num_steps=2)
+    done, _ = closure.run(call=4, first_step=20, num_steps=2)
+    assert len(done) == 0
+
+
+def test_steps_whose_rows_were_taken_by_later_ones_are_done_again(
+    closure: Closure,
+) -> None:
+    closure.run(call=5, first_step=30, num_steps=4)
+    closure.run(call=5, first_step=32 + (1 << 14), num_steps=1)
+    done, _ = closure.run(call=5, first_step=30, num_steps=4)
+    assert done[:, 1].tolist() == [30, 31]
