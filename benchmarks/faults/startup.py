@@ -10,7 +10,7 @@ import time
 
 from benchmarks.faults.continuation import SMALL
 from benchmarks.faults.scenario import Scenario
-from tests.cluster.tasks import Task, Tasks, cluster
+from tests.cluster.tasks import Task, cluster
 
 CLUSTERS = {
     "multi_worker_mirrored": {"worker": 2},
@@ -52,36 +52,28 @@ def _one_twice(chosen: random.Random, folder: pathlib.Path) -> float:
     name = chosen.choice(_names(strategy))
     with cluster(folder, CLUSTERS[strategy], f"--strategy={strategy}", *FLAGS) as tasks:
         time.sleep(chosen.choice((0.0, chosen.uniform(0.0, 4.0))))
-        twin = Tasks(tasks.addresses, folder / "twin", tasks.flags)
-        twin.folder.mkdir()
-        second, first = twin.start(name), tasks.started[name]
+        second = tasks.start(name, known_as="twin")
         started = time.monotonic()
-        try:
-            refused, remaining = _one_refused(first, second)
-            seconds = time.monotonic() - started
-            lines = refused.error_lines()
-            assert len(lines) == 1, f"the second {name} says {lines}"
-            assert f"{tasks.address(name)} of {name} cannot be used" in lines[0], lines
-            tasks.started[name] = remaining
-            codes = tasks.exit_codes()
-            assert set(codes.values()) == {0}, f"with {name} twice: {codes}"
-        finally:
-            second.process.kill()
-            second.process.wait()
+        refused = _one_refused(tasks.started[name], second)
+        seconds = time.monotonic() - started
+        lines = refused.error_lines()
+        assert len(lines) == 1, f"the second {name} says {lines}"
+        assert f"{tasks.address(name)} of {name} cannot be used" in lines[0], lines
+        codes = sorted(tasks.exit_codes().values())
+        assert codes == [0] * (len(codes) - 1) + [2], f"with {name} twice: {codes}"
     return seconds
 
 
-def _one_refused(first: Task, second: Task) -> tuple[Task, Task]:
-    """Which of two has ended with 2, and the other one."""
+def _one_refused(*tasks: Task) -> Task:
+    """The first of them that has ended with 2."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        for refused, remaining in ((first, second), (second, first)):
-            if refused.process.poll() == 2:
-                return refused, remaining
+        for task in tasks:
+            if task.process.poll() == 2:
+                return task
         time.sleep(0.05)
-    raise AssertionError(
-        f"neither is refused: {first.process.poll()}, {second.process.poll()}"
-    )
+    codes = [task.process.poll() for task in tasks]
+    raise AssertionError(f"neither is refused: {codes}")
 
 
 # Meets the others and is gone a moment later.

@@ -55,12 +55,26 @@ class Tasks:
     def address(self, name: str) -> str:
         return Cluster(addresses=self.addresses).tasks()[name]
 
-    def start(self, name: str, *flags: str, begin: Sequence[str] = ()) -> Task:
-        """Starts the program, or what begins so, as one task with flags of its own."""
+    def start(
+        self,
+        name: str,
+        *flags: str,
+        begin: Sequence[str] = (),
+        known_as: str | None = None,
+    ) -> Task:
+        """Starts the program as one task.
+
+        Args:
+          name: of the task.
+          flags: of its own, at the end.
+          begin: what to run instead of the program.
+          known_as: in `started`, where two have one name.
+        """
+        known_as = known_as or name
         job, _, index = name.rpartition("-")
         cluster = Cluster(job=job, index=int(index), addresses=self.addresses)
         output, errors = (
-            self.folder / f"{name}.{kind}" for kind in ("output", "errors")
+            self.folder / f"{known_as}.{kind}" for kind in ("output", "errors")
         )
         with output.open("wb") as out, errors.open("wb") as err:
             process = subprocess.Popen(
@@ -74,8 +88,8 @@ class Tasks:
                 stdout=out,
                 stderr=err,
             )
-        self.started[name] = Task(process, output, errors)
-        return self.started[name]
+        self.started[known_as] = Task(process, output, errors)
+        return self.started[known_as]
 
     def wait_until(self, holds: Callable[[], bool], what: str) -> None:
         """Looks again and again until something holds while all tasks run."""
