@@ -85,7 +85,9 @@ def workers_killed(
     """Kills one worker after the other. Returns the longest time one was away."""
     num_steps = 100 * num_kills
     longest = 0.0
-    with _started(folder, *_SERVED, f"--train_steps={num_steps}") as run:
+    # A worker needs seconds to start again, in which the others could do all steps.
+    slower = "--step_delay_milliseconds=80"
+    with _started(folder, *_SERVED, slower, f"--train_steps={num_steps}") as run:
         run.wait_for_step(10)
         for _ in range(num_kills):
             worker = chosen.randrange(2)

@@ -47,7 +47,8 @@ time.sleep(600)
 
 LAUNCH = """
 import pathlib, sys
-from strategies.launcher import Launcher, Plan, local_cluster
+from strategies.launch_plan import Plan, local_cluster
+from strategies.launcher import Launcher
 
 folder, confine, task = sys.argv[1:]
 plan = Plan(
