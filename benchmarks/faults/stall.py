@@ -150,7 +150,7 @@ def assert_stacks(log: pathlib.Path, *functions: str) -> None:
 
 
 # What it takes to find out who is silent, to tell the others, and to leave.
-_SECONDS_TO_END = 5.0
+_SECONDS_TO_END = 6.0
 
 SCENARIOS = (
     Scenario(
