@@ -12,19 +12,19 @@ from benchmarks.faults.scenario import Scenario
 from tests import processes
 from tests.cluster.tasks import Tasks, cluster
 
-# Longer than three tasks take to trace on a busy machine.
-_TIMEOUT_SECONDS = 12.0
+# Longer than one task, or three, take to trace on a busy machine.
+_ALONE_SECONDS, _CLUSTER_SECONDS = 6.0, 12.0
 FLAGS = (
     "--model=mlp",
     "--hidden_units=8",
     "--train_steps=1000000",
     "--summary_every_steps=20",
     "--histogram_every_steps=none",
-    f"--stall_timeout_seconds={_TIMEOUT_SECONDS:g}",
 )
+_PATIENCE = f"--stall_timeout_seconds={_CLUSTER_SECONDS:g}"
 # One call of the inner loop is longer than the timeout, and its steps are progress.
 _STEPS_PER_CALL = 60
-_SECONDS_PER_STEP = 0.3
+_SECONDS_PER_STEP = 0.15
 
 # The real program, whose input takes long at every step and for ever at one of them.
 _STUCK = f"""
@@ -56,14 +56,19 @@ def _input_sleeps(chosen: random.Random, folder: pathlib.Path) -> float:
     stuck_at = chosen.randint(45, _STEPS_PER_CALL - 1)
     stopped_at = chosen.randint(5, 20)
     run = folder / "run"
-    flags = (*FLAGS, f"--steps_per_loop={_STEPS_PER_CALL}", f"--run_dir={run}")
+    flags = (
+        *FLAGS,
+        f"--stall_timeout_seconds={_ALONE_SECONDS:g}",
+        f"--steps_per_loop={_STEPS_PER_CALL}",
+        f"--run_dir={run}",
+    )
     begin = [sys.executable, "-c", _STUCK, str(stuck_at)]
     with processes.started(*flags, folder=folder, begin=begin) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.strip() == str(stopped_at):
                 process.send_signal(signal.SIGSTOP)
-                time.sleep(_TIMEOUT_SECONDS + 1)
+                time.sleep(_ALONE_SECONDS + 1)
                 process.send_signal(signal.SIGCONT)
             if line.strip() == str(stuck_at):
                 break
@@ -81,7 +86,11 @@ def _input_sleeps(chosen: random.Random, folder: pathlib.Path) -> float:
 
 def _worker_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
     """Where peers may be silent for long, the one that stands still is named."""
-    flags = ("--strategy=multi_worker_mirrored", "--peer_timeout_seconds=300")
+    flags = (
+        "--strategy=multi_worker_mirrored",
+        "--peer_timeout_seconds=300",
+        _PATIENCE,
+    )
     with cluster(folder, {"worker": 3}, *FLAGS, *flags) as tasks:
         survivors = ("worker-0", chosen.choice(("worker-1", "worker-2")))
         (frozen,) = tasks.started.keys() - set(survivors)
@@ -99,7 +108,7 @@ def _worker_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
 
 def _server_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
     """Tasks that have no program of their own say where they are as well."""
-    flags = ("--strategy=parameter_server", "--peer_timeout_seconds=300")
+    flags = ("--strategy=parameter_server", "--peer_timeout_seconds=300", _PATIENCE)
     num_tasks = {"chief": 1, "worker": 1, "ps": 1}
     with cluster(folder, num_tasks, *FLAGS, *flags) as tasks:
         seconds = _freeze(chosen, tasks, "ps-0", ("chief-0", "worker-0"))
@@ -141,7 +150,7 @@ def assert_stacks(log: pathlib.Path, *functions: str) -> None:
 
 
 # What it takes to find out who is silent, to tell the others, and to leave.
-_MOST_SECONDS = _TIMEOUT_SECONDS + 5
+_SECONDS_TO_END = 6.0
 
 SCENARIOS = (
     Scenario(
@@ -149,20 +158,20 @@ SCENARIOS = (
         promise="a run whose input sleeps for ever prints its stacks and ends with 138",
         tries=20,
         attempt=_input_sleeps,
-        most_seconds=_MOST_SECONDS,
+        most_seconds=_ALONE_SECONDS + _SECONDS_TO_END,
     ),
     Scenario(
         name="stall-worker",
         promise="a frozen worker is named with the step; stacks of the others; 138",
         tries=10,
         attempt=_worker_frozen,
-        most_seconds=_MOST_SECONDS,
+        most_seconds=_CLUSTER_SECONDS + _SECONDS_TO_END,
     ),
     Scenario(
         name="stall-ps",
         promise="a frozen parameter server is named; stacks of the others; 138",
         tries=10,
         attempt=_server_frozen,
-        most_seconds=_MOST_SECONDS,
+        most_seconds=_CLUSTER_SECONDS + _SECONDS_TO_END,
     ),
 )
