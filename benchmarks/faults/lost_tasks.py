@@ -79,37 +79,55 @@ def multi_worker_killed(chosen: random.Random, folder: pathlib.Path) -> float:
     return seconds
 
 
-def workers_killed(
-    chosen: random.Random, folder: pathlib.Path, num_kills: int = 20
-) -> float:
+def workers_killed(chosen: random.Random, folder: pathlib.Path) -> float:
     """Kills one worker after the other. Returns the longest time one was away."""
-    num_steps = 100 * num_kills
-    longest = 0.0
-    # A worker needs seconds to start again, in which the others could do all steps.
-    slower = "--step_delay_milliseconds=80"
-    with _started(folder, *_SERVED, slower, f"--train_steps={num_steps}") as run:
-        run.wait_for_step(10)
-        for _ in range(num_kills):
-            worker = chosen.randrange(2)
-            time.sleep(chosen.uniform(0, 1))
-            run.kill(run.task("worker", worker))
-            longest = max(longest, run.seconds_until_back(worker))
+    num_kills, num_steps = 20, 2_000
+    # So that the steps last for as long as all these workers take to start.
+    slowly = "--step_delay_milliseconds=100"
+    with _started(folder, *_SERVED, slowly, f"--train_steps={num_steps}") as run:
+        longest = _kill_workers(run, num_kills, chosen)
         run.ends_well(num_steps, num_restarts=num_kills)
-        repeated = run.result()["attempted_steps"] - num_steps
-        _require(
-            0 <= repeated <= num_kills, f"{repeated} repeated by {num_kills} kills"
-        )
-        counted = run.counters()
-        _require(
-            counted["step"] == num_steps
-            and num_steps <= counted["optimizer"] <= num_steps + repeated,
-            f"{num_steps} steps, {repeated} repeated, and variables count {counted}",
-        )
-        _require(
-            run.result()["examples_seen"] == _examples_of(num_steps),
-            f"{run.result()['examples_seen']} examples in {num_steps} steps",
-        )
+        _require_counts(run, num_steps, num_kills)
     return longest
+
+
+def busy_workers_killed(
+    chosen: random.Random, folder: pathlib.Path, num_kills: int = 5
+) -> float:
+    """The same in the middle of their steps, until the run is told to stop."""
+    with _started(folder, *_SERVED, "--train_steps=1000000") as run:
+        longest = _kill_workers(run, num_kills, chosen)
+        run.stop()
+        _require_counts(run, run.result()["steps"], num_kills)
+    return longest
+
+
+def _kill_workers(run: _Run, num_kills: int, chosen: random.Random) -> float:
+    run.wait_for_step(10)
+    longest = 0.0
+    for _ in range(num_kills):
+        worker = chosen.randrange(2)
+        time.sleep(chosen.uniform(0, 1))
+        run.kill(run.task("worker", worker))
+        longest = max(longest, run.seconds_until_back(worker))
+    return longest
+
+
+def _require_counts(run: _Run, num_steps: int, num_kills: int) -> None:
+    """That nothing was lost, and what was repeated is known to be."""
+    result, counted = run.result(), run.counters()
+    repeated = result["attempted_steps"] - num_steps
+    _require(result["restarts"] == num_kills, f"{result['restarts']} restarts")
+    _require(0 <= repeated <= num_kills, f"{repeated} repeated by {num_kills} kills")
+    _require(
+        counted["step"] == num_steps
+        and num_steps <= counted["optimizer"] <= num_steps + repeated,
+        f"{num_steps} steps, {repeated} repeated, and variables count {counted}",
+    )
+    examples = result["examples_seen"]
+    _require(
+        examples == _examples_of(num_steps), f"{examples} examples in {num_steps} steps"
+    )
 
 
 def server_killed(chosen: random.Random, folder: pathlib.Path) -> float:
@@ -347,6 +365,13 @@ SCENARIOS = (
         "most one a kill repeated and counted as such",
         tries=3,
         attempt=workers_killed,
+        most_seconds=10.0,
+    ),
+    Scenario(
+        name="parameter-server-busy-worker-killed",
+        promise="the same 5 times, where several steps are under way",
+        tries=5,
+        attempt=busy_workers_killed,
         most_seconds=10.0,
     ),
     Scenario(
