@@ -18,7 +18,7 @@ from tests import processes
 
 STRATEGIES = ("one_device", "multi_worker_mirrored", "parameter_server")
 # A parameter server or its worker has no steps to save: see docs/reliability.md.
-RECEIVERS = ("task", "group", "launcher")
+RECEIVERS = ("chief", "task", "group", "launcher")
 MOMENTS = ("start-up", "trace", "steps")
 TERMINATED = (143, -signal.SIGTERM)
 LOST = 138
@@ -43,7 +43,7 @@ def stopped(
 
     Args:
       strategy: of the run.
-      receiver: one of `RECEIVERS`; without a launcher all three are the process.
+      receiver: one of `RECEIVERS`; without a launcher all are the process.
       moment: one of `MOMENTS`: begins when the process does, or has written its
         configuration, or its first line.
       delay: seconds after that.
@@ -89,8 +89,8 @@ def _receivers(process: int, receiver: str) -> list[int]:
         return [process]
     if receiver == "group":
         return [*tasks, process]
-    training = [pid for pid, task in tasks.items() if _trains(task)]
-    return training[-1:] or [process]
+    training = sorted(pid for pid, task in tasks.items() if _trains(task))
+    return (training[:1] if receiver == "chief" else training[-1:]) or [process]
 
 
 def _trains(task: psutil.Process) -> bool:
