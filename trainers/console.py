@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import IO, TextIO
+from typing import IO
 
 import rich.console
 from rich.live import Live
@@ -27,33 +27,19 @@ _MOST_LINES_OF_A_CAUSE = 8
 
 
 class _Terminal(rich.console.Console):
-    """Falls silent when its reader has gone, as after `| head -1`, or its disk is full.
-
-    Rich would end the process, and the run with it.
-    """
+    """Falls silent when its reader has gone, as after `| head -1`."""
 
     def on_broken_pipe(self) -> None:
-        self.fall_silent()
-
-    def fall_silent(self) -> None:
+        """Rich would end the process, and the run with it."""
         self.quiet = True
-        _discard(sys.stdout)
+        # Python flushes standard output once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(line: str) -> None:
-    """Prints to standard error, if anything can be printed there."""
-    try:
+    """Prints to standard error; on a disk that is full, that is not possible."""
+    with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
-    except OSError:
-        _discard(sys.stderr)
-
-
-def _discard(stream: TextIO) -> None:
-    """Sends what is printed nowhere, what is still held back included.
-
-    Python tries to write that once more when it ends, and would end with 120.
-    """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Console:
@@ -92,10 +78,9 @@ class Console:
 
     def say(self, line: str) -> None:
         """One line for the reader."""
-        try:
+        # Output may go to a file, whose disk may be full.
+        with contextlib.suppress(OSError):
             self._rich.print(line, markup=False)
-        except OSError:
-            self._rich.fall_silent()
         self._write_log(line)
 
     def note(self, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import random
@@ -37,7 +38,9 @@ def killed_after(seconds: float, strategy: str, folder: pathlib.Path) -> float:
         launcher.wait()
         while left := _left(launcher.pid, addresses):
             waited = time.monotonic() - killed
-            assert waited < _PATIENCE_SECONDS, f"left for {waited:.0f} s: {left}"
+            if waited > _PATIENCE_SECONDS:
+                end_tasks_of(launcher.pid)
+                raise AssertionError(f"left for {waited:.0f} s: {left}")
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         return time.monotonic() - killed
 
@@ -53,6 +56,13 @@ def tasks_of(launcher: int) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def end_tasks_of(launcher: int) -> None:
+    """Kills what a broken promise has left."""
+    for task in tasks_of(launcher):
+        with contextlib.suppress(psutil.Error):
+            task.kill()
 
 
 def _addresses_of_tasks(launcher: int) -> set[str]:

@@ -12,13 +12,13 @@ import time
 import psutil
 
 from benchmarks.faults.continuation import SMALL, SYNCHRONOUS, assert_continues
-from benchmarks.faults.launcher_killed import tasks_of
+from benchmarks.faults.launcher_killed import end_tasks_of, tasks_of
 from benchmarks.faults.scenario import Scenario
 from tests import processes
 
 STRATEGIES = ("one_device", "multi_worker_mirrored", "parameter_server")
 # A parameter server or its worker has no steps to save: see docs/reliability.md.
-RECEIVERS = ("task", "group", "launcher")
+RECEIVERS = ("chief", "task", "group", "launcher")
 MOMENTS = ("start-up", "trace", "steps")
 TERMINATED = (143, -signal.SIGTERM)
 LOST = 138
@@ -43,7 +43,7 @@ def stopped(
 
     Args:
       strategy: of the run.
-      receiver: one of `RECEIVERS`; without a launcher all three are the process.
+      receiver: one of `RECEIVERS`; without a launcher all are the process.
       moment: one of `MOMENTS`: begins when the process does, or has written its
         configuration, or its first line.
       delay: seconds after that.
@@ -58,8 +58,7 @@ def stopped(
             _send(pid, signal.SIGTERM)
         sent, seen = time.monotonic(), processes.last_step_of(run)
         done = processes.end_of(process)
-        while tasks_of(process.pid):
-            time.sleep(0.05)
+        _wait_for_tasks(process.pid)
         seconds = time.monotonic() - sent
     if (run / "result.json").exists():
         status, steps = (processes.result_of(run)[key] for key in ("status", "steps"))
@@ -89,8 +88,8 @@ def _receivers(process: int, receiver: str) -> list[int]:
         return [process]
     if receiver == "group":
         return [*tasks, process]
-    training = [pid for pid, task in tasks.items() if _trains(task)]
-    return training[-1:] or [process]
+    training = sorted(pid for pid, task in tasks.items() if _trains(task))
+    return (training[:1] if receiver == "chief" else training[-1:]) or [process]
 
 
 def _trains(task: psutil.Process) -> bool:
@@ -104,6 +103,16 @@ def _trains(task: psutil.Process) -> bool:
 def _send(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(pid).send_signal(number)
+
+
+def _wait_for_tasks(launcher: int) -> None:
+    """Until all of them have ended, or it is clear that they do not."""
+    deadline = time.monotonic() + 60
+    while left := tasks_of(launcher):
+        if time.monotonic() > deadline:
+            end_tasks_of(launcher)
+            raise AssertionError(f"{len(left)} tasks outlive their launcher")
+        time.sleep(0.05)
 
 
 def _assert_nothing_lost(run: pathlib.Path, seen: int) -> None:
@@ -162,8 +171,7 @@ def _twice(chosen: random.Random, folder: pathlib.Path) -> float:
         launcher.terminate()
         sent = time.monotonic()
         done = processes.end_of(launcher)
-        while tasks_of(launcher.pid):
-            time.sleep(0.05)
+        _wait_for_tasks(launcher.pid)
         seconds = time.monotonic() - sent
     assert done.returncode == 143, f"{done.returncode}: {done.stderr}"
     return seconds

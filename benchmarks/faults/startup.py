@@ -95,13 +95,19 @@ sys.exit(main(["main", *sys.argv[2:]]))
 """
 
 
-def _one_dies(chosen: random.Random, folder: pathlib.Path) -> float:
-    """TensorFlow would wait for it, and ignore SIGTERM meanwhile."""
-    victim = f"worker-{chosen.randrange(2)}"
+def died_at_start_up(victim: str, delay: float, folder: pathlib.Path) -> float:
+    """Returns how long the others outlive a task that dies after all have met.
+
+    TensorFlow would wait for it, and ignore SIGTERM meanwhile.
+
+    Args:
+      victim: name of the task, of `multi_worker_mirrored`.
+      delay: seconds from the meeting to its death.
+      folder: an empty one.
+    """
     flags = ("--strategy=multi_worker_mirrored", *FLAGS)
     num_tasks = CLUSTERS["multi_worker_mirrored"]
     with cluster(folder, num_tasks, *flags, absent=(victim,)) as tasks:
-        delay = chosen.choice((0.0, chosen.uniform(0.0, 1.0)))
         code = f"import sys; sys.argv.insert(1, '{delay}')\n{_DIES}"
         tasks.start(victim, begin=[sys.executable, "-c", code])
         assert tasks.started.pop(victim).exit_code() == -signal.SIGKILL
@@ -114,6 +120,11 @@ def _one_dies(chosen: random.Random, folder: pathlib.Path) -> float:
             assert len(lines) == 1, f"{name} says {lines}"
             assert lines[0].startswith(said), f"{name} says {lines}"
     return seconds
+
+
+def _one_dies(chosen: random.Random, folder: pathlib.Path) -> float:
+    delay = chosen.choice((0.0, chosen.uniform(0.0, 1.0)))
+    return died_at_start_up(f"worker-{chosen.randrange(2)}", delay, folder)
 
 
 SCENARIOS = (

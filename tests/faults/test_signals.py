@@ -29,9 +29,9 @@ def test_all_processes_are_told_at_once_and_a_checkpoint_is_saved(
 
 
 @pytest.mark.cluster
-def test_a_task_is_told_before_training_has_begun(tmp_path: pathlib.Path) -> None:
+def test_the_chief_is_told_before_training_has_begun(tmp_path: pathlib.Path) -> None:
     """TensorFlow would take the signal for itself, and go on."""
-    stopped("multi_worker_mirrored", "task", "trace", 0.0, tmp_path)
+    stopped("multi_worker_mirrored", "chief", "trace", 0.0, tmp_path)
     assert processes.last_step_of(tmp_path / "run") <= 2
 
 

@@ -11,16 +11,18 @@ import socket
 
 import pytest
 
-from benchmarks.faults import startup
-from benchmarks.faults.scenario import attempted
+from benchmarks.faults.startup import died_at_start_up
 from tests.cluster.tasks import cluster
 
 pytestmark = pytest.mark.cluster
 
 
-def test_a_task_that_dies_when_all_have_met_is_named_by_the_others() -> None:
-    names = {scenario.name: scenario for scenario in startup.SCENARIOS}
-    attempted(names["task-lost-at-start-up"], seed=0)
+# While the others connect to it, and when they wait for its part of the first sum.
+@pytest.mark.parametrize(("victim", "delay"), [("worker-1", 0.0), ("worker-0", 0.7)])
+def test_a_task_that_dies_when_all_have_met_is_named_by_the_others(
+    victim: str, delay: float, tmp_path: pathlib.Path
+) -> None:
+    died_at_start_up(victim, delay, tmp_path)
 
 
 def test_a_port_in_use_at_another_address_of_the_machine_is_refused(
