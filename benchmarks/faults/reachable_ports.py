@@ -99,7 +99,7 @@ def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
         assert len(ports) >= len(tasks), f"{len(tasks)} tasks listen at {ports}"
         reached = reachable(ports)
         assert not reached, f"{reached} can be reached"
-        launcher.send_signal(chosen.choice((signal.SIGKILL, signal.SIGTERM)))
+        launcher.send_signal(signal.SIGKILL)
         killed = time.monotonic()
         psutil.wait_procs(tasks, timeout=processes.PATIENCE_SECONDS)
         seconds = time.monotonic() - killed
