@@ -29,9 +29,6 @@ def load_tensorflow(config: Config) -> None:
         with _imported_fast():
             import tensorflow as tf
 
-            from strategies.library_internals import keep_sums_in_order
-
-        keep_sums_in_order()
         tf.config.list_physical_devices()
         # Zero is TensorFlow's own choice, which is not to be set once it has started.
         if config.threads.intra_op_threads:
@@ -42,6 +39,10 @@ def load_tensorflow(config: Config) -> None:
             tf.config.threading.set_inter_op_parallelism_threads(
                 config.threads.inter_op_threads
             )
+    # Needs Keras, whose absence is to be told without TensorFlow's log.
+    from strategies.library_internals import keep_sums_in_order
+
+    keep_sums_in_order()
     if several and not verbose:
         tf.get_logger().setLevel("CRITICAL")
         _hide_errors_of_destructors(tf.errors.OpError)

@@ -1,0 +1,78 @@
+"""What a run says of itself before it trains."""
+
+from __future__ import annotations
+
+from strategies.devices import describe, substitution
+from trainers.assembly import Assembly
+from trainers.config import Config
+from trainers.console import Console
+from trainers.inputs.data import Data
+from trainers.memory import capacity_of, estimate_memory, largest, warning_of
+from trainers.run_dir import RunFolder
+
+
+def introduce(
+    assembly: Assembly, folder: RunFolder, first_step: int, console: Console
+) -> None:
+    """Says what will be trained, on what and where, and what of it will be slow.
+
+    Args:
+      assembly: of the run.
+      folder: of the run.
+      first_step: updates applied before.
+      console: is told.
+    """
+    strategy = assembly.strategy
+    replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
+    parts = assembly.config.strategy.gradient_accumulation_steps
+    if parts > 1:
+        replicas += f" of {parts} micro-batches"
+    console.say(
+        f"strategy  {strategy.name}: {replicas} on {describe(strategy.devices)}"
+    )
+    console.say(
+        f"model     {assembly.config.model.model}, "
+        f"{assembly.model.count_params():,} parameters"
+    )
+    for stage in assembly.pipeline.stages if assembly.pipeline else ():
+        console.say(f"          {stage.in_words()}")
+    console.say(
+        f"data      {assembly.config.data.dataset}, "
+        f"{assembly.data.train.num_examples:,} examples to train, "
+        f"{assembly.data.evaluation.num_examples:,} held out{_best_loss(assembly.data)}"
+    )
+    resumed = f", continued at step {first_step}" if first_step else ""
+    console.say(f"run       {folder.path}{resumed}")
+    words = substitution(assembly.config.strategy.device_choice)
+    if words:
+        console.warn(words)
+    name, estimate = largest(estimate_memory(assembly))
+    console.say(f"memory    {estimate}")
+    warning = warning_of(name, estimate, capacity_of(name))
+    if warning is not None:
+        console.warn(warning)
+    if assembly.config.optimizer.lr_scaling != "none":
+        console.say(f"rate      {_scaled_rate(assembly.config)}")
+    update = assembly.config.optimizer
+    if assembly.embeddings() and update.sparse_gradients and not update.updates_rows:
+        decay = f" --weight_decay={update.weight_decay}" * bool(update.weight_decay)
+        console.warn(
+            f"--optimizer={update.optimizer}{decay} passes over every row of the "
+            "embedding in every step; sgd and adagrad without --weight_decay change "
+            "only the rows that were used"
+        )
+
+
+def _scaled_rate(config: Config) -> str:
+    update, size = config.optimizer, config.length.global_batch_size
+    warmup = f", after {update.warmup_steps:,} steps of warm-up"
+    return (
+        f"{update.peak_learning_rate(size):g}{warmup * bool(update.warmup_steps)}: "
+        f"{update.learning_rate:g} of a global batch of "
+        f"{update.base_global_batch_size} scaled to {size} ({update.lr_scaling})"
+    )
+
+
+def _best_loss(data: Data) -> str:
+    loss = data.best_eval_loss
+    return "" if loss is None else f", best eval_loss {loss:.4f}"
