@@ -298,7 +298,8 @@ def test_the_run_goes_on_without_a_worker_that_stands_still(
     tmp_path: pathlib.Path,
 ) -> None:
     """And with it, once it goes on; and the run ends although it stands still."""
-    flags = (*LONG, "--peer_timeout_seconds=3")
+    # Slower, to leave some of the processor to others.
+    flags = (*LONG, "--peer_timeout_seconds=3", "--step_delay_milliseconds=5")
     with started(tmp_path, "parameter_server", *flags) as tasks:
         tasks.wait_for_checkpoint()
         chief, worker = tasks.started["chief-0"], tasks.started["worker-1"]
