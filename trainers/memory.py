@@ -32,18 +32,18 @@ class MemoryEstimate:
     """Bytes in one memory: that of a GPU, or of the machine for one process.
 
     Attributes:
-      weights: what the model's variables take.
+      weights: what the model's variables take. Where replicas train copies by
+        themselves, also what they keep of these and of the optimizer's variables
+        while their mean is in place.
       optimizer: variables of the optimizer.
       gradients: one for every trainable variable and replica.
       activations: outputs of all layers for every example of a replica's share.
-      aside: what replicas have of their own, kept while it is their mean that counts.
     """
 
     weights: int = 0
     optimizer: int = 0
     gradients: int = 0
     activations: int = 0
-    aside: int = 0
 
     @property
     def total(self) -> int:
@@ -51,10 +51,9 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         shift, unit = _unit_of(self.total)
-        names = ["weights", "gradients", "optimizer", "activations"]
         words = ", ".join(
             f"{name} {getattr(self, name) / (1 << shift):.1f}"
-            for name in (*names, *["aside"] * bool(self.aside))
+            for name in ("weights", "gradients", "optimizer", "activations")
         )
         return f"~{self.total / (1 << shift):.1f} {unit}: {words}"
 
@@ -69,7 +68,7 @@ def estimate_memory(assembly: Assembly) -> Mapping[str, MemoryEstimate]:
         for copy in copies_of(variable.value):
             found[_memory_of(copy.device)].optimizer += _bytes(copy.shape, copy.dtype)
     for variable in assembly.strategy.replica_state():
-        found[_memory_of(variable.device)].aside += _bytes(
+        found[_memory_of(variable.device)].weights += _bytes(
             variable.shape, variable.dtype
         )
     if assembly.pipeline is None:

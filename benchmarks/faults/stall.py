@@ -22,6 +22,9 @@ FLAGS = (
     "--histogram_every_steps=none",
 )
 _PATIENCE = f"--stall_timeout_seconds={_CLUSTER_SECONDS:g}"
+# Less than the 10 s after which TensorFlow's own heartbeats say that some task of
+# MultiWorkerMirroredStrategy is gone, though not which.
+_LESS_THAN_HEARTBEATS = "--stall_timeout_seconds=8"
 # One call of the inner loop is longer than the timeout, and its steps are progress.
 _STEPS_PER_CALL = 60
 _SECONDS_PER_STEP = 0.15
@@ -89,7 +92,7 @@ def _worker_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
     flags = (
         "--strategy=multi_worker_mirrored",
         "--peer_timeout_seconds=300",
-        _PATIENCE,
+        _LESS_THAN_HEARTBEATS,
     )
     with cluster(folder, {"worker": 3}, *FLAGS, *flags) as tasks:
         survivors = ("worker-0", chosen.choice(("worker-1", "worker-2")))

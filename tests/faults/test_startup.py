@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 
 
 # While the others connect to it, and when they wait for its part of the first sum.
-@pytest.mark.parametrize(("victim", "delay"), [("worker-1", 0.0), ("worker-0", 0.7)])
+@pytest.mark.parametrize(("victim", "delay"), [("worker-0", 0.0), ("worker-1", 0.7)])
 def test_a_task_that_dies_when_all_have_met_is_named_by_the_others(
     victim: str, delay: float, tmp_path: pathlib.Path
 ) -> None:
