@@ -26,9 +26,11 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 
 def killed_after(seconds: float, strategy: str, folder: pathlib.Path) -> float:
     """Returns how long its processes and their ports outlive a launcher."""
-    flags = (*SMALL, f"--strategy={strategy}", "--train_steps=1000000")
-    # Its ports would not be seen from here in a network of their own.
-    flags = (*flags, "--confine_cluster=off")
+    flags = (
+        *(*SMALL, f"--strategy={strategy}", "--train_steps=1000000"),
+        # Its ports would not be seen from here in a network of their own.
+        "--confine_cluster=off",
+    )
     with processes.started(
         f"--run_dir={folder}/run", *flags, folder=folder
     ) as launcher:

@@ -24,7 +24,7 @@ FLAGS = (
 _PATIENCE = f"--stall_timeout_seconds={_CLUSTER_SECONDS:g}"
 # Less than the 10 s after which TensorFlow's own heartbeats say that some task of
 # MultiWorkerMirroredStrategy is gone, though not which.
-_LESS_THAN_HEARTBEATS = "--stall_timeout_seconds=8"
+_LESS_THAN_HEARTBEATS = "--stall_timeout_seconds=5"
 # One call of the inner loop is longer than the timeout, and its steps are progress.
 _STEPS_PER_CALL = 60
 _SECONDS_PER_STEP = 0.15
