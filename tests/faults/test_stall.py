@@ -1,7 +1,7 @@
 """A run that makes no progress says where it stands, and ends.
 
-Not here: a worker that stands still. The limit must be below the 10 s of TensorFlow's own
-heartbeats then, and three tasks may take longer to start on a busy machine.
+Not here: a worker that stands still. The limit must be below the 10 s of TensorFlow's
+own heartbeats then, and three tasks may take longer to start on a busy machine.
 """
 
 from __future__ import annotations
