@@ -34,9 +34,8 @@ class ClusterIncompleteError(PeerLostError):
 
 def is_listening(address: str) -> bool:
     """Whether something accepts connections at host:port."""
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS):
+        with _connection_to(address):
             return True
     except OSError:
         return False
@@ -56,16 +55,19 @@ def presence(address: str) -> Presence:
     That of a stopped process still accepts connections, because its system does. One
     that runs begins with a SETTINGS frame, without being asked (RFC 9113, 3.4).
     """
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection(
-            (host.strip("[]"), int(port)), _CONNECT_SECONDS
-        ) as connection:
+        with _connection_to(address) as connection:
             return Presence.THERE if connection.recv(1) else Presence.SILENT
     except TimeoutError:
         return Presence.SILENT
     except OSError:
         return Presence.GONE
+
+
+def _connection_to(address: str) -> socket.socket:
+    """Raises OSError if there is none within a second."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
 
 
 def is_answering(address: str) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
@@ -21,10 +20,10 @@ import keras
 import tensorflow as tf
 
 from strategies.settings import UsageError
+from trainers.checkpoint_names import checkpoints_in, name_of
 from trainers.commit import Commit, DamagedError, Variable, read_commit, write_commit
 from trainers.files import sync_to_disk
 
-_NAME = re.compile(r"step-([0-9]{8,18})")
 # Of what is being written, or removed.
 _UNFINISHED = ".writing-"
 # What the strategy's replicas hold besides: a file, and a part of commit.json.
@@ -76,7 +75,7 @@ class Checkpoints:
             nothing is left of it.
         """
         step = int(self._step.numpy())
-        final = self._folder / _name_of(step)
+        final = self._folder / name_of(step)
         self.remove_unfinished()
         try:
             temporary = self._write(self._folder / f"{_UNFINISHED}{final.name}", state)
@@ -118,7 +117,7 @@ class Checkpoints:
           UsageError: there are checkpoints and every one is damaged, or one does
             not fit this model and optimizer.
         """
-        found = _checkpoints_in(self._folder)
+        found = checkpoints_in(self._folder)
         for step in sorted(found, reverse=True):
             try:
                 commit = read_commit(found[step], step)
@@ -137,7 +136,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Of all checkpoints there are, ascending."""
-        return sorted(_checkpoints_in(self._folder))
+        return sorted(checkpoints_in(self._folder))
 
     def restore(self, step: int) -> Mapping[str, Any]:
         """Restores one checkpoint of a run that may remove it meanwhile.
@@ -149,7 +148,7 @@ class Checkpoints:
           DamagedError: it is damaged, or was removed.
           UsageError: it does not fit this model and optimizer.
         """
-        folder = self._folder / _name_of(step)
+        folder = self._folder / name_of(step)
         commit = read_commit(folder, step)
         self._check_fits(folder, commit)
         try:
@@ -162,7 +161,7 @@ class Checkpoints:
 
     def remove_after(self, step: int) -> None:
         """Removes those of later steps, from which the run has gone back."""
-        for later, folder in _checkpoints_in(self._folder).items():
+        for later, folder in checkpoints_in(self._folder).items():
             if later > step:
                 _remove(folder)
 
@@ -229,17 +228,17 @@ class Checkpoints:
         Those of later steps were passed over as damaged, or this step would not
         have been reached again: they neither count nor are they ours to delete.
         """
-        steps = sorted(s for s in _checkpoints_in(self._folder) if s <= step)
+        steps = sorted(s for s in checkpoints_in(self._folder) if s <= step)
         for old in steps[: -self._keep]:
             # A run killed meanwhile leaves no half of one under its name.
-            leftover = self._folder / f"{_UNFINISHED}{_name_of(old)}"
-            (self._folder / _name_of(old)).rename(leftover)
+            leftover = self._folder / f"{_UNFINISHED}{name_of(old)}"
+            (self._folder / name_of(old)).rename(leftover)
             _remove(leftover)
 
 
 def has_checkpoint(folder: pathlib.Path) -> bool:
     """Whether a folder holds any checkpoint, damaged or not."""
-    return bool(_checkpoints_in(folder))
+    return bool(checkpoints_in(folder))
 
 
 def weights_sha256(model: keras.Model) -> str:
@@ -267,27 +266,6 @@ def _does_not_fit(folder: pathlib.Path, why: str) -> UsageError:
         f"checkpoint {folder} does not fit this model and optimizer ({why}): use the "
         "settings of its run's config.json."
     )
-
-
-def _name_of(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _checkpoints_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
-    """By step, all that has the name of a checkpoint, be it damaged.
-
-    A file or a link of such a name counts, so that a run whose checkpoint was
-    replaced by one does not begin anew as if there had been none.
-    """
-    if not folder.is_dir():
-        return {}
-    found = {}
-    for path in folder.iterdir():
-        match = _NAME.fullmatch(path.name)
-        # One step has one name, whatever zeros others put in front of it.
-        if match and path.name == _name_of(int(match[1])):
-            found[int(match[1])] = path
-    return found
 
 
 def _is_intact(folder: pathlib.Path, step: int) -> bool:

@@ -12,6 +12,7 @@ from errno import EISDIR, ENOTDIR
 from typing import Any
 
 from strategies.settings import UsageError, as_argument
+from trainers.checkpoint_names import checkpoints_in
 from trainers.config import Config, ModelConfig
 from trainers.config_file import config_from_file
 from trainers.data_config import DataConfig
@@ -151,9 +152,7 @@ class RunFolder:
 
     def saved_step(self) -> int:
         """Of the newest checkpoint, be it damaged; 0 if there is none."""
-        names = (path.name for path in self.checkpoints.glob("step-*"))
-        steps = (name.removeprefix("step-") for name in names)
-        return max((int(step) for step in steps if step.isdecimal()), default=0)
+        return max(checkpoints_in(self.checkpoints), default=0)
 
     def reached_step(self) -> int:
         """The newest that is known: of a line of metrics, or of a checkpoint."""
