@@ -17,20 +17,22 @@ import threading
 from collections.abc import Iterator
 
 from strategies.cluster import Cluster
+from strategies.outside_watch import POLL_SECONDS, OutsideWatch
 from strategies.rendezvous import Needed, PeerLostError
 from strategies.stop_signals import PASSED_ON, STOPS, original
 
-_POLL_SECONDS = 0.5
 # So long may a process be out of reach until TensorFlow answers at its address; or so
 # long before this one may another find that a request is wrong, and end.
 _SECONDS_UNTIL_LOST = 8.0
+# Where a thread can still say it, it does, and ends with the exit code itself.
+_SECONDS_UNTIL_ENDED_FROM_OUTSIDE = _SECONDS_UNTIL_LOST + 3.0
 
 
 class StartUpWatch:
     """Watches over the time in which nothing has been written that could be lost."""
 
     def __init__(self, cluster: Cluster):
-        """Watches nothing yet.
+        """Begins to watch from outside.
 
         Args:
           cluster: whose tasks have all been there once.
@@ -39,6 +41,7 @@ class StartUpWatch:
             Needed(task, address, _SECONDS_UNTIL_LOST)
             for task, address in cluster.peers().items()
         ]
+        self._outside = OutsideWatch(cluster.peers(), _SECONDS_UNTIL_ENDED_FROM_OUTSIDE)
         self._is_over = threading.Event()
         self._signals = {*STOPS, *PASSED_ON.values()}
 
@@ -62,10 +65,11 @@ class StartUpWatch:
     def end(self) -> None:
         """TensorFlow tells of lost tasks by itself from here on."""
         self._is_over.set()
+        self._outside.end()
 
     def _watch(self) -> None:
         while not self._is_over.is_set():
-            received = signal.sigtimedwait(self._signals, _POLL_SECONDS)
+            received = signal.sigtimedwait(self._signals, POLL_SECONDS)
             if received is not None:
                 os._exit(128 + original(received.si_signo))
             try:

@@ -4,25 +4,22 @@
   python -m benchmarks.faults --only=NAME,... --tries=3
   python -m benchmarks.faults --list
 
-Prints a row for each scenario and writes them to results/. A failure names the seed
-with which --tries=1 repeats it. The limits of time are for an idle machine.
+Prints a row for each scenario; with --record it takes the place of the one in results/.
+A failure names the seed with which --tries=1 repeats it. The limits of time are for an
+idle machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import pathlib
-import re
 import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.faults.record import HEADINGS, cells, recorded
 from benchmarks.faults.scenario import Row, Scenario, scenarios, tried
-
-RESULTS = pathlib.Path(__file__).parents[1] / "results"
 
 
 def main() -> int:
@@ -36,14 +33,29 @@ def main() -> int:
     console = Console()
     rows = []
     for scenario in chosen:
-        with console.status(scenario.name):
-            row = tried(scenario, arguments.tries or scenario.tries, arguments.seed)
+        row = _with_progress(console, scenario, arguments)
         rows.append(row)
         console.print(_in_a_line(row))
+        if arguments.record:
+            table = recorded(row, arguments.seed)
     console.print(_table(rows))
-    if not arguments.only:
-        print(f"written: {_write(rows, arguments.seed)}")
+    if arguments.record:
+        print(f"written: {table}")
     return int(any(row.failures for row in rows))
+
+
+def _with_progress(
+    console: Console, scenario: Scenario, arguments: argparse.Namespace
+) -> Row:
+    """Tries a scenario, and shows how far it is."""
+    tries = arguments.tries or scenario.tries
+    with console.status(scenario.name) as status:
+
+        def show(number: int, failures: Sequence[str]) -> None:
+            said = f"{len(failures)} failed" if failures else "no failure yet"
+            status.update(f"{scenario.name}: try {number} of {tries}, {said}")
+
+        return tried(scenario, tries, arguments.seed, show)
 
 
 def _parsed() -> argparse.Namespace:
@@ -53,6 +65,9 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--tries", type=int, help="of each, in place of its own number")
     parser.add_argument("--seed", type=int, default=0, help="of the first try of each")
+    parser.add_argument(
+        "--record", action="store_true", help="put the rows into benchmarks/results"
+    )
     parser.add_argument("--list", action="store_true", help="only say what there is")
     return parser.parse_args()
 
@@ -73,52 +88,11 @@ def _in_a_line(row: Row) -> str:
     return f"{row.scenario.name}: {row.tries} tries, {failures}"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    worst = "" if row.worst_seconds is None else f"{row.worst_seconds:.1f} s"
-    limit = row.scenario.most_seconds
-    allowed = "" if limit is None else f"{limit:g} s"
-    result = "; ".join(row.failures[:3]) or "as promised"
-    return (
-        row.scenario.name,
-        str(row.tries),
-        str(len(row.failures)),
-        worst,
-        allowed,
-        result,
-    )
-
-
-_HEADINGS = ("scenario", "tries", "failures", "worst", "at most", "result")
-
-
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table(*_HEADINGS)
+    table = Table(*HEADINGS)
     for row in rows:
-        table.add_row(*_cells(row))
+        table.add_row(*cells(row))
     return table
-
-
-def _write(rows: Sequence[Row], seed: int) -> pathlib.Path:
-    # TensorFlow, which takes seconds and is not needed before.
-    from trainers.results import hardware
-
-    machine = hardware()
-    cores_and_cpu = f"{machine['cpu_cores']}x {machine['cpu']}"
-    lines = [
-        f"`python -m benchmarks.faults --seed={seed}` on {cores_and_cpu}:",
-        "",
-        "| " + " | ".join([*_HEADINGS, "promise"]) + " |",
-        "|---" * (len(_HEADINGS) + 1) + "|",
-        *(
-            "| " + " | ".join([*_cells(row), row.scenario.promise]) + " |"
-            for row in rows
-        ),
-        "",
-    ]
-    name = re.sub(r"\W+", "-", cores_and_cpu).strip("-").lower()
-    path = RESULTS / f"faults_{name}_{datetime.date.today().isoformat()}.md"
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
 
 
 if __name__ == "__main__":

@@ -62,16 +62,24 @@ def scenarios() -> Sequence[Scenario]:
     return found
 
 
-def tried(scenario: Scenario, tries: int, seed: int) -> Row:
+def tried(
+    scenario: Scenario,
+    tries: int,
+    seed: int,
+    show: Callable[[int, Sequence[str]], None] = lambda number, failures: None,
+) -> Row:
     """Makes it happen a number of times, each try with a seed of its own.
 
     Args:
       scenario: what to try.
       tries: how often.
       seed: of the first try; each further one has the next.
+      show: is told before each try its number, from 1, and the failures so far.
     """
-    failures, worst = [], None
+    failures: list[str] = []
+    worst = None
     for number in range(seed, seed + tries):
+        show(number - seed + 1, failures)
         try:
             seconds = attempted(scenario, number)
         except AssertionError as error:

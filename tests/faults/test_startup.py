@@ -17,8 +17,11 @@ from tests.cluster.tasks import cluster
 pytestmark = pytest.mark.cluster
 
 
-# While the others connect to it, and when they wait for its part of the first sum.
-@pytest.mark.parametrize(("victim", "delay"), [("worker-0", 0.0), ("worker-1", 0.7)])
+# The leader, while it is waited for; a follower before its leader knows it, and when
+# its part of the first sum is waited for.
+@pytest.mark.parametrize(
+    ("victim", "delay"), [("worker-0", 0.0), ("worker-1", 0.0), ("worker-1", 0.7)]
+)
 def test_a_task_that_dies_when_all_have_met_is_named_by_the_others(
     victim: str, delay: float, tmp_path: pathlib.Path
 ) -> None:

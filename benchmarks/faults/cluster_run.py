@@ -1,0 +1,192 @@
+"""Clusters that train while faults come: what is seen of them from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+from tests import processes
+
+# Dropout and batch normalization: a step depends on all that a checkpoint keeps.
+_MODEL = """
+import keras
+
+from models.base import classifier
+
+
+def build(data, settings):
+    layers = [
+        keras.layers.Flatten(),
+        keras.layers.Dense(32),
+        keras.layers.BatchNormalization(momentum=0.9),
+        keras.layers.Activation("relu"),
+        keras.layers.Dropout(settings.dropout),
+        keras.layers.Dense(data.num_classes),
+    ]
+    return keras.Sequential([keras.Input(data.input_shape), *layers])
+
+
+SPEC = classifier(build)
+"""
+CHECKPOINT_EVERY_STEPS = 40
+_FLAGS = (
+    "--dropout=0.2",
+    "--optimizer=adam",
+    f"--checkpoint_every_steps={CHECKPOINT_EVERY_STEPS}",
+    "--summary_every_steps=5",
+    "--histogram_every_steps=none",
+)
+MIRRORED = ("--strategy=multi_worker_mirrored", "--model=own", *_FLAGS)
+MIRRORED_STEPS = 300
+SERVED = ("--strategy=parameter_server", "--model=mlp", *_FLAGS)
+
+
+class Run:
+    """A launcher, what it has started, and the folder of its run."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: pathlib.Path):
+        self.process = process
+        self.folder = folder / "run"
+        self._errors = folder / "errors"
+
+    def errors(self) -> str:
+        return self._errors.read_text(encoding="utf-8")
+
+    def result(self) -> dict[str, Any]:
+        return processes.result_of(self.folder)
+
+    def tasks(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+    def task(self, job: str, index: int) -> psutil.Process:
+        return processes.task_of(self.process.pid, job, index)
+
+    def wait_for_step(self, step: int) -> None:
+        processes.wait_until(
+            lambda: processes.last_step_of(self.folder) >= step,
+            f"step {step}",
+            self.process,
+        )
+
+    def kill(self, task: psutil.Process) -> None:
+        self.struck_at = time.monotonic()
+        task.kill()
+
+    def freeze(self, task: psutil.Process) -> None:
+        self.struck_at = time.monotonic()
+        task.suspend()
+
+    def stop(self) -> None:
+        """Ends the run as a user does."""
+        self.process.terminate()
+        code = self.process.wait(processes.PATIENCE_SECONDS)
+        require(code == 143, f"exit code {code}: {self.errors()[-1000:]!r}")
+
+    def num_lines_logged(self) -> int:
+        """In all logs, and on the terminal."""
+        files = [self._errors, *(self.folder / "logs").glob("*.log")]
+        return sum(len(file.read_text("utf-8").splitlines()) for file in files)
+
+    def seconds_until_ended(self, tasks: Iterator[psutil.Process]) -> float:
+        """Since the last blow."""
+        _, alive = psutil.wait_procs(list(tasks), timeout=60)
+        require(not alive, "the others did not end within 60 s")
+        return time.monotonic() - self.struck_at
+
+    def seconds_until_back(self, worker: int) -> float:
+        """Since the last blow, until an update that began after it is this worker's."""
+        lines = len(processes.metrics_of(self.folder))
+
+        def takes_part() -> bool:
+            # The line after the kill may still tell of the one that was killed.
+            found = processes.metrics_of(self.folder)[lines + 1 :]
+            named = [
+                row["staleness"]["by_worker"] for row in found if "staleness" in row
+            ]
+            return any(f"worker-{worker}" in workers for workers in named)
+
+        processes.wait_until(takes_part, f"worker-{worker} is back", self.process)
+        return time.monotonic() - self.struck_at
+
+    def counters(self) -> dict[str, int]:
+        """What the newest checkpoint's variables say of applied updates."""
+        newest = max((self.folder / "checkpoints").glob("step-*"))
+        # TensorFlow, which takes seconds and is not needed before.
+        import tensorflow as tf
+
+        saved = tf.train.load_checkpoint(str(newest / "variables"))
+        names = saved.get_variable_to_shape_map()
+        (step,) = (n for n in names if n.startswith("step/") and "VALUE" in n)
+        (optimizer,) = (n for n in names if "iterations" in n and "VALUE" in n)
+        return {
+            "step": int(saved.get_tensor(step)),
+            "optimizer": int(saved.get_tensor(optimizer)),
+        }
+
+    def ends_well(self, num_steps: int, num_restarts: int) -> None:
+        """Waits for the end, and checks what is common to all good ends."""
+        code = self.process.wait(processes.PATIENCE_SECONDS)
+        require(code == 0, f"exit code {code}: {self.errors()[-1000:]!r}")
+        result = self.result()
+        for name, expected in {
+            "status": "completed",
+            "steps": num_steps,
+            "restarts": num_restarts,
+        }.items():
+            require(
+                result[name] == expected,
+                f"{name} is {result[name]}, not {expected}: {self.errors()[-1000:]!r}",
+            )
+
+
+@contextlib.contextmanager
+def started(folder: pathlib.Path, *flags: str) -> Iterator[Run]:
+    """A run of the project with one more model in it."""
+    project = folder / "project"
+    project.mkdir()
+    for package in ("strategies", "trainers"):
+        (project / package).symlink_to(processes.ROOT / package)
+    shutil.copytree(processes.ROOT / "models", project / "models")
+    (project / "models/own.py").write_text(_MODEL, encoding="utf-8")
+    # A file, because nobody reads from a pipe meanwhile.
+    with (folder / "errors").open("wb") as errors:
+        process = subprocess.Popen(
+            processes.command(f"--run_dir={folder / 'run'}", *flags),
+            cwd=project,
+            env={**processes.environment(), "PYTHONPATH": str(project)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        yield Run(process, folder)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@functools.cache
+def undisturbed_weights(num_workers: int) -> str:
+    """Digest of those of multi_worker_mirrored that nothing happens to."""
+    with tempfile.TemporaryDirectory() as folder:
+        flags = (*MIRRORED, f"--num_workers={num_workers}")
+        steps = f"--train_steps={MIRRORED_STEPS}"
+        with started(pathlib.Path(folder), *flags, steps) as run:
+            run.ends_well(MIRRORED_STEPS, num_restarts=0)
+            return run.result()["weights_sha256"]
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Raises AssertionError with a line that says what was promised."""
+    if not holds:
+        raise AssertionError(otherwise)
