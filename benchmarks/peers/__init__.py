@@ -1,0 +1,1 @@
+"""What a user would write instead: plain scripts, each with nothing of this project."""

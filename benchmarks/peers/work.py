@@ -1,0 +1,91 @@
+"""What the peers train: the same models on data of the same shapes as the project."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import time
+
+import numpy as np
+import psutil
+
+NUM_EXAMPLES = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A model by name, and the shape of what it learns from."""
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+    hidden_units: tuple[int, ...] = ()
+
+
+WORKS = {
+    "mlp": Work((5,), 2, hidden_units=(10,)),
+    "convnet": Work((32, 32, 3), 10),
+    # 21 million weights, whose gradients take 84 MB.
+    "dense": Work((3072,), 10, hidden_units=(4096, 2048)),
+}
+
+
+def arguments() -> argparse.Namespace:
+    """What every peer is told."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work", choices=WORKS, required=True)
+    parser.add_argument("--global_batch_size", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--steps_per_call", type=int, default=1)
+    parser.add_argument("--num_replicas", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=0)
+    return parser.parse_args()
+
+
+def examples(work: Work) -> tuple[np.ndarray, np.ndarray]:
+    """Features [n, *input_shape] and labels [n]."""
+    generator = np.random.default_rng(0)
+    shape = (NUM_EXAMPLES, *work.input_shape)
+    features = generator.standard_normal(shape, dtype=np.float32)
+    return features, generator.integers(work.num_classes, size=NUM_EXAMPLES)
+
+
+class Stopwatch:
+    """Times calls, and says what they came to."""
+
+    def __init__(self, global_batch_size: int):
+        self._global_batch_size = global_batch_size
+        self._examples_per_second: list[float] = []
+        self._first_step_seconds: float | None = None
+        self._last = time.perf_counter()
+
+    def begin(self) -> None:
+        self._last = time.perf_counter()
+
+    def end(self, num_steps: int) -> None:
+        """Ends a call of some steps; the next begins with `begin`."""
+        seconds = time.perf_counter() - self._last
+        if self._first_step_seconds is None:
+            created = psutil.Process().create_time()
+            self._first_step_seconds = time.time() - created
+        rate = num_steps * self._global_batch_size / seconds
+        self._examples_per_second.append(rate)
+
+    def report(self, **versions: str) -> None:
+        """Prints a line of JSON: the median over calls, as the project takes it."""
+        # The first two trace and warm up, as in trainers/results.py.
+        warm = self._examples_per_second[2:] or self._examples_per_second[-1:]
+        measured = {
+            "examples_per_second": float(np.median(warm)),
+            "first_step_seconds": self._first_step_seconds,
+            "peak_memory_mib": _peak_memory_mib(),
+            "versions": versions,
+        }
+        print(json.dumps(measured), flush=True)
+
+
+def _peak_memory_mib() -> float:
+    with open("/proc/self/status", encoding="ascii") as status:
+        (kibibytes,) = re.findall(r"VmHWM:\s+(\d+) kB", status.read())
+    return int(kibibytes) / 1024

@@ -1,0 +1,88 @@
+"""Measures the project beside what a user would pick instead, in one run.
+
+  python -m benchmarks.run                       # everything, about an hour
+  python -m benchmarks.run --only=NAME,...       # --list has the names
+  python -m benchmarks.run --only=NAME --pairs=9 --record
+
+Each subject is a number of pairs of runs, one after the other, after one pair that is
+discarded. --record writes results/<subject>_<hardware>_<date>.md and .json. Exit code 1
+if a ratio is short of its goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.speed.report import HEADINGS, cells, written
+from benchmarks.speed.subject import Outcome, Subject, compared
+from benchmarks.speed.subjects import SUBJECTS
+
+_LEAST_PAIRS = 5
+
+
+def main() -> int:
+    """Returns 1 if a goal was not reached."""
+    arguments = _parsed()
+    chosen = _chosen(arguments.only)
+    if arguments.list:
+        for subject in chosen:
+            print(f"{subject.name}: at least {subject.goal:g} times the peer")
+            print(f"  project: {subject.project.label}")
+            print(f"  peer:    {subject.peer.label}")
+        return 0
+    command = f"python -m benchmarks.run {shlex.join(sys.argv[1:])}".strip()
+    console = Console()
+    outcomes = []
+    for subject in chosen:
+        with console.status(subject.name) as status:
+            outcomes.append(compared(subject, arguments.pairs, status.update))
+        console.print(" | ".join(cells(outcomes[-1])), soft_wrap=True)
+        if arguments.record:
+            written(outcomes[-1:], command)
+    console.print(_table(outcomes))
+    return int(not all(outcome.is_reached for outcome in outcomes))
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--pairs", type=int, default=_LEAST_PAIRS, help="of each")
+    parser.add_argument("--record", action="store_true", help="write into results/")
+    parser.add_argument("--list", action="store_true", help="only say what there is")
+    arguments = parser.parse_args()
+    if arguments.pairs < 1 or (arguments.record and arguments.pairs < _LEAST_PAIRS):
+        parser.error(
+            f"--pairs={arguments.pairs} is too few: use 1 or more, and {_LEAST_PAIRS} "
+            "or more with --record."
+        )
+    return arguments
+
+
+def _chosen(only: str) -> Sequence[Subject]:
+    by_name = {subject.name: subject for subject in SUBJECTS}
+    names = only.split(",") if only else list(by_name)
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        known = ", ".join(by_name)
+        print(f"--only={','.join(unknown)} is unknown: use {known}.", file=sys.stderr)
+        sys.exit(2)
+    return [by_name[name] for name in names]
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    table = Table(*HEADINGS)
+    for outcome in outcomes:
+        table.add_row(*cells(outcome))
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

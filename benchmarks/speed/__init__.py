@@ -1,0 +1,1 @@
+"""How fast the project trains beside what a user would pick instead."""

@@ -1,0 +1,241 @@
+"""What is measured: the project through its entry point, and peers as processes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+from strategies.cluster import Cluster
+from strategies.launch_plan import local_cluster
+
+ROOT = pathlib.Path(__file__).parents[2]
+_PATIENCE_SECONDS = 900.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What one run of a side came to.
+
+    Attributes:
+      examples_per_second: while it trains, after its first calls.
+      first_step_seconds: from the start of the process to the end of its first call.
+      wall_seconds: of the whole command.
+      peak_memory_mib: of the process of most.
+      input_share: part of its training time for which it waited for examples; None
+        where nobody measures that.
+      training_seconds: of all steps but the first calls, with what is written between
+        them; None where nobody measures that.
+      versions: of what it is made of.
+    """
+
+    examples_per_second: float
+    first_step_seconds: float | None
+    wall_seconds: float
+    peak_memory_mib: float
+    input_share: float | None = None
+    training_seconds: float | None = None
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Side(Protocol):
+    """One of the two that are compared."""
+
+    @property
+    def label(self) -> str:
+        """A line: what it is."""
+
+    def measure(self, folder: pathlib.Path) -> Measured:
+        """Runs it once, in an empty folder.
+
+        Raises:
+          RuntimeError: it failed; with its last lines.
+        """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Project:
+    """`python -m trainers.main` with flags.
+
+    Attributes:
+      flags: what it is given besides the folder of its run.
+      cores: to which it is kept; empty for all.
+    """
+
+    flags: tuple[str, ...]
+    cores: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The command."""
+        pinned = f"taskset -c {','.join(map(str, self.cores))} " if self.cores else ""
+        return f"{pinned}python -m trainers.main {' '.join(self.flags)}"
+
+    def command(self, run: pathlib.Path) -> list[str]:
+        """To train into a folder."""
+        command = [sys.executable, "-m", "trainers.main", f"--run_dir={run}"]
+        return [*_pinned(self.cores), *command, *self.flags]
+
+    def measure(self, folder: pathlib.Path) -> Measured:
+        """See `Side`."""
+        (measured,) = _measured_together([self], folder)
+        return measured
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unconnected:
+    """Several runs of the project at once that know nothing of each other."""
+
+    projects: tuple[Project, ...]
+
+    @property
+    def label(self) -> str:
+        """The command of the first."""
+        return f"{len(self.projects)} at once: {self.projects[0].label}"
+
+    def measure(self, folder: pathlib.Path) -> Measured:
+        """What they reach together."""
+        found = _measured_together(self.projects, folder)
+        return dataclasses.replace(
+            found[0],
+            examples_per_second=sum(one.examples_per_second for one in found),
+            peak_memory_mib=max(one.peak_memory_mib for one in found),
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Peer:
+    """A script of `benchmarks.peers`.
+
+    Attributes:
+      script: its name.
+      flags: its arguments.
+      cluster: number of tasks by job, each a process with TF_CONFIG, first the one
+        that reports; empty for one process.
+      torch_processes: how many processes torchrun would start; 0 for one without.
+      environment: of every process, besides the user's.
+    """
+
+    script: str
+    flags: tuple[str, ...]
+    cluster: tuple[tuple[str, int], ...] = ()
+    torch_processes: int = 0
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The command."""
+        return f"python -m benchmarks.peers.{self.script} {' '.join(self.flags)}"
+
+    def measure(self, folder: pathlib.Path) -> Measured:
+        """See `Side`."""
+        command = [sys.executable, "-m", f"benchmarks.peers.{self.script}", *self.flags]
+        started = time.perf_counter()
+        with _started(
+            [(command, env) for env in self._environments()], folder
+        ) as processes:
+            # The one that reports; servers would serve for ever.
+            lines = _outcome(processes[0], folder / "0.log").strip().splitlines()
+        seconds = time.perf_counter() - started
+        return Measured(wall_seconds=seconds, **json.loads(lines[-1]))
+
+    def _environments(self) -> Sequence[Mapping[str, str]]:
+        own = dict(self.environment)
+        if self.torch_processes:
+            (address,) = local_cluster({"worker": 1})["worker"]
+            return [
+                {
+                    **own,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(self.torch_processes),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": address.rpartition(":")[2],
+                }
+                for rank in range(self.torch_processes)
+            ]
+        if self.cluster:
+            addresses = local_cluster(dict(self.cluster))
+            tasks = [
+                Cluster(job=job, index=index, addresses=addresses)
+                for job, count in self.cluster
+                for index in range(count)
+            ]
+            return [{**own, "TF_CONFIG": task.tf_config()} for task in tasks]
+        return [own]
+
+
+def _measured_together(
+    projects: Sequence[Project], folder: pathlib.Path
+) -> Sequence[Measured]:
+    runs = [folder / f"run-{index}" for index in range(len(projects))]
+    commands: list[tuple[Sequence[str], Mapping[str, str]]] = [
+        (one.command(run), {}) for one, run in zip(projects, runs, strict=True)
+    ]
+    started = time.perf_counter()
+    with _started(commands, folder) as processes:
+        for index, process in enumerate(processes):
+            _outcome(process, folder / f"{index}.log")
+    seconds = time.perf_counter() - started
+    return [_of_run(run, seconds) for run in runs]
+
+
+def _of_run(run: pathlib.Path, wall_seconds: float) -> Measured:
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    seconds = result["seconds"]
+    return Measured(
+        examples_per_second=result["throughput"]["examples_per_second"],
+        first_step_seconds=seconds["startup"] + seconds["trace"],
+        wall_seconds=wall_seconds,
+        peak_memory_mib=max(result["peak_memory_mib"].values()),
+        input_share=seconds["input"] / max(seconds["train"], 1e-9),
+        training_seconds=seconds["train"] + seconds["summary"],
+        versions=result["versions"],
+    )
+
+
+@contextlib.contextmanager
+def _started(
+    commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: pathlib.Path
+) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
+    """Processes that print into N.log of the folder; ended with the block."""
+    ours = {name: v for name, v in os.environ.items() if not name.startswith("TF_")}
+    processes = []
+    with contextlib.ExitStack() as files:
+        for index, (command, environment) in enumerate(commands):
+            log = files.enter_context((folder / f"{index}.log").open("wb"))
+            errors = files.enter_context((folder / f"{index}.errors").open("wb"))
+            processes.append(
+                subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env={**ours, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=errors,
+                )
+            )
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def _outcome(process: subprocess.Popen[bytes], log: pathlib.Path) -> str:
+    code = process.wait(_PATIENCE_SECONDS)
+    if code != 0:
+        errors = log.with_suffix(".errors").read_text(errors="replace")
+        raise RuntimeError(f"{process.args!r} ended with {code}: {errors[-2000:]}")
+    return log.read_text(encoding="utf-8")
+
+
+def _pinned(cores: Sequence[int]) -> list[str]:
+    return ["taskset", "-c", ",".join(map(str, cores))] if cores else []

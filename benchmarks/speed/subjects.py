@@ -1,0 +1,231 @@
+"""What the project is compared with, and how it should fare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.speed.sides import Measured, Peer, Project, Unconnected
+from benchmarks.speed.subject import Subject
+
+# As benchmarks/peers/work.py has them.
+_WORKS: Mapping[str, tuple[str, ...]] = {
+    "mlp": ("--model=mlp", "--hidden_units=10", "--input_shape=5", "--num_classes=2"),
+    "convnet": ("--model=convnet",),
+    "dense": ("--model=mlp", "--hidden_units=4096,2048", "--input_shape=3072"),
+}
+_GLOBAL_BATCH_SIZES = {"mlp": 64, "convnet": 128, "dense": 128}
+# Of both sides, so that neither gains by its choice.
+_STEPS_PER_CALL = {"mlp": 50, "convnet": 5}
+
+
+def _project(work: str, num_steps: int, *flags: str) -> Project:
+    return Project(
+        (
+            *_WORKS[work],
+            "--dataset=synthetic",
+            f"--global_batch_size={_GLOBAL_BATCH_SIZES[work]}",
+            f"--train_steps={num_steps}",
+            *flags,
+        )
+    )
+
+
+def _flags(work: str, num_steps: int, *flags: str) -> tuple[str, ...]:
+    return (
+        f"--work={work}",
+        f"--global_batch_size={_GLOBAL_BATCH_SIZES[work]}",
+        f"--steps={num_steps}",
+        *flags,
+    )
+
+
+def _loops() -> Sequence[Subject]:
+    """One process, many steps a call on both sides."""
+    goals = {("mlp", 1): 1.0, ("convnet", 1): 1.0, ("mlp", 2): 2.5, ("convnet", 2): 1.0}
+    found = []
+    for (work, replicas), goal in goals.items():
+        steps = {"mlp": 10_000, "convnet": 150}[work]
+        per_call = _STEPS_PER_CALL[work]
+        strategy = {1: "one_device", 2: "mirrored"}[replicas]
+        found.append(
+            Subject(
+                name=f"{work}-{strategy}-and-loop",
+                project=_project(
+                    work, steps, *_replicas(strategy), f"--steps_per_loop={per_call}"
+                ),
+                peer=Peer(
+                    "tensorflow_loop",
+                    _flags(
+                        work,
+                        steps,
+                        f"--num_replicas={replicas}",
+                        f"--steps_per_call={per_call}",
+                    ),
+                ),
+                goal=goal,
+            )
+        )
+    return found
+
+
+def _replicas(strategy: str) -> tuple[str, ...]:
+    count = ("--num_replicas=2",) if strategy == "mirrored" else ()
+    return (f"--strategy={strategy}", *count)
+
+
+def _keras_fit() -> Sequence[Subject]:
+    return [
+        Subject(
+            name=f"{work}-mirrored-and-keras-fit",
+            project=_project(work, steps, *_replicas("mirrored")),
+            peer=Peer("keras_fit", _flags(work, min(steps, 1_000), "--num_replicas=2")),
+            goal=goal,
+        )
+        for work, steps, goal in (("mlp", 10_000, 10.0), ("convnet", 150, 1.8))
+    ]
+
+
+def _workers() -> Sequence[Subject]:
+    """Two processes of one thread each."""
+    flags = ("--strategy=multi_worker_mirrored", "--num_workers=2")
+    works = (
+        # Work, steps, goals against PyTorch and against a loop.
+        ("mlp", 3_000, 1.0, 1.5),
+        ("convnet", 150, 1.6, 1.1),
+        ("dense", 40, 1.0, 1.3),
+    )
+    found = []
+    for work, steps, against_torch, against_loop in works:
+        told = _flags(work, steps, "--threads=1")
+        project = _project(work, steps, *flags)
+        found += [
+            Subject(
+                name=f"{work}-workers-and-torch",
+                project=project,
+                peer=Peer("torch_ddp", told, torch_processes=2),
+                goal=against_torch,
+            ),
+            Subject(
+                name=f"{work}-workers-and-loop",
+                project=project,
+                peer=Peer("tensorflow_loop", told, cluster=(("worker", 2),)),
+                goal=against_loop,
+            ),
+        ]
+    return found
+
+
+def _parameter_servers() -> Sequence[Subject]:
+    flags = ("--strategy=parameter_server", "--update=async", "--num_workers=2")
+    cluster = (("chief", 1), ("worker", 2), ("ps", 1))
+    found = []
+    for work, steps, goal in (("mlp", 3_000, 2.5), ("convnet", 200, 1.25)):
+        # Of one worker's update.
+        size = "--global_batch_size=64"
+        found.append(
+            Subject(
+                name=f"{work}-parameter-server-and-loop",
+                project=_project(work, steps, *flags, size),
+                peer=Peer(
+                    "coordinator_loop", (*_flags(work, steps), size), cluster=cluster
+                ),
+                goal=goal,
+            )
+        )
+    return found
+
+
+def _scaling() -> Sequence[Subject]:
+    alone = ("--strategy=one_device", "--global_batch_size=64")
+    half = _project("convnet", 150, *alone).flags
+    return [
+        Subject(
+            name="convnet-workers-and-unconnected",
+            project=_project(
+                "convnet", 150, "--strategy=multi_worker_mirrored", "--num_workers=2"
+            ),
+            peer=Unconnected((Project(half, cores=(0,)), Project(half, cores=(1,)))),
+            goal=0.92,
+        )
+    ]
+
+
+def _sparse() -> Sequence[Subject]:
+    common = (
+        "--strategy=parameter_server",
+        "--num_workers=2",
+        "--model=wide_embedding",
+        "--dataset=clicks",
+        "--num_columns=8",
+        # Of each column: a million rows in all.
+        "--num_categories=125000",
+        "--optimizer=sgd",
+    )
+    return [
+        Subject(
+            name="embedding-sparse-and-dense",
+            project=Project((*common, "--train_steps=400")),
+            peer=Project((*common, "--train_steps=60", "--nosparse_gradients")),
+            goal=20.0,
+        )
+    ]
+
+
+def _summaries() -> Sequence[Subject]:
+    work = _project("convnet", 300)
+    off = ("--summary_every_steps=1000000", "--histogram_every_steps=none")
+    return [
+        Subject(
+            name="convnet-summaries-and-none",
+            project=work,
+            peer=Project((*work.flags, *off)),
+            goal=0.98,
+            ratio=_by_training_time,
+        )
+    ]
+
+
+def _by_training_time(project: Measured, peer: Measured) -> float:
+    return (peer.training_seconds or 0.0) / (project.training_seconds or 1.0)
+
+
+def _start() -> Sequence[Subject]:
+    return [
+        Subject(
+            name="mlp-start",
+            project=_project("mlp", 1),
+            peer=Peer("tensorflow_loop", _flags("mlp", 1)),
+            # At most 1.2 times the time.
+            goal=1 / 1.2,
+            ratio=lambda project, peer: (
+                (peer.first_step_seconds or 0.0) / (project.first_step_seconds or 1.0)
+            ),
+        )
+    ]
+
+
+def _memory() -> Sequence[Subject]:
+    steps = 60
+    return [
+        Subject(
+            name="convnet-memory",
+            project=_project("convnet", steps),
+            peer=Peer("tensorflow_loop", _flags("convnet", steps)),
+            # At most 1.1 times the memory.
+            goal=1 / 1.1,
+            ratio=lambda project, peer: peer.peak_memory_mib / project.peak_memory_mib,
+        )
+    ]
+
+
+SUBJECTS: Sequence[Subject] = (
+    *_loops(),
+    *_keras_fit(),
+    *_workers(),
+    *_parameter_servers(),
+    *_scaling(),
+    *_sparse(),
+    *_summaries(),
+    *_start(),
+    *_memory(),
+)
