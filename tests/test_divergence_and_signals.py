@@ -14,6 +14,7 @@ import pytest
 
 from strategies.base import Agreed, StepResults
 from tests import processes
+from tests.further import further
 from trainers.loop import StepReport
 from trainers.main import main
 from trainers.outcome import ExitCode, StopRequested
@@ -131,7 +132,7 @@ def test_divergence_at_once_is_one_line_and_leaves_finite_weights(
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+    ("number", "exit_code"), [(signal.SIGTERM, 143), further(signal.SIGINT, 130)]
 )
 def test_a_signal_ends_training_with_a_checkpoint_that_loses_nothing(
     tmp_path: pathlib.Path, undisturbed: pathlib.Path, number: int, exit_code: int
@@ -152,6 +153,7 @@ def test_a_signal_ends_training_with_a_checkpoint_that_loses_nothing(
     assert_continues_like(run, undisturbed)
 
 
+@pytest.mark.exhaustive
 def test_asynchronous_towers_end_on_a_signal_and_go_on_to_the_last_step(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -240,7 +242,7 @@ def test_a_signal_while_tensorflow_loads_ends_at_once_and_leaves_nothing(
     assert processes.contents(tmp_path) == {}
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, further(signal.SIGINT)])
 def test_a_signal_before_the_first_step_leaves_a_folder_that_can_be_used_again(
     tmp_path: pathlib.Path, undisturbed: pathlib.Path, number: int
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from strategies import discovery
 from tests import processes
 from tests.cluster.test_confinement import WITHOUT_NAMESPACES, possible
+from tests.further import chosen
 from trainers.card import SUPPORTED
 from trainers.config import Config
 from trainers.slowness import Means, what_is_slow
@@ -39,7 +40,12 @@ def findings_of(done: subprocess.CompletedProcess[str], kind: str) -> list[str]:
     return re.findall(rf"^{kind}: (.*)$", done.stdout, re.M)
 
 
-@pytest.mark.parametrize("strategy", discovery.names())
+@pytest.mark.parametrize(
+    "strategy",
+    chosen(
+        discovery.names(), ["mirrored", "multi_worker_mirrored", "parameter_server"]
+    ),
+)
 def test_every_strategy_would_start_here(strategy: str, tmp_path: pathlib.Path) -> None:
     done = consult(f"--strategy={strategy}", folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

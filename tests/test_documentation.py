@@ -321,6 +321,7 @@ def printed(workspace: pathlib.Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_commands_of_build_work(printed: str, workspace: pathlib.Path) -> None:
     for name, steps in {"first": 20, "four": 30, "records": 20}.items():
         result = processes.result_of(workspace / "runs" / name)

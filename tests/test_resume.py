@@ -9,6 +9,7 @@ import pytest
 
 from strategies import discovery
 from tests import processes
+from tests.further import chosen
 from trainers.main import main
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def steps_of(run: pathlib.Path) -> list[int]:
     return [row["step"] for row in processes.metrics_of(run)]
 
 
-@pytest.mark.parametrize("strategy", IN_ONE_PROCESS)
+@pytest.mark.parametrize("strategy", chosen(IN_ONE_PROCESS, ["mirrored"]))
 def test_a_run_killed_at_any_moment_resumes_to_the_same_weights(
     tmp_path: pathlib.Path, strategy: str
 ) -> None:

@@ -89,6 +89,7 @@ def test_averaged_after_every_step_it_is_one_device(tmp_path: pathlib.Path) -> N
     assert result["traits"]["matches_one_device"] is False
 
 
+@pytest.mark.exhaustive
 def test_workers_do_what_replicas_of_one_process_do(tmp_path: pathlib.Path) -> None:
     """Also if they are stopped and go on between two averages; masks are the same."""
     flags = (

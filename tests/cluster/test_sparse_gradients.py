@@ -56,10 +56,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.parametrize(
     "workers",
     [
+        ("--update=async", "--num_workers=1"),
         pytest.param(
-            ("--update=async", "--num_workers=1"), marks=pytest.mark.exhaustive
+            ("--update=sync", "--num_workers=2"), marks=pytest.mark.exhaustive
         ),
-        ("--update=sync", "--num_workers=2"),
     ],
     ids=" ".join,
 )

@@ -19,6 +19,7 @@ from strategies.cluster import Cluster
 from strategies.launch_plan import local_cluster
 from strategies.settings import UsageError
 from tests import processes
+from tests.further import further
 from trainers.card import differences, make_card
 from trainers.config import Config
 
@@ -186,7 +187,7 @@ def doctor(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [further(0), 1])
 def test_doctors_of_a_cluster_meet_and_compare(
     seed: int, tmp_path: pathlib.Path
 ) -> None:

@@ -14,6 +14,7 @@ from jsonschema import validate
 
 from tests.cluster.tasks import Tasks, cluster
 from tests.event_files import read_events
+from tests.further import further
 from tests.processes import ROOT
 
 pytestmark = pytest.mark.cluster
@@ -27,7 +28,13 @@ STRATEGIES = tuple(NUM_TASKS)
 FEWEST = {"multi_worker_mirrored": {}, "parameter_server": {"worker": 1}}
 CHIEFS = {"multi_worker_mirrored": "worker-0", "parameter_server": "chief-0"}
 SMALL = ("--model=mlp", "--hidden_units=8")
-LONG = (*SMALL, "--train_steps=1000000", "--checkpoint_every_steps=50")
+LONG = (
+    *SMALL,
+    "--train_steps=1000000",
+    "--checkpoint_every_steps=50",
+    # Slower, to leave most of the processor to others.
+    "--step_delay_milliseconds=10",
+)
 LOST, TERMINATED, INTERRUPTED = 138, 143, 130
 
 
@@ -110,7 +117,7 @@ def test_an_address_that_is_taken_is_named_at_once(
     [
         ("multi_worker_mirrored", 2, ()),
         ("parameter_server", 1, ("--update=async",)),
-        ("parameter_server", 2, ("--update=sync", "--backup_workers=1")),
+        further("parameter_server", 2, ("--update=sync", "--backup_workers=1")),
     ],
 )
 def test_every_task_of_a_completed_run_ends_with_0(
@@ -224,7 +231,7 @@ def test_a_signal_ends_every_task_after_a_checkpoint(
     ("strategy", "lost"),
     [
         ("multi_worker_mirrored", "worker-0"),
-        ("multi_worker_mirrored", "worker-1"),
+        further("multi_worker_mirrored", "worker-1"),
         ("parameter_server", "chief-0"),
         ("parameter_server", "ps-0"),
     ],
@@ -266,6 +273,7 @@ def test_a_leader_that_stands_still_counts_as_lost(tmp_path: pathlib.Path) -> No
         assert f"worker-0 at {tasks.address('worker-0')} does not answer" in line
 
 
+@pytest.mark.exhaustive
 def test_the_run_goes_on_without_a_worker_of_parameter_servers(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -298,8 +306,7 @@ def test_the_run_goes_on_without_a_worker_that_stands_still(
     tmp_path: pathlib.Path,
 ) -> None:
     """And with it, once it goes on; and the run ends although it stands still."""
-    # Slower, to leave some of the processor to others.
-    flags = (*LONG, "--peer_timeout_seconds=3", "--step_delay_milliseconds=5")
+    flags = (*LONG, "--peer_timeout_seconds=3")
     with started(tmp_path, "parameter_server", *flags) as tasks:
         tasks.wait_for_checkpoint()
         chief, worker = tasks.started["chief-0"], tasks.started["worker-1"]
@@ -324,6 +331,7 @@ def test_the_run_goes_on_without_a_worker_that_stands_still(
         assert result_of(tasks)["status"] == "preempted"
 
 
+@pytest.mark.exhaustive
 def test_a_synchronous_update_does_not_wait_for_ever_for_a_lost_worker(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -96,6 +96,7 @@ def conclusion_of(folder: pathlib.Path) -> dict[str, Any]:
     return conclusion
 
 
+@pytest.mark.exhaustive
 def test_an_interruption_ends_the_run_at_hand_and_says_how_to_go_on(
     comparison: Comparison,
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_killed_comparison_leaves_no_process_and_nothing_half_done(
     assert not (tmp_path / "comparison" / "comparison.json").exists()
 
 
+@pytest.mark.exhaustive
 def test_arms_that_diverge_crash_or_are_refused_are_reported_beside_the_others(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -103,6 +103,11 @@ def alone_and_uneven(some: list[tuple[str, int]]) -> list[tuple[str, int]]:
     return [(name, replicas) for name, replicas in some if replicas in (1, 3)]
 
 
+def uneven(some: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Those of three replicas, and one device."""
+    return [(name, n) for name, n in some if n == 3 or name == "one_device"]
+
+
 def small_config(**settings: object) -> Config:
     """A run small enough to be compared many times."""
     defaults: dict[str, object] = {

@@ -20,6 +20,7 @@ from tests.conformance.harness import (
     alone_and_uneven,
     same_training,
     small_config,
+    uneven,
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from tests.conformance.test_sparse_gradients import (
@@ -30,13 +31,17 @@ from tests.conformance.test_sparse_gradients import (
     looks_at_every_operation,
 )
 from tests.conformance.test_sparse_gradients import reference as sparse_reference
+from tests.further import chosen, further
 from trainers.assembly import Assembly
 
 # 24 examples in 3 x 3 parts, 10 in 3 x 3, and the last one of 97 alone: parts of
 # unequal size, more parts than examples, and replicas without any.
 NUM_MICRO_BATCHES = 3
 SUBJECTS = [
-    *((*subject, "adamw") for subject in alone_and_uneven(same_training())),
+    *chosen(
+        [(*subject, "adamw") for subject in alone_and_uneven(same_training())],
+        [(*subject, "adamw") for subject in uneven(same_training())],
+    ),
     # What clipping and Adam's quotient cannot hide, where parts are smallest.
     ("tower", 3, "sgd"),
 ]
@@ -77,7 +82,7 @@ def test_same_training_as_the_whole_batch(
     assert outcome.applied_steps == outcome.step == 30
 
 
-@pytest.mark.parametrize("replayable", [False, True])
+@pytest.mark.parametrize("replayable", [further(False), True])
 def test_dropout_of_micro_batches_is_that_of_as_many_replicas(replayable: bool) -> None:
     """2 x 2 parts of 24 examples; with --replayable_dropout those of one device."""
 
@@ -137,7 +142,7 @@ def normalized(
 
 
 @pytest.mark.parametrize(("strategy", "replicas"), [("one_device", 1), ("mirrored", 2)])
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, further(True)])
 def test_normalization_is_that_of_as_many_replicas(
     strategy: str, replicas: int, jit_compile: bool
 ) -> None:
@@ -164,7 +169,7 @@ def test_normalization_is_that_of_as_many_replicas(
         assert np.isfinite(values).all()
 
 
-@pytest.mark.parametrize("update", ["sgd", "adagrad", "adamw"])
+@pytest.mark.parametrize("update", [further("sgd"), "adagrad", further("adamw")])
 def test_sparse_gradients(update: str) -> None:
     config = clicks_config(
         update, strategy="tower", num_replicas=2, gradient_accumulation_steps=3

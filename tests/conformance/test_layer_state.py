@@ -8,7 +8,13 @@ import pytest
 
 from strategies import discovery
 from tests.conformance.custom import assemble_custom, train
-from tests.conformance.harness import alone_and_uneven, same_training, subjects
+from tests.conformance.harness import (
+    alone_and_uneven,
+    same_training,
+    subjects,
+    uneven,
+)
+from tests.further import chosen
 from trainers.assembly import Assembly
 
 NUM_STEPS = 5
@@ -38,7 +44,10 @@ def moving_statistics(assembly: Assembly) -> tuple[np.ndarray, np.ndarray]:
     return layer.moving_mean.numpy(), layer.moving_variance.numpy()
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), alone_and_uneven(same_training()))
+@pytest.mark.parametrize(
+    ("strategy", "replicas"),
+    chosen(alone_and_uneven(same_training()), uneven(same_training())),
+)
 def test_moving_statistics_equal_those_of_one_device(
     strategy: str, replicas: int
 ) -> None:
@@ -67,7 +76,9 @@ def test_moving_statistics_follow_the_definition() -> None:
     np.testing.assert_allclose(got_variance, variance, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), alone_and_uneven(subjects()))
+@pytest.mark.parametrize(
+    ("strategy", "replicas"), chosen(alone_and_uneven(subjects()), uneven(subjects()))
+)
 def test_an_empty_share_gives_no_nan(strategy: str, replicas: int) -> None:
     assembly = normalized(strategy, replicas)
     sums = train(assembly, NUM_STEPS)

@@ -32,6 +32,7 @@ from tests.conformance.test_sparse_gradients import (
     looks_at_every_operation,
 )
 from tests.conformance.test_sparse_gradients import reference as sparse_reference
+from tests.further import further
 from trainers.assembly import Assembly
 
 FEATURES = np.random.default_rng(2).normal(1, 2, size=(30, 6)).astype(np.float32)
@@ -67,7 +68,7 @@ def test_same_training_as_one_device(settings: dict[str, object]) -> None:
     )
 
 
-@pytest.mark.parametrize("replayable", [False, True])
+@pytest.mark.parametrize("replayable", [further(False), True])
 def test_dropout_is_that_of_as_many_replicas(replayable: bool) -> None:
     """Recomputed nowhere, and the same in every stage's micro-batch."""
     shared = {"model": "mlp", "dropout": 0.5, "replayable_dropout": replayable}
@@ -168,7 +169,7 @@ def test_operations_are_on_the_device_of_their_stage() -> None:
     assert stages == {f"stage_{s}_{d}" for s in range(3) for d in directions}
 
 
-@pytest.mark.parametrize("update", ["sgd", "adagrad", "adamw"])
+@pytest.mark.parametrize("update", [further("sgd"), "adagrad", further("adamw")])
 def test_sparse_gradients(update: str) -> None:
     config = clicks_config(update, strategy="model_parallel", num_micro_batches=3)
     got = Subject.of(config).run(LAYOUTS["uneven"])

@@ -12,9 +12,9 @@ from tests.conformance.harness import (
     UPDATES,
     Outcome,
     Subject,
-    alone_and_uneven,
     same_training,
     small_config,
+    uneven,
 )
 
 # The bounds of "the same training" in docs/design.md. Adam divides by numbers near
@@ -34,7 +34,7 @@ SUBJECTS = [
         # In double precision no error is small enough to hide behind rounding, so that
         # single precision on as many replicas adds little.
         marks=pytest.mark.exhaustive
-        if dtype == "float32" and subject not in alone_and_uneven(same_training())
+        if dtype == "float32" and subject not in uneven(same_training())
         else (),
     )
     for dtype in ("float32", "float64")

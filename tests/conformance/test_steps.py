@@ -19,10 +19,12 @@ from tests.conformance.harness import (
     in_one_process,
     small_config,
     subjects,
+    uneven,
 )
+from tests.further import chosen
 
 # What is tested here does not depend on how many there are, once there are several.
-ALONE_AND_UNEVEN = alone_and_uneven(subjects())
+ALONE_AND_UNEVEN = chosen(alone_and_uneven(subjects()), uneven(subjects()))
 
 
 @pytest.mark.parametrize(("strategy", "replicas"), ALONE_AND_UNEVEN)

@@ -10,12 +10,13 @@ import pytest
 
 from benchmarks.faults.divergence import SCENARIOS
 from benchmarks.faults.scenario import attempted
+from tests.further import further
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize(
-    "name", ["divergence-rollback-workers", "divergence-rollback-ps"]
+    "name", ["divergence-rollback-workers", further("divergence-rollback-ps")]
 )
 def test_a_cluster_goes_back_and_completes(name: str) -> None:
     (scenario,) = (s for s in SCENARIOS if s.name == name)

@@ -1,0 +1,26 @@
+"""What shows the same once more, which `make test` leaves to `make test-exhaustive`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+
+def further(*values: Any) -> Any:
+    """Values of a test's parameters that add little to those beside them."""
+    return pytest.param(*values, marks=pytest.mark.exhaustive)
+
+
+def chosen(values: Iterable[Any], representatives: Collection[Any]) -> list[Any]:
+    """All values, of which only the representatives belong to `make test`."""
+    values = list(values)
+    unknown = [value for value in representatives if value not in values]
+    if unknown:
+        raise ValueError(f"{unknown} are not among {values}")
+    return [v if v in representatives else further(*_unpacked(v)) for v in values]
+
+
+def _unpacked(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
