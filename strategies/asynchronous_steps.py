@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from strategies.base import (
     StepResults,
     Update,
 )
+from strategies.envelope import Envelope
 from strategies.inner_loop import InnerLoop, Step, loop_arguments
 from strategies.journal import Journal
 from strategies.library_internals import values_where_they_are
@@ -33,9 +35,10 @@ from strategies.stale_updates import (
 
 # In place of the name of a worker that was lost before it told of its steps.
 _LOST = "lost"
-# A closure costs about a millisecond to schedule and to fetch: an update of a
-# 5-10-2 network took 4.0 ms with one step a closure, 1.7 with 10 and 1.4 with 50.
-_TARGET_CLOSURE_SECONDS = 0.02
+# To schedule a closure and to fetch what it returns takes 20 ms where two workers, a
+# server and a chief share two cores: an update of a 5-10-2 network took 5.0 ms in
+# closures of 20 ms, 2.7 in closures of 200.
+_MOST_CLOSURE_SECONDS = 0.1
 
 
 @dataclasses.dataclass(slots=True)
@@ -82,8 +85,10 @@ class AsynchronousSteps:
         self._attempts_seen = int(attempts.numpy())
         self._free_workers = free_workers
         self._batches: GlobalBatches | None = None
-        self._steps_per_closure = 1
+        # Until it is known: a step for each closure.
+        self._typical_step_seconds = _MOST_CLOSURE_SECONDS
         self._num_calls = 0
+        self._envelope = Envelope()
         self._journal = None
         if update is not None:
             self._journal = Journal(update.counter_device())
@@ -118,11 +123,10 @@ class AsynchronousSteps:
         # Known when the loop is traced, with the first input; later inputs read alike.
         self._batches = self._batches or batches.batches
         closures: list[tuple[Any, Observe]] = []
-        remaining = num_steps
-        while remaining or not closures:
-            count = min(remaining, self._steps_per_closure)
-            remaining -= count
-            looked = Observe.NOT if remaining else observe
+        most = _MOST_CLOSURE_SECONDS / self._typical_step_seconds
+        counts = divided(num_steps, self._num_workers, most)
+        for index, count in enumerate(counts):
+            looked = observe if index == len(counts) - 1 else Observe.NOT
             position = tf.constant(batches.next_step, tf.int64)
             closure = self._coordinator.schedule(
                 self._function,
@@ -141,13 +145,12 @@ class AsynchronousSteps:
         num_steps: tf.Tensor,
         observe: tf.Tensor,
         proposed: tf.Tensor,
-    ) -> tuple[list[tf.Tensor], list[tf.Tensor], tf.Tensor]:
-        """What the steps report, what those did that were done before, and a mark.
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """What the steps report, with those done before, in an envelope; and a mark.
 
-        The first two are left on servers: a worker that is lost after a closure would
-        take with it what it has not sent yet. What stays behind only tells which
-        worker it was. From one server to another nothing is sent: TensorFlow's device
-        filters let them see the chief and the workers only.
+        The first is left on a server: a worker that is lost after a closure would take
+        with it what it has not sent yet. What stays behind only tells which worker it
+        was.
         """
         residents, first_step, call = batches
         before: list[tf.Tensor] = []
@@ -161,19 +164,22 @@ class AsynchronousSteps:
         )
         if self._journal is not None:
             before.append(self._journal.noted(done))
+        sealed = self._envelope.seal([*outputs, *before])
         with tf.device(self._attempts.device):
-            kept = [tf.identity(output) for output in outputs]
-        return kept, before, tf.zeros([])
+            kept = tf.identity(sealed)
+        return kept, tf.zeros([])
 
     def results_of(
         self, closure: Any, observe: Observe
     ) -> Sequence[tuple[StepResults, str]]:
         """What a closure's steps reported, and to whom; waits for it."""
-        outputs, before, mark = values_where_they_are(closure)
-        results = self._loop.results(outputs, observe)
+        sealed, mark = values_where_they_are(closure)
+        parts = self._envelope.open(sealed.numpy())
+        before = [] if self._journal is None else [parts.pop(), parts.pop()]
+        results = self._loop.results(parts, observe)
         found = [(results, task_of(mark))]
-        if before and before[0].shape[0]:
-            done, noted = (part.numpy() for part in before)
+        if before and len(before[1]):
+            noted, done = before
             found.insert(0, (self._results_before(done, noted, results), _LOST))
         return found
 
@@ -185,11 +191,10 @@ class AsynchronousSteps:
             raise RuntimeError("only updates are kept in a journal")
         sums, staleness = self._journal.read(done, noted)
         num_steps = len(done)
-        typical_seconds = _TARGET_CLOSURE_SECONDS / self._steps_per_closure
         return StepResults(
             applied_steps=num_steps,
             sums={name: sums[name] for name in after.sums},
-            step_seconds=np.full(num_steps, typical_seconds),
+            step_seconds=np.full(num_steps, self._typical_step_seconds),
             input_seconds=np.zeros(num_steps),
             details={},
             agreed=after.agreed,
@@ -199,10 +204,8 @@ class AsynchronousSteps:
 
     def learn(self, step_seconds: np.ndarray) -> None:
         """Adapts how many steps a closure has to how long they take on a worker."""
-        if not len(step_seconds):
-            return
-        typical = max(float(np.median(step_seconds)), 1e-6)
-        self._steps_per_closure = max(1, int(_TARGET_CLOSURE_SECONDS / typical))
+        if len(step_seconds):
+            self._typical_step_seconds = float(np.median(step_seconds))
 
     def take_attempts(self) -> int:
         """Steps begun since this was last asked, on whichever worker.
@@ -250,16 +253,32 @@ class AsynchronousSteps:
         if journal is None:
             raise RuntimeError("updates are kept in a journal")
 
+        entry = journal.entry(call, step, shares.sums, version)
+
         def apply_and_note() -> None:
             self._strategy.run(update.apply, args=(shares,))
-            journal.note(step, shares.sums, version)
+            journal.note(entry)
 
         return apply_then_count(
             update,
             apply_and_note,
             version,
-            counted=lambda count: journal.mark(call, step, count),
+            counted=lambda count: journal.mark(entry, count),
         )
+
+
+def divided(num_steps: int, num_workers: int, most: float) -> Sequence[int]:
+    """Steps of each closure of a call: as many for every worker, if they can be.
+
+    Args:
+      num_steps: of the call; for none there is a closure without steps.
+      num_workers: who compute them side by side.
+      most: steps that a closure should have, if not less than one.
+    """
+    num_rounds = math.ceil(num_steps / max(most, 1) / num_workers)
+    num_closures = max(min(num_rounds * num_workers, num_steps), 1)
+    least, more = divmod(num_steps, num_closures)
+    return [least + (index < more) for index in range(num_closures)]
 
 
 class _Task(NamedTuple):

@@ -182,6 +182,9 @@ class StepResults:
 
 
 ReplicaStep = Callable[[Batch], Shares]
+Read = Callable[[Sequence["tf.Variable"]], list["tf.Tensor"]]
+# Of gradients and the devices of their variables.
+Send = Callable[[Sequence[Any], Sequence[str]], list[Any]]
 
 
 class GlobalBatches(Protocol):
@@ -261,6 +264,10 @@ class Strategy(abc.ABC):
     # two calls (about a millisecond) is lost in it, short enough that signals and the
     # progress bar are attended to at once.
     call_seconds: ClassVar[float] = 0.05
+    # Where weights are on other tasks: how a replica reads them, and how an update
+    # gets gradients to them. None: each by itself, as TensorFlow does it.
+    read: Read | None = None
+    send: Send | None = None
 
     @classmethod
     @abc.abstractmethod

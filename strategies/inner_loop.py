@@ -91,9 +91,9 @@ class InnerLoop:
         arguments = loop_arguments(num_steps, observe, proposed or Agreed())
         return Ready(self.results(self.function(batches, *arguments), observe))
 
-    def results(self, outputs: Sequence[tf.Tensor], observe: Observe) -> StepResults:
+    def results(self, outputs: Sequence[Any], observe: Observe) -> StepResults:
         """What the steps of one call reported, from what `function` returned."""
-        applied, packed, starts, stop, waits, details = (v.numpy() for v in outputs)
+        applied, packed, starts, stop, waits, details = map(np.asarray, outputs)
         sums = self._sums.unpack(packed)
         return StepResults(
             applied_steps=int(applied),

@@ -9,6 +9,7 @@ applied and what they reported, and goes on after them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +18,18 @@ import tensorflow as tf
 # steps that were not overwritten, and repeats the others. A variable on a server cannot
 # have an unknown shape: the server ends with SIGABRT (TensorFlow 2.21).
 _NUM_ROWS = 1 << 14
+
+
+class Entry(NamedTuple):
+    """What is kept of a step, on the server.
+
+    Attributes:
+      place: int64, the call and the step.
+      row: float64, what the step reports and the version it was computed on.
+    """
+
+    place: tf.Tensor
+    row: tf.Tensor
 
 
 class Journal:
@@ -39,12 +52,17 @@ class Journal:
         # a step may be done in several calls of a run that goes back to a checkpoint.
         self._marks = self._variable(3, tf.int64)
 
-    def note(
-        self, step: tf.Tensor, sums: Mapping[str, tf.Tensor], version: tf.Tensor
-    ) -> None:
-        """Keeps what a step reports, as part of its update.
+    def entry(
+        self,
+        call: tf.Tensor,
+        step: tf.Tensor,
+        sums: Mapping[str, tf.Tensor],
+        version: tf.Tensor,
+    ) -> Entry:
+        """What is to be kept of a step, in one message to the server.
 
         Args:
+          call: int64 scalar, of the inner loop.
           step: int64 scalar.
           sums: named scalars.
           version: int64 scalar, of the weights it was computed on.
@@ -53,21 +71,30 @@ class Journal:
         if self._notes is None:
             with tf.init_scope():
                 self._notes = self._variable(len(sums) + 1, tf.float64)
-        values = [*(sums[name] for name in self._names), version]
+        # Whole numbers are exact in float64 up to 2 ** 53.
+        values = [call, step, *(sums[name] for name in self._names), version]
+        message = tf.stack([tf.cast(value, tf.float64) for value in values])
         with tf.device(self._server):
-            row = tf.stack([tf.cast(value, tf.float64) for value in values])
-            self._notes.scatter_update(_at(step, row))
+            message = tf.identity(message)
+            return Entry(tf.cast(message[:2], tf.int64), message[2:])
 
-    def mark(self, call: tf.Tensor, step: tf.Tensor, count: tf.Tensor) -> None:
+    def note(self, entry: Entry) -> None:
+        """Keeps what a step reports, as part of its update."""
+        if self._notes is None:
+            raise RuntimeError("there is no entry to be noted")
+        with tf.device(self._server):
+            self._notes.scatter_update(_at(entry.place[1], entry.row))
+
+    def mark(self, entry: Entry, count: tf.Tensor) -> None:
         """Says that a step has been applied and counted.
 
         Args:
-          call: int64 scalar, of the inner loop.
-          step: int64 scalar.
+          entry: the step's.
           count: int64 scalar, of applied updates, this one included.
         """
         with tf.device(self._server):
-            self._marks.scatter_update(_at(step, tf.stack([call, step, count])))
+            mark = tf.concat([entry.place, [count]], axis=0)
+            self._marks.scatter_update(_at(entry.place[1], mark))
 
     def done(
         self, call: tf.Tensor, first_step: tf.Tensor, num_steps: tf.Tensor

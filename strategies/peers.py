@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,6 +25,7 @@ _CONSEQUENCES = (tf.errors.CancelledError, tf.errors.InternalError)
 # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc, `GrpcServer::Init`.
 _NO_SERVER = "Could not start gRPC server"
 _MOST_NAMED = 4
+_SECONDS_TO_DIE = 0.3
 
 
 @contextlib.contextmanager
@@ -58,13 +60,12 @@ def lost_peers_named(cluster: Cluster) -> Iterator[None]:
 
 def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | None:
     peers = cluster.peers()
-    with ThreadPoolExecutor(max_workers=32) as pool:
-        there = list(pool.map(is_listening, peers.values()))
-    gone = {
-        t: a
-        for (t, a), is_there in zip(peers.items(), there, strict=True)
-        if not is_there
-    }
+    gone = _gone(peers)
+    if not gone and isinstance(error, tf.errors.UnavailableError):
+        # A process that is killed loses its connections one after the other, and the
+        # port that it listens at may be the last.
+        time.sleep(_SECONDS_TO_DIE)
+        gone = _gone(peers)
     if gone:
         return PeerLostError(f"{_named(gone)} was lost: {REMEDY}")
     if not isinstance(error, _SIGNS):
@@ -73,6 +74,17 @@ def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | No
     one_of = "one of " if len(peers) > 1 else ""
     silent = f"{one_of}{_named(peers)} does not answer ({type(error).__name__})"
     return PeerLostError(f"{silent}: {REMEDY}")
+
+
+def _gone(peers: Mapping[str, str]) -> Mapping[str, str]:
+    """Those that do not listen."""
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        there = list(pool.map(is_listening, peers.values()))
+    return {
+        task: address
+        for (task, address), is_there in zip(peers.items(), there, strict=True)
+        if not is_there
+    }
 
 
 def _named(tasks: Mapping[str, str]) -> str:

@@ -135,12 +135,17 @@ def result_of(run_folder: pathlib.Path) -> dict[str, Any]:
 
 def last_step_of(run_folder: pathlib.Path) -> int:
     """The step of the last whole line of metrics.jsonl; 0 if there is none."""
+    metrics = metrics_so_far(run_folder)
+    return metrics[-1]["step"] if metrics else 0
+
+
+def metrics_so_far(run_folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Of a run that may be writing a line."""
     try:
         text = (run_folder / "metrics.jsonl").read_text(encoding="utf-8")
     except FileNotFoundError:
-        return 0
-    whole_lines = text.split("\n")[:-1]
-    return json.loads(whole_lines[-1])["step"] if whole_lines else 0
+        return []
+    return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
 def metrics_of(run_folder: pathlib.Path) -> list[dict[str, Any]]:

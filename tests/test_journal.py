@@ -26,8 +26,10 @@ class Closure:
 
         def do(step: tf.Tensor) -> tf.Tensor:
             loss = tf.cast(step, tf.float32) / 2
-            self.journal.note(step, {"loss": loss, "examples": 64.0}, step - 3)
-            self.journal.mark(call, step, step + 1)
+            sums = {"loss": loss, "examples": 64.0}
+            entry = self.journal.entry(call, step, sums, step - 3)
+            self.journal.note(entry)
+            self.journal.mark(entry, step + 1)
             return step
 
         tf.map_fn(do, steps)

@@ -154,7 +154,7 @@ def assemble_parts(
     )
     train_steps = _train_steps(config, order)
     learner = build_learner(config, strategy, data, spec, train_steps)
-    train_step = learner.train_step(config, strategy.num_replicas)
+    train_step = learner.train_step(config, strategy)
     accumulated = Accumulation(train_step, config.strategy.gradient_accumulation_steps)
     assembly = Assembly(
         config=config,
@@ -168,7 +168,7 @@ def assemble_parts(
         rate_factor=learner.rate_factor,
         layer_state=learner.layer_state,
         step=learner.step,
-        run_steps=strategy.compile(accumulated, learner.update(config)),
+        run_steps=strategy.compile(accumulated, learner.update(config, strategy.send)),
         evaluation=Evaluation(
             strategy,
             learner.eval_step(),

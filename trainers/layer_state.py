@@ -64,10 +64,6 @@ class LayerState:
         """
         return self._assigned
 
-    def read(self) -> list[tf.Tensor]:
-        """The present values of all variables."""
-        return [tf.convert_to_tensor(v.value) for v in self._variables]
-
     def written(
         self,
         scope: keras.StatelessScope,

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from models.base import ModelSpec
-from strategies.base import Strategy
+from strategies.base import Send, Strategy
 from strategies.settings import UsageError
 from trainers.accumulation import check_accumulable
 from trainers.config import Config, ModelConfig
@@ -53,7 +53,9 @@ class Learner:
     layer_state: LayerState
     step: tf.Variable
 
-    def train_step(self, config: Config, num_replicas: int) -> TrainStep | PipelineStep:
+    def train_step(
+        self, config: Config, strategy: Strategy
+    ) -> TrainStep | PipelineStep:
         """What one replica computes of a step."""
         settings: dict[str, Any] = {
             "seed": config.run.seed,
@@ -69,11 +71,12 @@ class Learner:
             self.model,
             *parts,
             **settings,
-            gradient_scale=num_replicas if sums_gradients else 1,
+            gradient_scale=strategy.num_replicas if sums_gradients else 1,
             differentiate=config.strategy.averaged != "losses",
+            read=strategy.read,
         )
 
-    def update(self, config: Config) -> ModelUpdate:
+    def update(self, config: Config, send: Send | None) -> ModelUpdate:
         """What becomes of the sum of all replicas' shares."""
         return ModelUpdate(
             self.model,
@@ -83,6 +86,7 @@ class Learner:
             config.optimizer.clip_global_norm,
             record_gradients=config.report.record_steps,
             sparse_gradients=config.optimizer.sparse_gradients,
+            send=send,
         )
 
     def eval_step(self) -> EvalStep:

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from models.base import PerExample
-from strategies.base import Batch, ReplicaStep, Shares
+from strategies.base import Batch, Read, ReplicaStep, Shares
 from strategies.batch import row_weights
 from trainers.layer_state import LayerState
 from trainers.randomness import keyed_states, seed_states
@@ -55,6 +55,7 @@ class TrainStep:
         jit_compile: bool = False,
         gradient_scale: int = 1,
         differentiate: bool = True,
+        read: Read | None = None,
     ):
         """Traces nothing yet.
 
@@ -69,6 +70,7 @@ class TrainStep:
           gradient_scale: by what gradients are larger than those of the mean.
           differentiate: whether shares have gradients; otherwise they have a loss
             that can be differentiated together with those of other replicas.
+          read: reads all weights before the model runs; None to let layers read.
         """
         self._model = model
         self._objective = objective
@@ -78,6 +80,7 @@ class TrainStep:
         self._sparse_gradients = sparse_gradients
         self._gradient_scale = gradient_scale
         self._differentiate = differentiate
+        self._read = read
         self._seed_states = seed_states(model)
         self._compiled = None
         if jit_compile:
@@ -89,7 +92,7 @@ class TrainStep:
     def __call__(self, batch: Batch) -> Shares:
         if not self._differentiate:
             return self._undifferentiated(batch)
-        if self._compiled is not None:
+        if self._compiled is not None or self._read is not None:
             return self.at_present_values()(batch)
         weights = [v.value for v in self._model.trainable_variables]
         return self._shares(batch, weights, None)
@@ -131,11 +134,14 @@ class TrainStep:
         table.
         """
         by_row = {id(v) for x in embeddings_of(self._model) for v in x.shards}
-        weights = [
-            v.value if id(v) in by_row else tf.convert_to_tensor(v.value)
-            for v in self._model.trainable_variables
-        ]
-        return weights, self._layer_state.read()
+        weights = self._model.trainable_variables
+        whole = [v.value for v in weights if id(v) not in by_row]
+        state = [v.value for v in self._layer_state.variables]
+        values = iter((self._read or _read_each)([*whole, *state]))
+        return (
+            [v.value if id(v) in by_row else next(values) for v in weights],
+            list(values),
+        )
 
     def _compute(
         self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None
@@ -193,6 +199,10 @@ class TrainStep:
         if self._dropout is None:
             return contextlib.nullcontext()
         return self._dropout.replayed(batch)
+
+
+def _read_each(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(variable) for variable in variables]
 
 
 class Predict(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.base import Shares
+from strategies.base import Send, Shares
 from trainers.histograms import histogram
 from trainers.layer_state import LayerState
 from trainers.recording import unique_names
@@ -31,6 +31,7 @@ class ModelUpdate:
         clip_global_norm: float | None,
         record_gradients: bool = False,
         sparse_gradients: bool = True,
+        send: Send | None = None,
     ):
         """Keeps what an update changes.
 
@@ -45,6 +46,7 @@ class ModelUpdate:
             replica's part and let the sum be up to N times larger.
           record_gradients: whether to look at a step is to keep its gradients.
           sparse_gradients: whether those of embeddings hold only the rows in use.
+          send: gets gradients to where their variables are.
         """
         self._model = model
         self._optimizer = optimizer
@@ -53,11 +55,14 @@ class ModelUpdate:
         self._layer_state = layer_state
         self._record_gradients = record_gradients
         self._sparse_gradients = sparse_gradients
+        self._send = send
 
     def apply(self, shares: Shares) -> None:
         gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
         if self._clip_global_norm is not None:
             gradients = _clipped(gradients, self._clip_global_norm)
+        if self._send is not None:
+            gradients = self._send(gradients, self.devices())
         self._optimizer.apply(gradients, self._model.trainable_variables)
         self._layer_state.assign(shares.state)
 

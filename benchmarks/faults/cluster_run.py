@@ -104,11 +104,11 @@ class Run:
 
     def seconds_until_back(self, worker: int) -> float:
         """Since the last blow, until an update that began after it is this worker's."""
-        lines = len(processes.metrics_of(self.folder))
+        lines = len(processes.metrics_so_far(self.folder))
 
         def takes_part() -> bool:
             # The line after the kill may still tell of the one that was killed.
-            found = processes.metrics_of(self.folder)[lines + 1 :]
+            found = processes.metrics_so_far(self.folder)[lines + 1 :]
             named = [
                 row["staleness"]["by_worker"] for row in found if "staleness" in row
             ]

@@ -1,0 +1,113 @@
+"""Values that travel together are the values that were sent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.asynchronous_steps import divided
+from strategies.envelope import Envelope
+from strategies.messages import read_here, sent
+
+DEVICES = ("/job:localhost/replica:0/task:0/device:CPU:1",) * 2 + (
+    "/job:localhost/replica:0/task:0/device:CPU:2",
+) * 2
+
+
+def made_variables() -> list[tf.Variable]:
+    """Of two types and all kinds of shapes, on two devices that are not this one."""
+    values = [
+        tf.constant([[1.0, 2.0], [3.0, 4.0]]),
+        tf.constant(5, tf.int64),
+        tf.constant([6.0]),
+        tf.constant([[[7.0, 8.0]]]),
+    ]
+    variables = []
+    for value, device in zip(values, DEVICES, strict=True):
+        with tf.device(device):
+            variables.append(tf.Variable(value))
+    return variables
+
+
+def crossings(function: tf.types.experimental.ConcreteFunction) -> int:
+    """Tensors that go from an operation of one device to one of another."""
+    operations = function.graph.get_operations()
+    return sum(
+        source.device != operation.device
+        for operation in operations
+        for source in {tensor.op for tensor in operation.inputs}
+        if source.type not in ("Placeholder", "Const") and source.device
+    )
+
+
+def test_variables_are_read_with_a_message_for_each_device_and_type() -> None:
+    variables = made_variables()
+    traced = tf.function(lambda: read_here(variables)).get_concrete_function()
+    for value, variable in zip(traced(), variables, strict=True):
+        np.testing.assert_array_equal(value, variable)
+        assert value.dtype == variable.dtype
+        assert value.shape == variable.shape
+    # Two types of the first device, one of the second.
+    assert crossings(traced) == 3
+
+
+def test_gradients_arrive_where_their_variables_are() -> None:
+    rows = tf.IndexedSlices(
+        tf.constant([[1.0, 2.0]]), tf.constant([3]), tf.constant([9, 2])
+    )
+    values = [tf.ones([2, 2]), None, rows, tf.constant([[[7.0, 8.0]]])]
+
+    devices: list[str] = []
+
+    def send() -> list[tf.Tensor | tf.IndexedSlices | None]:
+        with tf.device("/device:CPU:0"):
+            there = sent(values, DEVICES)
+        devices.extend(
+            t.op.device for t in tf.nest.flatten(there, True) if t is not None
+        )
+        return there
+
+    first, nothing, sparse, last = tf.function(send)()
+    assert nothing is None
+    np.testing.assert_array_equal(first, values[0])
+    np.testing.assert_array_equal(last, values[3])
+    assert isinstance(sparse, tf.IndexedSlices)
+    np.testing.assert_array_equal(sparse.values, rows.values)
+    np.testing.assert_array_equal(sparse.indices, rows.indices)
+    assert DEVICES[0] in devices
+    assert DEVICES[3] in devices
+    assert "/job:localhost/replica:0/task:0/device:CPU:0" not in devices
+
+
+def test_what_is_put_into_an_envelope_comes_out_of_it() -> None:
+    envelope = Envelope()
+    values = [
+        tf.constant(3),
+        tf.zeros([0, 3], tf.float64),
+        tf.constant([[1.5, float("nan")], [float("-inf"), 0.0]]),
+        tf.constant([2**53, -1], tf.int64),
+        tf.constant([1.7e9 + 1e-6], tf.float64),
+    ]
+    sealed = tf.function(lambda: envelope.seal(values))()
+    assert sealed.dtype == tf.float64
+    for got, want in zip(envelope.open(sealed.numpy()), values, strict=True):
+        np.testing.assert_array_equal(got, want)
+        assert (got.dtype, got.shape) == (want.dtype.as_numpy_dtype, want.shape)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "num_workers", "most", "expected"),
+    [
+        (0, 2, 50, [0]),
+        (1, 3, 50, [1]),
+        (100, 2, 50, [50, 50]),
+        (100, 2, 60, [50, 50]),
+        (100, 3, 20, [17] * 4 + [16] * 2),
+        (7, 2, 0.4, [1] * 7),
+    ],
+)
+def test_every_worker_gets_as_many_steps(
+    num_steps: int, num_workers: int, most: float, expected: list[int]
+) -> None:
+    assert divided(num_steps, num_workers, most) == expected
