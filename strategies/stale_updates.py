@@ -50,18 +50,33 @@ def apply_then_count(
       version: of the weights that it goes back to.
       counted: told of the count, once it is made.
     """
-
-    def applied() -> tf.Tensor:
-        apply()
-        return tf.constant(0)
-
-    # A function ends when all it changes is changed. Only then is the update counted:
-    # a count that came first could be of an update that got lost.
-    done = tf.function(applied, autograph=False)()
-    with tf.control_dependencies([done]):
+    # An update is counted when all that it changes is changed: a count that came first
+    # could be of an update that got lost.
+    with tf.control_dependencies([changes_of(apply)]):
         count = update.count()
     counted(count)
     return {"staleness": count - 1 - version}
+
+
+def changes_of(apply: Callable[[], None]) -> tf.Operation:
+    """Done when all is changed that a function changes, in the graph being traced.
+
+    The end of a `tf.function` would say the same, but on the device of the caller: of
+    what is changed and counted on one server, that is a message there and another back.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    apply()
+    made = graph.get_operations()[before:]
+    return tf.group(*(operation for operation in made if _changes(operation)))
+
+
+def _changes(operation: tf.Operation) -> bool:
+    takes_variable = any(tensor.dtype == tf.resource for tensor in operation.inputs)
+    return takes_variable and operation.type not in _READS
+
+
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")
 
 
 def joined(

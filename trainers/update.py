@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -63,8 +65,19 @@ class ModelUpdate:
             gradients = _clipped(gradients, self._clip_global_norm)
         if self._send is not None:
             gradients = self._send(gradients, self.devices())
-        self._optimizer.apply(gradients, self._model.trainable_variables)
+        with self._where_all_weights_are():
+            self._optimizer.apply(gradients, self._model.trainable_variables)
         self._layer_state.assign(shares.state)
+
+    def _where_all_weights_are(self) -> AbstractContextManager[Any]:
+        """Where the rate is computed, so that it need not be sent there and back.
+
+        Servers cannot send to each other: with several it is the worker.
+        """
+        devices = set(self.devices())
+        if self._send is None or len(devices) > 1:
+            return contextlib.nullcontext()
+        return tf.device(devices.pop())
 
     def count(self) -> tf.Tensor:
         return self._step.assign_add(1, read_value=True)

@@ -45,7 +45,13 @@ _FLAGS = (
     "--summary_every_steps=5",
     "--histogram_every_steps=none",
 )
-MIRRORED = ("--strategy=multi_worker_mirrored", "--model=own", *_FLAGS)
+MIRRORED = (
+    "--strategy=multi_worker_mirrored",
+    "--model=own",
+    # So that a blow falls in the step it is meant for, and not after the last one.
+    "--step_delay_milliseconds=10",
+    *_FLAGS,
+)
 MIRRORED_STEPS = 300
 SERVED = ("--strategy=parameter_server", "--model=mlp", *_FLAGS)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime
 import json
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.faults.scenario import Row
+from benchmarks.machine import RESULTS, machine, name_in_files
 from trainers.files import write_json
 
-RESULTS = pathlib.Path(__file__).parents[1] / "results"
 HEADINGS = ("scenario", "tries", "failures", "worst", "at most", "result")
 
 
@@ -26,9 +25,8 @@ def recorded(row: Row, seed: int) -> pathlib.Path:
     Returns:
       The table, with a row for every scenario that was ever recorded.
     """
-    machine = _machine()
-    name = re.sub(r"\W+", "-", machine).strip("-").lower()
-    rows = RESULTS / f"faults_{name}.json"
+    here = machine()
+    rows = RESULTS / f"faults_{name_in_files(here)}.json"
     found = json.loads(rows.read_text(encoding="utf-8")) if rows.exists() else {}
     scenario = row.scenario
     found[scenario.name] = {
@@ -40,7 +38,7 @@ def recorded(row: Row, seed: int) -> pathlib.Path:
     }
     write_json(rows, dict(sorted(found.items())))
     table = rows.with_suffix(".md")
-    table.write_text(_page(machine, found), encoding="utf-8")
+    table.write_text(_page(here["name"], found), encoding="utf-8")
     return table
 
 
@@ -58,25 +56,17 @@ def cells(row: Row) -> Sequence[str]:
     )
 
 
-def _page(machine: str, found: Mapping[str, Mapping[str, Any]]) -> str:
+def _page(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
     headings = [*HEADINGS, "promise", "date"]
     lines = [
-        f"`python -m benchmarks.faults --record` on {machine}. Each row is the last",
+        f"`python -m benchmarks.faults --record` on {name}. Each row is the last",
         "one of its scenario, by this command with the flags below the table.",
         "",
         f"| {' | '.join(headings)} |",
         "|---" * len(headings) + "|",
     ]
-    for name in sorted(found):
-        row = found[name]
+    rows = [found[scenario] for scenario in sorted(found)]
+    for row in rows:
         lines.append(f"| {' | '.join([*row['cells'], row['promise'], row['date']])} |")
-    lines += ["", *(f"- `{found[name]['command']}`" for name in sorted(found)), ""]
+    lines += ["", *(f"- `{row['command']}`" for row in rows), ""]
     return "\n".join(lines)
-
-
-def _machine() -> str:
-    # TensorFlow, which takes seconds and is not needed before.
-    from trainers.results import hardware
-
-    found = hardware()
-    return f"{found['cpu_cores']}x {found['cpu']}"

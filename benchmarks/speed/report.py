@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import pathlib
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.machine import RESULTS, machine, name_in_files
 from benchmarks.speed.sides import Measured
 from benchmarks.speed.subject import Outcome
 from trainers.files import write_json
 
-RESULTS = pathlib.Path(__file__).parents[1] / "results"
 HEADINGS = ("subject", "ratio", "spread", "goal", "project", "peer", "wall", "memory")
 
 
@@ -44,24 +43,24 @@ def written(outcomes: Sequence[Outcome], command: str) -> pathlib.Path:
       outcomes: what was measured.
       command: that measured it.
     """
-    machine = _machine()
-    hardware = re.sub(r"\W+", "-", machine["name"]).strip("-").lower()
+    here = machine()
+    hardware = name_in_files(here)
     today = datetime.date.today().isoformat()
     for outcome in outcomes:
         name = f"{outcome.subject.name}_{hardware}_{today}"
         path = RESULTS / f"{name}.md"
-        path.write_text(_page(outcome, machine["name"], command), encoding="utf-8")
-        write_json(RESULTS / f"{name}.json", _as_json(outcome, machine, command))
+        path.write_text(_page(outcome, here["name"], command), encoding="utf-8")
+        write_json(RESULTS / f"{name}.json", _as_json(outcome, here, command))
     return path
 
 
-def _page(outcome: Outcome, machine: str, command: str) -> str:
+def _page(outcome: Outcome, name: str, command: str) -> str:
     pairs = zip(outcome.project, outcome.peer, outcome.ratios, strict=True)
     return "\n".join(
         [
             f"# {outcome.subject.name}",
             "",
-            f"`{command}` on {machine}; {_versions(outcome)}.",
+            f"`{command}` on {name}; {_versions(outcome)}.",
             "",
             f"- project: `{outcome.subject.project.label}`",
             f"- peer: `{outcome.subject.peer.label}`",
@@ -83,12 +82,12 @@ def _page(outcome: Outcome, machine: str, command: str) -> str:
 
 
 def _as_json(
-    outcome: Outcome, machine: Mapping[str, Any], command: str
+    outcome: Outcome, here: Mapping[str, Any], command: str
 ) -> Mapping[str, Any]:
     return {
         "subject": outcome.subject.name,
         "command": command,
-        "machine": machine,
+        "machine": here,
         "project_command": outcome.subject.project.label,
         "peer_command": outcome.subject.peer.label,
         "goal": outcome.subject.goal,
@@ -113,11 +112,3 @@ def _multiple(name: str, outcome: Outcome) -> float:
 def _versions(outcome: Outcome) -> str:
     found = {**outcome.project[0].versions, **outcome.peer[0].versions}
     return ", ".join(f"{name} {version}" for name, version in found.items())
-
-
-def _machine() -> Mapping[str, Any]:
-    # TensorFlow, which takes seconds and is not needed before.
-    from trainers.results import hardware
-
-    found = hardware()
-    return {"name": f"{found['cpu_cores']}x {found['cpu']}", **found}

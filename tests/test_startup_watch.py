@@ -1,0 +1,152 @@
+"""A start-up that waits in vain is ended, whatever the process can still do itself."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from strategies.cluster import Cluster
+from strategies.startup_watch import StartUpWatch
+from strategies.stop_signals import PASSED_ON
+from tests.processes import ROOT
+
+# Begins to watch for a peer, says so, and is then busy in a way of its own.
+_WATCHING = """
+import ctypes, sys, time
+from strategies import startup_watch
+from strategies.cluster import Cluster
+
+startup_watch._SECONDS_UNTIL_LOST = 0.5
+startup_watch._SECONDS_UNTIL_ENDED_FROM_OUTSIDE = 1.0
+addresses = {"worker": ("127.0.0.1:1", sys.argv[1])}
+watch = startup_watch.StartUpWatch(Cluster(job="worker", addresses=addresses))
+with watch.signals_kept():
+    print("watching", flush=True)
+    {busy}
+"""
+SLEEPS = "time.sleep(60)"
+# As TensorFlow connects the leader: in C, with Python's lock.
+HOLDS_THE_LOCK = "ctypes.PyDLL(None).sleep(60)"
+# And a task that needs the start-up no longer.
+HAS_STARTED = "watch.end(); time.sleep(60)"
+
+
+@pytest.fixture
+def peer() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def watching(busy: str, peer: socket.socket) -> subprocess.Popen[str]:
+    """A process that watches for the peer, once it does."""
+    address = f"127.0.0.1:{peer.getsockname()[1]}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WATCHING.replace("{busy}", busy), address],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "watching\n"
+    return process
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code as a shell says it, and what it wrote to standard error."""
+    _, errors = process.communicate(timeout=30)
+    code = process.returncode
+    return 128 - code if code < 0 else code, errors
+
+
+@pytest.mark.parametrize("busy", [SLEEPS, HOLDS_THE_LOCK])
+def test_a_peer_that_is_gone_is_named_and_the_process_ends(
+    busy: str, peer: socket.socket
+) -> None:
+    process = watching(busy, peer)
+    port = peer.getsockname()[1]
+    peer.close()
+    code, errors = ended(process)
+    assert code == 138
+    assert errors.splitlines() == [
+        f"error: worker-1 at 127.0.0.1:{port} was lost: start all tasks again, with "
+        "--resume=auto to continue the run."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGINT, 130),
+        (PASSED_ON[signal.SIGTERM], 143),
+    ],
+)
+def test_a_signal_ends_a_start_up_at_once(
+    number: int, code: int, peer: socket.socket
+) -> None:
+    process = watching(SLEEPS, peer)
+    process.send_signal(number)
+    assert ended(process) == (code, "")
+
+
+@pytest.mark.parametrize("busy", [SLEEPS, HOLDS_THE_LOCK])
+def test_nothing_happens_while_all_are_there(busy: str, peer: socket.socket) -> None:
+    process = watching(busy, peer)
+    try:
+        time.sleep(2)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_afterwards_nobody_watches_any_more(peer: socket.socket) -> None:
+    process = watching(HAS_STARTED, peer)
+    try:
+        peer.close()
+        time.sleep(2)
+        assert process.poll() is None
+        assert psutil.Process(process.pid).children() == []
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_who_watches_from_outside_goes_with_the_process(peer: socket.socket) -> None:
+    process = watching(SLEEPS, peer)
+    children = psutil.Process(process.pid).children()
+    assert len(children) == 1
+    process.kill()
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert alive == []
+
+
+def test_signals_have_their_handlers_again_and_are_not_blocked() -> None:
+    cluster = Cluster(job="worker", addresses={"worker": ("127.0.0.1:1",)})
+    before = signal.getsignal(signal.SIGTERM)
+    watch = StartUpWatch(cluster)
+    with watch.signals_kept():
+        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        # TensorFlow takes it for itself.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    watch.end()
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_the_one_outside_needs_little() -> None:
+    """It is started by every task, beside TensorFlow's own start."""
+    code = "import sys, strategies.outside_watch; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True
+    ).stdout.split()
+    assert not {b"tensorflow", b"numpy", b"psutil"} & set(loaded)
