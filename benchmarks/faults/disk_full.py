@@ -86,9 +86,7 @@ def _while_training(chosen: random.Random, folder: pathlib.Path) -> None:
     with small_disk(folder / "disk", 4) as disk:
         run = disk.seen / "run"
         with _training(disk, folder) as process:
-            time.sleep(chosen.uniform(0.0, 0.5))
-            disk.fill()
-            saved = newest_intact(run)
+            saved = _fill_soon(disk, chosen)
             time.sleep(chosen.uniform(0.5, 1.5))
             assert newest_intact(run) == saved, "a checkpoint on a full disk"
             disk.free()
@@ -107,9 +105,7 @@ def _at_the_end(chosen: random.Random, folder: pathlib.Path) -> None:
     with small_disk(folder / "disk", 4) as disk:
         run = disk.seen / "run"
         with _training(disk, folder) as process:
-            time.sleep(chosen.uniform(0.0, 0.5))
-            disk.fill()
-            saved = newest_intact(run)
+            saved = _fill_soon(disk, chosen)
             if chosen.random() < 0.5:
                 process.terminate()
             ended = processes.end_of(process)
@@ -121,6 +117,13 @@ def _at_the_end(chosen: random.Random, folder: pathlib.Path) -> None:
         disk.free()
         shutil.copytree(run, folder / "run")
     assert_continues(folder / "run", *FLAGS)
+
+
+def _fill_soon(disk: SmallDisk, chosen: random.Random) -> int | None:
+    """Returns the step of the newest checkpoint that was there before."""
+    time.sleep(chosen.uniform(0.0, 0.5))
+    disk.fill()
+    return newest_intact(disk.seen / "run")
 
 
 @contextlib.contextmanager

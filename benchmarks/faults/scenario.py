@@ -81,7 +81,7 @@ def tried(
     for number in range(seed, seed + tries):
         show(number - seed + 1, failures)
         try:
-            seconds = attempted(scenario, number)
+            seconds = assert_promise_holds(scenario, number)
         except AssertionError as error:
             failures.append(f"--seed={number}: {next(_lines(error), 'no words')}")
             continue
@@ -92,7 +92,7 @@ def tried(
     return Row(scenario=scenario, tries=tries, failures=failures, worst_seconds=worst)
 
 
-def attempted(scenario: Scenario, seed: int) -> float | None:
+def assert_promise_holds(scenario: Scenario, seed: int) -> float | None:
     """One try. What it left behind is removed.
 
     Raises:

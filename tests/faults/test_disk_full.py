@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from benchmarks.faults import disk_full
 from benchmarks.faults.disk_full import SmallDisk, small_disk, small_disks_exist
-from benchmarks.faults.scenario import attempted
+from benchmarks.faults.scenario import assert_promise_holds
 from tests.event_files import read_events
 from tests.processes import ROOT
 from tests.test_checkpoints import Run, names_in
@@ -123,4 +123,4 @@ def test_nothing_can_be_printed_and_the_exit_code_stays() -> None:
 @pytest.mark.slow
 def test_a_run_whose_last_checkpoint_does_not_fit_has_failed_and_can_go_on() -> None:
     (scenario,) = (s for s in disk_full.SCENARIOS if s.name == "disk-full-at-the-end")
-    attempted(scenario, seed=1)
+    assert_promise_holds(scenario, seed=1)

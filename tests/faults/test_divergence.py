@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.faults.divergence import SCENARIOS
-from benchmarks.faults.scenario import attempted
+from benchmarks.faults.scenario import assert_promise_holds
 from tests.further import further
 
 pytestmark = pytest.mark.cluster
@@ -20,4 +20,4 @@ pytestmark = pytest.mark.cluster
 )
 def test_a_cluster_goes_back_and_completes(name: str) -> None:
     (scenario,) = (s for s in SCENARIOS if s.name == name)
-    attempted(scenario, seed=0)
+    assert_promise_holds(scenario, seed=0)

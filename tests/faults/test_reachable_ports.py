@@ -11,7 +11,7 @@ import pathlib
 import pytest
 
 from benchmarks.faults import reachable_ports
-from benchmarks.faults.scenario import attempted
+from benchmarks.faults.scenario import assert_promise_holds
 from tests.cluster.test_confinement import possible
 
 pytestmark = pytest.mark.cluster
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.cluster
 @pytest.mark.skipif(not possible(()), reason="no network namespace here")
 def test_no_port_of_a_cluster_that_trains_can_be_reached() -> None:
     (scenario,) = reachable_ports.SCENARIOS
-    attempted(scenario, seed=4)
+    assert_promise_holds(scenario, seed=4)
 
 
 def test_the_same_look_finds_the_ports_of_one_that_is_not_confined(

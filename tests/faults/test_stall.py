@@ -6,10 +6,10 @@ own heartbeats then, and three tasks may take longer to start on a busy machine.
 
 from __future__ import annotations
 
-from benchmarks.faults.scenario import attempted
+from benchmarks.faults.scenario import assert_promise_holds
 from benchmarks.faults.stall import SCENARIOS
 
 
 def test_it_ends_with_stacks_and_a_line() -> None:
     (scenario,) = (s for s in SCENARIOS if s.name == "stall-input")
-    attempted(scenario, seed=0)
+    assert_promise_holds(scenario, seed=0)

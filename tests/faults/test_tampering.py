@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from benchmarks.faults import tampering
-from benchmarks.faults.scenario import attempted
+from benchmarks.faults.scenario import assert_promise_holds
 from benchmarks.faults.tampering import LENGTH, RESUME, SMALL_RUN, TAMPERINGS
 from strategies.cluster import Cluster
 from tests import processes
@@ -210,4 +210,4 @@ def test_runs_that_are_compared_must_be_where_they_are_said_to_be(
 
 def test_a_real_command_refuses_as_well() -> None:
     (scenario,) = tampering.SCENARIOS
-    assert attempted(scenario, seed=1) is None
+    assert assert_promise_holds(scenario, seed=1) is None
