@@ -28,6 +28,7 @@ from strategies.settings import UsageError
 from tests import processes
 from tests.conformance.harness import in_one_process, small_config
 from tests.event_files import read_events
+from tests.further import chosen
 from trainers.comparison.arms import Arm, arms_of
 from trainers.config import Config
 from trainers.devices import gpu_in_words
@@ -368,7 +369,7 @@ def test_a_model_that_names_a_missing_device_is_one_line_without_soft_placement(
     assert "GPU:0, which it cannot: this process has /device:CPU:0, " in line
 
 
-@pytest.mark.parametrize("strategy", in_one_process())
+@pytest.mark.parametrize("strategy", chosen(in_one_process(), ["mirrored", "tower"]))
 def test_every_strategy_trains_where_nothing_may_move(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
@@ -383,7 +384,7 @@ def lines_of(run: pathlib.Path, heading: str) -> list[list[str]]:
     return [line.split(maxsplit=2) for line in found.splitlines()]
 
 
-@pytest.mark.parametrize("strategy", several_replicas())
+@pytest.mark.parametrize("strategy", chosen(several_replicas(), ["tower"]))
 def test_the_device_of_every_operation_and_variable_is_written(
     strategy: str, tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

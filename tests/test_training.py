@@ -14,6 +14,7 @@ from strategies import discovery
 from tests import processes
 from tests.conformance.harness import in_one_process
 from tests.event_files import Events, read_events
+from tests.further import chosen
 from tests.processes import ROOT, metrics_of, result_of, train
 from trainers import flags
 from trainers.main import main
@@ -30,7 +31,9 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="module", params=in_one_process())
+@pytest.fixture(
+    scope="module", params=chosen(in_one_process(), ["mirrored", "model_parallel"])
+)
 def run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, pathlib.Path, str]:
@@ -43,6 +46,25 @@ def run(
 
 
 Run = tuple[str, pathlib.Path, str]
+
+
+@pytest.fixture(scope="module")
+def reference_tags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    processes.train(folder, "--strategy=one_device", *FLAGS)
+    return tags_of(folder)
+
+
+def tags_of(folder: pathlib.Path) -> dict[str, set[str]]:
+    """Of all points of a run, but for what only a model in stages has."""
+    return {
+        split: {
+            tag
+            for tag in read_events(folder / "tb" / split).points
+            if "idle" not in tag
+        }
+        for split in ("train", "eval")
+    }
 
 
 def test_result_holds_what_the_schema_asks_for(run: Run) -> None:
@@ -182,23 +204,11 @@ def test_without_the_last_batch_an_epoch_has_full_ones_only(
     assert (result["steps"], result["examples_seen"]) == (3 * 14, 3 * 1400)
 
 
-def test_tags_are_the_same_under_every_strategy(
-    tmp_path_factory: pytest.TempPathFactory,
+def test_tags_are_those_of_one_device(
+    run: Run, reference_tags: dict[str, set[str]]
 ) -> None:
-    base = tmp_path_factory.getbasetemp()
-    folders = [path.parent for path in base.glob("runs[0-9]*/run/result.json")]
-    assert len(folders) == len(in_one_process())
-    for split in ("train", "eval"):
-        # But for what only a model in stages has.
-        tags = [
-            {
-                tag
-                for tag in read_events(path / "tb" / split).points
-                if "idle" not in tag
-            }
-            for path in folders
-        ]
-        assert all(tag == tags[0] for tag in tags)
+    _, folder, _ = run
+    assert tags_of(folder) == reference_tags
 
 
 def test_the_terminal_shows_progress_figures_folder_and_command(run: Run) -> None:
