@@ -10,6 +10,7 @@ import pytest
 from strategies import discovery
 from tests import processes
 from tests.conformance.harness import in_one_process
+from tests.further import further
 from tests.test_checkpoints import Run
 from trainers.main import main
 from trainers.optimizers import RateFactor
@@ -45,6 +46,14 @@ def strategies() -> list[tuple[str, ...]]:
     return found
 
 
+# Of those that keep weights once and several times, and that do not wait.
+REPRESENTATIVE = (
+    ("--strategy=mirrored",),
+    ("--strategy=parameter_averaging",),
+    ("--strategy=tower", "--update=async"),
+)
+
+
 def said(capfd: pytest.CaptureFixture[str]) -> list[str]:
     """Our lines on standard error: TensorFlow warns of many runs in one process."""
     lines = capfd.readouterr().err.splitlines()
@@ -59,7 +68,11 @@ def rates(run: pathlib.Path) -> dict[int, float]:
     return {row["step"]: row["learning_rate"] for row in rows}
 
 
-@pytest.mark.parametrize("strategy", strategies(), ids=" ".join)
+@pytest.mark.parametrize(
+    "strategy",
+    [s if s in REPRESENTATIVE else further(s) for s in strategies()],
+    ids=" ".join,
+)
 def test_every_strategy_goes_back_and_completes_with_half_the_rate(
     strategy: tuple[str, ...], tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from tests.further import further
 pytestmark = pytest.mark.cluster
 
 NUM_WORKERS = 3
-FROZEN_SECONDS = 4.0
+FROZEN_SECONDS = 2.5
 FLAGS = (
     "--strategy=parameter_server",
     "--update=sync",

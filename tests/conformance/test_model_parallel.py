@@ -53,10 +53,10 @@ def outcome(**settings: object) -> Outcome:
             {"stages": ("2",), "num_micro_batches": 1}, marks=pytest.mark.exhaustive
         ),
         {"stages": ("4",), "num_micro_batches": 3},
-        {"stages": ("pooling_1", "logits"), "num_micro_batches": 5},
+        further({"stages": ("pooling_1", "logits"), "num_micro_batches": 5}),
         # 24 examples in 2 rounds of 3: parts of 4, and of none in the last batch.
         {"num_micro_batches": 3, "gradient_accumulation_steps": 2},
-        {"num_micro_batches": 3, "jit_compile": True},
+        further({"num_micro_batches": 3, "jit_compile": True}),
     ],
     ids=str,
 )

@@ -21,4 +21,4 @@ def test_the_weights_are_those_of_the_undisturbed_run() -> None:
 
 
 def test_no_update_of_a_killed_worker_is_lost(tmp_path: pathlib.Path) -> None:
-    lost_tasks.busy_workers_killed(random.Random(3), tmp_path, num_kills=2)
+    lost_tasks.busy_workers_killed(random.Random(3), tmp_path, num_kills=1)
