@@ -352,7 +352,7 @@ def on_a_gpu(data: Any, settings: Any) -> keras.Model:
 
 
 @NO_GPU
-@pytest.mark.parametrize("strategy", in_one_process())
+@pytest.mark.parametrize("strategy", chosen(in_one_process(), ["mirrored", "tower"]))
 def test_a_model_that_names_a_missing_device_is_one_line_without_soft_placement(
     strategy: str,
     tmp_path: pathlib.Path,

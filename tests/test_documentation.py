@@ -329,6 +329,7 @@ def test_the_commands_of_build_work(printed: str, workspace: pathlib.Path) -> No
     assert "eval  | step 30 | " in printed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_output_in_the_readme_looks_like_the_real_one(printed: str) -> None:
     """Line by line, numbers and names of folders aside; the devices may be others."""

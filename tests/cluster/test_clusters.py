@@ -132,9 +132,9 @@ def test_same_training_as_one_device(
 
 # Each takes the run over from the one before and trains five steps of it that count.
 RELAY = (
-    CLUSTERS["parameter_server, synchronous, 2 workers, 2 servers"],
+    ("--strategy=parameter_server", "--update=sync", "--num_workers=2"),
     CLUSTERS["multi_worker_mirrored, 2 workers"],
-    CLUSTERS["parameter_server, 1 worker, 2 servers"],
+    ("--strategy=parameter_server", "--num_workers=1"),
     ("--strategy=mirrored",),
 )
 

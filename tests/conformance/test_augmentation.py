@@ -11,6 +11,7 @@ import models
 from tests.conformance.harness import UPDATES, same_training
 from tests.conformance.harness import small_config as small_config_of
 from tests.conformance.test_same_training import TOLERANCES
+from tests.further import chosen
 from trainers.assembly import Assembly, assemble_parts, create_strategy
 from trainers.inputs.augmentation import DistortedImages
 from trainers.inputs.data import ArraySource, Data
@@ -18,7 +19,10 @@ from trainers.inputs.data import ArraySource, Data
 from strategies.cluster import Cluster  # isort: skip
 
 NUM_STEPS = 8
-SEVERAL_REPLICAS = [subject for subject in same_training() if subject[1] in (2, 3)]
+SEVERAL_REPLICAS = chosen(
+    [subject for subject in same_training() if subject[1] in (2, 3)],
+    [subject for subject in same_training() if subject[1] == 3],
+)
 
 
 def assembled(strategy: str, replicas: int) -> Assembly:

@@ -31,7 +31,9 @@ AVERAGING_LOSSES = [
 
 
 @pytest.mark.parametrize("update", chosen(UPDATES, ["adamw"]))
-@pytest.mark.parametrize(("strategy", "replicas"), AVERAGING_LOSSES)
+@pytest.mark.parametrize(
+    ("strategy", "replicas"), chosen(AVERAGING_LOSSES, [("tower", 3)])
+)
 def test_one_gradient_of_the_mean_loss_is_the_mean_of_gradients(
     strategy: str, replicas: int, update: str
 ) -> None:

@@ -16,6 +16,7 @@ from strategies.base import Agreed, StepResults
 from strategies.stale_updates import joined
 from tests.conformance.custom import assemble_custom, assemble_model
 from tests.conformance.harness import subjects
+from tests.further import chosen
 from trainers.assembly import Assembly
 from trainers.diagnosis import Diagnosis
 
@@ -121,7 +122,9 @@ SUBJECTS = [
 ]
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), SUBJECTS)
+@pytest.mark.parametrize(
+    ("strategy", "replicas"), chosen(SUBJECTS, [("mirrored", 4), ("tower", 2)])
+)
 def test_a_gradient_that_is_not_finite_beside_a_loss_that_is(
     strategy: str, replicas: int
 ) -> None:

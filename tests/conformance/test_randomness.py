@@ -10,6 +10,7 @@ import tensorflow as tf
 from models.base import PerExample
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import subjects
+from tests.further import chosen
 
 WIDTH = 32
 NUM_STEPS = 4
@@ -62,7 +63,10 @@ def test_replicas_get_different_masks_in_every_step(
     assert len(np.unique(drawn)) == drawn.size
 
 
-@pytest.mark.parametrize(("strategy", "replicas"), ONE_OR_TWO_REPLICAS)
+@pytest.mark.parametrize(
+    ("strategy", "replicas"),
+    chosen(ONE_OR_TWO_REPLICAS, [("one_device", 1), ("mirrored", 2), ("tower", 2)]),
+)
 def test_a_rerun_gets_the_same_masks_and_another_seed_others(
     strategy: str, replicas: int
 ) -> None:

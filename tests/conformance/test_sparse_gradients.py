@@ -20,6 +20,7 @@ from tests.conformance.harness import (
     small_config,
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
+from tests.further import further
 from trainers.assembly import Assembly
 from trainers.config import Config
 
@@ -59,7 +60,11 @@ def reference(update: str) -> Outcome:
 @pytest.mark.parametrize("update", EMBEDDING_UPDATES)
 @pytest.mark.parametrize(
     ("strategy", "replicas"),
-    [(name, count) for name, count in same_training() if count in (2, 3)],
+    [
+        (name, count) if count == 3 else further(name, count)
+        for name, count in same_training()
+        if count in (2, 3)
+    ],
 )
 def test_same_training_as_one_device(strategy: str, replicas: int, update: str) -> None:
     config = clicks_config(update, strategy=strategy, num_replicas=replicas)
