@@ -14,13 +14,12 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.choice import chosen, table_of
 from benchmarks.speed.report import HEADINGS, cells, written
-from benchmarks.speed.subject import Outcome, Subject, compared
+from benchmarks.speed.subject import compared
 from benchmarks.speed.subjects import SUBJECTS
 
 _LEAST_PAIRS = 5
@@ -29,9 +28,9 @@ _LEAST_PAIRS = 5
 def main() -> int:
     """Returns 1 if a goal was not reached."""
     arguments = _parsed()
-    chosen = _chosen(arguments.only)
+    subjects = chosen(arguments.only, {each.name: each for each in SUBJECTS})
     if arguments.list:
-        for subject in chosen:
+        for subject in subjects:
             print(f"{subject.name}: at least {subject.goal:g} times the peer")
             print(f"  project: {subject.project.label}")
             print(f"  peer:    {subject.peer.label}")
@@ -39,13 +38,13 @@ def main() -> int:
     command = f"python -m benchmarks.run {shlex.join(sys.argv[1:])}".strip()
     console = Console()
     outcomes = []
-    for subject in chosen:
+    for subject in subjects:
         with console.status(subject.name) as status:
             outcomes.append(compared(subject, arguments.pairs, status.update))
         console.print(" | ".join(cells(outcomes[-1])), soft_wrap=True)
         if arguments.record:
-            written(outcomes[-1:], command)
-    console.print(_table(outcomes))
+            written(outcomes[-1], command)
+    console.print(table_of(HEADINGS, [cells(outcome) for outcome in outcomes]))
     return int(not all(outcome.is_reached for outcome in outcomes))
 
 
@@ -64,24 +63,6 @@ def _parsed() -> argparse.Namespace:
             "or more with --record."
         )
     return arguments
-
-
-def _chosen(only: str) -> Sequence[Subject]:
-    by_name = {subject.name: subject for subject in SUBJECTS}
-    names = only.split(",") if only else list(by_name)
-    unknown = [name for name in names if name not in by_name]
-    if unknown:
-        known = ", ".join(by_name)
-        print(f"--only={','.join(unknown)} is unknown: use {known}.", file=sys.stderr)
-        sys.exit(2)
-    return [by_name[name] for name in names]
-
-
-def _table(outcomes: Sequence[Outcome]) -> Table:
-    table = Table(*HEADINGS)
-    for outcome in outcomes:
-        table.add_row(*cells(outcome))
-    return table
 
 
 if __name__ == "__main__":

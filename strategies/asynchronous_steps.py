@@ -205,7 +205,7 @@ class AsynchronousSteps:
     def learn(self, step_seconds: np.ndarray) -> None:
         """Adapts how many steps a closure has to how long they take on a worker."""
         if len(step_seconds):
-            self._typical_step_seconds = float(np.median(step_seconds))
+            self._typical_step_seconds = max(float(np.median(step_seconds)), 1e-6)
 
     def take_attempts(self) -> int:
         """Steps begun since this was last asked, on whichever worker.

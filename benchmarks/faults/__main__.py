@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.choice import chosen, table_of
 from benchmarks.faults.record import HEADINGS, cells, recorded
 from benchmarks.faults.scenario import Row, Scenario, scenarios, tried
 
@@ -25,20 +25,20 @@ from benchmarks.faults.scenario import Row, Scenario, scenarios, tried
 def main() -> int:
     """Returns 1 if a promise was broken."""
     arguments = _parsed()
-    chosen = _chosen(arguments.only)
+    asked = chosen(arguments.only, {each.name: each for each in scenarios()})
     if arguments.list:
-        for scenario in chosen:
+        for scenario in asked:
             print(f"{scenario.name}: {scenario.promise} ({scenario.tries} tries)")
         return 0
     console = Console()
     rows = []
-    for scenario in chosen:
+    for scenario in asked:
         row = _with_progress(console, scenario, arguments)
         rows.append(row)
         console.print(_in_a_line(row))
         if arguments.record:
             table = recorded(row, arguments.seed)
-    console.print(_table(rows))
+    console.print(table_of(HEADINGS, [cells(row) for row in rows]))
     if arguments.record:
         print(f"written: {table}")
     return int(any(row.failures for row in rows))
@@ -72,27 +72,9 @@ def _parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _chosen(only: str) -> Sequence[Scenario]:
-    by_name = {scenario.name: scenario for scenario in scenarios()}
-    names = only.split(",") if only else list(by_name)
-    unknown = [name for name in names if name not in by_name]
-    if unknown:
-        known = ", ".join(by_name)
-        print(f"--only={','.join(unknown)} is unknown: use {known}.", file=sys.stderr)
-        sys.exit(2)
-    return [by_name[name] for name in names]
-
-
 def _in_a_line(row: Row) -> str:
     failures = f"{len(row.failures)} failed" if row.failures else "as promised"
     return f"{row.scenario.name}: {row.tries} tries, {failures}"
-
-
-def _table(rows: Sequence[Row]) -> Table:
-    table = Table(*HEADINGS)
-    for row in rows:
-        table.add_row(*cells(row))
-    return table
 
 
 if __name__ == "__main__":

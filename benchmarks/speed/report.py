@@ -36,21 +36,20 @@ def cells(outcome: Outcome) -> Sequence[str]:
     )
 
 
-def written(outcomes: Sequence[Outcome], command: str) -> pathlib.Path:
-    """Writes <subject>_<hardware>_<date>.md and .json for each, and returns the last.
+def written(outcome: Outcome, command: str) -> pathlib.Path:
+    """Writes <subject>_<hardware>_<date>.md and .json, and returns the first.
 
     Args:
-      outcomes: what was measured.
+      outcome: what was measured.
       command: that measured it.
     """
     here = machine()
     hardware = name_in_files(here)
     today = datetime.date.today().isoformat()
-    for outcome in outcomes:
-        name = f"{outcome.subject.name}_{hardware}_{today}"
-        path = RESULTS / f"{name}.md"
-        path.write_text(_page(outcome, here["name"], command), encoding="utf-8")
-        write_json(RESULTS / f"{name}.json", _as_json(outcome, here, command))
+    name = f"{outcome.subject.name}_{hardware}_{today}"
+    path = RESULTS / f"{name}.md"
+    path.write_text(_page(outcome, here["name"], command), encoding="utf-8")
+    write_json(RESULTS / f"{name}.json", _as_json(outcome, here, command))
     return path
 
 

@@ -62,7 +62,7 @@ def test_a_page_says_what_was_measured_and_what_is_short(
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     subject, _ = scripted(goal=3.5)
     outcome: Outcome = compared(subject, 3, lambda line: None)
-    page = report.written([outcome], "the command")
+    page = report.written(outcome, "the command")
     text = page.read_text(encoding="utf-8")
     assert page.name.startswith("made-up_")
     assert "| 3.00 (short) | 2.00 to 3.00 | 3.5 |" in text
