@@ -46,6 +46,17 @@ def run(*flags: str, folder: pathlib.Path = ROOT) -> subprocess.CompletedProcess
     )
 
 
+def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs another command of the project to its end, such as a benchmark."""
+    return subprocess.run(
+        [sys.executable, "-m", name, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 def train(run_folder: pathlib.Path, *flags: str) -> dict[str, Any]:
     """Trains into a folder and returns its result.json."""
     done = run(f"--run_dir={run_folder}", *flags)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pathlib
 import random
 import subprocess
-import sys
 
 import pytest
 
 from benchmarks.faults.scenario import Scenario, scenarios, tried
-from tests.processes import ROOT
+from tests.processes import run_module
 
 
 def test_broken_promises_and_times_over_the_limit_are_failures() -> None:
@@ -64,10 +63,4 @@ def test_an_unknown_name_is_refused() -> None:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.faults", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_module("benchmarks.faults", *arguments)

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import pathlib
 import subprocess
-import sys
 
 import pytest
 
@@ -14,7 +13,7 @@ from benchmarks.speed import report
 from benchmarks.speed.sides import Measured, Peer, Project
 from benchmarks.speed.subject import Outcome, Subject, compared
 from benchmarks.speed.subjects import SUBJECTS
-from tests.processes import ROOT
+from tests.processes import run_module
 
 
 @dataclasses.dataclass
@@ -135,10 +134,4 @@ def test_every_other_peer_runs(
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.run", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_module("benchmarks.run", *arguments)
