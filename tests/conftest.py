@@ -11,6 +11,9 @@ import psutil
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Container images like to set it. Every command that a test starts would then compile
+# this project's files again: 0.25 s of the 3.8 s that a short run takes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 LOGICAL_CPUS = 4
 
