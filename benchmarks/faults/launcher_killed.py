@@ -72,11 +72,12 @@ def end_tasks_of(launcher: int) -> None:
 def _addresses_of_tasks(launcher: int) -> set[str]:
     addresses: set[str] = set()
     for task in tasks_of(launcher):
-        try:
-            cluster = json.loads(task.environ()["TF_CONFIG"])["cluster"]
-        except psutil.Error:
-            continue
-        addresses.update(address for job in cluster.values() for address in job)
+        with contextlib.suppress(psutil.Error):
+            # A process that ends has none left before it is gone.
+            cluster = json.loads(task.environ().get("TF_CONFIG", "{}")).get("cluster")
+            addresses.update(
+                address for job in (cluster or {}).values() for address in job
+            )
     return addresses
 
 
