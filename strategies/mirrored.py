@@ -39,6 +39,7 @@ class Mirrored(Strategy):
         multi_process=False,
         matches_one_device=True,
         takes_streams=True,
+        exchange="one_place",
         summary="A copy of the weights per device, gradients summed across devices.",
     )
 

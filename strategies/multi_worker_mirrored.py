@@ -55,6 +55,7 @@ class MultiWorkerMirrored(Strategy):
         averages=("gradients", "parameters"),
         roles=("worker",),
         optional_roles=("chief", "evaluator"),
+        exchange="ring",
         summary="A copy of the weights per process, gradients summed over the network.",
     )
 

@@ -52,6 +52,7 @@ class ParameterServer(Strategy):
         optional_roles=("evaluator",),
         serving_roles=("worker", "ps"),
         updates=("async", "sync"),
+        exchange="servers",
         summary="Weights on parameter servers, gradients from workers.",
     )
 

@@ -25,6 +25,8 @@ class Traits:
       updates: what --update takes, the default first; empty if there is no choice.
       takes_streams: batches are asked for in the order of their steps, each once, so
         that they may come from a stream.
+      exchange: how replicas bring their gradients together: in one_place; around a
+        ring; at servers, which weights are read from; or none, if they do not.
       averages: what --average takes, the default first: what an update, if it is
         synchronous, averages over replicas; empty if there is nothing to average.
       summary: one sentence for the table of strategies.
@@ -40,5 +42,6 @@ class Traits:
     serving_roles: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     takes_streams: bool = False
+    exchange: str = "none"
     averages: tuple[str, ...] = ("gradients",)
     summary: str = ""

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -17,6 +19,8 @@ from strategies.settings import UsageError
 from tests import processes
 from trainers import checkpoints, commit
 from trainers.checkpoints import Checkpoints, has_checkpoint, weights_sha256
+from trainers.run_state import RollbackHistory
+from trainers.tally import Tally
 
 INDEX = "variables.index"
 DATA = "variables.data-00000-of-00001"
@@ -58,7 +62,7 @@ class Run:
 
     def save(self, step: int, **state: Any) -> pathlib.Path:
         self.train_to(step)
-        return self.checkpoints.save(state or {"sums": {"loss": step / 3}})
+        return self.checkpoints.save(state or {"interval_sums": {"loss": step / 3}})
 
     def restore(self) -> Mapping[str, Any] | None:
         return self.checkpoints.restore_newest(self.warnings.append)
@@ -90,7 +94,11 @@ def names_in(folder: pathlib.Path) -> list[str]:
 
 
 def test_everything_is_restored(tmp_path: pathlib.Path) -> None:
-    state = {"sums": {"loss": 1 / 3, "examples": 128.0}, "note": "é", "none": None}
+    state = {
+        "interval_sums": {"loss": 1 / 3, "examples": 128.0, "é": 1},
+        "tally": dataclasses.asdict(Tally(attempted_steps=8, examples_seen=64)),
+        "rollbacks": dataclasses.asdict(RollbackHistory(count=1, restored_step=5)),
+    }
     saved = Run(tmp_path)
     path = saved.save(7, **state)
     assert path == tmp_path / "step-00000007"
@@ -400,13 +408,21 @@ def text(content: str) -> Damage:
     return of_file(lambda _: content.encode(), COMMIT)
 
 
+ODD_COUNTS: tuple[Any, ...] = ("1", 1.5, True, {}, [])
 # Wrong values of the keys of commit.json, and of those of each of its files.
 WRONG: dict[str, tuple[Any, ...]] = {
     "schema_version": (0, 2, "1", None, 10**30),
     "step": (1, 21, -20, 10**30, "20", 20.0, True, None, [20]),
     "files": ({}, None, [], [INDEX, DATA], {INDEX: None, DATA: None}),
     "variables": (None, [], {"model": None}, {"model": [3]}, {"model": [{}]}),
-    "state": (None, [], 3, "text"),
+    "state": (
+        *(None, [], 3, "text", {"other": {}}, {"tally": None}, {"tally": 3}),
+        *({"tally": {"steps": 1}}, {"tally": {"attempted_steps": None}}),
+        *({"tally": {"examples_seen": odd}} for odd in ODD_COUNTS),
+        *({"rollbacks": {"count": odd}} for odd in (None, *ODD_COUNTS)),
+        *({"interval_sums": {"loss": odd}} for odd in (None, "1", math.inf)),
+        {"rollbacks": {"learning_rate_factor": "half"}},
+    ),
 }
 WRONG_IN_FILES: dict[str, tuple[Any, ...]] = {
     "bytes": (-1, 0, 10**30, "9", None, []),
@@ -465,7 +481,7 @@ DAMAGES: dict[str, Damage] = {
         for key in ("schema_version", "step", "files", "variables", "state")
     },
     **{
-        f"{key}={value!r:.20}": set_to(key, value)
+        f"{key}={value!r:.60}": set_to(key, value)
         for key, values in WRONG.items()
         for value in values
     },
@@ -526,7 +542,7 @@ def test_damage_to_the_newest_is_told_and_the_one_before_restored(
     DAMAGES[damage](newest, folder.parent / "outside")
     before = processes.contents(folder.parent)
     run = Run(folder, keep=1)
-    assert run.restore() == {"sums": {"loss": 10 / 3}}
+    assert run.restore() == {"interval_sums": {"loss": 10 / 3}}
     assert run.values() == run.values_at(10)
     (warning,) = run.warnings
     assert warning.startswith(f"checkpoint {newest} is damaged: ")

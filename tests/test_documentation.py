@@ -20,8 +20,9 @@ from tests import processes
 from tests.event_files import read_events
 from tests.processes import ROOT
 from trainers import matpow, write_tfrecord
-from trainers.config import ModelConfig, all_fields
+from trainers.config import all_fields
 from trainers.inputs.data import ArraySource, Data
+from trainers.model_config import ModelConfig
 from trainers.outcome import ExitCode
 
 DOCUMENTS = (

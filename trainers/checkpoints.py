@@ -23,6 +23,7 @@ from strategies.settings import UsageError
 from trainers.checkpoint_names import checkpoints_in, name_of
 from trainers.commit import Commit, DamagedError, Variable, read_commit, write_commit
 from trainers.files import sync_to_disk
+from trainers.run_state import check_state
 
 # Of what is being written, or removed.
 _UNFINISHED = ".writing-"
@@ -120,7 +121,7 @@ class Checkpoints:
         found = checkpoints_in(self._folder)
         for step in sorted(found, reverse=True):
             try:
-                commit = read_commit(found[step], step)
+                commit = _checked_commit(found[step], step)
             except DamagedError as error:
                 warn(f"checkpoint {found[step]} is damaged: {error}.")
                 continue
@@ -149,7 +150,7 @@ class Checkpoints:
           UsageError: it does not fit this model and optimizer.
         """
         folder = self._folder / name_of(step)
-        commit = read_commit(folder, step)
+        commit = _checked_commit(folder, step)
         self._check_fits(folder, commit)
         try:
             self._read(folder, commit)
@@ -236,6 +237,13 @@ class Checkpoints:
             _remove(leftover)
 
 
+def _checked_commit(folder: pathlib.Path, step: int) -> Commit:
+    """Raises DamagedError if something of a checkpoint is not as it is saved."""
+    commit = read_commit(folder, step)
+    check_state(commit.state)
+    return commit
+
+
 def has_checkpoint(folder: pathlib.Path) -> bool:
     """Whether a folder holds any checkpoint, damaged or not."""
     return bool(checkpoints_in(folder))
@@ -270,7 +278,7 @@ def _does_not_fit(folder: pathlib.Path, why: str) -> UsageError:
 
 def _is_intact(folder: pathlib.Path, step: int) -> bool:
     try:
-        read_commit(folder, step)
+        _checked_commit(folder, step)
     except DamagedError:
         return False
     return True

@@ -15,205 +15,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import models
 from strategies import discovery
 from strategies.config import StrategyConfig
 from strategies.device_config import DeviceConfig
-from strategies.settings import UsageError, check_settings, setting, shown
+from strategies.settings import UsageError, shown
 from strategies.traits import Traits
 from trainers.comparison.settings import ComparisonConfig
 from trainers.data_config import DataConfig
 from trainers.guard_config import GuardConfig
+from trainers.model_config import ModelConfig
 from trainers.optimizer_config import OptimizerConfig
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Run: what to do and where to keep it."""
-
-    mode: str = setting(
-        "train",
-        "What to do: train a model; evaluate the newest checkpoint of --run_dir; "
-        "verify that strategies train the same; compare several ways of training; or, "
-        "as doctor, tell whether training would start, on what, and what is slow; or "
-        "list the devices of this machine.",
-        choices=("train", "evaluate", "verify", "compare", "doctor", "devices"),
-    )
-    run_dir: str | None = setting(
-        None,
-        "Folder of the run, verification or comparison. Default: a new one under "
-        "runs/, named after strategy, model, data set and time.",
-    )
-    resume: str = setting(
-        "never",
-        "auto continues the run in --run_dir from its newest checkpoint, or "
-        "starts it if there is none; never refuses a folder that holds a run.",
-        choices=("never", "auto"),
-    )
-    seed: int = setting(
-        0,
-        "Decides initial weights, the order of examples and dropout.",
-        minimum=0,
-        maximum=2**31 - 1,
-    )
-    verbose: bool = setting(False, "Show tracebacks and TensorFlow's own log.")
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ThreadsConfig:
-    """Threads of each process."""
-
-    intra_op_threads: int = setting(
-        0,
-        "Threads that share one operation. 0: as many as cores the process may use.",
-        minimum=0,
-        maximum=1024,
-    )
-    inter_op_threads: int = setting(
-        0,
-        "Threads that run operations side by side. 0: TensorFlow's choice.",
-        minimum=0,
-        maximum=1024,
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LengthConfig:
-    """Training length."""
-
-    train_steps: int | None = setting(
-        None, "Updates to apply. Default: 1000, unless --epochs is given.", minimum=1
-    )
-    epochs: int | None = setting(
-        None, "Passes over the training examples, instead of --train_steps.", minimum=1
-    )
-    global_batch_size: int = setting(
-        64, "Examples of one update, over all replicas together.", minimum=1
-    )
-    drop_last_batch: bool = setting(
-        False,
-        "Leave out the last batch of every epoch if it would be smaller than the "
-        "others. Each epoch leaves out other examples.",
-    )
-    steps_per_loop: int | None = setting(
-        None,
-        "Steps run inside the runtime for one call from Python. Default: as many "
-        "as take about 50 ms. Does not change the training.",
-        minimum=1,
-        maximum=1_000_000,
-    )
-    step_delay_milliseconds: float = setting(
-        0.0,
-        "Make every step take this much longer, to see what a comparison makes of a "
-        "slower arm.",
-        minimum=0,
-        maximum=10_000,
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if self.train_steps is not None and self.epochs is not None:
-            raise UsageError(
-                f"--train_steps={self.train_steps} and --epochs={self.epochs} both "
-                "say how long to train: give one of them, or none for the other."
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Model."""
-
-    model: str = setting(
-        "convnet",
-        "What is trained. Also keras:NAME, any classifier of keras.applications, with "
-        "new weights, such as keras:ResNet50.",
-        choices=models.names,
-        why_not=models.why_not,
-    )
-    hidden_units: tuple[int, ...] = setting(
-        (128, 64),
-        "Width of each hidden layer of mlp and wide_embedding.",
-        minimum=1,
-        maximum=1_000_000,
-    )
-    embedding_dimension: int = setting(
-        16,
-        "Numbers that stand for one category in wide_embedding.",
-        minimum=1,
-        maximum=1_000_000,
-    )
-    embedding_shards: int = setting(
-        2,
-        "Variables over which wide_embedding spreads its rows: give as many as "
-        "parameter servers. Does not change the training.",
-        minimum=1,
-        maximum=1_000,
-    )
-    dropout: float = setting(
-        0.0, "Fraction of activations dropped in training.", minimum=0, below=1
-    )
-    switch_off: tuple[str, ...] | None = setting(
-        None,
-        "Kinds of layers that do in training what they do in inference, to see what "
-        "they change. Also those of a model of your own.",
-        choices=("dropout", "batch_normalization"),
-    )
-    replayable_dropout: bool = setting(
-        False,
-        "Make the dropout of an example a function of --seed, the step and the "
-        "example: the same training with any number of replicas.",
-    )
-    jit_compile: bool = setting(
-        False,
-        "Let XLA compile what a replica computes in training, once for each number "
-        "of rows.",
-    )
-    dtype: str = setting(
-        "float32",
-        "Precision: mixed_bfloat16 computes in bfloat16 and keeps float32 weights.",
-        choices=("float32", "float64", "mixed_bfloat16"),
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReportConfig:
-    """Summaries, evaluation and checkpoints."""
-
-    summary_every_steps: int = setting(
-        100, "Steps between lines of metrics.jsonl and TensorBoard scalars.", minimum=1
-    )
-    histogram_every_steps: int | None = setting(
-        500, "Steps between histograms; none for no histograms at all.", minimum=1
-    )
-    record_steps: bool = setting(
-        False,
-        "Keep the loss, the summed gradient and all variables of every step in "
-        "recording/, as --mode=verify does. In float32 it takes 8 bytes for each "
-        "parameter and step, and every step a call of its own.",
-    )
-    eval_every_steps: int | None = setting(
-        None, "Steps between evaluations. Default: only at the end.", minimum=1
-    )
-    eval_global_batch_size: int = setting(
-        500, "Examples evaluated at a time, over all replicas.", minimum=1
-    )
-    checkpoint_every_steps: int | None = setting(
-        500, "Steps between checkpoints; there is always one at the end.", minimum=1
-    )
-    keep_checkpoints: int = setting(3, "Newest checkpoints that are kept.", minimum=1)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
+from trainers.prediction.settings import PredictionConfig
+from trainers.run_config import LengthConfig, ReportConfig, RunConfig, ThreadsConfig
 
 GROUPS: Mapping[str, type] = {
     "run": RunConfig,
@@ -227,10 +40,11 @@ GROUPS: Mapping[str, type] = {
     "report": ReportConfig,
     "guard": GuardConfig,
     "comparison": ComparisonConfig,
+    "prediction": PredictionConfig,
 }
 
 # Left out of files where they are as by default: a run does not read them.
-_GROUPS_OF_OTHER_MODES = ("comparison",)
+_GROUPS_OF_OTHER_MODES = ("comparison", "prediction")
 
 
 @functools.cache
@@ -275,6 +89,7 @@ class Config:
     report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
     guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
     comparison: ComparisonConfig = dataclasses.field(default_factory=ComparisonConfig)
+    prediction: PredictionConfig = dataclasses.field(default_factory=PredictionConfig)
 
     def __post_init__(self) -> None:
         """Checks what concerns more than one group.
@@ -308,6 +123,7 @@ class Config:
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."
             )
         self.comparison.check_mode(self.run.mode, self.strategy.strategy)
+        self.prediction.check_mode(self.run.mode)
         if self.data.is_streamed and not discovery.traits(name).takes_streams:
             others = (n for n in discovery.names() if discovery.traits(n).takes_streams)
             raise UsageError(

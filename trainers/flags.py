@@ -27,6 +27,7 @@ from strategies.settings import (
 from trainers.comparison.settings import ComparisonConfig
 from trainers.config import Config, all_fields, without_lists
 from trainers.config_file import settings_from_file
+from trainers.prediction.settings import PredictionConfig
 
 _DESCRIPTION = """\
 Trains a Keras model under a distribution strategy.
@@ -36,6 +37,7 @@ Trains a Keras model under a distribution strategy.
   python -m trainers.main --mode=evaluate --run_dir=runs/four
   python -m trainers.main --mode=verify --strategies=tower,mirrored
   python -m trainers.main --mode=compare --strategies=one_device,mirrored
+  python -m trainers.main --mode=predict --strategies=multi_worker_mirrored
   python -m trainers.main --mode=devices
 """
 
@@ -85,6 +87,7 @@ def parse_arm(words: Sequence[str], base: Config) -> Config:
 _NOT_OF_AN_ARM = {
     *("mode", "run_dir", "resume", "seed", "verbose"),
     *(field.name for field in dataclasses.fields(ComparisonConfig)),
+    *(field.name for field in dataclasses.fields(PredictionConfig)),
 }
 
 

@@ -12,9 +12,10 @@ from models.base import ModelSpec
 from strategies.base import Send, Strategy
 from strategies.settings import UsageError
 from trainers.accumulation import check_accumulable
-from trainers.config import Config, ModelConfig
+from trainers.config import Config
 from trainers.inputs.data import Data
 from trainers.layer_state import LayerState
+from trainers.model_config import ModelConfig
 from trainers.optimizers import (
     LearningRate,
     RateFactor,

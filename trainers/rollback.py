@@ -13,28 +13,12 @@ from trainers.checkpoints import Checkpoints
 from trainers.commit import DamagedError
 from trainers.optimizers import RateFactor
 from trainers.outcome import DivergedError
+from trainers.run_state import RollbackHistory
 
 # Of the learning rate, each time. No rate that diverges is far above one that does not:
 # three of them are an eighth.
 _FACTOR = 0.5
 _NOWHERE = -1
-
-
-@dataclasses.dataclass(slots=True)
-class RollbackHistory:
-    """What a run has gone back from, kept in its checkpoints.
-
-    Attributes:
-      count: how often it went back.
-      restored_step: where it went last; None before the first time.
-      furthest_step: the latest step at which it has diverged.
-      learning_rate_factor: what its learning rate is multiplied with since.
-    """
-
-    count: int = 0
-    restored_step: int | None = None
-    furthest_step: int = 0
-    learning_rate_factor: float = 1.0
 
 
 class Rollbacks:

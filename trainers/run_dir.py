@@ -13,7 +13,7 @@ from typing import Any
 
 from strategies.settings import UsageError, as_argument
 from trainers.checkpoint_names import checkpoints_in
-from trainers.config import Config, ModelConfig
+from trainers.config import Config
 from trainers.config_file import config_from_file
 from trainers.data_config import DataConfig
 from trainers.files import (
@@ -25,6 +25,7 @@ from trainers.files import (
     write_atomically,
     write_json,
 )
+from trainers.model_config import ModelConfig
 from trainers.optimizer_config import OptimizerConfig
 from trainers.own_files import check_own
 

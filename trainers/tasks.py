@@ -18,7 +18,7 @@ from trainers.run_dir import RunFolder
 from trainers.runtime import load_tensorflow
 
 # Modes that start runs, each as a process of its own, and leave the cores to them.
-_MODES_THAT_START_RUNS = ("verify", "compare")
+_MODES_THAT_START_RUNS = ("verify", "compare", "predict")
 
 
 def needs_tensorflow(config: Config) -> bool:

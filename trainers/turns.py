@@ -7,10 +7,10 @@ from collections.abc import Callable
 import keras
 
 from strategies.base import Observe
-from trainers.config import ReportConfig
 from trainers.diagnosis import is_finite
 from trainers.loop import Every, Hook, StepReport
 from trainers.outcome import DivergedError
+from trainers.run_config import ReportConfig
 
 
 def turns(

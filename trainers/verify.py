@@ -11,12 +11,12 @@ from trainers import flags
 from trainers.comparison.arms import Arm
 from trainers.config import Config
 from trainers.console import Console
+from trainers.execution import Executed, Execution
 from trainers.files import write_json
+from trainers.folder_of_runs import FolderOfRuns
 from trainers.outcome import ExitCode, StopRequested
 from trainers.stopping import StopSignals
 from trainers.verification.cause import find_cause
-from trainers.verification.execution import Execution, Recorded
-from trainers.verification.folder import VerificationFolder
 from trainers.verification.judgement import Verdict, judge
 from trainers.verification.report import Finding, content, explanations, table
 from trainers.verification.subjects import is_comparable, reference_of, subjects_of
@@ -35,7 +35,7 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: the settings are not accepted, by this process or by one device.
     """
     del cluster
-    folder = VerificationFolder(config.run.run_dir)
+    folder = FolderOfRuns(config.run.run_dir, "verify")
     reference_arm, arms = reference_of(config), subjects_of(config)
     folder.begin()
     console.say(f"verify    {', '.join(arm.name for arm in arms)}")
@@ -56,7 +56,7 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
 
 def _verify(
     config: Config,
-    folder: VerificationFolder,
+    folder: FolderOfRuns,
     reference_arm: Arm,
     arms: Sequence[Arm],
     execution: Execution,
@@ -78,7 +78,7 @@ def _verify(
     return _exit_code(findings)
 
 
-def _find(arm: Arm, reference: Recorded, execution: Execution) -> Finding:
+def _find(arm: Arm, reference: Executed, execution: Execution) -> Finding:
     """Runs a strategy and says what it came to."""
     recorded = execution.run(arm.name, arm.config)
     has_diverged = recorded.run.status == "diverged"
@@ -99,9 +99,7 @@ def _find(arm: Arm, reference: Recorded, execution: Execution) -> Finding:
     )
 
 
-def _refuse(
-    reference: Recorded, folder: VerificationFolder, console: Console
-) -> ExitCode:
+def _refuse(reference: Executed, folder: FolderOfRuns, console: Console) -> ExitCode:
     """There is nothing to compare with."""
     name, reason = reference.run.arm, reference.run.reason
     if reference.exit_code == ExitCode.USAGE:

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from models.cifar10 import LocalResponseNormalization, build
-from trainers.config import ModelConfig
 from trainers.inputs.data import ArraySource, Data
+from trainers.model_config import ModelConfig
 from trainers.step import weight_penalties
 
 

@@ -12,8 +12,9 @@ import models
 from models import catalogue
 from models.base import ModelSpec
 from strategies.settings import UsageError
-from trainers.config import Config, ModelConfig
+from trainers.config import Config
 from trainers.inputs.data import ArraySource, Data
+from trainers.model_config import ModelConfig
 from trainers.run_dir import default_path
 
 

@@ -9,10 +9,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from strategies import discovery
 from strategies.settings import UsageError, shown
 from trainers import flags
 from trainers.comparison.settings import ComparisonConfig
 from trainers.config import Config
+from trainers.prediction.settings import PredictionConfig
 
 # An arm's name is the name of a folder, of a flag and of a line in a table.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,39}")
@@ -70,13 +72,42 @@ def check_name(name: str, flag: str) -> None:
 
 
 def of_a_run(config: Config) -> Config:
-    """What the arms share, without what is about the comparison itself."""
+    """What the arms share, without what is about comparing or predicting them."""
     defaults = {
-        field.name: field.default for field in dataclasses.fields(ComparisonConfig)
+        field.name: field.default
+        for group in (ComparisonConfig, PredictionConfig)
+        for field in dataclasses.fields(group)
     }
     return config.replace(
         mode="train", run_dir=None, resume="never", verbose=False, **defaults
     )
+
+
+def in_each_way_of_updating(config: Config, shared: Config) -> tuple[Arm, ...]:
+    """What --strategies asks for, in this order.
+
+    A strategy that can update in several ways is in it with each of them, unless
+    --update says with which.
+
+    Args:
+      config: of the mode.
+      shared: by all arms.
+
+    Raises:
+      UsageError: the settings do not fit a strategy.
+    """
+    arms = []
+    for strategy in config.comparison.strategies or ():
+        base = under(strategy, shared)
+        updates = discovery.traits(strategy).updates
+        if updates and base.strategy.update is None:
+            arms += [
+                Arm(name=f"{strategy}-{update}", config=base.replace(update=update))
+                for update in sorted(updates, reverse=True)
+            ]
+        else:
+            arms.append(Arm(name=strategy, config=base))
+    return tuple(arms)
 
 
 def _from_flags(text: str, shared: Config) -> Arm:

@@ -36,8 +36,12 @@ HELD_FIXED: Mapping[str, str] = {
     INITIAL_WEIGHTS: "the initial weights",
 }
 
-# What is compared or verified, by mode.
-_USED_BY = {"compare": ("strategies", "arm", "runs"), "verify": ("strategies",)}
+# What is compared, verified or predicted, by mode.
+_USED_BY = {
+    "compare": ("strategies", "arm", "runs"),
+    "verify": ("strategies",),
+    "predict": ("strategies",),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +50,9 @@ class ComparisonConfig:
 
     strategies: tuple[str, ...] | None = setting(
         None,
-        "What --mode=compare compares with each other, and --mode=verify with "
-        "one_device: several strategies, with the same other settings.",
+        "What --mode=compare compares with each other, --mode=verify with one_device, "
+        "and --mode=predict on a larger cluster: several strategies, with the same "
+        "other settings.",
         choices=discovery.names,
     )
     arm: tuple[str, ...] | None = setting(
@@ -116,9 +121,9 @@ class ComparisonConfig:
                 "--mode=compare needs something to compare: give --strategies, --arm "
                 "or --runs."
             )
-        if mode == "verify" and not self.strategies:
+        if mode in ("verify", "predict") and not self.strategies:
             raise UsageError(
-                "--mode=verify needs something to verify: give --strategies, such as "
+                f"--mode={mode} needs something to {mode}: give --strategies, such as "
                 "--strategies=tower,mirrored."
             )
         unused = next((name for name in given if name not in accepted), None)

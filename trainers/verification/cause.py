@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from trainers.config import Config
+from trainers.execution import Executed
 from trainers.verification.evidence import conclusive, remarks, where_it_begins
-from trainers.verification.execution import Recorded
 from trainers.verification.features import (
     Feature,
     features_in_use,
@@ -16,7 +16,7 @@ from trainers.verification.features import (
 )
 from trainers.verification.judgement import Judgement, Verdict, judge
 
-Run = Callable[[str, Config], Recorded]
+Run = Callable[[str, Config], Executed]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ class Cause:
 
 
 def find_cause(
-    name: str, subject: Recorded, reference: Recorded, judgement: Judgement, run: Run
+    name: str, subject: Executed, reference: Executed, judgement: Judgement, run: Run
 ) -> Cause:
     """Names what makes a strategy differ from `one_device`.
 
@@ -118,8 +118,8 @@ def _tested(
 def _outcome_without(
     features: Sequence[Feature],
     name: str,
-    subject: Recorded,
-    reference: Recorded,
+    subject: Executed,
+    reference: Executed,
     num_steps: int,
     run: Run,
 ) -> Verdict:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from trainers.execution import Executed
 from trainers.verification.agreement import norm_of_all
-from trainers.verification.execution import Recorded
 from trainers.verification.judgement import Judgement
 from trainers.verification.tolerance import tolerance
 
@@ -17,7 +17,7 @@ _LEFT_UNEXPLAINED = 1e-3
 
 
 def conclusive(
-    subject: Recorded, reference: Recorded, judgement: Judgement
+    subject: Executed, reference: Executed, judgement: Judgement
 ) -> str | None:
     """A cause that needs no test; None if there is none of that kind."""
     if not judgement.steps:
@@ -30,7 +30,7 @@ def conclusive(
     )
 
 
-def remarks(subject: Recorded, reference: Recorded, judgement: Judgement) -> list[str]:
+def remarks(subject: Executed, reference: Executed, judgement: Judgement) -> list[str]:
     """What points at a cause, but does not prove it."""
     passing = judgement.first_passing
     if passing is None or passing.step > len(judgement.steps):
@@ -74,7 +74,7 @@ _BEGINS = {
 }
 
 
-def _other_initial_weights(subject: Recorded, reference: Recorded) -> str | None:
+def _other_initial_weights(subject: Executed, reference: Executed) -> str | None:
     digests = [run.run.initial_weights_sha256 for run in (subject, reference)]
     if digests[0] == digests[1]:
         return None
@@ -93,7 +93,7 @@ def _missing_examples(judgement: Judgement) -> str | None:
 
 
 def _multiple(
-    subject: Recorded, reference: Recorded, judgement: Judgement
+    subject: Executed, reference: Executed, judgement: Judgement
 ) -> str | None:
     """Of the first gradients that differ, if the weights before were the same."""
     passing = judgement.first_passing
@@ -128,7 +128,7 @@ def _factor(
     return factor if left <= _LEFT_UNEXPLAINED * difference else None
 
 
-def _statistics(subject: Recorded, reference: Recorded) -> str | None:
+def _statistics(subject: Executed, reference: Executed) -> str | None:
     """Moving statistics of the first step, all of which differ.
 
     Those of the first normalization in a model depend on nothing but initial weights

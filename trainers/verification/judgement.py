@@ -7,8 +7,8 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 
+from trainers.execution import Executed
 from trainers.verification.agreement import Difference, StepAgreement, agreement
-from trainers.verification.execution import Recorded
 from trainers.verification.tolerance import tolerance
 
 
@@ -62,7 +62,7 @@ class Judgement:
     first_passing: Passing | None
 
 
-def judge(subject: Recorded, reference: Recorded) -> Judgement:
+def judge(subject: Executed, reference: Executed) -> Judgement:
     """Compares all steps that both have recorded.
 
     A run that diverges where the other does not is different from the step on that
@@ -93,7 +93,7 @@ def judge(subject: Recorded, reference: Recorded) -> Judgement:
     )
 
 
-def _first_passing(subject: Recorded, steps: Sequence[StepAgreement]) -> Passing | None:
+def _first_passing(subject: Executed, steps: Sequence[StepAgreement]) -> Passing | None:
     for step in steps:
         accepted = tolerance(subject.config, step.step)
         for quantity, difference in step.quantities().items():

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainers.comparison.arms import Arm
+from trainers.execution import Executed
 from trainers.table import aligned
 from trainers.verification.agreement import Difference
 from trainers.verification.cause import Cause
-from trainers.verification.execution import Recorded
 from trainers.verification.judgement import Judgement, Verdict
 from trainers.verification.tolerance import in_words, tolerance
 
@@ -34,7 +34,7 @@ class Finding:
     """
 
     arm: Arm
-    recorded: Recorded
+    recorded: Executed
     verdict: Verdict
     judgement: Judgement | None = None
     cause: Cause | None = None
@@ -86,7 +86,7 @@ def explanations(findings: Sequence[Finding]) -> list[tuple[str, str]]:
 
 
 def content(
-    findings: Sequence[Finding], reference: Recorded, command: str
+    findings: Sequence[Finding], reference: Executed, command: str
 ) -> dict[str, Any]:
     """What verify.json holds; docs/verify.schema.json describes it."""
     config = reference.config

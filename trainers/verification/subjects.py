@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from strategies import discovery
-from trainers.comparison.arms import Arm, of_a_run, under
+from trainers.comparison.arms import Arm, in_each_way_of_updating, of_a_run, under
 from trainers.config import Config
 
 REFERENCE = "one_device"
@@ -34,19 +33,8 @@ def subjects_of(config: Config) -> tuple[Arm, ...]:
     Raises:
       UsageError: the settings do not fit a strategy.
     """
-    subjects = []
-    for strategy in config.comparison.strategies or ():
-        shared = under(strategy, _brief(config))
-        updates = discovery.traits(strategy).updates
-        if updates and shared.strategy.update is None:
-            arms = [
-                Arm(name=f"{strategy}-{update}", config=shared.replace(update=update))
-                for update in sorted(updates, reverse=True)
-            ]
-        else:
-            arms = [Arm(name=strategy, config=shared)]
-        subjects += [_recorded_if_comparable(arm) for arm in arms]
-    return tuple(subjects)
+    arms = in_each_way_of_updating(config, _brief(config))
+    return tuple(_recorded_if_comparable(arm) for arm in arms)
 
 
 def is_comparable(config: Config) -> bool:

@@ -1,4 +1,4 @@
-"""Runs what is verified, each run in a process of its own."""
+"""Short runs, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trainers.comparison.figures import Run, read_run
 from trainers.comparison.measure import measure
 from trainers.config import Config
 from trainers.console import Console
+from trainers.folder_of_runs import FolderOfRuns
 from trainers.outcome import ExitCode, StopRequested
 from trainers.recording import Recording
-from trainers.verification.folder import VerificationFolder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Recorded:
+class Executed:
     """A run that has ended.
 
     Attributes:
@@ -42,7 +42,7 @@ class Execution:
 
     def __init__(
         self,
-        folder: VerificationFolder,
+        folder: FolderOfRuns,
         console: Console,
         stop_requested: Callable[[], bool],
         stop_exit_code: Callable[[], ExitCode],
@@ -51,9 +51,9 @@ class Execution:
         self._console = console
         self._stop_requested = stop_requested
         self._stop_exit_code = stop_exit_code
-        self._done: dict[Config, Recorded] = {}
+        self._done: dict[Config, Executed] = {}
 
-    def run(self, name: str, config: Config) -> Recorded:
+    def run(self, name: str, config: Config) -> Executed:
         """Runs a configuration into a folder of its own.
 
         Args:
@@ -66,7 +66,7 @@ class Execution:
         with self._console.live(lambda: f"running   {name}"):
             return self._run(name, config)
 
-    def run_once(self, name: str, config: Config) -> Recorded:
+    def run_once(self, name: str, config: Config) -> Executed:
         """The same, unless this was called for that configuration before.
 
         Tests of one strategy's cause need the same runs of one device as another's.
@@ -75,7 +75,7 @@ class Execution:
             self._done[config] = self.run(name, config)
         return self._done[config]
 
-    def _run(self, name: str, config: Config) -> Recorded:
+    def _run(self, name: str, config: Config) -> Executed:
         path, log = self._folder.run_path(name), self._folder.log_path(name)
         began = time.monotonic()
         command = command_line(config.replace(run_dir=str(path)))
@@ -87,4 +87,4 @@ class Execution:
         run = read_run(path, arm=name, seed=config.run.seed, log=log)
         seconds = time.monotonic() - began
         self._console.say(f"ran       {name}: {run.status}, {seconds:.0f} s")
-        return Recorded(config, run, Recording(path), measured.exit_code)
+        return Executed(config, run, Recording(path), measured.exit_code)

@@ -1,4 +1,4 @@
-"""The folder of a verification."""
+"""A folder of short runs that are not continued, and of what they came to."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from strategies.settings import UsageError
 from trainers.files import FolderLock, new_folder, unusable
 
 
-class VerificationFolder:
-    """Paths of a verification. Making this object writes nothing.
+class FolderOfRuns:
+    """Paths of a verification or prediction. Making this object writes nothing.
 
-    runs/<name>/ are ordinary run folders with what each step did in recording/, logs/
-    holds what each run printed, and verify.json what it came to.
+    runs/<name>/ are ordinary run folders, logs/ holds what each run printed, and
+    <mode>.json what they came to.
     """
 
-    def __init__(self, path: str | None):
-        """Takes --run_dir, or chooses a name that tells when."""
-        self.path = pathlib.Path(path) if path else new_folder("verify")
-        self.result = self.path / "verify.json"
+    def __init__(self, path: str | None, mode: str):
+        """Takes --run_dir, or chooses a name that tells of the mode and when."""
+        self.path = pathlib.Path(path) if path else new_folder(mode)
+        self.result = self.path / f"{mode}.json"
+        self._mode = mode
         self._runs = self.path / "runs"
         self._logs = self.path / "logs"
         self._lock = FolderLock(self.path)
@@ -40,7 +41,7 @@ class VerificationFolder:
             if self.path.exists() and any(self.path.iterdir()):
                 raise UsageError(
                     f"--run_dir={self.path} is not empty: choose a new or empty folder "
-                    "for a verification."
+                    f"for --mode={self._mode}."
                 )
             self._logs.mkdir(parents=True)
             self._lock.acquire()
@@ -48,7 +49,7 @@ class VerificationFolder:
             raise unusable(self.path, error) from error
 
     def take_back(self) -> None:
-        """Removes what `begin` made, because nothing can be verified."""
+        """Removes what `begin` made, because the runs are refused."""
         for path in (self._runs, self._logs):
             shutil.rmtree(path, ignore_errors=True)
         self.path.rmdir()

@@ -1,0 +1,67 @@
+"""The settings of models. Does not import TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import models
+from strategies.settings import check_settings, setting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Model."""
+
+    model: str = setting(
+        "convnet",
+        "What is trained. Also keras:NAME, any classifier of keras.applications, with "
+        "new weights, such as keras:ResNet50.",
+        choices=models.names,
+        why_not=models.why_not,
+    )
+    hidden_units: tuple[int, ...] = setting(
+        (128, 64),
+        "Width of each hidden layer of mlp and wide_embedding.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    embedding_dimension: int = setting(
+        16,
+        "Numbers that stand for one category in wide_embedding.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    embedding_shards: int = setting(
+        2,
+        "Variables over which wide_embedding spreads its rows: give as many as "
+        "parameter servers. Does not change the training.",
+        minimum=1,
+        maximum=1_000,
+    )
+    dropout: float = setting(
+        0.0, "Fraction of activations dropped in training.", minimum=0, below=1
+    )
+    switch_off: tuple[str, ...] | None = setting(
+        None,
+        "Kinds of layers that do in training what they do in inference, to see what "
+        "they change. Also those of a model of your own.",
+        choices=("dropout", "batch_normalization"),
+    )
+    replayable_dropout: bool = setting(
+        False,
+        "Make the dropout of an example a function of --seed, the step and the "
+        "example: the same training with any number of replicas.",
+    )
+    jit_compile: bool = setting(
+        False,
+        "Let XLA compile what a replica computes in training, once for each number "
+        "of rows.",
+    )
+    dtype: str = setting(
+        "float32",
+        "Precision: mixed_bfloat16 computes in bfloat16 and keeps float32 weights.",
+        choices=("float32", "float64", "mixed_bfloat16"),
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)

@@ -1,0 +1,1 @@
+"""Step times on a cluster that one does not have yet."""

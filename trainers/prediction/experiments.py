@@ -1,0 +1,122 @@
+"""Which short runs a prediction is fitted to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from strategies.settings import UsageError
+from trainers.comparison.arms import Arm, in_each_way_of_updating, of_a_run, under
+from trainers.config import Config
+
+REFERENCE = "one_device"
+
+# The median of as many steps changes little from run to run.
+_DEFAULT_TRAIN_STEPS = 300
+# Beyond four replicas on a few cores one measures little but how they crowd.
+_MOST_REPLICAS_HERE = 4
+_PARTS_OF_A_BATCH = (1, 2, 4, 8)
+_PARTS_UNDER_STRATEGIES = (1, 2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Experiment:
+    """A run whose step time is measured.
+
+    Attributes:
+      arm: whose model is fitted to it; REFERENCE for one device.
+      num_replicas: of the run.
+      config: of the run, but for its folder.
+    """
+
+    arm: str
+    num_replicas: int
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """Of its folder, unique in a prediction."""
+        size = self.config.length.global_batch_size
+        return f"{self.arm}-{self.num_replicas}-of-{size}"
+
+    @property
+    def examples(self) -> float:
+        """What each replica computes for an update."""
+        shares = self.config.strategy.num_shares(self.num_replicas)
+        return self.config.length.global_batch_size / shares
+
+
+def arms_of(config: Config) -> tuple[Arm, ...]:
+    """What is predicted: --strategies, each way of updating by itself.
+
+    Raises:
+      UsageError: a strategy does not fit the settings, or does not exchange gradients.
+    """
+    arms = in_each_way_of_updating(config, _shared(config))
+    for arm in arms:
+        strategy = arm.config.strategy
+        if strategy.traits.exchange == "none" or strategy.averaged == "parameters":
+            raise UsageError(
+                f"--strategies={strategy.strategy} cannot be predicted: there is a "
+                "model for strategies whose replicas exchange gradients; leave it out."
+            )
+    return arms
+
+
+def on_one_device(config: Config) -> tuple[Experiment, ...]:
+    """One device with the batch, and with parts of it as large as those of replicas."""
+    shared = under(REFERENCE, _shared(config))
+    sizes = _sizes(shared, _PARTS_OF_A_BATCH, least=1)
+    return tuple(
+        Experiment(arm=REFERENCE, num_replicas=1, config=_with_batch(shared, size))
+        for size in sizes
+    )
+
+
+def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
+    """An arm with several numbers of replicas and two batches.
+
+    Raises:
+      UsageError: this machine or the batch is too small to tell anything.
+    """
+    size = arm.config.length.global_batch_size
+    most = min(num_gpus or _MOST_REPLICAS_HERE, _MOST_REPLICAS_HERE, size)
+    if most < 3:
+        raise UsageError(
+            f"--mode=predict needs runs with 2 and 3 replicas, and --global_batch_size="
+            f"{size} on {num_gpus or 'no'} GPU(s) allows for {most}: raise the batch, "
+            "or hide the GPUs with CUDA_VISIBLE_DEVICES=-1."
+        )
+    return tuple(
+        Experiment(
+            arm=arm.name,
+            num_replicas=count,
+            config=_with_batch(_with_replicas(arm.config, count), batch),
+        )
+        for count in range(2, most + 1)
+        for batch in _sizes(arm.config, _PARTS_UNDER_STRATEGIES, least=most)
+    )
+
+
+def _shared(config: Config) -> Config:
+    """What all runs share, with nothing that takes time beside the steps."""
+    shared = of_a_run(config).replace(
+        num_replicas=None, num_workers=None, histogram_every_steps=None
+    )
+    if shared.length.train_steps is None and shared.length.epochs is None:
+        shared = shared.replace(train_steps=_DEFAULT_TRAIN_STEPS)
+    return shared
+
+
+def _sizes(config: Config, parts: Sequence[int], least: int) -> list[int]:
+    size = config.length.global_batch_size
+    return sorted({max(size // part, least) for part in parts})
+
+
+def _with_batch(config: Config, global_batch_size: int) -> Config:
+    return config.replace(global_batch_size=global_batch_size)
+
+
+def _with_replicas(config: Config, count: int) -> Config:
+    many = "num_workers" if config.strategy.traits.multi_process else "num_replicas"
+    return config.replace(**{many: count})

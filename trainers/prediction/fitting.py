@@ -1,0 +1,110 @@
+"""From what runs measured to a model of each arm, and how wrong it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainers.execution import Executed
+from trainers.prediction.experiments import REFERENCE, Experiment
+from trainers.prediction.model import Compute, Measurement, Model, leave_one_out
+from trainers.prediction.traffic import Exchange
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FittedArm:
+    """What is known of one arm.
+
+    Attributes:
+      name: of the arm.
+      is_multi_process: whether its replicas may be on several machines.
+      experiments: that were run.
+      measurements: of each, in the same order.
+      model: fitted to all of them.
+      errors: of each, relative, by the model that was fitted to the others.
+    """
+
+    name: str
+    is_multi_process: bool
+    experiments: Sequence[Experiment]
+    measurements: Sequence[Measurement]
+    model: Model
+    errors: Sequence[float]
+
+    @property
+    def median_error(self) -> float:
+        return float(np.median(np.abs(self.errors)))
+
+    @property
+    def largest_error(self) -> float:
+        return float(np.max(np.abs(self.errors)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """All arms, and one device.
+
+    Attributes:
+      compute: of one replica.
+      reference: the runs of one device that it is fitted to.
+      arms: the others.
+      hardware: of this machine, as in result.json.
+    """
+
+    compute: Compute
+    reference: Sequence[Measurement]
+    arms: Sequence[FittedArm]
+    hardware: Mapping[str, Any]
+
+
+def fit(runs: Sequence[tuple[Experiment, Executed]]) -> Fitted:
+    """Fits a model to the runs of each arm."""
+    by_arm: dict[str, list[tuple[Experiment, Executed]]] = {}
+    for experiment, executed in runs:
+        by_arm.setdefault(experiment.arm, []).append((experiment, executed))
+    reference = [_measured(e, x) for e, x in by_arm.pop(REFERENCE)]
+    compute = Compute.fitted(reference)
+    hardware = runs[0][1].run.result["hardware"]
+    arms = [_fit_arm(runs, compute, hardware["cpu_cores"]) for runs in by_arm.values()]
+    return Fitted(compute=compute, reference=reference, arms=arms, hardware=hardware)
+
+
+def _fit_arm(
+    runs: Sequence[tuple[Experiment, Executed]], compute: Compute, cores: int
+) -> FittedArm:
+    experiments = [experiment for experiment, _ in runs]
+    measurements = [_measured(*run) for run in runs]
+    exchange = _exchange(*runs[0])
+    return FittedArm(
+        name=experiments[0].arm,
+        is_multi_process=experiments[0].config.strategy.traits.multi_process,
+        experiments=experiments,
+        measurements=measurements,
+        model=Model.fitted(measurements, compute, exchange, cores),
+        errors=leave_one_out(measurements, compute, exchange, cores),
+    )
+
+
+def _measured(experiment: Experiment, executed: Executed) -> Measurement:
+    milliseconds = executed.run.result["throughput"]["step_milliseconds"]["p50"]
+    return Measurement(
+        num_replicas=experiment.num_replicas,
+        examples=experiment.examples,
+        step_seconds=milliseconds / 1e3,
+    )
+
+
+def _exchange(experiment: Experiment, executed: Executed) -> Exchange:
+    strategy = experiment.config.strategy
+    exchange = Exchange(
+        kind=strategy.traits.exchange,
+        is_synchronous=strategy.is_synchronous,
+        gradient_bytes=0.0,
+        num_servers=strategy.num_ps or 1,
+    )
+    sent = executed.run.result["communication"]["bytes_per_step_per_replica"]
+    gradient_bytes = exchange.gradient_bytes_from(sent, experiment.num_replicas)
+    return dataclasses.replace(exchange, gradient_bytes=gradient_bytes)

@@ -1,0 +1,192 @@
+"""What a prediction came to: lines of text, and predict.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from trainers.config import Config
+from trainers.prediction.experiments import REFERENCE
+from trainers.prediction.fitting import Fitted, FittedArm
+from trainers.prediction.model import Network, Parts
+from trainers.table import aligned
+
+SCHEMA_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """A step of one arm on so many replicas.
+
+    Attributes:
+      arm: whose.
+      num_replicas: each with a machine like this one, or a device of it.
+      parts: of a step; None if the global batch has not an example for each replica.
+      efficiency: how much of what so many machines could do at best is done; None
+        without parts.
+    """
+
+    arm: FittedArm
+    num_replicas: int
+    parts: Parts | None
+    efficiency: float | None
+
+
+def predictions(config: Config, fitted: Fitted) -> list[Prediction]:
+    """Of every arm, by the number of replicas."""
+    network = Network(
+        seconds_per_message=config.prediction.seconds_per_message,
+        seconds_per_byte=config.prediction.seconds_per_byte,
+    )
+    size = config.length.global_batch_size
+    alone = fitted.compute.of(size)
+    found = []
+    for count in config.prediction.replica_counts:
+        for arm in fitted.arms:
+            shares = count if arm.model.exchange.is_synchronous else 1
+            parts = efficiency = None
+            if shares <= size:
+                parts = arm.model.elsewhere(count, size / shares, network)
+                efficiency = alone / (count * parts.total)
+            found.append(
+                Prediction(
+                    arm=arm, num_replicas=count, parts=parts, efficiency=efficiency
+                )
+            )
+    return found
+
+
+def table(config: Config, fitted: Fitted) -> list[str]:
+    """A row for each number of replicas and arm."""
+    rows = [
+        ["predicted", "replicas", "step ms", "efficiency", "compute", "network"],
+        [REFERENCE, "1", _milliseconds(_alone(config, fitted)), "100 %", "", ""],
+    ]
+    for each in predictions(config, fitted):
+        cells = ["-"] * 4
+        if each.parts is not None and each.efficiency is not None:
+            parts = each.parts
+            cells = [
+                _milliseconds(parts.total),
+                f"{100 * each.efficiency:.3g} %",
+                _milliseconds(parts.compute),
+                _milliseconds(parts.latency + parts.transfer),
+            ]
+        rows.append([each.arm.name, str(each.num_replicas), *cells])
+    return aligned(rows)
+
+
+def error_lines(fitted: Fitted) -> list[str]:
+    """How far the model is from what was measured here."""
+    return [
+        f"error     {arm.name}: {100 * arm.median_error:.0f} % in the middle of "
+        f"{len(arm.errors)} runs here, each predicted from the others; at most "
+        f"{100 * arm.largest_error:.0f} %"
+        for arm in fitted.arms
+    ]
+
+
+def best_lines(config: Config, fitted: Fitted) -> Iterator[str]:
+    """The fastest arm for each number of replicas, and what limits the answer."""
+    alone = _alone(config, fitted)
+    size = config.length.global_batch_size
+    for count in config.prediction.replica_counts:
+        ranked = _ranked(config, fitted, count)
+        if not ranked:
+            yield (
+                f"best      {count} replicas: none: they need --global_batch_size="
+                f"{count} or more, an example for each; it is {size}"
+            )
+            continue
+        yield f"best      {count} replicas: {_best(ranked, alone)}"
+    inside = [arm.name for arm in fitted.arms if not arm.is_multi_process]
+    if inside:
+        yield (
+            f"note      {', '.join(inside)}: one process, so that its replicas must be "
+            "in one machine, and the network is that between its devices"
+        )
+    stale = [a.name for a in fitted.arms if not a.model.exchange.is_synchronous]
+    if stale:
+        yield (
+            f"note      {', '.join(stale)}: updates are of stale gradients, and may "
+            "have to be more for the same loss; --mode=compare tells"
+        )
+
+
+def _ranked(config: Config, fitted: Fitted, count: int) -> list[tuple[float, str]]:
+    return sorted(
+        (each.parts.total, each.arm.name)
+        for each in predictions(config, fitted)
+        if each.parts is not None and each.num_replicas == count
+    )
+
+
+def _best(ranked: Sequence[tuple[float, str]], alone: float) -> str:
+    seconds, name = ranked[0]
+    words = f"{name}, {_milliseconds(seconds)} ms a step"
+    if seconds >= alone:
+        return f"{words}; slower than one_device, {_milliseconds(alone)} ms"
+    return f"{words}, {alone / seconds:.3g} times as fast as one_device"
+
+
+def content(config: Config, fitted: Fitted, command: str) -> dict[str, Any]:
+    """What predict.json holds."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": command,
+        "model": config.model.model,
+        "dataset": config.data.dataset,
+        "global_batch_size": config.length.global_batch_size,
+        "bandwidth_gbit": 8e-9 / config.prediction.seconds_per_byte,
+        "latency_microseconds": 1e6 * config.prediction.seconds_per_message,
+        "hardware": fitted.hardware,
+        "one_device": {
+            "milliseconds_per_step": 1e3 * fitted.compute.seconds,
+            "milliseconds_per_example": 1e3 * fitted.compute.seconds_per_example,
+            "measured": [dataclasses.asdict(m) for m in fitted.reference],
+        },
+        "strategies": [_of_an_arm(arm) for arm in fitted.arms],
+        "predictions": [_of_a_prediction(p) for p in predictions(config, fitted)],
+    }
+
+
+def _of_an_arm(arm: FittedArm) -> dict[str, Any]:
+    model = arm.model
+    return {
+        "name": arm.name,
+        "exchange": dataclasses.asdict(model.exchange),
+        "busy_cores_per_replica": model.busy_cores,
+        "milliseconds_per_update": 1e3 * model.seconds_per_update,
+        "microseconds_per_message": 1e6 * model.local.seconds_per_message,
+        "nanoseconds_per_byte": 1e9 * model.local.seconds_per_byte,
+        "measured": [
+            {**dataclasses.asdict(m), "leave_one_out_error": error}
+            for m, error in zip(arm.measurements, arm.errors, strict=True)
+        ],
+        "median_error": arm.median_error,
+        "largest_error": arm.largest_error,
+    }
+
+
+def _of_a_prediction(prediction: Prediction) -> dict[str, Any]:
+    parts = prediction.parts
+    return {
+        "strategy": prediction.arm.name,
+        "num_replicas": prediction.num_replicas,
+        "step_milliseconds": None if parts is None else 1e3 * parts.total,
+        "efficiency": prediction.efficiency,
+        "milliseconds": None
+        if parts is None
+        else {k: 1e3 * v for k, v in dataclasses.asdict(parts).items()},
+    }
+
+
+def _alone(config: Config, fitted: Fitted) -> float:
+    return fitted.compute.of(config.length.global_batch_size)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}"

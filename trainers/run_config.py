@@ -1,0 +1,142 @@
+"""The settings of a run: what to do, for how long, and what to write meanwhile.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from strategies.settings import UsageError, check_settings, setting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Run: what to do and where to keep it."""
+
+    mode: str = setting(
+        "train",
+        "What to do: train a model; evaluate the newest checkpoint of --run_dir; "
+        "verify that strategies train the same; compare several ways of training; "
+        "predict step times on a larger cluster; or, as doctor, tell whether training "
+        "would start, on what, and what is slow; or list the devices of this machine.",
+        choices=(
+            *("train", "evaluate", "verify", "compare", "predict"),
+            *("doctor", "devices"),
+        ),
+    )
+    run_dir: str | None = setting(
+        None,
+        "Folder of the run, verification or comparison. Default: a new one under "
+        "runs/, named after strategy, model, data set and time.",
+    )
+    resume: str = setting(
+        "never",
+        "auto continues the run in --run_dir from its newest checkpoint, or "
+        "starts it if there is none; never refuses a folder that holds a run.",
+        choices=("never", "auto"),
+    )
+    seed: int = setting(
+        0,
+        "Decides initial weights, the order of examples and dropout.",
+        minimum=0,
+        maximum=2**31 - 1,
+    )
+    verbose: bool = setting(False, "Show tracebacks and TensorFlow's own log.")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ThreadsConfig:
+    """Threads of each process."""
+
+    intra_op_threads: int = setting(
+        0,
+        "Threads that share one operation. 0: as many as cores the process may use.",
+        minimum=0,
+        maximum=1024,
+    )
+    inter_op_threads: int = setting(
+        0,
+        "Threads that run operations side by side. 0: TensorFlow's choice.",
+        minimum=0,
+        maximum=1024,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LengthConfig:
+    """Training length."""
+
+    train_steps: int | None = setting(
+        None, "Updates to apply. Default: 1000, unless --epochs is given.", minimum=1
+    )
+    epochs: int | None = setting(
+        None, "Passes over the training examples, instead of --train_steps.", minimum=1
+    )
+    global_batch_size: int = setting(
+        64, "Examples of one update, over all replicas together.", minimum=1
+    )
+    drop_last_batch: bool = setting(
+        False,
+        "Leave out the last batch of every epoch if it would be smaller than the "
+        "others. Each epoch leaves out other examples.",
+    )
+    steps_per_loop: int | None = setting(
+        None,
+        "Steps run inside the runtime for one call from Python. Default: as many "
+        "as take about 50 ms. Does not change the training.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    step_delay_milliseconds: float = setting(
+        0.0,
+        "Make every step take this much longer, to see what a comparison makes of a "
+        "slower arm.",
+        minimum=0,
+        maximum=10_000,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.train_steps is not None and self.epochs is not None:
+            raise UsageError(
+                f"--train_steps={self.train_steps} and --epochs={self.epochs} both "
+                "say how long to train: give one of them, or none for the other."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """Summaries, evaluation and checkpoints."""
+
+    summary_every_steps: int = setting(
+        100, "Steps between lines of metrics.jsonl and TensorBoard scalars.", minimum=1
+    )
+    histogram_every_steps: int | None = setting(
+        500, "Steps between histograms; none for no histograms at all.", minimum=1
+    )
+    record_steps: bool = setting(
+        False,
+        "Keep the loss, the summed gradient and all variables of every step in "
+        "recording/, as --mode=verify does. In float32 it takes 8 bytes for each "
+        "parameter and step, and every step a call of its own.",
+    )
+    eval_every_steps: int | None = setting(
+        None, "Steps between evaluations. Default: only at the end.", minimum=1
+    )
+    eval_global_batch_size: int = setting(
+        500, "Examples evaluated at a time, over all replicas.", minimum=1
+    )
+    checkpoint_every_steps: int | None = setting(
+        500, "Steps between checkpoints; there is always one at the end.", minimum=1
+    )
+    keep_checkpoints: int = setting(3, "Newest checkpoints that are kept.", minimum=1)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
