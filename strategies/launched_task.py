@@ -103,14 +103,18 @@ class LaunchedTask:
         code = self.process.poll() or 0
         return f" ({signal.Signals(-code).name})" if code < 0 else ""
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether SIGSTOP keeps it from running at this moment."""
+        try:
+            status = psutil.Process(self.process.pid).status()
+        except psutil.NoSuchProcess:
+            return False
+        return status == psutil.STATUS_STOPPED
+
     def seconds_stopped(self) -> float:
         """How long SIGSTOP has kept it from running, as far as calls of this saw it."""
-        try:
-            is_stopped = (
-                psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
-            )
-        except psutil.NoSuchProcess:
-            is_stopped = False
+        is_stopped = self.is_stopped
         now = time.monotonic()
         if not is_stopped or now - self._looked_at > _SECONDS_BETWEEN_LOOKS:
             self._stopped_since = None

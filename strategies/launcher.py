@@ -154,6 +154,9 @@ class Launcher:
         """Ends the others, and decides whether to start all of them again."""
         # What brought a task down may end a moment after those that missed it.
         self._wait(_SECONDS_TO_NOTICE, self._tasks)
+        for task in self._tasks:
+            if task.is_stopped:
+                self._kill(task, "is stopped")
         failed = self._failed()
         if failed is None:
             raise RuntimeError("there was a task that failed")
@@ -205,12 +208,13 @@ class Launcher:
         for task in self._tasks:
             seconds = task.seconds_stopped()
             if seconds >= self._plan.patience_seconds:
-                self._say(
-                    f"{task.cluster.task} has been stopped for {seconds:.0f} s, as by "
-                    "SIGSTOP, and is killed."
-                )
-                task.send(signal.SIGKILL)
-                task.process.wait()
+                self._kill(task, f"has been stopped for {seconds:.0f} s")
+
+    def _kill(self, task: LaunchedTask, why: str) -> None:
+        """Of a task that is stopped: it could not end by itself."""
+        self._say(f"{task.cluster.task} {why}, as by SIGSTOP, and is killed.")
+        task.send(signal.SIGKILL)
+        task.process.wait()
 
     def _chief(self) -> LaunchedTask:
         return next(task for task in self._tasks if task.cluster.is_chief)

@@ -40,6 +40,14 @@ if deed == "end when another is back":
                   for n in (0, 1) if (folder / f"worker-{n}.starts").exists()):
         time.sleep(0.02)
     sys.exit(0)
+if deed == "miss one that is stopped":
+    other = folder / "worker-1.starts"
+    while not other.exists() or not other.read_text().endswith("\\n"):
+        time.sleep(0.02)
+    pid = json.loads(other.read_text().splitlines()[0])["pid"]
+    while pathlib.Path(f"/proc/{pid}/stat").read_text().split()[2] != "T":
+        time.sleep(0.02)
+    sys.exit(138)
 if deed == "end a moment after the others":
     while len(list(folder.glob("*.starts"))) < 2:
         time.sleep(0.02)
@@ -175,6 +183,22 @@ def test_a_worker_that_serves_starts_again_at_its_own_address(
     assert len(cluster.said) == (2 if deed == "stop" else 1)
     log = (tmp_path / "logs/worker-1.log").read_text()
     assert log == "start 0\nstart 1\n"
+
+
+def test_a_task_that_is_stopped_is_not_waited_for_when_the_others_have_missed_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    """It cannot end by itself, and is what they were lost by."""
+    deeds: Deeds = {
+        "worker-0": ["miss one that is stopped", 0],
+        "worker-1": ["stop", 0],
+    }
+    cluster = Cluster(tmp_path, deeds)
+    assert cluster.run(patience_seconds=60.0) == 0
+    assert cluster.said == [
+        "worker-1 is stopped, as by SIGSTOP, and is killed.",
+        "worker-1 was lost (SIGKILL): restart 1 of 3, of all tasks, from step 0.",
+    ]
 
 
 @pytest.mark.parametrize("lost", ["ps-0", "chief-0"])
