@@ -87,10 +87,14 @@ class LaunchedTask:
         self._reader.start()
 
     @property
+    def ended_by_a_signal(self) -> bool:
+        """Whether it was not asked to end, or could not yet do so in order."""
+        return (self.process.poll() or 0) < 0
+
+    @property
     def was_killed(self) -> bool:
         """Whether it ended by a signal that nobody sends to ask for an end."""
-        code = self.process.poll() or 0
-        return code < 0 and -code not in STOPS
+        return self.ended_by_a_signal and -self.process.returncode not in STOPS
 
     @property
     def was_lost(self) -> bool:

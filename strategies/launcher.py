@@ -128,7 +128,7 @@ class Launcher:
             time.sleep(_POLL_SECONDS)
         if self._signal is not None:
             return self._after_signal(chief)
-        if chief.was_lost:
+        if chief.was_lost or chief.ended_by_a_signal:
             return self._after_failure()
         # One that has come again may not have found the others before they ended.
         stayed = [task for task in self._tasks if not task.is_replacement]
@@ -165,7 +165,9 @@ class Launcher:
             return 0
         if not (failed.was_lost and self._plan.max_restarts):
             code = self._report(failed)
-            self._stop_training(signal.SIGTERM)
+            # A chief that ended by a signal has told nobody that it is over.
+            is_told = not self._chief().ended_by_a_signal
+            self._stop_training(signal.SIGTERM, with_those_that_serve=is_told)
             return code
         # Those that serve hold nothing that would still be of use.
         self._stop_training(signal.SIGTERM, with_those_that_serve=False)

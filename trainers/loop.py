@@ -141,12 +141,7 @@ def run_loop(
     step = first_step
     step_seconds = 0.0
     while step < last_step:
-        due = min(when.next_after(step, last_step) for when in hooks)
-        stop = min(due, last_step, step + call_length.steps)
-        observe = max(
-            (w.observe for w in hooks if w.next_after(step, last_step) == stop),
-            default=Observe.NOT,
-        )
+        stop, observe = _until_due(hooks, step, last_step, call_length.steps)
         with clock.measure("train") as timer:
             proposed = Agreed(
                 stop_requested=float(stop_requested()), step_seconds=step_seconds
@@ -170,6 +165,16 @@ def run_loop(
         for when in hooks:
             if when.is_due(report):
                 when.hook(report)
+
+
+def _until_due(
+    hooks: Sequence[Every | Always], step: int, last_step: int, most_steps: int
+) -> tuple[int, Observe]:
+    """Where the next call ends, and how closely its last step is looked at."""
+    due = min(when.next_after(step, last_step) for when in hooks)
+    stop = min(due, last_step, step + most_steps)
+    wanted = (w.observe for w in hooks if w.next_after(step, last_step) == stop)
+    return stop, max(wanted, default=Observe.NOT)
 
 
 def _delayed(results: StepResults, seconds: float) -> StepResults:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 from strategies.attendance import workers_attended
 from strategies.base import Strategy
 from strategies.cluster import EVALUATOR, Cluster
 from strategies.settings import UsageError
-from trainers.assembly import assemble, create_strategy
+from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.checkpoints import Checkpoints, weights_sha256
 from trainers.clock import Clock
 from trainers.config import Config
@@ -83,14 +85,7 @@ def _train(
     stall.note("startup")
     stall.count(assembly.step)
     initial_weights_sha256 = weights_sha256(assembly.model)
-    checkpoints = Checkpoints(
-        folder.checkpoints,
-        model=assembly.model,
-        optimizer=assembly.optimizer,
-        step=assembly.step,
-        keep=config.report.keep_checkpoints,
-        replica_state=strategy.replica_state(),
-    )
+    checkpoints = _checkpoints_of(assembly, folder)
     rollbacks = Rollbacks(
         checkpoints, assembly.rate_factor, config.guard.most_rollbacks, console.warn
     )
@@ -111,13 +106,7 @@ def _train(
     )
     parts = (assembly, folder, checkpoints, console, clock, tally, rollbacks)
     reporting = Reporting(*parts)
-    if state is not None:
-        reporting.restore(state)
-    if config.guard.rolls_back:
-        if state is None:
-            # Most rates that are too large show it before the first checkpoint.
-            reporting.save_checkpoint()
-        strategy.share_from_chief([])
+    _take_up(reporting, state, assembly)
     run = TrainingRun(
         assembly=assembly,
         cluster=cluster,
@@ -131,3 +120,27 @@ def _train(
         stall=stall,
     )
     return run.to_the_end(first_step, initial_weights_sha256)
+
+
+def _checkpoints_of(assembly: Assembly, folder: RunFolder) -> Checkpoints:
+    return Checkpoints(
+        folder.checkpoints,
+        model=assembly.model,
+        optimizer=assembly.optimizer,
+        step=assembly.step,
+        keep=assembly.config.report.keep_checkpoints,
+        replica_state=assembly.strategy.replica_state(),
+    )
+
+
+def _take_up(
+    reporting: Reporting, state: Mapping[str, Any] | None, assembly: Assembly
+) -> None:
+    """Goes on from what a checkpoint has kept; saves one to go back to if need be."""
+    if state is not None:
+        reporting.restore(state)
+    if assembly.config.guard.rolls_back:
+        if state is None:
+            # Most rates that are too large show it before the first checkpoint.
+            reporting.save_checkpoint()
+        assembly.strategy.share_from_chief([])

@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from strategies.cluster import Cluster
@@ -65,12 +65,15 @@ class Project:
     """`python -m trainers.main` with flags.
 
     Attributes:
-      flags: what it is given besides the folder of its run.
+      flags: what it is given besides the folder of its run; {folder} in them is where
+        its data is.
       cores: to which it is kept; empty for all.
+      write_data: into that folder, before it starts.
     """
 
     flags: tuple[str, ...]
     cores: tuple[int, ...] = ()
+    write_data: Callable[[pathlib.Path], None] = lambda folder: None
 
     @property
     def label(self) -> str:
@@ -81,10 +84,12 @@ class Project:
     def command(self, run: pathlib.Path) -> list[str]:
         """To train into a folder."""
         command = [sys.executable, "-m", "trainers.main", f"--run_dir={run}"]
-        return [*_pinned(self.cores), *command, *self.flags]
+        flags = [flag.format(folder=run.parent) for flag in self.flags]
+        return [*_pinned(self.cores), *command, *flags]
 
     def measure(self, folder: pathlib.Path) -> Measured:
         """See `Side`."""
+        self.write_data(folder)
         (measured,) = _measured_together([self], folder)
         return measured
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from benchmarks.speed.data import write_images, write_records
 from benchmarks.speed.sides import Measured, Peer, Project, Unconnected
 from benchmarks.speed.subject import Subject
 
@@ -218,6 +219,32 @@ def _memory() -> Sequence[Subject]:
     ]
 
 
+def _input() -> Sequence[Subject]:
+    """For how much of its time a step waits, beside a run of data that is in memory."""
+    images = ("--dataset=cifar10", "--data_path={folder}", "--train_steps=150")
+    records = ("--dataset=tfrecord", "--data_path={folder}/train.tfrecord")
+    works = (
+        ("images", ("--model=convnet", *images), write_images, ("--noaugmentation",)),
+        (
+            "records",
+            ("--model=mlp", *records, "--sharding=example", "--train_steps=3000"),
+            write_records,
+            ("--sharding=exact",),
+        ),
+    )
+    return [
+        Subject(
+            name=f"{name}-input",
+            project=Project(flags, write_data=write_data),
+            peer=Project((*flags, *from_memory), write_data=write_data),
+            # So many times is what it waits contained in 2 % of its time.
+            goal=1.0,
+            ratio=lambda project, peer: 0.02 / max(project.input_share or 0.0, 1e-6),
+        )
+        for name, flags, write_data, from_memory in works
+    ]
+
+
 SUBJECTS: Sequence[Subject] = (
     *_loops(),
     *_keras_fit(),
@@ -228,4 +255,5 @@ SUBJECTS: Sequence[Subject] = (
     *_summaries(),
     *_start(),
     *_memory(),
+    *_input(),
 )

@@ -14,6 +14,7 @@ from typing import TypeAlias
 import pytest
 
 from strategies.launch_plan import Plan, local_cluster
+from strategies.launched_task import LaunchedTask
 from strategies.launcher import Launcher
 
 # A task that appends to a file how it was started, and then does what the test says:
@@ -152,6 +153,28 @@ def test_what_is_not_a_loss_does_not_start_again(
     assert cluster.run() == (code if code > 0 else 128 - code)
     assert cluster.launcher.num_restarts == 0
     assert len(cluster.starts("worker-1")) == 1
+
+
+@pytest.mark.parametrize("job", ["worker", "chief"])
+def test_a_chief_that_was_stopped_before_it_could_tell_the_others_is_not_waited_for(
+    job: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would go on looking for it until the start-up deadline."""
+    waited: list[float] = []
+    wait = Launcher._wait
+
+    def noting(self: Launcher, seconds: float, tasks: Sequence[LaunchedTask]) -> None:
+        waited.append(seconds if any(t.process.poll() is None for t in tasks) else 0.0)
+        wait(self, seconds, tasks)
+
+    monkeypatch.setattr(Launcher, "_wait", noting)
+    deeds: Deeds = {f"{job}-0": [-signal.SIGTERM], "worker-1": ["wait"]}
+    if job == "chief":
+        deeds = {"chief-0": [-signal.SIGTERM], "worker-0": ["wait"], "ps-0": ["wait"]}
+    serving = ("worker", "ps") if job == "chief" else ()
+    assert Cluster(tmp_path, deeds, serving=serving).run() == 143
+    # To notice and to end; workers that train are asked to, which these do at once.
+    assert sum(waited) <= (2 if job == "chief" else 12)
 
 
 def test_no_restarts_at_all(tmp_path: pathlib.Path) -> None:
