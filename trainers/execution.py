@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Callable
 
+from trainers import flags
 from trainers.comparison.execution import command_line
 from trainers.comparison.figures import Run, read_run
 from trainers.comparison.measure import measure
@@ -88,3 +90,11 @@ class Execution:
         seconds = time.monotonic() - began
         self._console.say(f"ran       {name}: {run.status}, {seconds:.0f} s")
         return Executed(config, run, Recording(path), measured.exit_code)
+
+
+def command_again(config: Config) -> str:
+    """What a person pastes to do the same again, into another folder."""
+    words = flags.arguments_of(config.replace(run_dir=None))
+    # The strategy of this configuration is one of those that --strategies names.
+    words = [word for word in words if not word.startswith("--strategy=")]
+    return shlex.join(["python", "-m", "trainers.main", *words])

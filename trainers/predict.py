@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from strategies.cluster import Cluster
 from strategies.gpus import visible_gpus
 from strategies.settings import UsageError
-from trainers import flags
 from trainers.config import Config
 from trainers.console import Console
-from trainers.execution import Executed, Execution
+from trainers.execution import Executed, Execution, command_again
 from trainers.files import write_json
 from trainers.folder_of_runs import FolderOfRuns
 from trainers.outcome import ExitCode, StopRequested
 from trainers.prediction.experiments import (
-    REFERENCE,
     Experiment,
     arms_of,
     of_an_arm,
     on_one_device,
 )
 from trainers.stopping import StopSignals
-
-if TYPE_CHECKING:
-    from trainers.prediction.fitting import Fitted
-
-_Runs = Sequence[tuple[Experiment, Executed]]
 
 
 def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -49,7 +40,7 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         *(e for arm in arms_of(config) for e in of_an_arm(arm, num_gpus)),
     ]
     folder.begin()
-    console.say(f"predict   {_in_words(config)}")
+    console.say(f"predict   {_in_words(config)}; {len(experiments)} short runs")
     console.say(f"into      {folder.path}")
     try:
         with StopSignals() as signals:
@@ -59,13 +50,15 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
                 lambda: signals.requested,
                 lambda: signals.exit_code,
             )
-            runs = [(e, execution.run(e.name, e.config)) for e in experiments]
+            runs = []
+            for experiment in experiments:
+                executed = execution.run(experiment.name, experiment.config)
+                if not executed.run.is_completed:
+                    return _refuse(executed, folder, console)
+                runs.append((experiment, executed))
     except StopRequested as stop:
         console.fail("stopped: a prediction is not continued, but begun again.")
         return stop.exit_code
-    failed = next((run for _, run in runs if not run.run.is_completed), None)
-    if failed is not None:
-        return _refuse(failed, folder, console)
     _report(config, folder, runs, console)
     return ExitCode.DONE
 
@@ -89,35 +82,17 @@ def _refuse(failed: Executed, folder: FolderOfRuns, console: Console) -> ExitCod
 
 
 def _report(
-    config: Config, folder: FolderOfRuns, runs: _Runs, console: Console
+    config: Config,
+    folder: FolderOfRuns,
+    runs: Sequence[tuple[Experiment, Executed]],
+    console: Console,
 ) -> None:
     # SciPy takes half a second to import, too long before a refusal.
     from trainers.prediction.fitting import fit
-    from trainers.prediction.report import best_lines, content, error_lines, table
+    from trainers.prediction.report import Report
 
-    fitted = fit([(e, r) for e, r in runs])
-    write_json(folder.result, content(config, fitted, _command(config)))
-    _explain(fitted, console)
-    for line in error_lines(fitted):
-        console.say(line)
-    for line in table(config, fitted):
-        console.say(line)
-    for line in best_lines(config, fitted):
+    report = Report(config, fit(runs))
+    write_json(folder.result, report.content(command_again(config)))
+    for line in report.lines():
         console.say(line)
     console.say(f"result    {folder.result}")
-
-
-def _explain(fitted: Fitted, console: Console) -> None:
-    compute = fitted.compute
-    console.say(
-        f"{REFERENCE} {1e3 * compute.seconds:.3g} ms a step and "
-        f"{1e3 * compute.seconds_per_example:.3g} ms an example"
-    )
-
-
-def _command(config: Config) -> str:
-    """What a person pastes to predict this again, into another folder."""
-    words = flags.arguments_of(config.replace(run_dir=None))
-    # The strategy of this configuration is one of those that are predicted.
-    words = [word for word in words if not word.startswith("--strategy=")]
-    return shlex.join(["python", "-m", "trainers.main", *words])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from strategies.cluster import Cluster
 from strategies.settings import UsageError
-from trainers import flags
 from trainers.comparison.arms import Arm
 from trainers.config import Config
 from trainers.console import Console
-from trainers.execution import Executed, Execution
+from trainers.execution import Executed, Execution, command_again
 from trainers.files import write_json
 from trainers.folder_of_runs import FolderOfRuns
 from trainers.outcome import ExitCode, StopRequested
@@ -66,7 +64,7 @@ def _verify(
     if not reference.run.is_completed:
         return _refuse(reference, folder, console)
     findings = [_find(arm, reference, execution) for arm in arms]
-    write_json(folder.result, content(findings, reference, _command(config)))
+    write_json(folder.result, content(findings, reference, command_again(config)))
     num_steps = reference.recording.num_steps()
     console.say(f"largest relative difference from one_device in {num_steps} steps:")
     for line in table(findings):
@@ -110,14 +108,6 @@ def _refuse(reference: Executed, folder: FolderOfRuns, console: Console) -> Exit
     )
     has_diverged = reference.run.status == "diverged"
     return ExitCode.DIVERGED if has_diverged else ExitCode.BUG
-
-
-def _command(config: Config) -> str:
-    """What a person pastes to verify this again, into another folder."""
-    words = flags.arguments_of(config.replace(run_dir=None))
-    # The strategy of this configuration is one of those that are verified.
-    words = [word for word in words if not word.startswith("--strategy=")]
-    return shlex.join(["python", "-m", "trainers.main", *words])
 
 
 def _exit_code(findings: Sequence[Finding]) -> ExitCode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from trainers.config import Config
@@ -34,123 +34,133 @@ class Prediction:
     efficiency: float | None
 
 
-def predictions(config: Config, fitted: Fitted) -> list[Prediction]:
-    """Of every arm, by the number of replicas."""
-    network = Network(
-        seconds_per_message=config.prediction.seconds_per_message,
-        seconds_per_byte=config.prediction.seconds_per_byte,
-    )
-    size = config.length.global_batch_size
-    alone = fitted.compute.of(size)
-    found = []
-    for count in config.prediction.replica_counts:
-        for arm in fitted.arms:
-            shares = count if arm.model.exchange.is_synchronous else 1
-            parts = efficiency = None
-            if shares <= size:
-                parts = arm.model.elsewhere(count, size / shares, network)
-                efficiency = alone / (count * parts.total)
-            found.append(
-                Prediction(
-                    arm=arm, num_replicas=count, parts=parts, efficiency=efficiency
-                )
-            )
-    return found
+class Report:
+    """Predictions of every arm, for every number of replicas that was asked for."""
 
+    def __init__(self, config: Config, fitted: Fitted):
+        """Predicts; prints and writes nothing."""
+        self._config = config
+        self._fitted = fitted
+        self._batch = config.length.global_batch_size
+        self._alone_seconds = fitted.compute.of(self._batch)
+        network = Network(
+            seconds_per_message=config.prediction.seconds_per_message,
+            seconds_per_byte=config.prediction.seconds_per_byte,
+        )
+        self._predictions = [
+            self._predict(arm, count, network)
+            for count in config.prediction.replica_counts
+            for arm in fitted.arms
+        ]
 
-def table(config: Config, fitted: Fitted) -> list[str]:
-    """A row for each number of replicas and arm."""
-    rows = [
-        ["predicted", "replicas", "step ms", "efficiency", "compute", "network"],
-        [REFERENCE, "1", _milliseconds(_alone(config, fitted)), "100 %", "", ""],
-    ]
-    for each in predictions(config, fitted):
-        cells = ["-"] * 4
-        if each.parts is not None and each.efficiency is not None:
-            parts = each.parts
-            cells = [
-                _milliseconds(parts.total),
-                f"{100 * each.efficiency:.3g} %",
-                _milliseconds(parts.compute),
-                _milliseconds(parts.latency + parts.transfer),
-            ]
-        rows.append([each.arm.name, str(each.num_replicas), *cells])
-    return aligned(rows)
-
-
-def error_lines(fitted: Fitted) -> list[str]:
-    """How far the model is from what was measured here."""
-    return [
-        f"error     {arm.name}: {100 * arm.median_error:.0f} % in the middle of "
-        f"{len(arm.errors)} runs here, each predicted from the others; at most "
-        f"{100 * arm.largest_error:.0f} %"
-        for arm in fitted.arms
-    ]
-
-
-def best_lines(config: Config, fitted: Fitted) -> Iterator[str]:
-    """The fastest arm for each number of replicas, and what limits the answer."""
-    alone = _alone(config, fitted)
-    size = config.length.global_batch_size
-    for count in config.prediction.replica_counts:
-        ranked = _ranked(config, fitted, count)
-        if not ranked:
+    def lines(self) -> Iterator[str]:
+        """For people: the model's errors, a table, and what is best."""
+        compute = self._fitted.compute
+        yield (
+            f"{REFERENCE} {1e3 * compute.seconds:.3g} ms a step and "
+            f"{1e3 * compute.seconds_per_example:.3g} ms an example"
+        )
+        for arm in self._fitted.arms:
             yield (
-                f"best      {count} replicas: none: they need --global_batch_size="
-                f"{count} or more, an example for each; it is {size}"
+                f"error     {arm.name}: {100 * arm.median_error:.0f} % in the middle "
+                f"of {len(arm.errors)} runs, each predicted from the others; at most "
+                f"{100 * arm.largest_error:.0f} %"
             )
-            continue
-        yield f"best      {count} replicas: {_best(ranked, alone)}"
-    inside = [arm.name for arm in fitted.arms if not arm.is_multi_process]
-    if inside:
-        yield (
-            f"note      {', '.join(inside)}: one process, so that its replicas must be "
-            "in one machine, and the network is that between its devices"
+        yield from self._table()
+        for count in self._config.prediction.replica_counts:
+            yield f"best      {count} replicas: {self._best(count)}"
+        yield from self._notes()
+
+    def content(self, command: str) -> dict[str, Any]:
+        """What predict.json holds.
+
+        Args:
+          command: that predicts the same again.
+        """
+        config, fitted = self._config, self._fitted
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": command,
+            "model": config.model.model,
+            "dataset": config.data.dataset,
+            "global_batch_size": self._batch,
+            "bandwidth_gbit": 8e-9 / config.prediction.seconds_per_byte,
+            "latency_microseconds": 1e6 * config.prediction.seconds_per_message,
+            "hardware": fitted.hardware,
+            "one_device": {
+                "milliseconds_per_step": 1e3 * fitted.compute.seconds,
+                "milliseconds_per_example": 1e3 * fitted.compute.seconds_per_example,
+                "measured": [dataclasses.asdict(m) for m in fitted.reference],
+            },
+            "strategies": [_of_an_arm(arm) for arm in fitted.arms],
+            "predictions": [_of_a_prediction(p) for p in self._predictions],
+        }
+
+    def _predict(self, arm: FittedArm, count: int, network: Network) -> Prediction:
+        shares = count if arm.model.exchange.is_synchronous else 1
+        if shares > self._batch:
+            return Prediction(arm=arm, num_replicas=count, parts=None, efficiency=None)
+        parts = arm.model.elsewhere(count, self._batch / shares, network)
+        return Prediction(
+            arm=arm,
+            num_replicas=count,
+            parts=parts,
+            efficiency=self._alone_seconds / (count * parts.total),
         )
-    stale = [a.name for a in fitted.arms if not a.model.exchange.is_synchronous]
-    if stale:
-        yield (
-            f"note      {', '.join(stale)}: updates are of stale gradients, and may "
-            "have to be more for the same loss; --mode=compare tells"
+
+    def _table(self) -> list[str]:
+        """A row for each number of replicas and arm."""
+        rows = [
+            ["predicted", "replicas", "step ms", "efficiency", "compute", "network"],
+            [REFERENCE, "1", _milliseconds(self._alone_seconds), "100 %", "", ""],
+        ]
+        for each in self._predictions:
+            cells = ["-"] * 4
+            if each.parts is not None and each.efficiency is not None:
+                parts = each.parts
+                cells = [
+                    _milliseconds(parts.total),
+                    f"{100 * each.efficiency:.3g} %",
+                    _milliseconds(parts.compute),
+                    _milliseconds(parts.latency + parts.transfer),
+                ]
+            rows.append([each.arm.name, str(each.num_replicas), *cells])
+        return aligned(rows)
+
+    def _best(self, count: int) -> str:
+        ranked = sorted(
+            (each.parts.total, each.arm.name)
+            for each in self._predictions
+            if each.parts is not None and each.num_replicas == count
         )
+        if not ranked:
+            return (
+                f"none: they need --global_batch_size={count} or more, an example for "
+                f"each; it is {self._batch}"
+            )
+        seconds, name = ranked[0]
+        words = f"{name}, {_milliseconds(seconds)} ms a step"
+        alone = self._alone_seconds
+        if seconds >= alone:
+            return f"{words}; slower than one_device, {_milliseconds(alone)} ms"
+        return f"{words}, {alone / seconds:.3g} times as fast as one_device"
 
-
-def _ranked(config: Config, fitted: Fitted, count: int) -> list[tuple[float, str]]:
-    return sorted(
-        (each.parts.total, each.arm.name)
-        for each in predictions(config, fitted)
-        if each.parts is not None and each.num_replicas == count
-    )
-
-
-def _best(ranked: Sequence[tuple[float, str]], alone: float) -> str:
-    seconds, name = ranked[0]
-    words = f"{name}, {_milliseconds(seconds)} ms a step"
-    if seconds >= alone:
-        return f"{words}; slower than one_device, {_milliseconds(alone)} ms"
-    return f"{words}, {alone / seconds:.3g} times as fast as one_device"
-
-
-def content(config: Config, fitted: Fitted, command: str) -> dict[str, Any]:
-    """What predict.json holds."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": command,
-        "model": config.model.model,
-        "dataset": config.data.dataset,
-        "global_batch_size": config.length.global_batch_size,
-        "bandwidth_gbit": 8e-9 / config.prediction.seconds_per_byte,
-        "latency_microseconds": 1e6 * config.prediction.seconds_per_message,
-        "hardware": fitted.hardware,
-        "one_device": {
-            "milliseconds_per_step": 1e3 * fitted.compute.seconds,
-            "milliseconds_per_example": 1e3 * fitted.compute.seconds_per_example,
-            "measured": [dataclasses.asdict(m) for m in fitted.reference],
-        },
-        "strategies": [_of_an_arm(arm) for arm in fitted.arms],
-        "predictions": [_of_a_prediction(p) for p in predictions(config, fitted)],
-    }
+    def _notes(self) -> Iterator[str]:
+        """What limits the answer."""
+        arms = self._fitted.arms
+        inside = [arm.name for arm in arms if not arm.is_multi_process]
+        if inside:
+            yield (
+                f"note      {', '.join(inside)}: one process, so that its replicas "
+                "must be in one machine, and the network is that between its devices"
+            )
+        stale = [arm.name for arm in arms if not arm.model.exchange.is_synchronous]
+        if stale:
+            yield (
+                f"note      {', '.join(stale)}: updates are of stale gradients, and "
+                "may have to be more for the same loss; --mode=compare tells"
+            )
 
 
 def _of_an_arm(arm: FittedArm) -> dict[str, Any]:
@@ -182,10 +192,6 @@ def _of_a_prediction(prediction: Prediction) -> dict[str, Any]:
         if parts is None
         else {k: 1e3 * v for k, v in dataclasses.asdict(parts).items()},
     }
-
-
-def _alone(config: Config, fitted: Fitted) -> float:
-    return fitted.compute.of(config.length.global_batch_size)
 
 
 def _milliseconds(seconds: float) -> str:
