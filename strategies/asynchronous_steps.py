@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +26,9 @@ from strategies.envelope import Envelope
 from strategies.inner_loop import InnerLoop, Step, loop_arguments
 from strategies.journal import Journal
 from strategies.library_internals import values_where_they_are
+from strategies.messages import sent
 from strategies.resolver import task_of
-from strategies.stale_updates import (
-    REPORTED,
-    apply_then_count,
-    joined,
-    read_then_compute,
-)
+from strategies.stale_updates import changes_of, joined, reads_after
 
 # In place of the name of a worker that was lost before it told of its steps.
 _LOST = "lost"
@@ -94,10 +91,10 @@ class AsynchronousSteps:
             self._journal = Journal(update.counter_device())
         step = Step(
             self._compute if update is None else self._read_and_compute(update),
-            self._apply,
+            _nothing_reported,
             first=lambda summed: summed[0],
             next_batch=self._next_batch,
-            reported=() if update is None else REPORTED,
+            apply_if=self._apply_if,
         )
         self._loop = InnerLoop(step, replica_step, update)
         self._function = tf.function(self._run, autograph=False)
@@ -153,18 +150,23 @@ class AsynchronousSteps:
         was.
         """
         residents, first_step, call = batches
-        before: list[tf.Tensor] = []
-        if self._journal is not None:
-            done = self._journal.done(call, first_step, num_steps)
-            before = [done]
-            first_step += tf.shape(done, tf.int64)[0]
-            num_steps -= tf.shape(done)[0]
+        journal = self._journal
+        told: list[tf.Tensor] = []
+        if journal is not None:
+            num_before = tf.shape(journal.done(call, first_step, num_steps))[0]
+            told = [num_before]
+        else:
+            num_before = tf.constant(0)
         outputs = self._loop.function(
-            (residents, first_step, call), num_steps, observe, proposed
+            (residents, first_step + tf.cast(num_before, tf.int64), call),
+            num_steps - num_before,
+            observe,
+            proposed,
         )
-        if self._journal is not None:
-            before.append(self._journal.noted(done))
-        sealed = self._envelope.seal([*outputs, *before])
+        if journal is not None:
+            done = journal.done(call, first_step, num_steps)
+            told += [done, journal.noted(done)]
+        sealed = self._envelope.seal([*outputs, *told])
         with tf.device(self._attempts.device):
             kept = tf.identity(sealed)
         return kept, tf.zeros([])
@@ -175,32 +177,30 @@ class AsynchronousSteps:
         """What a closure's steps reported, and to whom; waits for it."""
         sealed, mark = values_where_they_are(closure)
         parts = self._envelope.open(sealed.numpy())
-        before = [] if self._journal is None else [parts.pop(), parts.pop()]
-        results = self._loop.results(parts, observe)
-        found = [(results, task_of(mark))]
-        if before and len(before[1]):
-            noted, done = before
-            found.insert(0, (self._results_before(done, noted, results), _LOST))
-        return found
-
-    def _results_before(
-        self, done: np.ndarray, noted: np.ndarray, after: StepResults
-    ) -> StepResults:
-        """Of steps whose worker was lost after them, and its clock with it."""
         if self._journal is None:
-            raise RuntimeError("only updates are kept in a journal")
+            return [(self._loop.results(parts, observe), task_of(mark))]
+        *outputs, num_before, done, noted = parts
+        results = self._loop.results(outputs, observe)
         sums, staleness = self._journal.read(done, noted)
-        num_steps = len(done)
-        return StepResults(
-            applied_steps=num_steps,
-            sums={name: sums[name] for name in after.sums},
-            step_seconds=np.full(num_steps, self._typical_step_seconds),
-            input_seconds=np.zeros(num_steps),
-            details={},
-            agreed=after.agreed,
-            attempted_steps=num_steps,
-            staleness=staleness,
-        )
+        num_lost = int(num_before)
+        # A step that was not applied is not marked either.
+        own = np.zeros(results.attempted_steps)
+        own[: results.applied_steps] = staleness[num_lost:]
+        found = [(dataclasses.replace(results, staleness=own), task_of(mark))]
+        if num_lost:
+            lost = StepResults(
+                applied_steps=num_lost,
+                sums={name: sums[name][:num_lost] for name in results.sums},
+                # Their worker's clock was lost with it.
+                step_seconds=np.full(num_lost, self._typical_step_seconds),
+                input_seconds=np.zeros(num_lost),
+                details={},
+                agreed=results.agreed,
+                attempted_steps=num_lost,
+                staleness=staleness[:num_lost],
+            )
+            found.insert(0, (lost, _LOST))
+        return found
 
     def learn(self, step_seconds: np.ndarray) -> None:
         """Adapts how many steps a closure has to how long they take on a worker."""
@@ -235,36 +235,87 @@ class AsynchronousSteps:
     ) -> Callable[[ReplicaStep, _Task], tuple[Shares, Any]]:
         def compute(replica_step: ReplicaStep, task: _Task) -> tuple[Shares, Any]:
             begun = self._attempts.assign_add(1, read_value=False)
-            with tf.control_dependencies([begun]):
-                shares, version = read_then_compute(
-                    update,
-                    lambda own: self._strategy.run(replica_step, args=(own,)),
-                    task.batch,
-                )
-                return shares, (version, task.call, task.batch.step)
+            with tf.control_dependencies([begun]), tf.device(update.counter_device()):
+                version = tf.identity(update.applied_updates())
+            shares = self._compute_after(version, update, replica_step, task.batch)
+            return shares, (version, task.call, task.batch.step)
 
         return compute
 
-    def _apply(
-        self, update: Update, summed: tuple[Shares, Any]
-    ) -> Mapping[str, tf.Tensor]:
+    def _compute_after(
+        self,
+        version: tf.Tensor,
+        update: Update,
+        replica_step: ReplicaStep,
+        batch: Batch,
+    ) -> Shares:
+        """Shares at weights that are read after the version they are said to be.
+
+        Where all weights are on the server of the count, that is seen to there. Servers
+        cannot tell each other anything: with several, the worker asks for the weights
+        when it knows the version.
+        """
+
+        def compute(own: Batch) -> Shares:
+            return self._strategy.run(replica_step, args=(own,))
+
+        if _only_server(update):
+            with reads_after(version.op):
+                return compute(batch)
+        with tf.control_dependencies([version]):
+            own = tf.nest.map_structure(tf.identity, batch)
+        return compute(own)
+
+    def _apply_if(
+        self, update: Update, summed: tuple[Shares, Any], finite: tf.Tensor
+    ) -> None:
+        """Sends a step's shares to the servers, which apply and keep them if finite."""
         shares, (version, call, step) = summed
         journal = self._journal
         if journal is None:
             raise RuntimeError("updates are kept in a journal")
-
-        entry = journal.entry(call, step, shares.sums, version)
+        shares = update.ready(shares)
+        line = journal.line(call, step, shares.sums)
+        home, server = update.counter_device(), _only_server(update)
+        if server:
+            shares, line, finite = _all_sent((shares, line, finite), server)
+        else:
+            gradients = sent(shares.gradients, update.devices())
+            shares = shares._replace(gradients=gradients)
+            (line,) = sent([line], [home])
+        entry = journal.entry(line, version)
 
         def apply_and_note() -> None:
-            self._strategy.run(update.apply, args=(shares,))
+            self._strategy.run(update.change, args=(shares,))
             journal.note(entry)
 
-        return apply_then_count(
-            update,
-            apply_and_note,
-            version,
-            counted=lambda count: journal.mark(entry, count),
-        )
+        def apply() -> tf.Tensor:
+            # With several servers the rate is computed on the worker.
+            with tf.device(server) if server else contextlib.nullcontext():
+                with tf.control_dependencies([changes_of(apply_and_note)]):
+                    count = update.count()
+                with tf.device(home):
+                    journal.mark(entry, tf.identity(count))
+            return tf.zeros([])
+
+        with tf.device(server) if server else contextlib.nullcontext():
+            tf.cond(finite, apply, lambda: tf.zeros([]))
+
+
+def _nothing_reported(update: Update, summed: Any) -> Mapping[str, tf.Tensor]:
+    raise RuntimeError("workers apply their steps by `Step.apply_if`")
+
+
+def _only_server(update: Update) -> str | None:
+    """The server that has all weights and their count, if there is one."""
+    (device, *others) = {*update.devices(), update.counter_device()}
+    return None if others else device
+
+
+def _all_sent(values: Any, device: str) -> Any:
+    """A structure of values, on another task, in one message."""
+    flat = tf.nest.flatten(values)
+    return tf.nest.pack_sequence_as(values, sent(flat, [device] * len(flat)))
 
 
 def divided(num_steps: int, num_workers: int, most: float) -> Sequence[int]:

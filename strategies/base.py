@@ -75,6 +75,12 @@ class Update(Protocol):
     def apply(self, shares: Shares) -> None:
         """Clips, then changes weights and state."""
 
+    def ready(self, shares: Shares) -> Shares:
+        """The first half of `apply`, of numbers alone: clipped, each row once."""
+
+    def change(self, ready: Shares) -> None:
+        """The other half: changes weights and state. May run on another task."""
+
     def count(self) -> tf.Tensor:
         """Adds one to the number of applied updates, atomically, and returns it."""
 
@@ -103,6 +109,9 @@ class Update(Protocol):
           shares: the sum over replicas.
           closely: bool scalar, whether to spend time on histograms.
         """
+
+    def weight_norm(self) -> tf.Tensor:
+        """The L2 norm of all trained weights as they are, a scalar."""
 
 
 class Observe(enum.IntEnum):
@@ -183,8 +192,6 @@ class StepResults:
 
 ReplicaStep = Callable[[Batch], Shares]
 Read = Callable[[Sequence["tf.Variable"]], list["tf.Tensor"]]
-# Of gradients and the devices of their variables.
-Send = Callable[[Sequence[Any], Sequence[str]], list[Any]]
 
 
 class GlobalBatches(Protocol):
@@ -264,10 +271,9 @@ class Strategy(abc.ABC):
     # two calls (about a millisecond) is lost in it, short enough that signals and the
     # progress bar are attended to at once.
     call_seconds: ClassVar[float] = 0.05
-    # Where weights are on other tasks: how a replica reads them, and how an update
-    # gets gradients to them. None: each by itself, as TensorFlow does it.
+    # Where weights are on other tasks: how a replica reads them. None: each by itself,
+    # as TensorFlow does it.
     read: Read | None = None
-    send: Send | None = None
 
     @classmethod
     @abc.abstractmethod

@@ -52,31 +52,34 @@ class Journal:
         # a step may be done in several calls of a run that goes back to a checkpoint.
         self._marks = self._variable(3, tf.int64)
 
-    def entry(
-        self,
-        call: tf.Tensor,
-        step: tf.Tensor,
-        sums: Mapping[str, tf.Tensor],
-        version: tf.Tensor,
-    ) -> Entry:
-        """What is to be kept of a step, in one message to the server.
+    def line(
+        self, call: tf.Tensor, step: tf.Tensor, sums: Mapping[str, tf.Tensor]
+    ) -> tf.Tensor:
+        """What a worker has to tell of a step, to be sent to the server: float64 [n].
 
         Args:
           call: int64 scalar, of the inner loop.
           step: int64 scalar.
           sums: named scalars.
-          version: int64 scalar, of the weights it was computed on.
         """
         self._names = sorted(sums)
         if self._notes is None:
             with tf.init_scope():
                 self._notes = self._variable(len(sums) + 1, tf.float64)
         # Whole numbers are exact in float64 up to 2 ** 53.
-        values = [call, step, *(sums[name] for name in self._names), version]
-        message = tf.stack([tf.cast(value, tf.float64) for value in values])
+        values = [call, step, *(sums[name] for name in self._names)]
+        return tf.stack([tf.cast(value, tf.float64) for value in values])
+
+    def entry(self, line: tf.Tensor, version: tf.Tensor) -> Entry:
+        """What is to be kept of a step.
+
+        Args:
+          line: of the step, on the server.
+          version: int64 scalar, of the weights it was computed on, also there.
+        """
         with tf.device(self._server):
-            message = tf.identity(message)
-            return Entry(tf.cast(message[:2], tf.int64), message[2:])
+            row = tf.concat([line[2:], [tf.cast(version, tf.float64)]], axis=0)
+            return Entry(tf.cast(line[:2], tf.int64), row)
 
     def note(self, entry: Entry) -> None:
         """Keeps what a step reports, as part of its update."""

@@ -65,6 +65,16 @@ def values_where_they_are(
     return result._get_values()
 
 
+def run_after(operation: tf.Operation, other: tf.Operation) -> None:
+    """Makes an operation of a graph wait for another one, after both were made.
+
+    `tf.control_dependencies` does so only for operations that are made inside of it,
+    and then for all of them (tensorflow/python/framework/ops.py,
+    `Operation._add_control_input`).
+    """
+    operation._add_control_input(other)
+
+
 def keep_sums_in_order() -> None:
     """Makes TensorFlow add three or more tensors in one order. Call it before any work.
 

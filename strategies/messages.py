@@ -2,19 +2,17 @@
 
 A tensor that an operation takes from another task is a message of its own, which costs
 both tasks about a tenth of a millisecond whatever its size: more than all of a small
-model's arithmetic. So what one task has for another is put into one vector for each
-type before it goes, and taken apart where it is needed. Rows of an embedding go as they
-are: how many there are differs from step to step.
+model's arithmetic. So all that one task has for another at a time goes as one vector of
+bytes, whatever the types, and is taken apart where it is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
-
-from strategies.parcel import Parcel
 
 
 def read_here(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
@@ -27,9 +25,8 @@ def read_here(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     for device, positions in _by_device([v.device for v in variables]).items():
         with tf.device(device):
             held = [variables[position].read_value() for position in positions]
-            parcel = Parcel.of(held)
-            packed = parcel.pack(held)
-        for position, value in zip(positions, parcel.unpack(packed), strict=True):
+            letter = _packed(held)
+        for position, value in zip(positions, _unpacked(letter, held), strict=True):
             values[position] = value
     return values
 
@@ -44,13 +41,93 @@ def sent(values: Sequence[Any], devices: Sequence[str]) -> list[Any]:
     there: list[Any] = [None] * len(values)
     for device, positions in _by_device(devices).items():
         present = [p for p in positions if values[p] is not None]
-        parcel = Parcel.of([values[position] for position in present])
-        packed = parcel.pack([values[position] for position in present])
+        if not present:
+            continue
+        own = [values[position] for position in present]
+        letter = _packed(own)
         with tf.device(device):
-            parts = parcel.unpack([tf.identity(component) for component in packed])
+            parts = _unpacked(tf.identity(letter), own)
         for position, value in zip(present, parts, strict=True):
             there[position] = value
     return there
+
+
+def _packed(values: Sequence[Any]) -> tf.Tensor:
+    """Values as bytes: uint8 [n], first how many rows each IndexedSlices has."""
+    counts = [tf.shape(v.indices, tf.int64) for v in values if _is_sparse(v)]
+    return tf.concat([_bytes(t) for t in (*counts, *_tensors(values))], axis=0)
+
+
+def _unpacked(letter: tf.Tensor, values: Sequence[Any]) -> list[Any]:
+    """The values again, of the types and shapes of those that were packed."""
+    num_sparse = sum(map(_is_sparse, values))
+    head = num_sparse * tf.int64.size
+    counts = iter(tf.unstack(_of_bytes(letter[:head], tf.int64), num_sparse))
+    shapes: list[Any] = []
+    for value in values:
+        if _is_sparse(value):
+            count = next(counts)
+            shapes += [[count], [count, *value.values.shape[1:]]]
+        else:
+            shapes.append(value.shape)
+    tensors = list(_tensors(values))
+    sizes = [
+        _size(shape) * _on_the_wire(tensor.dtype).size
+        for shape, tensor in zip(shapes, tensors, strict=True)
+    ]
+    parts = iter(
+        tf.reshape(_of_bytes(part, tensor.dtype), shape)
+        for part, tensor, shape in zip(
+            tf.split(letter[head:], sizes, num=len(sizes)), tensors, shapes, strict=True
+        )
+    )
+    return [_put_together(value, parts) for value in values]
+
+
+def _put_together(value: Any, parts: Iterator[tf.Tensor]) -> Any:
+    if not _is_sparse(value):
+        return next(parts)
+    indices, rows = next(parts), next(parts)
+    rows = tf.ensure_shape(rows, value.values.shape)
+    shape = tf.constant(value.shape.as_list(), tf.int64)
+    return tf.IndexedSlices(rows, indices, shape)
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[tf.Tensor]:
+    for value in values:
+        if _is_sparse(value):
+            yield from (value.indices, value.values)
+        else:
+            yield value
+
+
+def _bytes(tensor: tf.Tensor) -> tf.Tensor:
+    flat = tf.reshape(tf.cast(tensor, _on_the_wire(tensor.dtype)), [-1])
+    return tf.reshape(tf.bitcast(flat, tf.uint8), [-1])
+
+
+def _of_bytes(vector: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    wire = _on_the_wire(dtype)
+    if wire.size > 1:
+        vector = tf.reshape(vector, [-1, wire.size])
+    return tf.cast(tf.bitcast(vector, wire), dtype)
+
+
+def _on_the_wire(dtype: tf.DType) -> tf.DType:
+    """A truth value has no bits that could be taken as they are."""
+    return tf.uint8 if dtype == tf.bool else dtype
+
+
+def _size(shape: Any) -> Any:
+    """Numbers in a shape, of which the first length may be a tensor."""
+    size = 1
+    for length in shape:
+        size *= length
+    return tf.cast(size, tf.int64) if tf.is_tensor(size) else np.int64(size)
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, tf.IndexedSlices)
 
 
 def _by_device(devices: Sequence[str]) -> dict[str, list[int]]:

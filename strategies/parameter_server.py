@@ -19,7 +19,7 @@ from strategies.base import (
 )
 from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
-from strategies.messages import read_here, sent
+from strategies.messages import read_here
 from strategies.placement import BySize
 from strategies.rendezvous import is_answering, meet
 from strategies.resolver import resolver_of
@@ -68,8 +68,6 @@ class ParameterServer(Strategy):
             for index in range(len(cluster.addresses["ps"]))
         ]
         self.read = read_here
-        # Synchronous workers put theirs into queues, see `ShareQueues`.
-        self.send = None if config.is_synchronous else sent
         meet(cluster, config.startup_timeout_seconds)
         self._strategy = tf.distribute.ParameterServerStrategy(resolver_of(cluster))
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)

@@ -9,12 +9,14 @@ high, and never too low.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.base import Batch, Shares, StepResults, Update
+from strategies.library_internals import run_after
 
 # What a step reports besides its sums.
 REPORTED = ("staleness",)
@@ -40,7 +42,6 @@ def apply_then_count(
     update: Update,
     apply: Callable[[], None],
     version: tf.Tensor,
-    counted: Callable[[tf.Tensor], None] = lambda count: None,
 ) -> Mapping[str, tf.Tensor]:
     """Changes the weights, counts the update, and reports how stale it was.
 
@@ -48,13 +49,11 @@ def apply_then_count(
       update: counts, atomically.
       apply: changes the weights.
       version: of the weights that it goes back to.
-      counted: told of the count, once it is made.
     """
     # An update is counted when all that it changes is changed: a count that came first
     # could be of an update that got lost.
     with tf.control_dependencies([changes_of(apply)]):
         count = update.count()
-    counted(count)
     return {"staleness": count - 1 - version}
 
 
@@ -71,9 +70,26 @@ def changes_of(apply: Callable[[], None]) -> tf.Operation:
     return tf.group(*(operation for operation in made if _changes(operation)))
 
 
+@contextlib.contextmanager
+def reads_after(operation: tf.Operation) -> Iterator[None]:
+    """Variables that are read in the block, in this graph, are read after an operation.
+
+    `tf.control_dependencies` would make all else wait as well, which other tasks do.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    for read in graph.get_operations()[before:]:
+        if _takes_variable(read):
+            run_after(read, operation)
+
+
 def _changes(operation: tf.Operation) -> bool:
-    takes_variable = any(tensor.dtype == tf.resource for tensor in operation.inputs)
-    return takes_variable and operation.type not in _READS
+    return _takes_variable(operation) and operation.type not in _READS
+
+
+def _takes_variable(operation: tf.Operation) -> bool:
+    return any(tensor.dtype == tf.resource for tensor in operation.inputs)
 
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape")

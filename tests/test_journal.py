@@ -27,7 +27,8 @@ class Closure:
         def do(step: tf.Tensor) -> tf.Tensor:
             loss = tf.cast(step, tf.float32) / 2
             sums = {"loss": loss, "examples": 64.0}
-            entry = self.journal.entry(call, step, sums, step - 3)
+            line = self.journal.line(call, step, sums)
+            entry = self.journal.entry(line, step - 3)
             self.journal.note(entry)
             self.journal.mark(entry, step + 1)
             return step

@@ -25,6 +25,7 @@ from strategies.library_internals import (
     graphs_collected,
     keep_sums_in_order,
     move_variable,
+    run_after,
     stop_reducing_gradients,
 )
 
@@ -272,6 +273,18 @@ def test_parameter_servers_have_device_filters(monkeypatch: pytest.MonkeyPatch) 
     }
     assert seen["worker"] == [["/job:ps", "/job:chief"]] * 2
     assert seen["ps"][0] == ["/job:worker", "/job:chief"]
+
+
+def test_an_operation_can_be_made_to_wait_for_one_made_before() -> None:
+    """`library_internals.run_after`."""
+
+    def trace() -> tf.Tensor:
+        first, last = tf.constant(1), tf.constant(2)
+        run_after(last.op, first.op)
+        assert list(last.op.control_inputs) == [first.op]
+        return last
+
+    assert int(tf.function(trace)()) == 2
 
 
 def test_calls_of_layers_are_listed_with_what_they_take() -> None:

@@ -395,7 +395,7 @@ BEFORE_TENSORFLOW = [
     row("--mode=predict --strategies=tower --replicas=0", "--replicas=0", "1"),
     row("--mode=predict --strategies=tower --replicas=a", "--replicas=a", "numbers"),
     row("--mode=predict --strategies=tower --bandwidth_gbit=0", "--bandwidth_gbit=0"),
-    row("--mode=predict --strategies=tower --runs=other", "--runs", "--mode=predict"),
+    row("--mode=predict --strategies=tower --runs=other", "--runs", "--strategies"),
     row("--mode=predict --strategies=model_parallel", "model_parallel", "gradients"),
     row(
         "--mode=predict --strategies=tower --global_batch_size=2",

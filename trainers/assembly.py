@@ -168,7 +168,7 @@ def assemble_parts(
         rate_factor=learner.rate_factor,
         layer_state=learner.layer_state,
         step=learner.step,
-        run_steps=strategy.compile(accumulated, learner.update(config, strategy.send)),
+        run_steps=strategy.compile(accumulated, learner.update(config)),
         evaluation=Evaluation(
             strategy,
             learner.eval_step(),

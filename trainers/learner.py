@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from models.base import ModelSpec
-from strategies.base import Send, Strategy
+from strategies.base import Strategy
 from strategies.settings import UsageError
 from trainers.accumulation import check_accumulable
 from trainers.config import Config
@@ -77,7 +77,7 @@ class Learner:
             read=strategy.read,
         )
 
-    def update(self, config: Config, send: Send | None) -> ModelUpdate:
+    def update(self, config: Config) -> ModelUpdate:
         """What becomes of the sum of all replicas' shares."""
         return ModelUpdate(
             self.model,
@@ -87,7 +87,6 @@ class Learner:
             config.optimizer.clip_global_norm,
             record_gradients=config.report.record_steps,
             sparse_gradients=config.optimizer.sparse_gradients,
-            send=send,
         )
 
     def eval_step(self) -> EvalStep:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from strategies.base import Send, Shares
+from strategies.base import Shares
 from trainers.histograms import histogram
 from trainers.layer_state import LayerState
 from trainers.recording import unique_names
@@ -33,7 +31,6 @@ class ModelUpdate:
         clip_global_norm: float | None,
         record_gradients: bool = False,
         sparse_gradients: bool = True,
-        send: Send | None = None,
     ):
         """Keeps what an update changes.
 
@@ -48,7 +45,6 @@ class ModelUpdate:
             replica's part and let the sum be up to N times larger.
           record_gradients: whether to look at a step is to keep its gradients.
           sparse_gradients: whether those of embeddings hold only the rows in use.
-          send: gets gradients to where their variables are.
         """
         self._model = model
         self._optimizer = optimizer
@@ -57,27 +53,19 @@ class ModelUpdate:
         self._layer_state = layer_state
         self._record_gradients = record_gradients
         self._sparse_gradients = sparse_gradients
-        self._send = send
 
     def apply(self, shares: Shares) -> None:
+        self.change(self.ready(shares))
+
+    def ready(self, shares: Shares) -> Shares:
         gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
         if self._clip_global_norm is not None:
             gradients = _clipped(gradients, self._clip_global_norm)
-        if self._send is not None:
-            gradients = self._send(gradients, self.devices())
-        with self._where_all_weights_are():
-            self._optimizer.apply(gradients, self._model.trainable_variables)
-        self._layer_state.assign(shares.state)
+        return shares._replace(gradients=gradients)
 
-    def _where_all_weights_are(self) -> AbstractContextManager[Any]:
-        """Where the rate is computed, so that it need not be sent there and back.
-
-        Servers cannot send to each other: with several it is the worker.
-        """
-        devices = set(self.devices())
-        if self._send is None or len(devices) > 1:
-            return contextlib.nullcontext()
-        return tf.device(devices.pop())
+    def change(self, ready: Shares) -> None:
+        self._optimizer.apply(list(ready.gradients), self._model.trainable_variables)
+        self._layer_state.assign(ready.state)
 
     def count(self) -> tf.Tensor:
         return self._step.assign_add(1, read_value=True)
@@ -110,8 +98,12 @@ class ModelUpdate:
         values = [variable.value for variable in self._optimizer.variables]
         return [value for value in values if value.dtype.is_floating]
 
+    def weight_norm(self) -> tf.Tensor:
+        weights = [v.value for v in self._model.trainable_variables]
+        return _norm_where_they_are(weights)
+
     def observe(self, shares: Shares, closely: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Norms of the summed gradient and of the weights; histograms of gradients.
+        """The norm of the summed gradient; histograms of gradients.
 
         If gradients are recorded, they are returned, too.
 
@@ -123,7 +115,6 @@ class ModelUpdate:
         gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
         details = {
             "gradient_norm": tf.linalg.global_norm(gradients),
-            "weight_norm": _norm_where_they_are(weights),
         }
         paths = [variable.path for variable in self._model.trainable_variables]
         for name, weight, gradient in zip(

@@ -1,0 +1,109 @@
+"""What a prediction says, of measurements that are made up."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jsonschema
+
+from tests.prediction.test_model import ASYNCHRONOUS, COMPUTE, CORES, RING, model_of
+from tests.prediction.test_predict import SCHEMA
+from trainers.config import Config
+from trainers.prediction.experiments import arms_of, of_an_arm, on_one_device
+from trainers.prediction.fitting import Fitted, FittedArm
+from trainers.prediction.model import Measurement
+from trainers.prediction.report import Report
+from trainers.prediction.traffic import Exchange
+
+CONFIG = Config().replace(
+    mode="predict",
+    strategies=("multi_worker_mirrored", "parameter_server"),
+    strategy="multi_worker_mirrored",
+    replicas=(2, 512),
+)
+
+
+def fitted_arm(name: str, exchange: Exchange) -> FittedArm:
+    model = model_of(exchange)
+    return FittedArm(
+        name=name,
+        is_multi_process=name != "mirrored",
+        experiments=[],
+        measurements=[
+            Measurement(
+                num_replicas=count,
+                examples=32,
+                step_seconds=model.measured_here(count, 32, CORES),
+            )
+            for count in (2, 3, 4, 4)
+        ],
+        model=model,
+        errors=[0.01, -0.2, 0.05, 0.0],
+    )
+
+
+def report_of(*arms: FittedArm) -> Report:
+    alone = Measurement(num_replicas=1, examples=64, step_seconds=COMPUTE.of(64))
+    fitted = Fitted(compute=COMPUTE, reference=[alone], arms=arms, hardware={})
+    return Report(CONFIG, fitted)
+
+
+def test_errors_are_told_and_the_fastest_is_named() -> None:
+    lines = list(
+        report_of(
+            fitted_arm("multi_worker_mirrored", RING),
+            fitted_arm("parameter_server-async", ASYNCHRONOUS),
+        ).lines()
+    )
+    text = "\n".join(lines)
+    # The median of 0, 1, 5 and 20.
+    assert "error     multi_worker_mirrored: 3 % in the middle of 4 runs" in text
+    assert "at most 20 %" in text
+    # 7.4 ms of computing, 2 of software, 0.4 of messages, 8 of bytes, two at a time.
+    assert "best      2 replicas: parameter_server-async, 8.9 ms a step" in text
+    assert "parameter_server-async: updates are of stale gradients" in text
+    # 64 examples are too few for 512 replicas that share them.
+    (row,) = (
+        line for line in lines if line.startswith("multi_worker") and " 512" in line
+    )
+    assert row.split()[2:] == ["-"] * 4
+    table = [line for line in lines if line.startswith(("predicted", "multi_", "para"))]
+    assert max(map(len, table[:5])) <= 80
+
+
+def test_what_is_slower_than_one_device_is_called_so() -> None:
+    lines = report_of(fitted_arm("mirrored", RING)).lines()
+    text = "\n".join(lines)
+    assert "best      2 replicas: mirrored" in text
+    assert "slower than one_device, 7.4 ms" in text
+    assert "mirrored: one process, so that its replicas must be in one machine" in text
+    assert "512 replicas: none: they need --global_batch_size=512" in text
+
+
+def test_predict_json_follows_its_schema() -> None:
+    content = report_of(fitted_arm("multi_worker_mirrored", RING)).content("command")
+    jsonschema.validate(content, SCHEMA)
+    assert [p["num_replicas"] for p in content["predictions"]] == [2, 512]
+
+
+def test_what_is_run_covers_shares_and_numbers_of_replicas() -> None:
+    reference = on_one_device(CONFIG)
+    assert [e.examples for e in reference] == [8, 16, 32, 64]
+    arms = {arm.name: arm for arm in arms_of(CONFIG)}
+    assert list(arms) == [
+        "multi_worker_mirrored",
+        "parameter_server-sync",
+        "parameter_server-async",
+    ]
+    ring = of_an_arm(arms["multi_worker_mirrored"], num_gpus=0)
+    assert [(e.num_replicas, e.examples) for e in ring] == [
+        *((2, 16), (2, 32)),
+        *((3, 32 / 3), (3, 64 / 3)),
+        *((4, 8), (4, 16)),
+    ]
+    assert {e.config.strategy.num_workers for e in ring} == {2, 3, 4}
+    # Each takes whole batches.
+    free = of_an_arm(arms["parameter_server-async"], num_gpus=0)
+    assert {e.examples for e in free} == {32, 64}
+    names = [pathlib.PurePath(e.name).name for e in (*reference, *ring, *free)]
+    assert len(set(names)) == len(names)
