@@ -92,6 +92,12 @@ class LaunchedTask:
         return (self.process.poll() or 0) < 0
 
     @property
+    def ended_in_order(self) -> bool:
+        """Whether it came to its own end, be it with an error."""
+        code = self.process.poll()
+        return code is not None and code >= 0
+
+    @property
     def was_killed(self) -> bool:
         """Whether it ended by a signal that nobody sends to ask for an end."""
         return self.ended_by_a_signal and -self.process.returncode not in STOPS

@@ -28,6 +28,8 @@ from strategies.stop_signals import STOPS, as_passed_on
 _SECONDS_FOR_OTHERS_TO_END = 20.0
 _SECONDS_TO_NOTICE = 1.0
 _SECONDS_TO_STOP = 10.0
+# They look for their dismissal five times a second.
+_SECONDS_TO_BE_DISMISSED = 3.0
 _POLL_SECONDS = 0.05
 
 
@@ -139,6 +141,7 @@ class Launcher:
     def _after_signal(self, chief: LaunchedTask) -> int:
         number = self._signal or signal.SIGTERM
         self._stop_training(number)
+        self._wait_for_those_that_serve()
         if chief.process.poll() is None:
             self._say(
                 f"{chief.cluster.task} has not ended {_SECONDS_TO_STOP:g} s after "
@@ -165,12 +168,11 @@ class Launcher:
             return 0
         if not (failed.was_lost and self._plan.max_restarts):
             code = self._report(failed)
-            # A chief that ended by a signal has told nobody that it is over.
-            is_told = not self._chief().ended_by_a_signal
-            self._stop_training(signal.SIGTERM, with_those_that_serve=is_told)
+            self._stop_training(signal.SIGTERM)
+            self._wait_for_those_that_serve()
             return code
         # Those that serve hold nothing that would still be of use.
-        self._stop_training(signal.SIGTERM, with_those_that_serve=False)
+        self._stop_training(signal.SIGTERM)
         if self._signal is not None:
             return 128 + self._signal
         step = self._plan.saved_step()
@@ -254,12 +256,17 @@ class Launcher:
             self._say(f"{task} was lost{killed}.")
         return PeerLostError.exit_code if killed else code
 
-    def _stop_training(self, number: int, with_those_that_serve: bool = True) -> None:
-        """Tells the tasks that train; those that serve end when the chief lets them."""
+    def _stop_training(self, number: int) -> None:
+        """Tells the tasks that train, and waits for them."""
         train = [t for t in self._tasks if t.cluster.job not in self._plan.serving]
         for task in train:
             task.send(as_passed_on(number))
-        self._wait(_SECONDS_TO_STOP, self._tasks if with_those_that_serve else train)
+        self._wait(_SECONDS_TO_STOP, train)
+
+    def _wait_for_those_that_serve(self) -> None:
+        """They end when the chief lets them, which is its last deed."""
+        if self._chief().ended_in_order:
+            self._wait(_SECONDS_TO_BE_DISMISSED, self._tasks)
 
     def _wait(self, seconds: float, tasks: Sequence[LaunchedTask]) -> None:
         deadline = time.monotonic() + seconds

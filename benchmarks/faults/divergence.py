@@ -41,8 +41,8 @@ _SERVERS = (
     ("--strategy=parameter_server", "--update=sync"),
 )
 _WENT_BACK = re.compile(
-    r"warning: .* step (\d+): back to step (\d+), with the learning rate times 0\.5 "
-    r"\(rollback 1 of 3\)\."
+    r"warning: .* step (\d+): back to step (\d+), with the learning rate times (\S+) "
+    r"\(rollback (\d) of 3\)\."
 )
 _STOPPED = re.compile(r"error: .*(?:not finite|is nan|is -?inf).* at step (\d+): .*")
 
@@ -88,30 +88,47 @@ def _goes_back(
     run = folder / "run"
     ended = _train(run, *strategy, *flags, "--train_steps=150")
     assert ended.returncode == 0, f"{strategy}: {ended.returncode} {ended.stderr}"
-    found = _WENT_BACK.fullmatch(ended.stderr.strip())
-    assert found, f"{strategy}: {ended.stderr}"
-    diverged_at, back_to = map(int, found.groups())
-    assert 0 <= diverged_at - 1 - back_to < every, f"{strategy}: {ended.stderr}"
-    _assert_half_the_rate_after(run, back_to)
+    rollbacks = _rollbacks(ended.stderr)
+    assert 0 <= rollbacks[0][0] - 1 - rollbacks[0][1] < every, ended.stderr
+    _assert_rates(run, rollbacks)
     if strategy in _SERVERS:
         # Whose chief alone holds the rate, as a process that is alone does.
         return
     again = _train(run, *strategy, *flags, "--train_steps=160", "--resume=auto")
     assert again.returncode == 0, f"{strategy}: {again.returncode} {again.stderr}"
-    _assert_half_the_rate_after(run, back_to)
+    _assert_rates(run, rollbacks)
     assert processes.metrics_of(run)[-1]["step"] == 160
 
 
-def _assert_half_the_rate_after(run: pathlib.Path, step: int) -> None:
+def _rollbacks(stderr: str) -> list[tuple[int, int]]:
+    """At which step training diverged and where it went back to, each time.
+
+    Rarely a checkpoint is of weights that are finite and too large for any rate; then
+    it goes back once more, further.
+    """
+    found = []
+    for number, line in enumerate(stderr.strip().splitlines(), start=1):
+        match = _WENT_BACK.fullmatch(line)
+        assert match, stderr
+        diverged_at, back_to, factor, count = match.groups()
+        assert (float(factor), int(count)) == (0.5**number, number), stderr
+        found.append((int(diverged_at), int(back_to)))
+    assert found, "it did not go back"
+    return found
+
+
+def _assert_rates(run: pathlib.Path, rollbacks: list[tuple[int, int]]) -> None:
+    """The first one up to where it went back to last, and then the smaller one."""
     rows = [row for row in processes.metrics_of(run) if "train_loss" in row]
     rates = {row["step"]: row["learning_rate"] for row in rows}
-    expected = {at: 0.01 if at <= step else 0.005 for at in rates}
-    # The rate is a number of single precision.
-    assert rates.keys() == expected.keys()
+    smaller, back_to = 0.01 * 0.5 ** len(rollbacks), rollbacks[-1][1]
+    assert any(at > back_to for at in rates)
     for at, rate in rates.items():
-        assert math.isclose(rate, expected[at], rel_tol=1e-6), f"{step}: {rates}"
+        expected = 0.01 if at <= back_to else smaller
+        # The rate is a number of single precision.
+        assert math.isclose(rate, expected, rel_tol=1e-6), f"{rollbacks}: {rates}"
     result = processes.result_of(run)
-    assert (result["status"], result["rollbacks"]) == ("completed", 1)
+    assert (result["status"], result["rollbacks"]) == ("completed", len(rollbacks))
 
 
 def _train(run: pathlib.Path, *flags: str) -> subprocess.CompletedProcess[str]:

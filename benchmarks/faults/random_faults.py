@@ -40,8 +40,9 @@ _STRATEGIES = (
 _FAULTS_A_RUN = 6
 _MOST_SECONDS_WITHOUT_PROGRESS = 60.0
 _SECONDS_TO_DISAPPEAR = 5.0
-# What somebody who starts the run again has seen: it was killed, or has stopped.
-_MAY_GO_ON = {-signal.SIGKILL, 130, 138, 143}
+# What somebody who starts the run again has seen: it was killed, or has stopped; before
+# its first step by the signal itself.
+_MAY_GO_ON = {-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 130, 138, 143}
 
 
 def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:

@@ -155,11 +155,9 @@ def test_what_is_not_a_loss_does_not_start_again(
     assert len(cluster.starts("worker-1")) == 1
 
 
-@pytest.mark.parametrize("job", ["worker", "chief"])
-def test_a_chief_that_was_stopped_before_it_could_tell_the_others_is_not_waited_for(
-    job: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They would go on looking for it until the start-up deadline."""
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long a launcher was ready to wait, each time that something still ran."""
     waited: list[float] = []
     wait = Launcher._wait
 
@@ -168,6 +166,14 @@ def test_a_chief_that_was_stopped_before_it_could_tell_the_others_is_not_waited_
         wait(self, seconds, tasks)
 
     monkeypatch.setattr(Launcher, "_wait", noting)
+    return waited
+
+
+@pytest.mark.parametrize("job", ["worker", "chief"])
+def test_a_chief_that_was_stopped_before_it_could_tell_the_others_is_not_waited_for(
+    job: str, tmp_path: pathlib.Path, waited: list[float]
+) -> None:
+    """They would go on looking for it until the start-up deadline."""
     deeds: Deeds = {f"{job}-0": [-signal.SIGTERM], "worker-1": ["wait"]}
     if job == "chief":
         deeds = {"chief-0": [-signal.SIGTERM], "worker-0": ["wait"], "ps-0": ["wait"]}
@@ -248,6 +254,20 @@ def test_what_is_lost_at_the_end_is_not_missed(tmp_path: pathlib.Path) -> None:
     cluster = Cluster(tmp_path, {"worker-0": chief, "worker-1": [KILLED]})
     assert cluster.run() == 0
     assert cluster.said == []
+
+
+def test_servers_are_not_waited_for_when_no_chief_is_left_to_dismiss_them(
+    tmp_path: pathlib.Path, waited: list[float]
+) -> None:
+    """Nor where the launcher is stopped, and the chief with it before it trains."""
+    deeds: Deeds = dict.fromkeys(("chief-0", "worker-0", "ps-0"), ["wait"])
+    cluster = Cluster(tmp_path, deeds, serving=("worker", "ps"))
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    assert cluster.run() == 143
+    timer.join()
+    # The chief may take 10 seconds to end; that all are then told to is one more.
+    assert sum(waited) <= 11
 
 
 def test_a_signal_to_the_launcher_is_not_a_loss(tmp_path: pathlib.Path) -> None:
