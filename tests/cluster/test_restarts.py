@@ -156,13 +156,14 @@ def test_what_is_not_a_loss_does_not_start_again(
 
 
 @pytest.fixture
-def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long a launcher was ready to wait, each time that something still ran."""
-    waited: list[float] = []
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, set[str]]]:
+    """How long a launcher was ready to wait, each time, and for tasks of which jobs."""
+    waited: list[tuple[float, set[str]]] = []
     wait = Launcher._wait
 
     def noting(self: Launcher, seconds: float, tasks: Sequence[LaunchedTask]) -> None:
-        waited.append(seconds if any(t.process.poll() is None for t in tasks) else 0.0)
+        running = {t.cluster.job for t in tasks if t.process.poll() is None}
+        waited.append((seconds, running))
         wait(self, seconds, tasks)
 
     monkeypatch.setattr(Launcher, "_wait", noting)
@@ -171,7 +172,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.mark.parametrize("job", ["worker", "chief"])
 def test_a_chief_that_was_stopped_before_it_could_tell_the_others_is_not_waited_for(
-    job: str, tmp_path: pathlib.Path, waited: list[float]
+    job: str, tmp_path: pathlib.Path, waited: list[tuple[float, set[str]]]
 ) -> None:
     """They would go on looking for it until the start-up deadline."""
     deeds: Deeds = {f"{job}-0": [-signal.SIGTERM], "worker-1": ["wait"]}
@@ -180,7 +181,8 @@ def test_a_chief_that_was_stopped_before_it_could_tell_the_others_is_not_waited_
     serving = ("worker", "ps") if job == "chief" else ()
     assert Cluster(tmp_path, deeds, serving=serving).run() == 143
     # To notice and to end; workers that train are asked to, which these do at once.
-    assert sum(waited) <= (2 if job == "chief" else 12)
+    seconds = sum(seconds for seconds, running in waited if running)
+    assert seconds <= (2 if job == "chief" else 12)
 
 
 def test_no_restarts_at_all(tmp_path: pathlib.Path) -> None:
@@ -257,17 +259,16 @@ def test_what_is_lost_at_the_end_is_not_missed(tmp_path: pathlib.Path) -> None:
 
 
 def test_servers_are_not_waited_for_when_no_chief_is_left_to_dismiss_them(
-    tmp_path: pathlib.Path, waited: list[float]
+    tmp_path: pathlib.Path, waited: list[tuple[float, set[str]]]
 ) -> None:
     """Nor where the launcher is stopped, and the chief with it before it trains."""
-    deeds: Deeds = dict.fromkeys(("chief-0", "worker-0", "ps-0"), ["wait"])
+    deeds: Deeds = {"chief-0": ["wait"], "worker-0": ["wait"], "ps-0": ["wait"]}
     cluster = Cluster(tmp_path, deeds, serving=("worker", "ps"))
     timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
     assert cluster.run() == 143
     timer.join()
-    # The chief may take 10 seconds to end; that all are then told to is one more.
-    assert sum(waited) <= 11
+    assert sum(seconds for seconds, jobs in waited if "ps" in jobs) <= 1
 
 
 def test_a_signal_to_the_launcher_is_not_a_loss(tmp_path: pathlib.Path) -> None:
