@@ -1,34 +1,34 @@
-"""Steps that workers of parameter servers compute and apply without waiting."""
+"""Steps of workers that do not wait for each other: handed out, and their results.
+
+What a worker does in a step is in `asynchronous_worker.py`.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from strategies.asynchronous_worker import AsynchronousWorker
 from strategies.base import (
     Agreed,
-    Batch,
     GlobalBatches,
     Observe,
     Pending,
     ReplicaStep,
-    Shares,
     StepResults,
     Update,
 )
 from strategies.envelope import Envelope
-from strategies.inner_loop import InnerLoop, Step, loop_arguments
+from strategies.inner_loop import InnerLoop, loop_arguments
 from strategies.journal import Journal
 from strategies.library_internals import values_where_they_are
-from strategies.messages import sent
 from strategies.resolver import task_of
-from strategies.stale_updates import changes_of, joined, reads_after
+from strategies.stale_updates import joined
 
 # In place of the name of a worker that was lost before it told of its steps.
 _LOST = "lost"
@@ -76,12 +76,10 @@ class AsynchronousSteps:
           free_workers: called first, in case something else still has them.
         """
         self._coordinator = coordinator
-        self._strategy = coordinator.strategy
         self._num_workers = num_workers
         self._attempts = attempts
         self._attempts_seen = int(attempts.numpy())
         self._free_workers = free_workers
-        self._batches: GlobalBatches | None = None
         # Until it is known: a step for each closure.
         self._typical_step_seconds = _MOST_CLOSURE_SECONDS
         self._num_calls = 0
@@ -89,14 +87,10 @@ class AsynchronousSteps:
         self._journal = None
         if update is not None:
             self._journal = Journal(update.counter_device())
-        step = Step(
-            self._compute if update is None else self._read_and_compute(update),
-            _nothing_reported,
-            first=lambda summed: summed[0],
-            next_batch=self._next_batch,
-            apply_if=self._apply_if,
+        self._worker = AsynchronousWorker(
+            coordinator.strategy, self._journal, attempts, update
         )
-        self._loop = InnerLoop(step, replica_step, update)
+        self._loop = InnerLoop(self._worker.step(), replica_step, update)
         self._function = tf.function(self._run, autograph=False)
 
     def trace(self, batches: Feed) -> tf.Graph:
@@ -118,7 +112,7 @@ class AsynchronousSteps:
         self._num_calls += 1
         call = tf.constant(self._num_calls, tf.int64)
         # Known when the loop is traced, with the first input; later inputs read alike.
-        self._batches = self._batches or batches.batches
+        self._worker.batches = self._worker.batches or batches.batches
         closures: list[tuple[Any, Observe]] = []
         most = _MOST_CLOSURE_SECONDS / self._typical_step_seconds
         counts = divided(num_steps, self._num_workers, most)
@@ -220,103 +214,6 @@ class AsynchronousSteps:
     def num_workers(self) -> int:
         return self._num_workers
 
-    def _next_batch(self, batches: Any, index: tf.Tensor) -> _Task:
-        if self._batches is None:
-            raise RuntimeError("steps are traced before there is input")
-        residents, first_step, call = batches
-        step = first_step + tf.cast(index, tf.int64)
-        return _Task(self._batches.at(next(residents), step, 0, 1), call)
-
-    def _compute(self, replica_step: ReplicaStep, task: _Task) -> tuple[Shares, Any]:
-        return self._strategy.run(replica_step, args=(task.batch,)), ()
-
-    def _read_and_compute(
-        self, update: Update
-    ) -> Callable[[ReplicaStep, _Task], tuple[Shares, Any]]:
-        def compute(replica_step: ReplicaStep, task: _Task) -> tuple[Shares, Any]:
-            begun = self._attempts.assign_add(1, read_value=False)
-            with tf.control_dependencies([begun]), tf.device(update.counter_device()):
-                version = tf.identity(update.applied_updates())
-            shares = self._compute_after(version, update, replica_step, task.batch)
-            return shares, (version, task.call, task.batch.step)
-
-        return compute
-
-    def _compute_after(
-        self,
-        version: tf.Tensor,
-        update: Update,
-        replica_step: ReplicaStep,
-        batch: Batch,
-    ) -> Shares:
-        """Shares at weights that are read after the version they are said to be.
-
-        Where all weights are on the server of the count, that is seen to there. Servers
-        cannot tell each other anything: with several, the worker asks for the weights
-        when it knows the version.
-        """
-
-        def compute(own: Batch) -> Shares:
-            return self._strategy.run(replica_step, args=(own,))
-
-        if _only_server(update):
-            with reads_after(version.op):
-                return compute(batch)
-        with tf.control_dependencies([version]):
-            own = tf.nest.map_structure(tf.identity, batch)
-        return compute(own)
-
-    def _apply_if(
-        self, update: Update, summed: tuple[Shares, Any], finite: tf.Tensor
-    ) -> None:
-        """Sends a step's shares to the servers, which apply and keep them if finite."""
-        shares, (version, call, step) = summed
-        journal = self._journal
-        if journal is None:
-            raise RuntimeError("updates are kept in a journal")
-        shares = update.ready(shares)
-        line = journal.line(call, step, shares.sums)
-        home, server = update.counter_device(), _only_server(update)
-        if server:
-            shares, line, finite = _all_sent((shares, line, finite), server)
-        else:
-            gradients = sent(shares.gradients, update.devices())
-            shares = shares._replace(gradients=gradients)
-            (line,) = sent([line], [home])
-        entry = journal.entry(line, version)
-
-        def apply_and_note() -> None:
-            self._strategy.run(update.change, args=(shares,))
-            journal.note(entry)
-
-        def apply() -> tf.Tensor:
-            # With several servers the rate is computed on the worker.
-            with tf.device(server) if server else contextlib.nullcontext():
-                with tf.control_dependencies([changes_of(apply_and_note)]):
-                    count = update.count()
-                with tf.device(home):
-                    journal.mark(entry, tf.identity(count))
-            return tf.zeros([])
-
-        with tf.device(server) if server else contextlib.nullcontext():
-            tf.cond(finite, apply, lambda: tf.zeros([]))
-
-
-def _nothing_reported(update: Update, summed: Any) -> Mapping[str, tf.Tensor]:
-    raise RuntimeError("workers apply their steps by `Step.apply_if`")
-
-
-def _only_server(update: Update) -> str | None:
-    """The server that has all weights and their count, if there is one."""
-    (device, *others) = {*update.devices(), update.counter_device()}
-    return None if others else device
-
-
-def _all_sent(values: Any, device: str) -> Any:
-    """A structure of values, on another task, in one message."""
-    flat = tf.nest.flatten(values)
-    return tf.nest.pack_sequence_as(values, sent(flat, [device] * len(flat)))
-
 
 def divided(num_steps: int, num_workers: int, most: float) -> Sequence[int]:
     """Steps of each closure of a call: as many for every worker, if they can be.
@@ -330,18 +227,6 @@ def divided(num_steps: int, num_workers: int, most: float) -> Sequence[int]:
     num_closures = max(min(num_rounds * num_workers, num_steps), 1)
     least, more = divmod(num_steps, num_closures)
     return [least + (index < more) for index in range(num_closures)]
-
-
-class _Task(NamedTuple):
-    """What a step is given.
-
-    Attributes:
-      batch: the whole global batch.
-      call: int64 scalar, the call of the inner loop that the step is part of.
-    """
-
-    batch: Batch
-    call: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -119,13 +119,21 @@ def task_of(launcher: int, job: str, index: int) -> psutil.Process:
       job: of the task.
       index: of the task among those of its job.
     """
+    wanted = {"type": job, "index": index}
     (found,) = (
         task
         for task in psutil.Process(launcher).children()
-        if json.loads(task.environ()["TF_CONFIG"])["task"]
-        == {"type": job, "index": index}
+        if _cluster_of(task).get("task") == wanted
     )
     return found
+
+
+def _cluster_of(process: psutil.Process) -> dict[str, Any]:
+    """What its TF_CONFIG says; nothing if it has none, or has just ended."""
+    try:
+        return json.loads(process.environ().get("TF_CONFIG", "{}"))
+    except psutil.Error:
+        return {}
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes | str | None]:
