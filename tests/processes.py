@@ -119,13 +119,18 @@ def task_of(launcher: int, job: str, index: int) -> psutil.Process:
       job: of the task.
       index: of the task among those of its job.
     """
+    (found,) = tasks_found(launcher, job, index)
+    return found
+
+
+def tasks_found(launcher: int, job: str, index: int) -> list[psutil.Process]:
+    """The same, or none if it has not been started yet, or has ended."""
     wanted = {"type": job, "index": index}
-    (found,) = (
+    return [
         task
         for task in psutil.Process(launcher).children()
         if _cluster_of(task).get("task") == wanted
-    )
-    return found
+    ]
 
 
 def _cluster_of(process: psutil.Process) -> dict[str, Any]:

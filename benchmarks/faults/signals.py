@@ -144,7 +144,13 @@ def _with_a_dead_peer(chosen: random.Random, folder: pathlib.Path) -> float:
     with processes.started(*flags, f"--run_dir={run}", folder=folder) as launcher:
         _wait_for(chosen.choice(MOMENTS), run, launcher)
         time.sleep(chosen.uniform(0.3, 1.5))
-        processes.task_of(launcher.pid, "worker", chosen.randrange(2)).kill()
+        worker = chosen.randrange(2)
+        processes.wait_until(
+            lambda: bool(processes.tasks_found(launcher.pid, "worker", worker)),
+            f"worker-{worker}",
+            launcher,
+        )
+        processes.task_of(launcher.pid, "worker", worker).kill()
         time.sleep(chosen.uniform(0.0, 0.05))
         launcher.terminate()
         sent = time.monotonic()
