@@ -60,6 +60,7 @@ class LaunchedTask:
         # Whether it was started in place of one that was lost.
         self.is_replacement = False
         self._is_shown = is_shown and not cluster.is_chief
+        self._is_told = False
         self._log = log
         self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         environment = {
@@ -147,6 +148,12 @@ class LaunchedTask:
         """Sends a signal, if the process has not ended."""
         if self.process.poll() is None:
             self.process.send_signal(number)
+
+    def tell(self, number: int) -> None:
+        """The same, the first time only: a second signal would end it at once."""
+        if not self._is_told:
+            self._is_told = True
+            self.send(number)
 
     def close(self) -> None:
         self.process.wait()

@@ -258,10 +258,16 @@ class Launcher:
 
     def _stop_training(self, number: int) -> None:
         """Tells the tasks that train, and waits for them."""
-        train = [t for t in self._tasks if t.cluster.job not in self._plan.serving]
-        for task in train:
-            task.send(as_passed_on(number))
-        self._wait(_SECONDS_TO_STOP, train)
+        self._tell(number)
+        self._wait(_SECONDS_TO_STOP, self._training())
+
+    def _tell(self, number: int) -> None:
+        """Passes a signal on to the tasks that train, to each once."""
+        for task in self._training():
+            task.tell(as_passed_on(number))
+
+    def _training(self) -> list[LaunchedTask]:
+        return [t for t in self._tasks if t.cluster.job not in self._plan.serving]
 
     def _wait_for_those_that_serve(self) -> None:
         """They end when the chief lets them, which is its last deed."""
@@ -284,17 +290,21 @@ class Launcher:
 
     @contextlib.contextmanager
     def _signals_handled(self) -> Iterator[None]:
-        """Remembers SIGINT and SIGTERM; tasks are in sessions of their own.
+        """Passes on SIGINT and SIGTERM; tasks are in sessions of their own.
 
-        A second one ends all of them at once.
+        At once: between two looks at the tasks there may be several steps. A second
+        signal ends all of them.
         """
 
-        def remember(number: int, frame: object) -> None:
-            for task in self._tasks if self._signal is not None else ():
-                task.send(signal.SIGKILL)
-            self._signal = number
+        def receive(number: int, frame: object) -> None:
+            if self._signal is None:
+                self._signal = number
+                self._tell(number)
+            else:
+                for task in self._tasks:
+                    task.send(signal.SIGKILL)
 
-        previous = {number: signal.signal(number, remember) for number in STOPS}
+        previous = {number: signal.signal(number, receive) for number in STOPS}
         try:
             yield
         finally:
