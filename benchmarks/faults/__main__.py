@@ -2,6 +2,7 @@
 
   python -m benchmarks.faults                        # every scenario, hours
   python -m benchmarks.faults --only=NAME,... --tries=3
+  python -m benchmarks.faults --only=random-faults --minutes=60
   python -m benchmarks.faults --list
 
 Prints a row for each scenario; with --record it takes the place of the one in results/.
@@ -12,6 +13,7 @@ idle machine.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 
@@ -49,13 +51,17 @@ def _with_progress(
 ) -> Row:
     """Tries a scenario, and shows how far it is."""
     tries = arguments.tries or scenario.tries
+    most_seconds = math.inf
+    if arguments.minutes is not None:
+        tries, most_seconds = arguments.tries or sys.maxsize, 60 * arguments.minutes
+    often = "many" if tries == sys.maxsize else str(tries)
     with console.status(scenario.name) as status:
 
         def show(number: int, failures: Sequence[str]) -> None:
             said = f"{len(failures)} failed" if failures else "no failure yet"
-            status.update(f"{scenario.name}: try {number} of {tries}, {said}")
+            status.update(f"{scenario.name}: try {number} of {often}, {said}")
 
-        return tried(scenario, tries, arguments.seed, show)
+        return tried(scenario, tries, arguments.seed, show, most_seconds)
 
 
 def _parsed() -> argparse.Namespace:
@@ -64,6 +70,7 @@ def _parsed() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--tries", type=int, help="of each, in place of its own number")
+    parser.add_argument("--minutes", type=float, help="of each, as many as then begin")
     parser.add_argument("--seed", type=int, default=0, help="of the first try of each")
     parser.add_argument(
         "--record", action="store_true", help="put the rows into benchmarks/results"

@@ -150,7 +150,7 @@ SCENARIOS = (
         name="random-faults",
         promise="6 faults a run of any kind: never without progress for 60 s, nothing "
         "left behind, and the right state at the end",
-        # About an hour, with the undisturbed runs that they are compared with.
+        # About an hour on an idle machine, which --minutes=60 is on any.
         tries=45,
         attempt=_attempt,
         most_seconds=_MOST_SECONDS_WITHOUT_PROGRESS,

@@ -34,6 +34,7 @@ def recorded(row: Row, seed: int) -> pathlib.Path:
         "failures": list(row.failures),
         "promise": scenario.promise,
         "command": f"--only={scenario.name} --tries={row.tries} --seed={seed}",
+        "minutes": round(row.minutes, 1),
         "date": datetime.date.today().isoformat(),
     }
     write_json(rows, dict(sorted(found.items())))
@@ -56,6 +57,11 @@ def cells(row: Row) -> Sequence[str]:
     )
 
 
+def _how(row: Mapping[str, Any]) -> str:
+    minutes = f", {row['minutes']:g} minutes" if "minutes" in row else ""
+    return f"`{row['command']}`{minutes}"
+
+
 def _page(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
     headings = [*HEADINGS, "promise", "date"]
     lines = [
@@ -68,5 +74,5 @@ def _page(name: str, found: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [found[scenario] for scenario in sorted(found)]
     for row in rows:
         lines.append(f"| {' | '.join([*row['cells'], row['promise'], row['date']])} |")
-    lines += ["", *(f"- `{row['command']}`" for row in rows), ""]
+    lines += ["", *(f"- {_how(row)}" for row in rows), ""]
     return "\n".join(lines)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import pathlib
 import pkgutil
 import random
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 
@@ -41,12 +43,14 @@ class Row:
       tries: that were made.
       failures: a line for each promise broken, with the seed that repeats it.
       worst_seconds: the longest of the times that are limited; None if none is.
+      minutes: that all tries took together.
     """
 
     scenario: Scenario
     tries: int
     failures: Sequence[str]
     worst_seconds: float | None
+    minutes: float
 
 
 def scenarios() -> Sequence[Scenario]:
@@ -67,19 +71,25 @@ def tried(
     tries: int,
     seed: int,
     show: Callable[[int, Sequence[str]], None] = lambda number, failures: None,
+    most_seconds: float = math.inf,
 ) -> Row:
     """Makes it happen a number of times, each try with a seed of its own.
 
     Args:
       scenario: what to try.
-      tries: how often.
+      tries: how often at most.
       seed: of the first try; each further one has the next.
       show: is told before each try its number, from 1, and the failures so far.
+      most_seconds: after which no further try begins.
     """
     failures: list[str] = []
     worst = None
+    made, began = 0, time.monotonic()
     for number in range(seed, seed + tries):
-        show(number - seed + 1, failures)
+        if time.monotonic() - began > most_seconds:
+            break
+        made += 1
+        show(made, failures)
         try:
             seconds = assert_promise_holds(scenario, number)
         except AssertionError as error:
@@ -89,7 +99,13 @@ def tried(
             worst = max(seconds, worst or 0.0)
             if scenario.most_seconds is not None and seconds > scenario.most_seconds:
                 failures.append(f"--seed={number}: took {seconds:.1f} s")
-    return Row(scenario=scenario, tries=tries, failures=failures, worst_seconds=worst)
+    return Row(
+        scenario=scenario,
+        tries=made,
+        failures=failures,
+        worst_seconds=worst,
+        minutes=(time.monotonic() - began) / 60,
+    )
 
 
 def assert_promise_holds(scenario: Scenario, seed: int) -> float | None:

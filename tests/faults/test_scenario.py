@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import random
 import subprocess
+import time
 
 import pytest
 
@@ -30,6 +31,15 @@ def test_broken_promises_and_times_over_the_limit_are_failures() -> None:
     assert (row.tries, row.worst_seconds) == (4, 4.0)
     assert seen[0] == random.Random(10).random()
     assert len(set(seen)) == 4
+
+
+def test_tries_end_when_their_time_is_over() -> None:
+    scenario = Scenario(
+        name="made-up", promise="none", tries=9, attempt=lambda *_: time.sleep(0.01)
+    )
+    row = tried(scenario, 1_000_000, seed=0, most_seconds=0.1)
+    assert 1 < row.tries < 1_000_000
+    assert row.minutes >= 0.1 / 60
 
 
 def test_a_scenario_may_limit_no_time() -> None:
