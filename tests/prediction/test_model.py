@@ -8,6 +8,7 @@ import pytest
 
 from trainers.prediction.model import (
     Compute,
+    Crowding,
     Measurement,
     Model,
     Network,
@@ -31,7 +32,7 @@ def model_of(exchange: Exchange) -> Model:
     return Model(
         compute=COMPUTE,
         exchange=exchange,
-        busy_cores=1.0,
+        crowding=Crowding(cores=CORES, busy_cores=1.0),
         seconds_per_update=2e-3,
         local=Network(seconds_per_message=1e-4, seconds_per_byte=1e-9),
     )
@@ -43,7 +44,7 @@ def measured(model: Model) -> list[Measurement]:
         Measurement(
             num_replicas=count,
             examples=examples,
-            step_seconds=model.measured_here(count, examples, CORES),
+            step_seconds=model.measured_here(count, examples),
         )
         for count in (2, 3, 4)
         for examples in (16, 32)
@@ -120,13 +121,25 @@ def test_workers_that_do_not_wait_are_as_fast_as_their_servers() -> None:
 
 def test_replicas_share_the_cores_of_the_machine_they_are_measured_on() -> None:
     model = model_of(RING)
-    steps = [model.measured_here(count, 32, CORES) for count in (1, 2, 4)]
+    steps = [model.measured_here(count, 32) for count in (1, 2, 4)]
     elsewhere = model.elsewhere(4, 32, NETWORK).compute
     assert steps[0] == pytest.approx(COMPUTE.of(32) + 2e-3)
     assert elsewhere == pytest.approx(COMPUTE.of(32))
     without_traffic = dataclasses.replace(
         model, local=Network(seconds_per_message=0, seconds_per_byte=0)
     )
-    assert without_traffic.measured_here(4, 32, CORES) == pytest.approx(
-        2 * COMPUTE.of(32) + 2e-3
+    # Four that keep a core busy each, on two cores.
+    assert without_traffic.measured_here(4, 32) == pytest.approx(
+        2 * (COMPUTE.of(32) + 2e-3)
     )
+
+
+def test_those_that_take_turns_may_wait_longer_than_their_number_explains() -> None:
+    model = dataclasses.replace(
+        model_of(RING),
+        crowding=Crowding(cores=CORES, busy_cores=1.0, contention=1.5),
+    )
+    assert model.crowding.factor(2) == 1
+    assert model.crowding.factor(3) == pytest.approx(1.5 * 1.5)
+    for error in leave_one_out(measured(model), COMPUTE, RING, CORES):
+        assert error == pytest.approx(0, abs=1e-6)

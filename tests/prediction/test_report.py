@@ -6,7 +6,7 @@ import pathlib
 
 import jsonschema
 
-from tests.prediction.test_model import ASYNCHRONOUS, COMPUTE, CORES, RING, model_of
+from tests.prediction.test_model import ASYNCHRONOUS, COMPUTE, RING, model_of
 from tests.prediction.test_predict import SCHEMA
 from trainers.config import Config
 from trainers.prediction.experiments import arms_of, of_an_arm, on_one_device
@@ -33,7 +33,7 @@ def fitted_arm(name: str, exchange: Exchange) -> FittedArm:
             Measurement(
                 num_replicas=count,
                 examples=32,
-                step_seconds=model.measured_here(count, 32, CORES),
+                step_seconds=model.measured_here(count, 32),
             )
             for count in (2, 3, 4, 4)
         ],

@@ -5,22 +5,25 @@
 
 The terms of the network are those of Hockney, "The communication challenge for MPP:
 Intel Paragon and Meiko CS-2", 1994, added up over messages that wait for each other.
-Replicas on one machine share its cores, which is a factor of the first term where a
-run was measured, and one where a replica has a machine of its own.
+Replicas on one machine share its cores, which is a factor of all of it where a run was
+measured, and one where a replica has a machine of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from scipy import optimize
 
 from trainers.prediction.traffic import Exchange
 
-# A quarter of a core more or less changes no prediction by as much as runs differ.
+# Finer ones change no prediction by as much as runs differ.
 _STEPS_OF_BUSY_CORES = 25
+# Three workers took 3.2 times as long as two on two cores: they wait for their turn,
+# and then for each other.
+_CONTENTIONS = np.linspace(1.0, 3.0, 21)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +62,27 @@ class Compute:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Crowding:
+    """How replicas that share cores hold each other up.
+
+    Attributes:
+      cores: that they share.
+      busy_cores: that each keeps busy while it is alone.
+      contention: by how much more they are slowed down than their number explains,
+        once they have to take turns.
+    """
+
+    cores: int
+    busy_cores: float
+    contention: float = 1.0
+
+    def factor(self, num_replicas: int) -> float:
+        """Of everything that a step takes."""
+        wanted = num_replicas * self.busy_cores / self.cores
+        return 1.0 if wanted <= 1 else self.contention * wanted
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
     """What a message and a byte take at least."""
 
@@ -87,14 +111,14 @@ class Model:
     Attributes:
       compute: of a replica.
       exchange: how replicas exchange gradients.
-      busy_cores: that a replica keeps busy while it computes.
+      crowding: where the runs were measured.
       seconds_per_update: that the strategy adds to each, whatever is sent.
       local: what messages and bytes took where the runs were measured.
     """
 
     compute: Compute
     exchange: Exchange
-    busy_cores: float
+    crowding: Crowding
     seconds_per_update: float
     local: Network
 
@@ -114,35 +138,34 @@ class Model:
           exchange: of the strategy.
           cores: that all replicas shared.
         """
-        cycles = np.array([_cycle(m, exchange) for m in measurements])
+        cycles = [_cycle(m, exchange) for m in measurements]
         traffic = [exchange.traffic(m.num_replicas) for m in measurements]
         rows = [(1.0, t.messages_in_a_row, t.bytes_in_a_row) for t in traffic]
         found = []
-        for busy_cores in np.linspace(0.0, cores, _STEPS_OF_BUSY_CORES):
-            computing = np.array(
-                [
-                    compute.of(m.examples)
-                    * _crowding(m.num_replicas, float(busy_cores), cores)
-                    for m in measurements
-                ]
-            )
-            fitted, error = _fit(rows, cycles - computing, weights=cycles)
-            found.append((error, float(busy_cores), fitted))
-        _, busy_cores, (update, message, byte) = min(found, key=lambda f: f[0])
+        for crowding in _crowdings(cores):
+            factors = [crowding.factor(m.num_replicas) for m in measurements]
+            # What is left of each step when its share of a crowd is taken out.
+            alone = [cycle / f for cycle, f in zip(cycles, factors, strict=True)]
+            rest = [
+                seconds - compute.of(m.examples)
+                for seconds, m in zip(alone, measurements, strict=True)
+            ]
+            fitted, error = _fit(rows, rest, weights=alone)
+            found.append((error, crowding, fitted))
+        _, crowding, (update, message, byte) = min(found, key=lambda f: f[0])
         return cls(
             compute=compute,
             exchange=exchange,
-            busy_cores=busy_cores,
+            crowding=crowding,
             seconds_per_update=update,
             local=Network(seconds_per_message=message, seconds_per_byte=byte),
         )
 
-    def measured_here(self, num_replicas: int, examples: float, cores: int) -> float:
+    def measured_here(self, num_replicas: int, examples: float) -> float:
         """Seconds a step where all replicas share the cores of one machine."""
-        crowding = _crowding(num_replicas, self.busy_cores, cores)
         traffic = self.exchange.traffic(num_replicas)
-        cycle = (
-            self.compute.of(examples) * crowding
+        cycle = self.crowding.factor(num_replicas) * (
+            self.compute.of(examples)
             + self.seconds_per_update
             + self.local.seconds_per_message * traffic.messages_in_a_row
             + self.local.seconds_per_byte * traffic.bytes_in_a_row
@@ -183,14 +206,17 @@ def leave_one_out(
     for left_out in measurements:
         others = [m for m in measurements if m is not left_out]
         model = Model.fitted(others, compute, exchange, cores)
-        predicted = model.measured_here(left_out.num_replicas, left_out.examples, cores)
+        predicted = model.measured_here(left_out.num_replicas, left_out.examples)
         errors.append(predicted / left_out.step_seconds - 1)
     return errors
 
 
-def _crowding(num_replicas: int, busy_cores: float, cores: int) -> float:
-    """By how much replicas that share cores hold each other up."""
-    return max(1.0, num_replicas * busy_cores / cores)
+def _crowdings(cores: int) -> Iterator[Crowding]:
+    for busy_cores in np.linspace(0.0, cores, _STEPS_OF_BUSY_CORES):
+        for contention in _CONTENTIONS:
+            yield Crowding(
+                cores=cores, busy_cores=float(busy_cores), contention=float(contention)
+            )
 
 
 def _cycle(measurement: Measurement, exchange: Exchange) -> float:

@@ -168,7 +168,8 @@ def _of_an_arm(arm: FittedArm) -> dict[str, Any]:
     return {
         "name": arm.name,
         "exchange": dataclasses.asdict(model.exchange),
-        "busy_cores_per_replica": model.busy_cores,
+        "busy_cores_per_replica": model.crowding.busy_cores,
+        "contention": model.crowding.contention,
         "milliseconds_per_update": 1e3 * model.seconds_per_update,
         "microseconds_per_message": 1e6 * model.local.seconds_per_message,
         "nanoseconds_per_byte": 1e9 * model.local.seconds_per_byte,
