@@ -8,11 +8,13 @@ import pathlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import pytest
 
+from strategies import launcher
 from strategies.launch_plan import Plan, local_cluster
 from strategies.launched_task import LaunchedTask
 from strategies.launcher import Launcher
@@ -269,6 +271,34 @@ def test_servers_are_not_waited_for_when_no_chief_is_left_to_dismiss_them(
     assert cluster.run() == 143
     timer.join()
     assert sum(seconds for seconds, jobs in waited if "ps" in jobs) <= 1
+
+
+def test_a_signal_is_passed_on_before_the_launcher_looks_at_its_tasks_again(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In between, tasks may take several steps; a checkpoint is due after one."""
+    seconds_between_looks = 4.0
+    monkeypatch.setattr(launcher, "_POLL_SECONDS", seconds_between_looks)
+    moments: list[float] = []
+    tell = LaunchedTask.tell
+
+    def noting(self: LaunchedTask, number: int) -> None:
+        moments.append(time.monotonic())
+        tell(self, number)
+
+    def stop() -> None:
+        moments.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(LaunchedTask, "tell", noting)
+    timer = threading.Timer(1.0, stop)
+    timer.start()
+    cluster = Cluster(tmp_path, {"worker-0": ["wait"], "worker-1": ["wait"]})
+    assert cluster.run() == 143
+    timer.join()
+    asked, told = moments[:2]
+    # It has looked before, less than a second and a half after it began.
+    assert told - asked < seconds_between_looks / 2
 
 
 def test_a_signal_to_the_launcher_is_not_a_loss(tmp_path: pathlib.Path) -> None:
