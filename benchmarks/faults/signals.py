@@ -122,8 +122,9 @@ def _assert_nothing_lost(run: pathlib.Path, seen: int) -> None:
     assert saved == [f"step-{result['steps']:08d}"], (
         f"steps without checkpoint: {saved}"
     )
-    # The step under way, and the one that tells all processes.
-    assert result["steps"] <= seen + 2, f"{result['steps']} steps, told at {seen}"
+    # The chief may be writing the line of a step while another task is in the next one,
+    # in which it is told; the one after that tells all processes.
+    assert result["steps"] <= seen + 3, f"{result['steps']} steps, told at {seen}"
 
 
 def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
