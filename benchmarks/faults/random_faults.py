@@ -76,6 +76,8 @@ class _Trouble:
         self.longest_seconds = 0.0
         self._run = run
         self._chosen = chosen
+        # One that is written anew counts as damaged still.
+        self._damaged: set[str] = set()
 
     def until_it_ends(self, process: subprocess.Popen[str]) -> int:
         """Returns the exit code; a fault every few seconds, until there were enough."""
@@ -100,12 +102,14 @@ class _Trouble:
         return process.returncode
 
     def damage_newest_checkpoint(self) -> None:
-        """If there is one before it to go back to."""
+        """Unless it is damaged already, or there is no whole one to go back to."""
         names = processes.checkpoints_of(self._run)
+        whole = [name for name in names if name not in self._damaged]
         kinds = [kind for kind in KINDS if "before" not in kind]
-        if len(names) > 1:
+        if len(whole) > 1 and whole[-1] == names[-1]:
             kind = self._chosen.choice(kinds)
             KINDS[kind](self._run / "checkpoints" / names[-1], self._chosen)
+            self._damaged.add(names[-1])
             self.done.append(f"damage ({kind})")
 
     def _strike(
