@@ -19,25 +19,34 @@ COMMIT = "commit.json"
 Damage = Callable[[pathlib.Path, random.Random], None]
 
 
+def _file(checkpoint: pathlib.Path, name: str) -> pathlib.Path:
+    """Of the data the first part: what servers hold is in parts of its own."""
+    return (
+        min(checkpoint.glob("variables.data-*")) if name == DATA else checkpoint / name
+    )
+
+
 def _cut_off(name: str) -> Damage:
     def damage(newest: pathlib.Path, chosen: random.Random) -> None:
-        content = (newest / name).read_bytes()
-        (newest / name).write_bytes(content[: chosen.randrange(len(content))])
+        path = _file(newest, name)
+        content = path.read_bytes()
+        path.write_bytes(content[: chosen.randrange(len(content))])
 
     return damage
 
 
 def _one_bit(name: str) -> Damage:
     def damage(newest: pathlib.Path, chosen: random.Random) -> None:
-        content = bytearray((newest / name).read_bytes())
+        path = _file(newest, name)
+        content = bytearray(path.read_bytes())
         content[chosen.randrange(len(content))] ^= 1 << chosen.randrange(8)
-        (newest / name).write_bytes(content)
+        path.write_bytes(content)
 
     return damage
 
 
 def _missing(name: str) -> Damage:
-    return lambda newest, _: (newest / name).unlink()
+    return lambda newest, _: _file(newest, name).unlink()
 
 
 def _older_data(newest: pathlib.Path, chosen: random.Random) -> None:
