@@ -16,6 +16,7 @@ from trainers.console import Console
 from trainers.folder_of_runs import FolderOfRuns
 from trainers.outcome import ExitCode, StopRequested
 from trainers.recording import Recording
+from trainers.stopping import StopSignals
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -90,6 +91,35 @@ class Execution:
         seconds = time.monotonic() - began
         self._console.say(f"ran       {name}: {run.status}, {seconds:.0f} s")
         return Executed(config, run, Recording(path), measured.exit_code)
+
+
+def with_runs(
+    folder: FolderOfRuns,
+    console: Console,
+    work: Callable[[Execution], ExitCode],
+    what: str,
+) -> ExitCode:
+    """Does what needs short runs, until it is done or a signal comes.
+
+    Args:
+      folder: that has been begun.
+      console: told of each run.
+      work: runs them.
+      what: this is, such as "a verification".
+    """
+    try:
+        with StopSignals() as signals:
+            return work(
+                Execution(
+                    folder,
+                    console,
+                    lambda: signals.requested,
+                    lambda: signals.exit_code,
+                )
+            )
+    except StopRequested as stop:
+        console.fail(f"stopped: {what} is not continued, but begun again.")
+        return stop.exit_code
 
 
 def command_again(config: Config) -> str:

@@ -10,17 +10,16 @@ from strategies.gpus import visible_gpus
 from strategies.settings import UsageError
 from trainers.config import Config
 from trainers.console import Console
-from trainers.execution import Executed, Execution, command_again
+from trainers.execution import Executed, Execution, command_again, with_runs
 from trainers.files import write_json
 from trainers.folder_of_runs import FolderOfRuns
-from trainers.outcome import ExitCode, StopRequested
+from trainers.outcome import ExitCode
 from trainers.prediction.experiments import (
     Experiment,
     arms_of,
     of_an_arm,
     on_one_device,
 )
-from trainers.stopping import StopSignals
 
 
 def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -42,23 +41,27 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     folder.begin()
     console.say(f"predict   {_in_words(config)}; {len(experiments)} short runs")
     console.say(f"into      {folder.path}")
-    try:
-        with StopSignals() as signals:
-            execution = Execution(
-                folder,
-                console,
-                lambda: signals.requested,
-                lambda: signals.exit_code,
-            )
-            runs = []
-            for experiment in experiments:
-                executed = execution.run(experiment.name, experiment.config)
-                if not executed.run.is_completed:
-                    return _refuse(executed, folder, console)
-                runs.append((experiment, executed))
-    except StopRequested as stop:
-        console.fail("stopped: a prediction is not continued, but begun again.")
-        return stop.exit_code
+    return with_runs(
+        folder,
+        console,
+        lambda execution: _predict(config, folder, experiments, execution, console),
+        "a prediction",
+    )
+
+
+def _predict(
+    config: Config,
+    folder: FolderOfRuns,
+    experiments: Sequence[Experiment],
+    execution: Execution,
+    console: Console,
+) -> ExitCode:
+    runs = []
+    for experiment in experiments:
+        executed = execution.run(experiment.name, experiment.config)
+        if not executed.run.is_completed:
+            return _refuse(executed, folder, console)
+        runs.append((experiment, executed))
     _report(config, folder, runs, console)
     return ExitCode.DONE
 

@@ -9,11 +9,10 @@ from strategies.settings import UsageError
 from trainers.comparison.arms import Arm
 from trainers.config import Config
 from trainers.console import Console
-from trainers.execution import Executed, Execution, command_again
+from trainers.execution import Executed, Execution, command_again, with_runs
 from trainers.files import write_json
 from trainers.folder_of_runs import FolderOfRuns
-from trainers.outcome import ExitCode, StopRequested
-from trainers.stopping import StopSignals
+from trainers.outcome import ExitCode
 from trainers.verification.cause import find_cause
 from trainers.verification.judgement import Verdict, judge
 from trainers.verification.report import Finding, content, explanations, table
@@ -38,18 +37,14 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     folder.begin()
     console.say(f"verify    {', '.join(arm.name for arm in arms)}")
     console.say(f"into      {folder.path}")
-    try:
-        with StopSignals() as signals:
-            execution = Execution(
-                folder,
-                console,
-                lambda: signals.requested,
-                lambda: signals.exit_code,
-            )
-            return _verify(config, folder, reference_arm, arms, execution, console)
-    except StopRequested as stop:
-        console.fail("stopped: a verification is not continued, but begun again.")
-        return stop.exit_code
+    return with_runs(
+        folder,
+        console,
+        lambda execution: _verify(
+            config, folder, reference_arm, arms, execution, console
+        ),
+        "a verification",
+    )
 
 
 def _verify(

@@ -28,7 +28,6 @@ def fitted_arm(name: str, exchange: Exchange) -> FittedArm:
     return FittedArm(
         name=name,
         is_multi_process=name != "mirrored",
-        experiments=[],
         measurements=[
             Measurement(
                 num_replicas=count,

@@ -21,15 +21,13 @@ class FittedArm:
     Attributes:
       name: of the arm.
       is_multi_process: whether its replicas may be on several machines.
-      experiments: that were run.
-      measurements: of each, in the same order.
+      measurements: of its runs.
       model: fitted to all of them.
       errors: of each, relative, by the model that was fitted to the others.
     """
 
     name: str
     is_multi_process: bool
-    experiments: Sequence[Experiment]
     measurements: Sequence[Measurement]
     model: Model
     errors: Sequence[float]
@@ -75,13 +73,12 @@ def fit(runs: Sequence[tuple[Experiment, Executed]]) -> Fitted:
 def _fit_arm(
     runs: Sequence[tuple[Experiment, Executed]], compute: Compute, cores: int
 ) -> FittedArm:
-    experiments = [experiment for experiment, _ in runs]
+    first, _ = runs[0]
     measurements = [_measured(*run) for run in runs]
     exchange = _exchange(*runs[0])
     return FittedArm(
-        name=experiments[0].arm,
-        is_multi_process=experiments[0].config.strategy.traits.multi_process,
-        experiments=experiments,
+        name=first.arm,
+        is_multi_process=first.config.strategy.traits.multi_process,
         measurements=measurements,
         model=Model.fitted(measurements, compute, exchange, cores),
         errors=leave_one_out(measurements, compute, exchange, cores),
