@@ -91,11 +91,17 @@ def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
         Experiment(
             arm=arm.name,
             num_replicas=count,
-            config=_with_batch(_with_replicas(arm.config, count), batch),
+            config=_with_batch(with_replicas(arm.config, count), batch),
         )
         for count in range(2, most + 1)
         for batch in _sizes(arm.config, _PARTS_UNDER_STRATEGIES, least=most)
     )
+
+
+def with_replicas(config: Config, count: int) -> Config:
+    """The same with so many of what the strategy calls replicas."""
+    many = "num_workers" if config.strategy.traits.multi_process else "num_replicas"
+    return config.replace(**{many: count})
 
 
 def _shared(config: Config) -> Config:
@@ -115,8 +121,3 @@ def _sizes(config: Config, parts: Sequence[int], least: int) -> list[int]:
 
 def _with_batch(config: Config, global_batch_size: int) -> Config:
     return config.replace(global_batch_size=global_batch_size)
-
-
-def _with_replicas(config: Config, count: int) -> Config:
-    many = "num_workers" if config.strategy.traits.multi_process else "num_replicas"
-    return config.replace(**{many: count})

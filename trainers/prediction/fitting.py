@@ -63,29 +63,15 @@ def fit(runs: Sequence[tuple[Experiment, Executed]]) -> Fitted:
     by_arm: dict[str, list[tuple[Experiment, Executed]]] = {}
     for experiment, executed in runs:
         by_arm.setdefault(experiment.arm, []).append((experiment, executed))
-    reference = [_measured(e, x) for e, x in by_arm.pop(REFERENCE)]
+    reference = [measured(e, x) for e, x in by_arm.pop(REFERENCE)]
     compute = Compute.fitted(reference)
     hardware = runs[0][1].run.result["hardware"]
     arms = [_fit_arm(runs, compute, hardware["cpu_cores"]) for runs in by_arm.values()]
     return Fitted(compute=compute, reference=reference, arms=arms, hardware=hardware)
 
 
-def _fit_arm(
-    runs: Sequence[tuple[Experiment, Executed]], compute: Compute, cores: int
-) -> FittedArm:
-    first, _ = runs[0]
-    measurements = [_measured(*run) for run in runs]
-    exchange = _exchange(*runs[0])
-    return FittedArm(
-        name=first.arm,
-        is_multi_process=first.config.strategy.traits.multi_process,
-        measurements=measurements,
-        model=Model.fitted(measurements, compute, exchange, cores),
-        errors=leave_one_out(measurements, compute, exchange, cores),
-    )
-
-
-def _measured(experiment: Experiment, executed: Executed) -> Measurement:
+def measured(experiment: Experiment, executed: Executed) -> Measurement:
+    """What a model is fitted to."""
     milliseconds = executed.run.result["throughput"]["step_milliseconds"]["p50"]
     return Measurement(
         num_replicas=experiment.num_replicas,
@@ -94,7 +80,8 @@ def _measured(experiment: Experiment, executed: Executed) -> Measurement:
     )
 
 
-def _exchange(experiment: Experiment, executed: Executed) -> Exchange:
+def exchange_of(experiment: Experiment, executed: Executed) -> Exchange:
+    """How a run's strategy exchanged gradients, and of how many bytes."""
     strategy = experiment.config.strategy
     exchange = Exchange(
         kind=strategy.traits.exchange,
@@ -105,3 +92,18 @@ def _exchange(experiment: Experiment, executed: Executed) -> Exchange:
     sent = executed.run.result["communication"]["bytes_per_step_per_replica"]
     gradient_bytes = exchange.gradient_bytes_from(sent, experiment.num_replicas)
     return dataclasses.replace(exchange, gradient_bytes=gradient_bytes)
+
+
+def _fit_arm(
+    runs: Sequence[tuple[Experiment, Executed]], compute: Compute, cores: int
+) -> FittedArm:
+    first, _ = runs[0]
+    measurements = [measured(*run) for run in runs]
+    exchange = exchange_of(*runs[0])
+    return FittedArm(
+        name=first.arm,
+        is_multi_process=first.config.strategy.traits.multi_process,
+        measurements=measurements,
+        model=Model.fitted(measurements, compute, exchange, cores),
+        errors=leave_one_out(measurements, compute, exchange, cores),
+    )
