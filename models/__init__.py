@@ -6,12 +6,13 @@ import importlib
 import pathlib
 from typing import TYPE_CHECKING
 
-from models import catalogue
+from models import catalogue, factories
 
 if TYPE_CHECKING:
     from models.base import ModelSpec
 
-_NOT_MODELS = {"__init__", "base", "catalogue", "embedding", "keras_applications"}
+_NOT_MODELS = {"__init__", "base", "catalogue", "embedding", "factories"}
+_NOT_MODELS |= {"keras_applications"}
 
 
 def names() -> tuple[str, ...]:
@@ -25,13 +26,16 @@ def why_not(name: str) -> str | None:
 
     Returns:
       The end of a sentence that begins with the name; None if it is that of a
-      classifier of keras.applications, such as keras:ResNet50.
+      classifier of keras.applications, such as keras:ResNet50, or of a factory.
     """
     if name.startswith(catalogue.PREFIX):
         return catalogue.why_not(name)
+    if factories.is_factory(name):
+        return None
     return (
-        f"is unknown; choose one of {', '.join(names())}, or "
-        f"{catalogue.spelled(name)}, a classifier of keras.applications."
+        f"is unknown; choose one of {', '.join(names())}, "
+        f"{catalogue.spelled(name)}, a classifier of keras.applications, or "
+        f"{factories.FORM}, your own."
     )
 
 

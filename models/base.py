@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -19,7 +19,7 @@ class Examples(Protocol):
 
     @property
     def num_classes(self) -> int:
-        """How many logits there are to be."""
+        """How many logits there are to be; 0: labels are no ids of classes."""
 
     @property
     def num_categories(self) -> int | None:
@@ -58,12 +58,78 @@ class Build(Protocol):
         """
 
 
-PerExample = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+# Of labels and predictions, each a tensor or a structure of tensors [n, ...].
+PerExample = Callable[[Any, Any], tf.Tensor]
+
+
+class Predict(Protocol):
+    """A Keras model, or what is called like one."""
+
+    def __call__(self, features: Any, training: bool) -> Any:
+        """Predictions of a batch of features."""
+
+
+class Objective(Protocol):
+    """What is minimized, and what is reported besides."""
+
+    def values(
+        self, model: Predict, batch: Any, training: bool
+    ) -> Mapping[str, tf.Tensor]:
+        """Of each example the `loss`, and by name each metric. Shapes [n].
+
+        Args:
+          model: to be called with `batch.features`.
+          batch: n examples, as `strategies.base.Batch` has them.
+          training: whether the model is to do what it does in training.
+        """
+
+    def of_predictions(self, labels: Any, predictions: Any) -> Mapping[str, tf.Tensor]:
+        """The same, of what the model made of the features."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionObjective:
+    """An objective that depends on labels and predictions alone.
+
+    Attributes:
+      loss: per-example loss of (labels, predictions), [n].
+      metrics: named per-example metrics of the same, [n] each.
+    """
+
+    loss: PerExample
+    metrics: Mapping[str, PerExample]
+
+    def values(
+        self, model: Predict, batch: Any, training: bool
+    ) -> Mapping[str, tf.Tensor]:
+        """See `Objective`."""
+        predictions = model(batch.features, training=training)
+        return self.of_predictions(batch.labels, predictions)
+
+    def of_predictions(self, labels: Any, predictions: Any) -> Mapping[str, tf.Tensor]:
+        """See `Objective`."""
+        functions = {"loss": self.loss, **self.metrics}
+        return {name: f(labels, predictions) for name, f in functions.items()}
+
+
+class TrainableModel(Protocol):
+    """How a model is made, and what is minimized then."""
+
+    @property
+    def build(self) -> Build:
+        """Makes the Keras model."""
+
+    def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
+        """Of a model that `build` made.
+
+        Raises:
+          ValueError: there is none, or it takes no label smoothing.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """A model and its objective.
+    """A model and its objective. Satisfies `TrainableModel`.
 
     Attributes:
       build: makes the Keras model.
@@ -76,6 +142,12 @@ class ModelSpec:
     build: Build
     make_loss: Callable[[float], PerExample]
     metrics: Mapping[str, PerExample]
+
+    def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
+        """See `TrainableModel`."""
+        return PredictionObjective(
+            loss=self.make_loss(label_smoothing), metrics=self.metrics
+        )
 
 
 def make_cross_entropy(label_smoothing: float) -> PerExample:
@@ -130,6 +202,18 @@ def require_quantities(model: str, data: Examples) -> None:
 
 def classifier(build: Build) -> ModelSpec:
     """A model whose logits are trained by cross entropy and judged by accuracy."""
+
+    def build_for_classes(data: Examples, settings: Settings) -> keras.Model:
+        if not data.num_classes:
+            raise ValueError(
+                "--model must be your own for this data set: those of this project "
+                "take one array of features, and ids of classes from 0 as labels; "
+                "give --model=package.module:factory, or other data."
+            )
+        return build(data, settings)
+
     return ModelSpec(
-        build=build, make_loss=make_cross_entropy, metrics={"accuracy": is_correct}
+        build=build_for_classes,
+        make_loss=make_cross_entropy,
+        metrics={"accuracy": is_correct},
     )

@@ -7,7 +7,8 @@ when one changes its meaning.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -234,3 +235,51 @@ class _SlurmResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
             f"{position:06d}/{host}": num_tasks
             for position, (host, num_tasks) in enumerate(found.items())
         }
+
+
+class Compiled(NamedTuple):
+    """What `keras.Model.compile` was given besides a loss.
+
+    Attributes:
+      loss_weights: of outputs; None for one each.
+      metrics: a list or dict by output; None for none.
+    """
+
+    loss_weights: Any
+    metrics: Any
+
+
+def compiled_with(model: keras.Model) -> Compiled:
+    """What a model was compiled with.
+
+    `Model.loss` is public. `Model.metrics` is empty until `fit` has run, and
+    `get_compile_config` describes functions of a user's own by names from which they
+    cannot be had back (keras/src/trainers/compile_utils.py, `CompileMetrics` and
+    `CompileLoss`).
+    """
+    loss, metrics = model._compile_loss, model._compile_metrics
+    return Compiled(
+        loss_weights=None if loss is None else loss._user_loss_weights,
+        metrics=None if metrics is None else metrics._user_metrics,
+    )
+
+
+def function_of_metric(
+    metric: keras.metrics.MeanMetricWrapper,
+) -> Callable[[Any, Any], tf.Tensor]:
+    """What such a metric is the mean of, of labels and predictions.
+
+    Metrics that Keras has by a name only, such as `TopKCategoricalAccuracy`, hold their
+    function and its arguments and do not show them (keras/src/metrics/
+    reduction_metrics.py, `MeanMetricWrapper.update_state`).
+    """
+    return functools.partial(metric._fn, **metric._fn_kwargs)
+
+
+def mask_of(tensor: Any) -> Any:
+    """Which parts of a layer's output count; None for all.
+
+    `keras.layers.Layer.compute_mask` would need the layer (keras/src/backend/common/
+    masking.py, `get_keras_mask`).
+    """
+    return getattr(tensor, "_keras_mask", None)

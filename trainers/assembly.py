@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 import models
-from models.base import ModelSpec
+from models.base import TrainableModel
 from models.embedding import ShardedEmbedding
 from strategies import discovery
 from strategies.base import GlobalBatches, RunSteps, Strategy
@@ -19,6 +19,7 @@ from trainers import inputs
 from trainers.accumulation import Accumulation
 from trainers.compilable import check_layers, check_step
 from trainers.config import Config
+from trainers.custom.model import custom_model
 from trainers.evaluation import Evaluation
 from trainers.inputs.data import Data
 from trainers.inputs.order import Order, SourceBatches
@@ -135,13 +136,15 @@ def assemble(config: Config, strategy: Strategy) -> Assembly:
     Raises:
       UsageError: the parts do not fit each other, the strategy or the data.
     """
-    return assemble_parts(
-        config, strategy, inputs.load(config.data), models.load(config.model.model)
-    )
+    data = inputs.load(config.data)
+    if config.model.is_custom:
+        spec = custom_model(config.model, data.evaluation)
+        return assemble_parts(config, strategy, data, spec)
+    return assemble_parts(config, strategy, data, models.load(config.model.model))
 
 
 def assemble_parts(
-    config: Config, strategy: Strategy, data: Data, spec: ModelSpec
+    config: Config, strategy: Strategy, data: Data, spec: TrainableModel
 ) -> Assembly:
     """The same for a strategy, data and a model that are at hand already."""
     _check_batch_size(config, strategy, data)

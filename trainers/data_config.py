@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from models import factories
 from strategies.settings import UsageError, check_settings, setting
 
 # Which data sets read a path.
@@ -14,6 +15,16 @@ PATHS = tuple(_READ_BY)
 _MOST_SYNTHETIC_NUMBERS = 2**31
 # 8 GiB as well, of int64 ids; and 8 GiB of an embedding of 16 numbers a row.
 _MOST_CLICKS = {"num_examples": 2**30, "num_categories": 2**27}
+_DATASETS = ("cifar10", "clicks", "digits", "synthetic", "tfrecord")
+
+
+def _why_not(name: str) -> str | None:
+    if factories.is_factory(name):
+        return None
+    return (
+        f"is unknown; choose one of {', '.join(_DATASETS)}, or {factories.FORM}, your "
+        "own."
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,8 +36,10 @@ class DataConfig:
         "digits: 8x8 images of handwritten digits. tfrecord: files at --data_path. "
         "cifar10: 32x32 photographs, downloaded unless --data_path has them. "
         "synthetic: random examples of any shape, for measuring. clicks: a generated "
-        "log of categories, whose best loss is known.",
-        choices=("cifar10", "clicks", "digits", "synthetic", "tfrecord"),
+        "log of categories, whose best loss is known. Also package.module:factory, a "
+        "function of your own that returns arrays, a tf.data.Dataset or a reader.",
+        choices=_DATASETS,
+        why_not=_why_not,
     )
     data_path: str | None = setting(
         None,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
+from models import factories
 from strategies.cluster import Cluster
 from strategies.settings import UsageError, shown
 from trainers.assembly import assemble, create_strategy
 from trainers.checkpoints import Checkpoints
 from trainers.config import Config
 from trainers.console import Console
+from trainers.custom.names import check_given
 from trainers.data_config import PATHS, DataConfig
+from trainers.model_config import ModelConfig
 from trainers.outcome import ExitCode
 from trainers.reporting import in_words
 from trainers.run_dir import RunFolder
@@ -53,12 +56,21 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
 def _settings_of(folder: RunFolder, given: Config) -> Config:
     """The run's, with what flags say of strategy, devices and paths."""
     of_run = folder.read_config()
+    check_given(of_run.to_dict(), given.to_dict(), f"--run_dir={folder.path}")
     return dataclasses.replace(
         of_run,
         strategy=given.strategy,
+        model=_model_of(of_run.model, given.model),
         device=given.device,
         data=_data_of(folder, of_run.data, given.data),
     )
+
+
+def _model_of(of_run: ModelConfig, given: ModelConfig) -> ModelConfig:
+    """The run's model; a function by the name that flags give."""
+    if not of_run.is_custom:
+        return of_run
+    return dataclasses.replace(of_run, model=given.model)
 
 
 def _data_of(folder: RunFolder, of_run: DataConfig, given: DataConfig) -> DataConfig:
@@ -69,6 +81,8 @@ def _data_of(folder: RunFolder, of_run: DataConfig, given: DataConfig) -> DataCo
     Raises:
       UsageError: it has paths that the flags do not have.
     """
+    if factories.is_factory(of_run.dataset):
+        of_run = dataclasses.replace(of_run, dataset=given.dataset)
     named = {n: getattr(of_run, n) for n in PATHS if getattr(of_run, n) is not None}
     paths = {name: getattr(given, name) for name in PATHS}
     if given.dataset == of_run.dataset and all(paths[name] for name in named):

@@ -27,6 +27,7 @@ from strategies.settings import (
 from trainers.comparison.settings import ComparisonConfig
 from trainers.config import Config, all_fields, without_lists
 from trainers.config_file import settings_from_file
+from trainers.custom.names import check_given
 from trainers.prediction.settings import PredictionConfig
 
 _DESCRIPTION = """\
@@ -122,6 +123,7 @@ def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     in_file = {}
     if values["config"].present:
         in_file = settings_from_file(os.path.expanduser(values.config))
+        check_given(in_file, given, f"--config={values.config}")
     return in_file, given
 
 

@@ -22,7 +22,7 @@ class Inspection:
         self._features, self._labels = data.evaluation.read(
             data.evaluation.tensors(), tf.range(count, dtype=tf.int64)
         )
-        self._draws_images = can_draw(data.input_shape)
+        self._draws_images = bool(data.num_classes) and can_draw(data.input_shape)
         self._histograms = tf.function(self._compute_histograms, autograph=False)
         self._predict = tf.function(
             lambda features: model(features, training=False), autograph=False

@@ -8,14 +8,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import ModelSpec
+from models.base import Objective, TrainableModel
 from strategies.base import Strategy
 from strategies.settings import UsageError
 from trainers.accumulation import check_accumulable
 from trainers.config import Config
 from trainers.inputs.data import Data
 from trainers.layer_state import LayerState
-from trainers.model_config import ModelConfig
 from trainers.optimizers import (
     LearningRate,
     RateFactor,
@@ -25,7 +24,7 @@ from trainers.optimizers import (
 from trainers.pipeline.build import Pipeline, build_pipeline
 from trainers.pipeline.step import PipelineStep
 from trainers.replayable_dropout import ReplayableDropout
-from trainers.step import EvalStep, Objective, TrainStep
+from trainers.step import EvalStep, TrainStep
 from trainers.switches import switch_off
 from trainers.update import ModelUpdate
 
@@ -96,7 +95,11 @@ class Learner:
 
 
 def build_learner(
-    config: Config, strategy: Strategy, data: Data, spec: ModelSpec, train_steps: int
+    config: Config,
+    strategy: Strategy,
+    data: Data,
+    spec: TrainableModel,
+    train_steps: int,
 ) -> Learner:
     """Makes model and variables where the strategy wants them.
 
@@ -107,7 +110,7 @@ def build_learner(
     keras.utils.set_random_seed(config.run.seed)
     pipeline = None
     with strategy.scope():
-        model = _build_model(spec, config.model, data)
+        model, objective = _build_model(spec, config, data)
         switch_off(model, config.model.switch_off or ())
         rate_factor = RateFactor(may_change=config.guard.rolls_back)
         learning_rate = LearningRate(
@@ -126,10 +129,7 @@ def build_learner(
     return Learner(
         model=model,
         pipeline=pipeline,
-        objective=Objective(
-            loss=spec.make_loss(config.optimizer.label_smoothing),
-            metrics=dict(spec.metrics),
-        ),
+        objective=objective,
         optimizer=optimizer,
         learning_rate=learning_rate,
         rate_factor=rate_factor,
@@ -162,8 +162,11 @@ def _set_precision(dtype: str) -> None:
     keras.config.set_dtype_policy(dtype)
 
 
-def _build_model(spec: ModelSpec, config: ModelConfig, data: Data) -> keras.Model:
+def _build_model(
+    spec: TrainableModel, config: Config, data: Data
+) -> tuple[keras.Model, Objective]:
     try:
-        return spec.build(data, config)
+        model = spec.build(data, config.model)
+        return model, spec.objective(model, config.optimizer.label_smoothing)
     except ValueError as error:
         raise UsageError(" ".join(str(error).split())) from error

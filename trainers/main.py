@@ -17,6 +17,7 @@ from strategies.settings import UsageError, printable
 from trainers import flags
 from trainers.config import Config
 from trainers.console import Console, complain
+from trainers.custom.names import check_packages
 from trainers.launch import launch
 from trainers.outcome import ExitCode
 from trainers.refusals import refusal_of
@@ -57,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     end_with_launcher()
+    check_packages(config)
     if config.run.mode in _MODES_THAT_LOOK:
         return _look(config, console)
     cluster = cluster_of(config, os.environ)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import models
-from strategies.settings import check_settings, setting
+from models import factories
+from strategies.settings import UsageError, as_argument, check_settings, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,9 +16,20 @@ class ModelConfig:
     model: str = setting(
         "convnet",
         "What is trained. Also keras:NAME, any classifier of keras.applications, with "
-        "new weights, such as keras:ResNet50.",
+        "new weights, such as keras:ResNet50. Also package.module:factory, a function "
+        "of your own that returns a Keras model.",
         choices=models.names,
         why_not=models.why_not,
+    )
+    loss: str | None = setting(
+        None,
+        "Keras's name of the loss of a model of your own. Default: what it was "
+        "compiled with.",
+    )
+    metrics: tuple[str, ...] | None = setting(
+        None,
+        "Keras's names of the metrics of a model of your own. Default: those it was "
+        "compiled with.",
     )
     hidden_units: tuple[int, ...] = setting(
         (128, 64),
@@ -65,3 +77,15 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        for name in ("loss", "metrics"):
+            value = getattr(self, name)
+            if value is not None and not self.is_custom:
+                raise UsageError(
+                    f"--{name}={as_argument(value)} is for a model of your own, and "
+                    f"--model={self.model} has its own: leave it out."
+                )
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the model is the user's own."""
+        return factories.is_factory(self.model)

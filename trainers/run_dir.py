@@ -288,8 +288,8 @@ class RunFolder:
 def default_path(config: Config) -> pathlib.Path:
     """A name that tells what is run."""
     # Some programs take what stands before a colon for the name of a host.
-    model = config.model.model.replace(":", "-")
-    return new_folder(f"{config.strategy.strategy}-{model}-{config.data.dataset}")
+    name = f"{config.strategy.strategy}-{config.model.model}-{config.data.dataset}"
+    return new_folder(name.replace(":", "-"))
 
 
 def _is_there(path: pathlib.Path) -> bool:

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
 
-from models.base import PerExample
+from models.base import Objective, Predict
 from strategies.base import Batch, Read, ReplicaStep, Shares
 from strategies.batch import row_weights
 from trainers.layer_state import LayerState
 from trainers.randomness import keyed_states, seed_states
 from trainers.replayable_dropout import ReplayableDropout
 from trainers.sparse import as_dense, embeddings_of
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Objective:
-    """What is minimized, and what is reported besides.
-
-    Attributes:
-      loss: per-example loss of (labels, predictions), [n].
-      metrics: named per-example metrics of the same, [n] each.
-    """
-
-    loss: PerExample
-    metrics: dict[str, PerExample]
 
 
 class TrainStep:
@@ -185,8 +171,8 @@ class TrainStep:
         keyed = keyed_states(self._seed_states, self._seed, batch)
         with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
             with self._replayed_dropout(batch):
-                predictions = self._model(batch.features, training=True)
-            sums = weighted_sums(self._objective, batch, predictions)
+                values = self._objective.values(self._model, batch, training=True)
+            sums = weighted_sums(values, batch)
             added = added_losses(self._model.trainable_variables, scope)
             dtype = sums["loss"].dtype
             sums["loss"] += in_proportion(added, batch, dtype)
@@ -205,13 +191,6 @@ def _read_each(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(variable) for variable in variables]
 
 
-class Predict(Protocol):
-    """A Keras model, or what is called like one."""
-
-    def __call__(self, features: Any, training: bool) -> Any:
-        """Predictions of a batch of features."""
-
-
 class EvalStep:
     """The sums of one evaluation batch; no gradients, nothing random."""
 
@@ -221,21 +200,24 @@ class EvalStep:
 
     def __call__(self, batch: Batch) -> Shares:
         with keras.StatelessScope():
-            predictions = self._model(batch.features, training=False)
-        sums = weighted_sums(self._objective, batch, predictions)
+            values = self._objective.values(self._model, batch, training=False)
+        sums = weighted_sums(values, batch)
         return Shares(gradients=[], state={}, sums=reported(sums, batch))
 
 
 def weighted_sums(
-    objective: Objective, batch: Batch, predictions: Any
+    values: Mapping[str, tf.Tensor], batch: Batch
 ) -> dict[str, tf.Tensor]:
-    """Sums over the rows that count, by name: the loss and each metric."""
-    functions = {"loss": objective.loss, **objective.metrics}
-    sums = {}
-    for name, function in functions.items():
-        values = function(batch.labels, predictions)
-        sums[name] = tf.reduce_sum(values * row_weights(batch, values.dtype))
-    return sums
+    """Sums over the rows that count, by name.
+
+    Args:
+      values: of each example, [rows] by name: the loss and each metric.
+      batch: which of the rows count.
+    """
+    return {
+        name: tf.reduce_sum(of_rows * row_weights(batch, of_rows.dtype))
+        for name, of_rows in values.items()
+    }
 
 
 def reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from models import factories
 from trainers.data_config import DataConfig
 from trainers.inputs.record_paths import find_files
 
@@ -47,4 +48,6 @@ def load(config: DataConfig) -> Data:
     Raises:
       UsageError: it is not there, is damaged, or does not fit its description.
     """
+    if factories.is_factory(config.dataset):
+        return importlib.import_module("trainers.custom.data").load(config)
     return importlib.import_module(f"trainers.inputs.{config.dataset}").load(config)

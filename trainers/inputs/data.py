@@ -41,23 +41,32 @@ class Source(Protocol):
 class ArraySource:
     """Examples held in memory."""
 
-    def __init__(self, features: np.ndarray, labels: np.ndarray):
-        """Keeps both arrays on the host.
+    def __init__(self, features: Any, labels: Any):
+        """Keeps all arrays on the host.
 
         Args:
-          features: [num_examples, ...].
-          labels: [num_examples, ...].
-        """
-        with tf.device("/device:CPU:0"):
-            self._tensors = tf.constant(features), tf.constant(labels)
-        self.num_examples = len(features)
+          features: an array [num_examples, ...], or a structure of such arrays.
+          labels: likewise.
 
-    def tensors(self) -> tuple[tf.Tensor, tf.Tensor]:
+        Raises:
+          UsageError: arrays have different numbers of examples, or none.
+        """
+        sizes = {len(array) for array in tf.nest.flatten((features, labels))}
+        if len(sizes) != 1 or 0 in sizes:
+            raise UsageError(
+                "the data set has arrays of "
+                f"{' and '.join(map(str, sorted(sizes)))} examples: give each example "
+                "features and labels."
+            )
+        (self.num_examples,) = sizes
+        with tf.device("/device:CPU:0"):
+            self._tensors = tf.nest.map_structure(tf.constant, (features, labels))
+
+    def tensors(self) -> tuple[Any, Any]:
         return self._tensors
 
-    def read(self, tensors: Any, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        features, labels = tensors
-        return tf.gather(features, indices), tf.gather(labels, indices)
+    def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
+        return tf.nest.map_structure(lambda all_: tf.gather(all_, indices), tensors)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,15 +124,36 @@ def hold_out(
 ) -> Data:
     """Splits arrays into training examples and held-out ones.
 
-    The split is the same in every run, whatever its seed, so that results of
-    different seeds are measured on the same examples. It keeps the classes'
-    proportions, to within one example of each: every so many-th is taken from the
-    examples in the order of their classes, and a random one within a class.
+    Raises:
+      UsageError: one of the two parts would be empty.
+    """
+    chosen = held_out(len(labels), fraction, labels)
+    return Data(
+        train=ArraySource(features[~chosen], labels[~chosen]),
+        evaluation=ArraySource(features[chosen], labels[chosen]),
+        input_shape=tuple(features.shape[1:]),
+        num_classes=num_classes,
+    )
+
+
+def held_out(
+    num_examples: int, fraction: float, classes: np.ndarray | None
+) -> np.ndarray:
+    """Which examples are held out, bool [num_examples].
+
+    The same in every run, whatever its seed, so that results of different seeds are
+    measured on the same examples. It keeps the classes' proportions, to within one
+    example of each: every so many-th is taken from the examples in the order of their
+    classes, and a random one within a class.
+
+    Args:
+      num_examples: how many there are.
+      fraction: of them, held out.
+      classes: of each example; None if there are none.
 
     Raises:
       UsageError: one of the two parts would be empty.
     """
-    num_examples = len(labels)
     num_held_out = round(num_examples * fraction)
     if not 0 < num_held_out < num_examples:
         raise UsageError(
@@ -131,13 +161,9 @@ def hold_out(
             f"{num_held_out}: both parts need at least one; change the fraction "
             "or give more examples."
         )
-    by_class = np.lexsort((np.random.default_rng(0).random(num_examples), labels))
+    keys = np.random.default_rng(0).random(num_examples)
+    by_class = np.argsort(keys) if classes is None else np.lexsort((keys, classes))
     middles = (np.arange(num_held_out) + 0.5) * num_examples / num_held_out
-    held_out = np.zeros(num_examples, bool)
-    held_out[by_class[middles.astype(np.int64)]] = True
-    return Data(
-        train=ArraySource(features[~held_out], labels[~held_out]),
-        evaluation=ArraySource(features[held_out], labels[held_out]),
-        input_shape=tuple(features.shape[1:]),
-        num_classes=num_classes,
-    )
+    chosen = np.zeros(num_examples, bool)
+    chosen[by_class[middles.astype(np.int64)]] = True
+    return chosen

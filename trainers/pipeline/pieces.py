@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from models.base import Objective
 from strategies.base import Batch
 from strategies.shares import sum_gradients
 from trainers.layer_state import LayerState
@@ -17,7 +18,6 @@ from trainers.pipeline.stages import Stage
 from trainers.randomness import keyed_states
 from trainers.replayable_dropout import ReplayableDropout
 from trainers.step import (
-    Objective,
     added_losses,
     in_proportion,
     reported,
@@ -78,7 +78,8 @@ class Forward:
             with self._replayed_dropout(part):
                 outputs = self._stage.run(inputs, training=True)
             if self._stage.is_last:
-                sums = weighted_sums(self._objective, part, outputs[0])
+                values = self._objective.of_predictions(part.labels, outputs[0])
+                sums = weighted_sums(values, part)
                 loss = sums["loss"]
             added = added_losses(self._stage.trainable_variables, scope)
             loss += in_proportion(added, part, loss.dtype)

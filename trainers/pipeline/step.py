@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from models.base import Objective
 from strategies.base import Batch, ReplicaStep, Shares
 from strategies.batch import take_micro_batch
 from strategies.inner_loop import PIPELINE_SECONDS, STAGE_BUSY_SECONDS
@@ -24,7 +25,6 @@ from trainers.pipeline.pieces import Cotangents, Forward, StageRun
 from trainers.pipeline.schedule import Piece, order_of_pieces
 from trainers.randomness import seed_states
 from trainers.replayable_dropout import ReplayableDropout
-from trainers.step import Objective
 
 
 class PipelineStep:

@@ -1,0 +1,1 @@
+"""Models, data and training steps as users of this project write them."""

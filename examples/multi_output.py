@@ -1,0 +1,49 @@
+"""One model with two outputs: which digit an image shows, and how much ink it has.
+
+  python -m trainers.main --model=examples.multi_output:model \
+    --dataset=examples.multi_output:digits --strategy=tower --num_replicas=2
+
+Weights are regularized, and the second loss is a function of its own.
+"""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+
+def digits() -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Images [n, 8, 8, 1], and of each its digit [n] and its mean brightness [n, 1]."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).astype(np.float32)
+    ink = images.mean(axis=1, keepdims=True)
+    return images.reshape(-1, 8, 8, 1), {"digit": labels, "ink": ink}
+
+
+def relative_error(true: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
+    """A loss of each example, [n], as `fit` wants it as well."""
+    return tf.reduce_mean(tf.abs(predicted - true) / true, axis=-1)
+
+
+def model() -> keras.Model:
+    """A convolution that both outputs share."""
+    images = keras.Input([8, 8, 1], name="images")
+    shared = keras.layers.Conv2D(
+        16, 3, activation="relu", kernel_regularizer=keras.regularizers.L2(1e-4)
+    )(images)
+    shared = keras.layers.Flatten()(shared)
+    made = keras.Model(
+        images,
+        {
+            "digit": keras.layers.Dense(10, activation="softmax")(shared),
+            "ink": keras.layers.Dense(1, activation="softplus")(shared),
+        },
+    )
+    made.compile(
+        loss={"digit": "sparse_categorical_crossentropy", "ink": relative_error},
+        loss_weights={"digit": 1.0, "ink": 0.5},
+        metrics={"digit": ["accuracy"], "ink": ["mean_absolute_error"]},
+    )
+    return made

@@ -1,0 +1,157 @@
+"""What a user might write, for tests to name as tests.custom.made:NAME."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_NUM_EXAMPLES = 60
+
+
+class Nested(keras.Model):
+    """A subclassed model, whose variables are made when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(8, activation="relu")
+        self.logits = keras.layers.Dense(3)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return self.logits(self.hidden(inputs))
+
+
+class OwnTraining(Nested):
+    """Has `fit` do something that nobody else knows of."""
+
+    def train_step(self, data: Any) -> Any:
+        return {}
+
+
+def arrays() -> tuple[np.ndarray, np.ndarray]:
+    features = np.random.default_rng(0).standard_normal((_NUM_EXAMPLES, 5))
+    return features.astype(np.float32), features[:, :3].argmax(1)
+
+
+def train_and_eval() -> tuple[Any, Any]:
+    features, labels = arrays()
+    return (features[:40], labels[:40]), (features[40:], labels[40:])
+
+
+def datasets() -> tuple[tf.data.Dataset, tf.data.Dataset]:
+    """Examples, and batches of which the last is smaller."""
+    (train, evaluation) = train_and_eval()
+    return (
+        tf.data.Dataset.from_tensor_slices(train),
+        tf.data.Dataset.from_tensor_slices(evaluation).batch(8),
+    )
+
+
+def reader() -> tuple[int, Any]:
+    """The same examples, made when they are asked for."""
+
+    def read(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        features, labels = arrays()
+        return tf.gather(features, indices), tf.gather(labels, indices)
+
+    return _NUM_EXAMPLES, read
+
+
+def several() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Two inputs and two outputs."""
+    features, labels = arrays()
+    first, second = features[:, :2], features[:, 2:]
+    size = np.abs(features).sum(axis=1, keepdims=True)
+    return {"first": first, "second": second}, {"kind": labels, "size": size}
+
+
+def endless() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(arrays()).repeat()
+
+
+def without_labels() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(arrays()[0])
+
+
+def unequal() -> tuple[np.ndarray, np.ndarray]:
+    features, labels = arrays()
+    return features, labels[:-1]
+
+
+def raising() -> Any:
+    raise KeyError("no such file")
+
+
+def nothing() -> None:
+    return None
+
+
+def stacked(num_outputs: int = 3) -> keras.Model:
+    return keras.Sequential([keras.layers.Dense(num_outputs)])
+
+
+def not_compiled() -> keras.Model:
+    return stacked()
+
+
+def subclassed() -> keras.Model:
+    model = Nested()
+    model.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(k=2)],
+    )
+    return model
+
+
+def of_its_data(data: Any) -> keras.Model:
+    """Takes what the data set says of itself."""
+    model = stacked(data.num_classes)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def two_in_two_out() -> keras.Model:
+    inputs = {
+        "first": keras.Input([2], name="first"),
+        "second": keras.Input([3], name="second"),
+    }
+    hidden = keras.layers.Concatenate()(list(inputs.values()))
+    hidden = keras.layers.Dense(8, activation="relu")(hidden)
+    outputs = {
+        "kind": keras.layers.Dense(3, activation="softmax")(hidden),
+        "size": keras.layers.Dense(1)(hidden),
+    }
+    model = keras.Model(inputs, outputs)
+    model.compile(
+        loss={"kind": "sparse_categorical_crossentropy", "size": keras.losses.Huber()},
+        loss_weights={"kind": 0.3, "size": 2.0},
+        metrics={
+            "kind": ["accuracy"],
+            "size": ["mae", keras.metrics.mean_squared_error],
+        },
+    )
+    return model
+
+
+def own_training() -> keras.Model:
+    model = OwnTraining()
+    model.compile(loss="mse")
+    return model
+
+
+def mean_of_a_batch() -> keras.Model:
+    model = stacked()
+    model.compile(loss=lambda labels, logits: tf.reduce_mean(logits))
+    return model
+
+
+def counting_metric() -> keras.Model:
+    model = stacked()
+    model.compile(loss="mse", metrics=[keras.metrics.AUC()])
+    return model
+
+
+def not_a_model() -> str:
+    return "a model"

@@ -1,0 +1,1 @@
+"""Models, data and training steps of the user's own."""
