@@ -139,6 +139,8 @@ IMPORT_BY_NAME = {
     *("models/__init__.py", "strategies/discovery.py", "trainers/inputs/__init__.py"),
     # These say the name themselves, or have it from --mode.
     *("trainers/main.py", "trainers/refusals.py", "trainers/tasks.py"),
+    # A name that only the command line gives; tests/custom/test_names.py.
+    "models/factories.py",
 }
 
 
@@ -208,6 +210,8 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "strategies/slurm.py",
         "strategies/survey.py",
         "models/__init__.py",
+        "models/factories.py",
+        "trainers/custom/names.py",
         "trainers/comparison/settings.py",
         "trainers/config.py",
         "trainers/flags.py",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -53,15 +55,21 @@ class Inspection:
         if isinstance(self._model, keras.Sequential) or hasattr(
             self._model, "operations"
         ):
-            layers = [
-                layer
+            # By name: of a list of one Keras returns no list.
+            outputs = {
+                layer.name: layer.output
                 for layer in self._model.layers
                 if not isinstance(layer, keras.layers.InputLayer)
-            ]
-            outputs = [layer.output for layer in layers]
+            }
             values = keras.Model(self._model.inputs, outputs)(
                 self._features, training=False
             )
-            for layer, value in zip(layers, values, strict=True):
-                rows[f"activations/{layer.name}"] = histogram(value)
+            for name, value in values.items():
+                rows[f"activations/{name}"] = histogram(_all_numbers(value))
         return rows
+
+
+def _all_numbers(outputs: Any) -> tf.Tensor:
+    """Of a layer that may have several outputs, such as states beside a sequence."""
+    flat = [tf.reshape(tensor, [-1]) for tensor in tf.nest.flatten(outputs)]
+    return tf.concat([tf.cast(numbers, flat[0].dtype) for numbers in flat], axis=0)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+import keras
+
 from strategies.devices import describe, substitution
 from trainers.assembly import Assembly
 from trainers.config import Config
@@ -43,6 +47,9 @@ def introduce(
     )
     resumed = f", continued at step {first_step}" if first_step else ""
     console.say(f"run       {folder.path}{resumed}")
+    words = _other_optimizer(assembly)
+    if words:
+        console.warn(words)
     words = substitution(assembly.config.strategy.device_choice)
     if words:
         console.warn(words)
@@ -61,6 +68,27 @@ def introduce(
             "embedding in every step; sgd and adagrad without --weight_decay change "
             "only the rows that were used"
         )
+
+
+def _other_optimizer(assembly: Assembly) -> str | None:
+    """What a model was compiled with, if that is not what trains it."""
+    compiled = getattr(assembly.model, "optimizer", None)
+    # What Keras takes if `compile` is given none.
+    if compiled is None or type(compiled) is keras.optimizers.RMSprop:
+        return None
+    update = assembly.config.optimizer
+    rate = compiled.get_config()["learning_rate"]
+    name = type(compiled).__name__.lower()
+    is_same_rate = isinstance(rate, float) and math.isclose(
+        rate, update.learning_rate, rel_tol=1e-6
+    )
+    if name == update.optimizer and is_same_rate:
+        return None
+    shown = f" with the rate {rate:g}" if isinstance(rate, float) else ""
+    return (
+        f"the model was compiled with {name}{shown}, and is trained with "
+        f"--optimizer={update.optimizer} --learning_rate={update.learning_rate:g}"
+    )
 
 
 def _scaled_rate(config: Config) -> str:

@@ -49,9 +49,9 @@ def _data(made: Any, eval_fraction: float) -> Data:
         train, evaluation = map(_source, made)
     else:
         train, evaluation = _held_out(_source(made), eval_fraction)
-    features, labels = evaluation.read(
-        evaluation.tensors(), tf.range(min(evaluation.num_examples, 1), dtype=tf.int64)
-    )
+    if not train.num_examples or not evaluation.num_examples:
+        raise _Unusable("returned no examples to train or to evaluate on.")
+    features, labels = evaluation.read(evaluation.tensors(), tf.zeros([1], tf.int64))
     num_classes = 0
     if not tf.nest.is_nested(features) and not tf.nest.is_nested(labels):
         num_classes = max(_num_classes(train), _num_classes(evaluation))

@@ -162,8 +162,10 @@ class _Unreduced(keras.losses.Loss):
 
     def __init__(self, given: Any):
         is_loss = isinstance(given, keras.losses.Loss)
+        name = given.name if is_loss else getattr(given, "__name__", "")
         super().__init__(
-            name=given.name if is_loss else getattr(given, "__name__", "loss"),
+            # TensorFlow has scopes of that name, which `<lambda>` cannot be.
+            name=name if name.isidentifier() else "loss",
             reduction="none",
             dtype=given.dtype if is_loss else None,
         )

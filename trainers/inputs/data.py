@@ -49,10 +49,10 @@ class ArraySource:
           labels: likewise.
 
         Raises:
-          UsageError: arrays have different numbers of examples, or none.
+          UsageError: arrays have different numbers of examples.
         """
         sizes = {len(array) for array in tf.nest.flatten((features, labels))}
-        if len(sizes) != 1 or 0 in sizes:
+        if len(sizes) != 1:
             raise UsageError(
                 "the data set has arrays of "
                 f"{' and '.join(map(str, sorted(sizes)))} examples: give each example "
