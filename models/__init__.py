@@ -33,7 +33,7 @@ def why_not(name: str) -> str | None:
     if factories.is_factory(name):
         return None
     return (
-        f"is unknown; choose one of {', '.join(names())}, "
+        f"is unknown; choose one of {', '.join(names())}, or "
         f"{catalogue.spelled(name)}, a classifier of keras.applications, or "
         f"{factories.FORM}, your own."
     )

@@ -31,8 +31,8 @@ from tests.event_files import read_events
 from tests.further import chosen
 from trainers.comparison.arms import Arm, arms_of
 from trainers.config import Config
-from trainers.devices import gpu_in_words
 from trainers.main import main
+from trainers.modes.devices import gpu_in_words
 from trainers.verification.subjects import reference_of
 
 NO_GPU = pytest.mark.skipif(

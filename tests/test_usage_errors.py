@@ -193,7 +193,7 @@ def test_too_little_memory_is_something_the_user_can_change(
     def fail(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr("trainers.train.assemble", fail)
+    monkeypatch.setattr("trainers.modes.train.assemble", fail)
     assert main(["main", *SMALL_RUN]) == 2
     assert_one_line(capfd.readouterr().err, ("memory", "llocat", "--global_batch_size"))
     assert processes.contents(folder) == {}
@@ -207,7 +207,7 @@ def test_anything_else_is_a_bug_with_a_traceback_and_exit_code_1(
     def fail(*arguments: object) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("trainers.train.assemble", fail)
+    monkeypatch.setattr("trainers.modes.train.assemble", fail)
     assert main(["main", *SMALL_RUN]) == 1
     *traceback, line = capfd.readouterr().err.splitlines()
     assert "Traceback (most recent call last):" in traceback

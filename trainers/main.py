@@ -79,7 +79,7 @@ def _look(config: Config, console: Console) -> int:
     mode = config.run.mode
     try:
         load_tensorflow(config)
-        look = getattr(importlib.import_module(f"trainers.{mode}"), mode)
+        look = getattr(importlib.import_module(f"trainers.modes.{mode}"), mode)
     except ImportError as error:
         words = " ".join(str(error).split())
         raise UsageError(

@@ -129,7 +129,7 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
     mode = config.run.mode if cluster.is_chief else "follow"
     if cluster.job == EVALUATOR:
         mode = "watch"
-    run = getattr(importlib.import_module(f"trainers.{mode}"), mode)
+    run = getattr(importlib.import_module(f"trainers.modes.{mode}"), mode)
     if not cluster.addresses:
         return run(config, cluster, console)
     with importlib.import_module("strategies.peers").lost_peers_named(cluster):
