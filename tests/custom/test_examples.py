@@ -39,7 +39,7 @@ def flags_of(example: str) -> list[str]:
 @pytest.mark.parametrize(
     ("example", "strategies"),
     [
-        ("text_classifier", "tower,multi_worker_mirrored"),
+        ("text_classifier", "tower"),
         ("multi_output", "parameter_server"),
         ("consistent_digits", "mirrored"),
         further("text_classifier", ",".join(SAME)),

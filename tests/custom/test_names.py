@@ -10,6 +10,7 @@ import pytest
 from strategies.settings import UsageError
 from tests.processes import run
 from trainers import flags
+from trainers.main import main
 
 MODEL = "tests.custom.made:subclassed"
 DATA = "tests.custom.made:arrays"
@@ -49,20 +50,25 @@ def test_a_file_names_no_function_to_run(tmp_path: pathlib.Path) -> None:
     ],
 )
 def test_what_leads_nowhere_is_refused_in_a_line(
-    model: str, words: str, tmp_path: pathlib.Path
+    model: str,
+    words: str,
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "run"
-    done = run(f"--model={model}", f"--dataset={DATA}", f"--run_dir={folder}")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    given = [f"--model={model}", f"--dataset={DATA}", f"--run_dir={folder}"]
+    assert main(["", "--strategy=one_device", *given]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
     assert words in line
     assert not folder.exists()
 
 
-def test_the_models_of_the_project_want_one_array_and_ids() -> None:
-    done = run("--model=mlp", "--dataset=tests.custom.made:several")
-    assert done.returncode == 2
-    assert "--model must be your own for this data set" in done.stderr
+def test_the_models_of_the_project_want_one_array_and_ids(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--model=mlp", "--dataset=tests.custom.made:several"]
+    assert main(["", "--strategy=one_device", *given]) == 2
+    assert "--model must be your own for this data set" in capfd.readouterr().err
 
 
 def test_it_is_said_if_the_model_was_compiled_with_another_optimizer(
