@@ -91,7 +91,7 @@ def assert_as_evaluated(
 def test_names_of_flags_come_before_what_was_compiled() -> None:
     features, labels = made.arrays()
     one_hot = np.eye(3, dtype=np.float32)[labels]
-    model = compiled(loss="mse", metrics=["mae"])
+    model = compiled(loss="mse", loss_weights=0.5, metrics=["mae"])
     found = means(model, features, one_hot, loss="mean_absolute_error", metrics=["mse"])
     predictions = model(features)
     assert found == pytest.approx(
