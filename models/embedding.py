@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 
+@keras.saving.register_keras_serializable(package="models")
 class ShardedEmbedding(keras.layers.Layer):
     """From ids to rows of one table, which is kept in several variables.
 
@@ -83,6 +84,14 @@ class ShardedEmbedding(keras.layers.Layer):
             for shard, part in zip(self.shards, parts, strict=True)
         ]
         return tf.dynamic_stitch(places, rows)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "num_rows": self.num_rows,
+            "dimension": self.dimension,
+            "num_shards": self._num_shards,
+        }
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         return (*input_shape, self.dimension)

@@ -144,6 +144,10 @@ IMPORT_BY_NAME = {
 }
 
 
+# Reads files of Keras's own form, in its safe mode; tests/faults/test_malicious_files.
+READS_KERAS_FILES = {"trainers/exports.py": {"load_model", "safe_mode"}}
+
+
 def names_in(path: pathlib.Path) -> set[str]:
     """Every name, attribute, module and keyword argument."""
     found = {part for name in imported_modules(path) for part in name.split(".")}
@@ -159,7 +163,10 @@ def names_in(path: pathlib.Path) -> set[str]:
 
 def test_nothing_runs_what_it_reads() -> None:
     names = {name_of(path): names_in(path) for path in FILES}
-    offenders = {p: found & RUNS_WHAT_IT_READS for p, found in names.items()}
+    offenders = {
+        p: found & RUNS_WHAT_IT_READS - READS_KERAS_FILES.get(p, set())
+        for p, found in names.items()
+    }
     # With names of its own for what pickles call.
     unpicklers = {p for p, found in names.items() if "pickle" in found}
     importers = {p for p, found in names.items() if "import_module" in found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
@@ -54,6 +55,7 @@ class Assembly:
       run_steps: the inner training loop, not traced yet.
       evaluation: over the held-out examples, not traced yet.
       pipeline: the model in stages; None where it is whole.
+      rebuild: makes the model once more, outside of the strategy.
     """
 
     config: Config
@@ -70,6 +72,7 @@ class Assembly:
     run_steps: RunSteps
     evaluation: Evaluation
     pipeline: Pipeline | None
+    rebuild: Callable[[], keras.Model]
 
     def batches(self, first_step: int) -> GlobalBatches:
         """Training batches from a step to the end of the run."""
@@ -179,6 +182,7 @@ def assemble_parts(
             config.report.eval_global_batch_size,
         ),
         pipeline=learner.pipeline,
+        rebuild=lambda: spec.build(data, config.model),
     )
     if config.model.jit_compile:
         _check_compilable(assembly, train_step)

@@ -122,6 +122,11 @@ class Config:
             raise UsageError(
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."
             )
+        if self.report.exported_model is not None and self.run.mode != "evaluate":
+            raise UsageError(
+                f"--exported_model={self.report.exported_model} is not used by "
+                f"--mode={self.run.mode}: add --mode=evaluate, or leave it out."
+            )
         self.comparison.check_mode(self.run.mode, self.strategy.strategy)
         self.prediction.check_mode(self.run.mode)
         if self.data.is_streamed and not discovery.traits(name).takes_streams:

@@ -15,6 +15,7 @@ from trainers.checkpoints import Checkpoints
 from trainers.clock import Clock
 from trainers.console import Console, Figures
 from trainers.disk import Spell
+from trainers.exports import BEST, LAST, Exports
 from trainers.inspection import Inspection
 from trainers.interval import Interval
 from trainers.loop import Always, Every, StepReport
@@ -58,6 +59,16 @@ class Reporting:
         self._bubble = Bubble(assembly.pipeline)
         self._recording = Recording(folder.path)
         self._inspection = Inspection(assembly.model, assembly.data)
+        self._exports: Exports | None = None
+        if assembly.config.report.export:
+            self._exports = Exports(
+                folder.exports,
+                assembly.config.report.export,
+                assembly.model,
+                assembly.rebuild,
+            )
+        self._exporting = Spell(console)
+        self._least_eval_loss = math.inf
         self.summaries = Summaries(folder.tensorboard, self._logging)
         self.final = FinalFigures()
 
@@ -95,12 +106,14 @@ class Reporting:
         for row in self._folder.read_metrics():
             figures = (field.name for field in dataclasses.fields(FinalFigures))
             self._set_final(**{name: row[name] for name in figures if name in row})
+            self._is_best(row.get("eval_loss"))
 
     def go_back(self, state: Mapping[str, Any], step: int) -> None:
         """Takes back what came after a checkpoint that the run has gone back to."""
         self._console.stop_progress()
         self._folder.drop_metrics_after(step)
         self.final = FinalFigures()
+        self._least_eval_loss = math.inf
         self._staleness.reset()
         self._bubble.reset()
         self.restore(state)
@@ -125,6 +138,10 @@ class Reporting:
         if self._saving.words is not None:
             kept = max(self._checkpoints.steps(), default=None)
             raise NotSavedError(self._folder.path, self._saving.words, kept)
+
+    def export_last(self) -> None:
+        """Writes the model at the end of training, if that was asked for."""
+        self._export(LAST)
 
     def close(self) -> None:
         self.summaries.close()
@@ -236,8 +253,27 @@ class Reporting:
         self._set_final(
             eval_loss=means.get("loss"), eval_accuracy=means.get("accuracy")
         )
+        if self._is_best(means.get("loss")):
+            self._export(BEST)
         if not report.is_last:
             self._console.say(f"eval  | step {report.step:>7} | {in_words(means)}")
+
+    def _is_best(self, eval_loss: float | None) -> bool:
+        """Whether it is less than all before, which from now on it belongs to."""
+        # No number is less than one that is not a number, either.
+        if eval_loss is None or not eval_loss < self._least_eval_loss:
+            return False
+        self._least_eval_loss = eval_loss
+        return True
+
+    def _export(self, name: str) -> None:
+        exports = self._exports
+        if exports is None:
+            return
+        with self._clock.measure("checkpoint"):
+            what = f"{self._folder.exports}/{name} cannot be written"
+            if self._exporting.attempt(what, lambda: exports.write(name)):
+                self._exporting.end("exports")
 
     def _set_final(self, **figures: float | None) -> None:
         self.final = dataclasses.replace(self.final, **figures)

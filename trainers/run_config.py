@@ -137,6 +137,18 @@ class ReportConfig:
         500, "Steps between checkpoints; there is always one at the end.", minimum=1
     )
     keep_checkpoints: int = setting(3, "Newest checkpoints that are kept.", minimum=1)
+    export: tuple[str, ...] | None = setting(
+        None,
+        "Write the model into export/: `last` at the end, and `best` whenever an "
+        "evaluation has a lower loss than all before. keras: a .keras file; "
+        "saved_model: a folder for serving.",
+        choices=("keras", "saved_model"),
+    )
+    exported_model: str | None = setting(
+        None,
+        "Of --mode=evaluate: a .keras file of --export to take the weights from, in "
+        "place of the newest checkpoint.",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -34,7 +34,15 @@ SCHEMA_VERSION = 1
 # Whatever a run reads, writes or deletes; what is in a checkpoint is checked with it.
 _PARTS = (
     *("config.json", "metrics.jsonl", "result.json", "measured.json"),
-    *("checkpoints", "tb/train", "tb/eval", "tb/evaluator", "logs/*", "recording/*"),
+    *(
+        "checkpoints",
+        "export",
+        "tb/train",
+        "tb/eval",
+        "tb/evaluator",
+        "logs/*",
+        "recording/*",
+    ),
 )
 
 # What a run is continued with must not change what is being trained.
@@ -55,6 +63,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tb"
+        self.exports = path / "export"
         self._config = path / "config.json"
         self._metrics = path / "metrics.jsonl"
         self._result = path / "result.json"

@@ -114,6 +114,8 @@ class TrainingRun:
     def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
         ended = self._until_it_ends(first_step)
         self.reporting.require_saved()
+        if ended[1] == ExitCode.DONE:
+            self.reporting.export_last()
         return ended
 
     def _until_it_ends(self, first_step: int) -> tuple[str, ExitCode]:

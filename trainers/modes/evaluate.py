@@ -13,6 +13,7 @@ from trainers.config import Config
 from trainers.console import Console
 from trainers.custom.names import check_given
 from trainers.data_config import PATHS, DataConfig
+from trainers.exports import read_keras
 from trainers.model_config import ModelConfig
 from trainers.outcome import ExitCode
 from trainers.reporting import in_words
@@ -39,17 +40,18 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         step=assembly.step,
         keep=settings.report.keep_checkpoints,
     )
-    if checkpoints.restore_newest(console.warn) is None:
+    exported = config.report.exported_model
+    if exported is not None:
+        read_keras(exported, assembly.model)
+    elif checkpoints.restore_newest(console.warn) is None:
         raise UsageError(
             f"--run_dir={folder.path} has no checkpoint: train it first, or continue "
             "it with --mode=train --resume=auto."
         )
     means = assembly.evaluation.run()
     examples = assembly.data.evaluation.num_examples
-    console.say(
-        f"eval  | step {int(assembly.step.numpy())} | {in_words(means)} | "
-        f"{examples:,} examples"
-    )
+    what = f"step {int(assembly.step.numpy())}" if exported is None else exported
+    console.say(f"eval  | {what} | {in_words(means)} | {examples:,} examples")
     return ExitCode.DONE
 
 
