@@ -21,6 +21,11 @@ install = $(python) -m pip install --quiet --no-input --no-user \
 in_parallel := --numprocesses=3 --dist=loadfile --no-loadscope-reorder \
 	--max-worker-restart=0
 
+# They start no process, or few, and need no long traces.
+quick := tests/test_architecture.py tests/test_flags.py tests/custom \
+	tests/comparison tests/prediction tests/inputs/test_order.py \
+	tests/conformance/test_steps.py tests/test_messages.py tests/test_journal.py
+
 .PHONY: help
 help: ## List these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
@@ -38,6 +43,11 @@ train: $(VENV)/.runtime ## Train under the mirrored strategy
 .PHONY: test
 test: $(VENV)/.test ## Run the tests, for every promise at least one
 	$(python) -m pytest $(in_parallel) -m "not exhaustive" $(ARGS)
+
+.PHONY: check
+check: lint ## Check style, types and what tests show in seconds
+	$(python) -m pytest $(in_parallel) --quiet \
+		-m "not exhaustive and not slow and not cluster" $(quick) $(ARGS)
 
 .PHONY: test-exhaustive
 test-exhaustive: $(VENV)/.test ## Run those that show the same in further ways

@@ -60,6 +60,58 @@ def test_lower_layers_do_not_import_higher_ones(package: str, forbidden: str) ->
     assert offenders == []
 
 
+def drawn_arrows() -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """Of the drawing of imports: those of imports, and those by a name."""
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    (drawing,) = re.findall(r"```mermaid\nflowchart TD\n(.*?)```", text, re.S)
+    paths = dict(re.findall(r"(\w+)\[\"([\w/]+)\"\]", drawing))
+    bare = re.sub(r"\[\"[\w/]+\"\]", "", drawing)
+    arrows = [
+        [
+            (paths[tail], paths[head])
+            for tail, head in re.findall(rf"(\w+) {arrow} (\w+)", bare)
+        ]
+        for arrow in ("-->", r"-\.->")
+    ]
+    assert len(arrows[0]) + len(arrows[1]) == len(bare.splitlines())
+    return set(arrows[0]), set(arrows[1])
+
+
+def part_imports(tail: str, head: str) -> bool:
+    """Whether a file, or one of a folder, imports another, or something of it."""
+    own = [p for p in FILES if f"{name_of(p.with_suffix(''))}/".startswith(f"{tail}/")]
+    assert own, f"{tail} is drawn and not there"
+    dotted = head.replace("/", ".")
+    return any(
+        f"{name}.".startswith(f"{dotted}.")
+        for path in own
+        for name in imported_modules(path)
+    )
+
+
+def test_imports_are_as_drawn() -> None:
+    imports, by_name = drawn_arrows()
+    assert len(imports) > 20
+    for tail, head in imports:
+        assert part_imports(tail, head), f"{tail} does not import {head}"
+    for tail, head in by_name:
+        assert not part_imports(tail, head), f"{tail} imports {head} by itself"
+
+
+def test_no_import_goes_against_the_drawing() -> None:
+    imports, by_name = drawn_arrows()
+    below: dict[str, set[str]] = {}
+    for tail, head in imports | by_name:
+        below.setdefault(tail, set()).add(head)
+    for part in below:
+        reached, new = set[str](), {part}
+        while new:
+            reached |= new
+            new = {head for tail in new for head in below.get(tail, ())} - reached
+        against = {low for low in reached - {part} if part_imports(low, part)}
+        assert against == set(), f"what is below {part} imports it"
+
+
 def test_only_flags_reads_the_command_line() -> None:
     readers = {name_of(path) for path in FILES if imports_package(path, "absl")}
     assert readers == {"trainers/flags.py"} | TOOLS

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import math
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ import models
 from strategies import discovery
 from strategies.settings import UsageError, choices_of, field_types
 from tests.processes import environment
-from trainers import flags
+from trainers import flags, version
 from trainers.config import GROUPS, Config, all_fields, config_from_dict
 from trainers.config_file import config_from_file
 
@@ -662,3 +664,16 @@ def test_help_that_cannot_be_written_is_an_error(tmp_path: pathlib.Path) -> None
     assert finished.returncode == 2
     assert finished.stderr.startswith("error: --help cannot be printed")
     assert finished.stderr.count("\n") == 1
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    pyproject = pathlib.Path(__file__).parents[1] / "pyproject.toml"
+    (declared,) = re.findall(
+        r'^version = "(.*)"$', pyproject.read_text(encoding="utf-8"), re.M
+    )
+    assert declared == version.VERSION
+    with pytest.raises(flags.HelpRequested) as shown:
+        parse("--version")
+    assert str(shown.value).startswith(f"{declared}, Python 3.")
+    for package in ("keras", "tensorflow"):
+        assert f"{package} {importlib.metadata.version(package)}" in str(shown.value)

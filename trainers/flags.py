@@ -24,6 +24,7 @@ from strategies.settings import (
     field_types,
     shown,
 )
+from trainers import version
 from trainers.comparison.settings import ComparisonConfig
 from trainers.config import Config, all_fields, without_lists
 from trainers.config_file import settings_from_file
@@ -44,7 +45,7 @@ Trains a Keras model under a distribution strategy.
 
 
 class HelpRequested(Exception):
-    """`--help` was given; the message is the text to print."""
+    """`--help` or `--version` was given; the message is the text to print."""
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -110,6 +111,8 @@ def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     stray = _read(values, list(argv))
     if values.help:
         raise HelpRequested(help_text())
+    if values.version:
+        raise HelpRequested(version.in_words())
     if stray:
         raise UsageError(
             f"'{shown(stray[0])}' is not a flag: every setting is given as "
@@ -196,12 +199,15 @@ def help_text() -> str:
             lines.extend(_help_of(name, config_class, field))
     lines.append("\nHow settings are given.")
     lines.extend(_entry("--config=FILE", _CONFIG_HELP))
+    lines.extend(_entry("--version", _VERSION_HELP))
     return "\n".join(lines)
 
 
 _CONFIG_HELP = (
     "JSON file of settings by name, such as a run's config.json; flags override it."
 )
+
+_VERSION_HELP = "Print the versions of this program and of what it stands on."
 
 
 def _help_of(name: str, config_class: type, field: dataclasses.Field) -> list[str]:
@@ -236,6 +242,7 @@ def _define() -> flags.FlagValues:
         else:
             flags.DEFINE_string(name, None, text, values)
     flags.DEFINE_string("config", None, _CONFIG_HELP, values)
+    flags.DEFINE_boolean("version", False, _VERSION_HELP, values)
     flags.DEFINE_boolean("help", False, "Show this text.", values, short_name="h")
     return values
 

@@ -20,9 +20,10 @@ from trainers.console import Console, complain
 from trainers.custom.names import check_packages
 from trainers.launch import launch
 from trainers.outcome import ExitCode
+from trainers.place import cluster_of, needs_tensorflow
 from trainers.refusals import refusal_of
 from trainers.runtime import load_tensorflow
-from trainers.tasks import check_files, cluster_of, needs_tensorflow, run_task
+from trainers.tasks import check_files, run_task
 
 
 def main(argv: Sequence[str]) -> int:

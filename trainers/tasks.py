@@ -4,75 +4,15 @@ from __future__ import annotations
 
 import importlib
 import pathlib
-from collections.abc import Mapping
 
-from strategies import discovery, slurm
-from strategies.cluster import EVALUATOR, Cluster, check_roles, from_environment
-from strategies.hosts import WHAT_IT_MEANS, check_hosts, has_remote
-from strategies.settings import UsageError
-from strategies.traits import Traits
+from strategies import discovery
+from strategies.cluster import EVALUATOR, Cluster
+from strategies.hosts import WHAT_IT_MEANS, has_remote
 from trainers import inputs
 from trainers.config import Config
 from trainers.console import Console
+from trainers.place import needs_tensorflow
 from trainers.run_dir import RunFolder
-from trainers.runtime import load_tensorflow
-
-# Modes that start runs, each as a process of its own, and leave the cores to them.
-_MODES_THAT_START_RUNS = ("verify", "compare", "predict")
-
-
-def needs_tensorflow(config: Config) -> bool:
-    """Whether this process computes anything itself."""
-    return config.run.mode not in _MODES_THAT_START_RUNS
-
-
-def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None:
-    """This process's place, or None if a cluster is to be started on this machine.
-
-    Nothing here needs TensorFlow, unless Slurm has started this process.
-
-    Raises:
-      UsageError: the environment's cluster is malformed or not for this strategy.
-    """
-    name = config.strategy.strategy
-    traits = discovery.traits(name)
-    cluster = from_environment(environment)
-    if config.run.mode in _MODES_THAT_START_RUNS:
-        if cluster is not None:
-            raise UsageError(
-                f"--mode={config.run.mode} starts runs by itself, but TF_CONFIG says "
-                f"that this is {cluster.task} of a cluster: unset TF_CONFIG."
-            )
-        return Cluster()
-    if not traits.multi_process:
-        if cluster is not None and len(cluster.tasks()) > 1:
-            raise UsageError(
-                f"--strategy={name} is for one process, but TF_CONFIG says that this "
-                f"is {cluster.task} of {len(cluster.tasks())} tasks: choose a strategy "
-                "for several, or unset TF_CONFIG."
-            )
-        return Cluster()
-    if config.run.mode not in ("train", "doctor"):
-        raise UsageError(
-            f"--mode={config.run.mode} is for one process, and --strategy={name} for "
-            "several: leave --strategy out."
-        )
-    if cluster is None and not slurm.is_step(environment):
-        return None
-    if cluster is not None:
-        check_roles(cluster, traits.roles, traits.optional_roles)
-    if not config.strategy.allow_remote_hosts:
-        check_hosts(slurm.hosts(environment) if cluster is None else cluster.hosts())
-    if config.run.run_dir is None:
-        raise UsageError(
-            "--run_dir is missing: all tasks of a cluster must be given the same "
-            "folder of the run."
-        )
-    # Tasks other than the chief use it as well, and do not look at what is in it.
-    RunFolder(pathlib.Path(config.run.run_dir)).check_own()
-    if cluster is None:
-        return _cluster_of_slurm(config, traits, environment)
-    return cluster
 
 
 def check_files(config: Config, cluster: Cluster) -> None:
@@ -88,21 +28,6 @@ def check_files(config: Config, cluster: Cluster) -> None:
         inputs.check_paths(config.data)
         if cluster.is_chief:
             RunFolder.for_training(config)
-
-
-def _cluster_of_slurm(
-    config: Config, traits: Traits, environment: Mapping[str, str]
-) -> Cluster:
-    wanted = {
-        "chief": 1,
-        "worker": config.strategy.num_workers,
-        "ps": config.strategy.num_ps or 1,
-    }
-    jobs = slurm.num_tasks_by_job(
-        environment, {job: wanted[job] for job in traits.roles}
-    )
-    load_tensorflow(config)
-    return slurm.identify(environment, jobs)
 
 
 def run_task(config: Config, cluster: Cluster, console: Console) -> int:

@@ -14,7 +14,7 @@ from strategies.hosts import is_loopback
 from strategies.settings import UsageError
 from tests import processes
 from trainers.config import Config
-from trainers.tasks import cluster_of
+from trainers.place import cluster_of
 
 CONFIG = Config().replace(strategy="multi_worker_mirrored", run_dir="run")
 

@@ -27,9 +27,9 @@ from trainers.console import Console
 from trainers.launch import plan_of
 from trainers.memory import capacity_of, estimate_memory, largest, warning_of
 from trainers.outcome import ExitCode
+from trainers.place import cluster_of
 from trainers.run_dir import RunFolder
 from trainers.slowness import Means, what_is_slow
-from trainers.tasks import cluster_of
 
 _LEAST_FREE_BYTES = 1 << 30
 
