@@ -562,7 +562,7 @@ def test_help_shows_every_setting_below_its_group() -> None:
         if field.metadata["has_flag"]
     }
     assert {name: shown.get(name) for name in expected} == expected
-    assert set(shown) - set(expected) == {"config"}
+    assert set(shown) - set(expected) == {"config", "version"}
 
 
 def test_help_names_every_choice() -> None:
