@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,25 @@ def written(outcome: Outcome, command: str) -> pathlib.Path:
     path.write_text(_page(outcome, here["name"], command), encoding="utf-8")
     write_json(RESULTS / f"{name}.json", _as_json(outcome, here, command))
     return path
+
+
+def overview(folder: pathlib.Path = RESULTS) -> str:
+    """A table of the newest result of each subject, for docs/performance.md."""
+    newest: dict[str, Mapping[str, Any]] = {}
+    for path in sorted(folder.glob("*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if "median_ratio" in found:
+            # Names end in the date.
+            newest[found["subject"]] = {**found, "page": path.with_suffix(".md").name}
+    rows = [
+        f"| [{name}](../benchmarks/results/{one['page']}) | "
+        f"{one['median_ratio']:.2f} | {min(one['ratios']):.2f} to "
+        f"{max(one['ratios']):.2f} | {one['goal']:.3g} | "
+        f"{'yes' if one['median_ratio'] >= one['goal'] else 'no'} |"
+        for name, one in newest.items()
+    ]
+    head = ["| subject | ratio | spread of pairs | goal | reached |", "|---" * 5 + "|"]
+    return "\n".join([*head, *rows])
 
 
 def _page(outcome: Outcome, name: str, command: str) -> str:

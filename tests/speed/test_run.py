@@ -13,7 +13,7 @@ from benchmarks.speed import report
 from benchmarks.speed.sides import Measured, Peer, Project
 from benchmarks.speed.subject import Outcome, Subject, compared
 from benchmarks.speed.subjects import SUBJECTS
-from tests.processes import run_module
+from tests.processes import ROOT, run_module
 
 
 @dataclasses.dataclass
@@ -135,3 +135,28 @@ def test_every_other_peer_runs(
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_module("benchmarks.run", *arguments)
+
+
+def test_the_figures_of_the_document_are_those_of_the_results() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    begin, end = "<!-- results: begin", "<!-- results: end -->"
+    shown = text.partition(begin)[2].partition("-->\n")[2].partition(end)[0].strip()
+    assert shown == report.overview(ROOT / "benchmarks" / "results")
+    assert shown.count("\n") > 2
+
+
+def test_the_overview_has_the_newest_of_each_subject(tmp_path: pathlib.Path) -> None:
+    for date, ratio in (("2026-01-02", 3.0), ("2026-01-01", 2.0)):
+        content = {
+            "subject": "one",
+            "median_ratio": ratio,
+            "ratios": [1.0, ratio, 4.0],
+            "goal": 2.5,
+        }
+        (tmp_path / f"one_here_{date}.json").write_text(json.dumps(content))
+    (tmp_path / "other_here_2026-01-01.json").write_text("{}")
+    *_, row = report.overview(tmp_path).splitlines()
+    assert row == (
+        "| [one](../benchmarks/results/one_here_2026-01-02.md) | 3.00 | 1.00 to 4.00 "
+        "| 2.5 | yes |"
+    )
