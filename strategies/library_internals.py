@@ -54,6 +54,18 @@ def adagrad_accumulator(
     return optimizer._accumulators[optimizer._get_variable_index(variable)]
 
 
+def adam_moments(
+    optimizer: keras.optimizers.Adam, variable: tf.Variable
+) -> tuple[keras.Variable, keras.Variable]:
+    """The means of gradients and of their squares that Adam keeps for a variable.
+
+    Keras's own `update_step` finds them like this, and no public name leads there
+    (keras/src/optimizers/adam.py).
+    """
+    index = optimizer._get_variable_index(variable)
+    return optimizer._momentums[index], optimizer._velocities[index]
+
+
 def values_where_they_are(
     result: tf.distribute.experimental.coordinator.RemoteValue,
 ) -> Any:

@@ -3,7 +3,8 @@
 A tensor that an operation takes from another task is a message of its own, which costs
 both tasks about a tenth of a millisecond whatever its size: more than all of a small
 model's arithmetic. So all that one task has for another at a time goes as one vector of
-bytes, whatever the types, and is taken apart where it is needed.
+bytes, whatever the types, and is taken apart where it is needed. What is large goes by
+itself: to put it into a vector and take it out again costs more than a message.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+# Copied twice on either side, so many bytes take as long as a message, on a core that
+# copies some gigabytes a second.
+_LARGE_BYTES = 1 << 18
 
 
 def read_here(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
@@ -24,9 +29,14 @@ def read_here(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     values: list[Any] = [None] * len(variables)
     for device, positions in _by_device([v.device for v in variables]).items():
         with tf.device(device):
-            held = [variables[position].read_value() for position in positions]
-            letter = _packed(held)
-        for position, value in zip(positions, _unpacked(letter, held), strict=True):
+            held = {p: variables[p].read_value() for p in positions}
+            small = {p: v for p, v in held.items() if not _is_large(v)}
+            letter = _packed([*small.values()]) if small else None
+        values_here = {p: tf.identity(v) for p, v in held.items() if p not in small}
+        if letter is not None:
+            parts = _unpacked(letter, [*small.values()])
+            values_here.update(zip(small, parts, strict=True))
+        for position, value in values_here.items():
             values[position] = value
     return values
 
@@ -40,14 +50,17 @@ def sent(values: Sequence[Any], devices: Sequence[str]) -> list[Any]:
     """
     there: list[Any] = [None] * len(values)
     for device, positions in _by_device(devices).items():
-        present = [p for p in positions if values[p] is not None]
-        if not present:
-            continue
-        own = [values[position] for position in present]
-        letter = _packed(own)
+        present = {p: values[p] for p in positions if values[p] is not None}
+        small = {p: v for p, v in present.items() if not _is_large(v)}
+        letter = _packed([*small.values()]) if small else None
         with tf.device(device):
-            parts = _unpacked(tf.identity(letter), own)
-        for position, value in zip(present, parts, strict=True):
+            for position, value in present.items():
+                if position not in small:
+                    there[position] = tf.identity(value)
+            if letter is None:
+                continue
+            parts = _unpacked(tf.identity(letter), [*small.values()])
+        for position, value in zip(small, parts, strict=True):
             there[position] = value
     return there
 
@@ -124,6 +137,13 @@ def _size(shape: Any) -> Any:
     for length in shape:
         size *= length
     return tf.cast(size, tf.int64) if tf.is_tensor(size) else np.int64(size)
+
+
+def _is_large(value: Any) -> bool:
+    """Whether a tensor is known to be."""
+    if _is_sparse(value) or not value.shape.is_fully_defined():
+        return False
+    return value.shape.num_elements() * value.dtype.size >= _LARGE_BYTES
 
 
 def _is_sparse(value: Any) -> bool:

@@ -35,7 +35,11 @@ from strategies.local_updates import (
     sum_what_is_reported,
 )
 from strategies.rendezvous import meet
-from strategies.replicated import compile_replicated, sum_as_one_buffer, sum_by_type
+from strategies.replicated import (
+    compile_replicated,
+    sum_by_type,
+    sum_in_few_collectives,
+)
 from strategies.resolver import resolver_of
 from strategies.shares import bytes_of
 from strategies.startup_watch import StartUpWatch
@@ -158,7 +162,7 @@ class MultiWorkerMirrored(Strategy):
 
     def _summed(self, context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
         wire_type = WIRE_TYPES[self._config.all_reduce_dtype]
-        return sum_as_one_buffer(context, shares, wire_type)
+        return sum_in_few_collectives(context, shares, wire_type)
 
     def replica_state(self) -> Sequence[tf.Variable]:
         return [] if self._copies is None else self._copies.variables()

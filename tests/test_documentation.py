@@ -28,11 +28,16 @@ from trainers.outcome import ExitCode
 DOCUMENTS = (
     *("README.md", "BUILD.md", "CHANGELOG.md"),
     *("docs/design.md", "docs/from_tensorflow_1.md", "docs/reliability.md"),
+    *("docs/how_strategies_work.md", "docs/index.md", "docs/which_strategy.md"),
+    *("docs/performance.md", "docs/reading_a_comparison.md"),
+    *("CONTRIBUTING.md", "deploy/README.md"),
 )
 
 # Flags of other programs: tensorboard, ruff, uv, srun; of TensorFlow 1 texts.
 FOREIGN_FLAGS = {"logdir", "host", "check", "upgrade", "ntasks", "distribution", "gpus"}
 FOREIGN_FLAGS |= {"job_name", "task_index", "num_gpus"}
+# Of the commands in benchmarks/.
+FOREIGN_FLAGS |= {"only", "pairs", "list", "record"}
 
 # The file that the README tells a reader to write.
 NOT_IN_THE_REPOSITORY = {"models/tiny.py"}
@@ -118,7 +123,7 @@ def is_switch(group: type, name: str) -> bool:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_flag_exists(document: str) -> None:
-    known = FOREIGN_FLAGS | {"config", "help", *write_tfrecord.make_flags()}
+    known = FOREIGN_FLAGS | {"config", "help", "version", *write_tfrecord.make_flags()}
     known |= {*matpow.make_flags()}
     known |= {n for n, (_, field) in all_fields().items() if field.metadata["has_flag"]}
     known |= {f"no{n}" for n, (g, _) in all_fields().items() if is_switch(g, n)}

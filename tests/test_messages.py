@@ -61,6 +61,32 @@ def test_variables_are_read_with_a_message_for_each_device() -> None:
     assert crossings(traced) == len(set(DEVICES))
 
 
+def test_what_is_large_goes_by_itself_and_is_not_copied() -> None:
+    large = 1 << 16
+    with tf.device(DEVICES[0]):
+        variables = [tf.Variable(tf.range(large, dtype=tf.float32)) for _ in range(2)]
+        variables = [tf.Variable([1.0]), *variables, tf.Variable([2.0])]
+
+    def there_and_back() -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        with tf.device(HERE):
+            here = read_here(variables)
+            return here, sent(here, [DEVICES[0]] * len(here))
+
+    traced = tf.function(there_and_back).get_concrete_function()
+    for values in traced():
+        for value, variable in zip(values, variables, strict=True):
+            np.testing.assert_array_equal(value, variable)
+    # There and back: two of the large ones, and one letter of all others.
+    assert crossings(traced) == 2 * (2 + 1)
+    concatenated = [
+        tensor.shape
+        for operation in traced.graph.get_operations()
+        if operation.type == "ConcatV2"
+        for tensor in operation.outputs
+    ]
+    assert all(shape.num_elements() <= 2 * tf.float32.size for shape in concatenated)
+
+
 def test_gradients_arrive_where_their_variables_are() -> None:
     rows = tf.IndexedSlices(
         tf.constant([[1.0, 2.0]]), tf.constant([3]), tf.constant([9, 2])

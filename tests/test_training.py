@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import re
 from typing import Any
 
 import jsonschema
 import pytest
+from tensorboard.plugins.custom_scalar import layout_pb2
 
 from strategies import discovery
 from tests import processes
@@ -189,8 +191,26 @@ def test_tensorboard_shows_graph_texts_images_and_hparams(run: Run) -> None:
     assert [point.step for point in images] == [30, 60]
     # Width, height, then the picture itself.
     assert images[0].value[2].startswith(b"\x89PNG")
-    hparams = read_events(folder / "tb").plugins()["hparams"]
+    described = read_events(folder / "tb")
+    hparams = described.plugins()["hparams"]
     assert {"_hparams_/session_start_info", "_hparams_/experiment"} <= hparams
+    assert_charts_have_curves(described, tags_of(folder))
+
+
+def assert_charts_have_curves(described: Events, tags: dict[str, set[str]]) -> None:
+    """Of the Custom Scalars dashboard: each draws something, staleness apart."""
+    ((_, (point,)),) = [
+        (tag, points)
+        for tag, points in described.points.items()
+        if points[0].plugin == "custom_scalars"
+    ]
+    layout = layout_pb2.Layout.FromString(point.value.item())
+    known = {tag for of_split in tags.values() for tag in of_split}
+    charts = {c.title: c.multiline.tag[0] for g in layout.category for c in g.chart}
+    assert len(charts) >= 6
+    for title, pattern in charts.items():
+        drawn = {tag for tag in known if re.search(pattern, tag)}
+        assert bool(drawn) == (title != "staleness"), title
 
 
 def test_without_the_last_batch_an_epoch_has_full_ones_only(

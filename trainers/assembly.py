@@ -12,7 +12,7 @@ import models
 from models.base import TrainableModel
 from models.embedding import ShardedEmbedding
 from strategies import discovery
-from strategies.base import GlobalBatches, RunSteps, Strategy
+from strategies.base import GlobalBatches, ReplicaStep, RunSteps, Strategy
 from strategies.cluster import Cluster
 from strategies.settings import UsageError
 from strategies.shares import bytes_of
@@ -30,6 +30,7 @@ from trainers.learner import build_learner
 from trainers.optimizers import LearningRate, RateFactor
 from trainers.pipeline.build import Pipeline
 from trainers.pipeline.step import PipelineStep
+from trainers.replica_statistics import WithStatistics
 from trainers.sparse import embeddings_of
 from trainers.step import TrainStep
 
@@ -161,7 +162,13 @@ def assemble_parts(
     train_steps = _train_steps(config, order)
     learner = build_learner(config, strategy, data, spec, train_steps)
     train_step = learner.train_step(config, strategy)
-    accumulated = Accumulation(train_step, config.strategy.gradient_accumulation_steps)
+    step: ReplicaStep = Accumulation(
+        train_step, config.strategy.gradient_accumulation_steps
+    )
+    if config.report.replica_statistics:
+        _check_dense(learner.model)
+        num_shares = config.strategy.num_shares(strategy.num_replicas)
+        step = WithStatistics(step, num_shares)
     assembly = Assembly(
         config=config,
         strategy=strategy,
@@ -174,7 +181,7 @@ def assemble_parts(
         rate_factor=learner.rate_factor,
         layer_state=learner.layer_state,
         step=learner.step,
-        run_steps=strategy.compile(accumulated, learner.update(config)),
+        run_steps=strategy.compile(step, learner.update(config)),
         evaluation=Evaluation(
             strategy,
             learner.eval_step(),
@@ -187,6 +194,15 @@ def assemble_parts(
     if config.model.jit_compile:
         _check_compilable(assembly, train_step)
     return assembly
+
+
+def _check_dense(model: keras.Model) -> None:
+    if embeddings_of(model):
+        raise UsageError(
+            "--replica_statistics does not fit a table of embeddings, of whose "
+            "gradient each replica has other rows: leave it out, or choose another "
+            "--model."
+        )
 
 
 def _check_compilable(assembly: Assembly, step: TrainStep | PipelineStep) -> None:

@@ -118,6 +118,7 @@ class Config:
                 "replica computes, and the gradient is of all of them; leave one out."
             )
         self._check_micro_batches()
+        self._check_replica_statistics()
         if self.run.mode == "evaluate" and self.run.run_dir is None:
             raise UsageError(
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."
@@ -170,6 +171,21 @@ class Config:
                 f"--global_batch_size={size} is smaller than the "
                 f"{choice.num_devices} replicas of {choice}, each of which needs an "
                 "example: raise the one or name fewer."
+            )
+
+    def _check_replica_statistics(self) -> None:
+        strategy = self.strategy
+        divides = (
+            strategy.is_synchronous
+            and not strategy.traits.splits_model
+            and strategy.averaged == "gradients"
+            and strategy.traits.max_replicas != 1
+        )
+        if self.report.replica_statistics and not divides:
+            raise UsageError(
+                f"--replica_statistics does not fit --strategy={strategy.strategy} as "
+                "it is set: there must be several replicas that share each global "
+                "batch and average gradients; use mirrored, for one, or leave it out."
             )
 
     def _check_micro_batches(self) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from trainers.loop import StepReport
+from trainers.replica_statistics import without_statistics
 
 
 class Interval:
@@ -35,7 +36,7 @@ class Interval:
 
     def means(self) -> dict[str, float]:
         """Loss and metrics, averaged over the examples of the stretch."""
-        return means_over_examples(self._sums)
+        return means_over_examples(without_statistics(self._sums))
 
     def examples_per_second(self) -> float:
         return self._num_examples / max(self._call_seconds, 1e-9)

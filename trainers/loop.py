@@ -71,6 +71,29 @@ class Every:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class At:
+    """Runs a hook at certain steps, and at the end if it comes before the last of them.
+
+    Attributes:
+      steps: in ascending order.
+      hook: what to run.
+      observe: how closely the step before the hook is looked at.
+    """
+
+    steps: Sequence[int]
+    hook: Hook
+    observe: Observe = Observe.NOT
+
+    def next_after(self, step: int, last_step: int) -> int:
+        """The first step after this one at which the hook is due."""
+        return min([last_step, *(due for due in self.steps if due > step)])
+
+    def is_due(self, report: StepReport) -> bool:
+        is_early = report.is_last and report.step < self.steps[-1]
+        return report.step in self.steps or is_early
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Always:
     """Runs a hook after every call, however many steps it had."""
 
@@ -82,6 +105,9 @@ class Always:
 
     def is_due(self, report: StepReport) -> bool:
         return True
+
+
+When = Every | At | Always
 
 
 class CallLength:
@@ -111,7 +137,7 @@ def run_loop(
     first_step: int,
     last_step: int,
     call_length: CallLength,
-    hooks: Sequence[Every | Always],
+    hooks: Sequence[When],
     clock: Clock,
     tally: Tally,
     stop_requested: Callable[[], bool] = lambda: False,
@@ -168,7 +194,7 @@ def run_loop(
 
 
 def _until_due(
-    hooks: Sequence[Every | Always], step: int, last_step: int, most_steps: int
+    hooks: Sequence[When], step: int, last_step: int, most_steps: int
 ) -> tuple[int, Observe]:
     """Where the next call ends, and how closely its last step is looked at."""
     due = min(when.next_after(step, last_step) for when in hooks)

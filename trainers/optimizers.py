@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies.library_internals import count_atomically, stop_reducing_gradients
 from trainers.adagrad import Adagrad
+from trainers.adam import Adam, AdamW
 from trainers.optimizer_config import OptimizerConfig
 
 
@@ -30,10 +31,8 @@ def build_optimizer(
         "sgd": lambda: keras.optimizers.SGD(**settings),
         "momentum": lambda: keras.optimizers.SGD(momentum=config.momentum, **settings),
         "adagrad": lambda: Adagrad(**settings),
-        "adam": lambda: keras.optimizers.Adam(**settings),
-        "adamw": lambda: keras.optimizers.AdamW(
-            **{**settings, "weight_decay": config.weight_decay}
-        ),
+        "adam": lambda: Adam(**settings),
+        "adamw": lambda: AdamW(**{**settings, "weight_decay": config.weight_decay}),
     }
     optimizer = optimizers[config.optimizer]()
     optimizer.build(model.trainable_variables)

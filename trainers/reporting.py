@@ -18,11 +18,13 @@ from trainers.disk import Spell
 from trainers.exports import BEST, LAST, Exports
 from trainers.inspection import Inspection
 from trainers.interval import Interval
-from trainers.loop import Always, Every, StepReport
+from trainers.loop import Always, StepReport, When
 from trainers.outcome import NotSavedError
 from trainers.pipeline.bubble import Bubble
+from trainers.profiling import Profile
 from trainers.randomness import seed_states
 from trainers.recording import RecordedStep, Recording, unique_names
+from trainers.replica_statistics import ReplicaStatistics
 from trainers.results import FinalFigures
 from trainers.rollback import Rollbacks
 from trainers.run_dir import RunFolder
@@ -57,6 +59,7 @@ class Reporting:
         self._interval = Interval()
         self._staleness = Staleness()
         self._bubble = Bubble(assembly.pipeline)
+        self._replica_statistics = ReplicaStatistics()
         self._recording = Recording(folder.path)
         self._inspection = Inspection(assembly.model, assembly.data)
         self._exports: Exports | None = None
@@ -70,9 +73,10 @@ class Reporting:
         self._exporting = Spell(console)
         self._least_eval_loss = math.inf
         self.summaries = Summaries(folder.tensorboard, self._logging)
+        self._profile = Profile(folder.tensorboard, self._logging)
         self.final = FinalFigures()
 
-    def hooks(self) -> list[Every | Always]:
+    def hooks(self) -> list[When]:
         """In the order they run; the checkpoint last, when all else is written."""
         return [
             Always(self._interval),
@@ -86,6 +90,7 @@ class Reporting:
                 write_histograms=self._write_histograms,
                 evaluate=self._evaluate,
                 save_checkpoint=lambda _: self.save_checkpoint(),
+                profile=self._profile.turn,
                 settle=self._assembly.strategy.settle,
                 meet=lambda: self._assembly.strategy.share_from_chief([]),
             ),
@@ -144,6 +149,7 @@ class Reporting:
         self._export(LAST)
 
     def close(self) -> None:
+        self._profile.close()
         self.summaries.close()
 
     def _show_progress(self, report: StepReport) -> None:
@@ -178,6 +184,7 @@ class Reporting:
             means = self._interval.means()
             milliseconds = self._interval.milliseconds()
             speed = self._interval.examples_per_second()
+            of_replicas = self._replica_statistics.scalars(report.results)
             norms = {
                 name: float(value)
                 for name, value in report.results.details.items()
@@ -191,6 +198,7 @@ class Reporting:
                 **{f"step_milliseconds/{k}": v for k, v in milliseconds.items()},
                 **self._staleness.scalars(),
                 **self._bubble.scalars(),
+                **of_replicas,
             }
             self.summaries.scalars(TRAIN, scalars, report.step)
             histogram = self._staleness.histogram()
@@ -205,6 +213,7 @@ class Reporting:
                 "step_milliseconds": milliseconds,
                 "staleness": self._staleness.summary(),
                 **self._bubble.scalars(),
+                **of_replicas,
                 "seconds": self._clock.seconds(),
             }
             self._append_metrics(row)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from strategies.settings import UsageError, check_settings, setting
+from strategies.settings import UsageError, as_argument, check_settings, setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,6 +127,17 @@ class ReportConfig:
         "recording/, as --mode=verify does. In float32 it takes 8 bytes for each "
         "parameter and step, and every step a call of its own.",
     )
+    profile_steps: tuple[int, ...] | None = setting(
+        None,
+        "Two steps, such as 100,110: a trace of those after the first up to the "
+        "second, for TensorBoard's profile plugin. Of a cluster the chief's.",
+        minimum=1,
+    )
+    replica_statistics: bool = setting(
+        False,
+        "Report each replica's loss, the cosine between replicas' gradients and an "
+        "estimate of the gradient noise scale. Reads all gradients once more a step.",
+    )
     eval_every_steps: int | None = setting(
         None, "Steps between evaluations. Default: only at the end.", minimum=1
     )
@@ -152,3 +163,9 @@ class ReportConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        steps = self.profile_steps
+        if steps is not None and (len(steps) != 2 or steps[0] >= steps[1]):
+            raise UsageError(
+                f"--profile_steps={as_argument(steps)} is not accepted: give two "
+                "steps, the first and a later one, such as 100,110."
+            )

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.custom_scalar import summary as custom_scalars
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api as hparams_api
 
@@ -29,6 +31,19 @@ _HPARAM_METRICS = (
     (TRAIN, "loss"),
     (TRAIN, "examples_per_second"),
 )
+# By chart the tags in it, as regular expressions.
+_LAYOUT = {
+    "Train and eval": {"loss": "^loss$", "accuracy": "accuracy$"},
+    "Where the time goes": {
+        "milliseconds a step": "^step_milliseconds/",
+        "examples a second": "^examples_per_second$",
+    },
+    "The update": {
+        "norms": "_norm$",
+        "learning rate": "^learning_rate$",
+        "staleness": "^staleness/",
+    },
+}
 
 
 class Summaries:
@@ -125,6 +140,36 @@ class Summaries:
                 names = [hparams_api.HParam(name) for name in settings]
                 hparams_api.hparams_config(hparams=names, metrics=metrics)
                 hparams_api.hparams(dict(settings), trial_id=name)
+            writer.close()
+
+        self._attempt(write)
+
+    def layout(self) -> None:
+        """Writes what the Custom Scalars dashboard draws into one chart each.
+
+        Train and eval have a run each in TensorBoard, with the same tags.
+        """
+        content = layout_pb2.Layout(
+            category=[
+                layout_pb2.Category(
+                    title=title,
+                    chart=[
+                        layout_pb2.Chart(
+                            title=name,
+                            multiline=layout_pb2.MultilineChartContent(tag=[tag]),
+                        )
+                        for name, tag in charts.items()
+                    ],
+                )
+                for title, charts in _LAYOUT.items()
+            ]
+        )
+
+        def write() -> None:
+            summary = custom_scalars.pb(content)
+            writer = tf.summary.create_file_writer(str(self._folder))
+            with writer.as_default(step=0):
+                tf.summary.experimental.write_raw_pb(summary.SerializeToString())
             writer.close()
 
         self._attempt(write)

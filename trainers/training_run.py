@@ -167,6 +167,7 @@ class TrainingRun:
             summaries = self.reporting.summaries
             summaries.graph(graph)
             summaries.texts(describe_run(assembly))
+            summaries.layout()
             summaries.hparams(hyperparameters(assembly))
 
     def _advance(self, first_step: int, batches: Any, signals: StopSignals) -> None:

@@ -8,7 +8,7 @@ import keras
 
 from strategies.base import Observe
 from trainers.diagnosis import is_finite
-from trainers.loop import Every, Hook, StepReport
+from trainers.loop import At, Every, Hook, StepReport, When
 from trainers.outcome import DivergedError
 from trainers.run_config import ReportConfig
 
@@ -21,9 +21,10 @@ def turns(
     write_histograms: Hook,
     evaluate: Hook,
     save_checkpoint: Hook,
+    profile: Hook,
     settle: Callable[[], None],
     meet: Callable[[], None],
-) -> list[Every]:
+) -> list[When]:
     """The scheduled hooks in the order they run, the checkpoint last.
 
     A checkpoint comes when all else is written, so that a run that is killed and
@@ -35,6 +36,7 @@ def turns(
       write_metrics: told of a step whose norms were observed.
       write_histograms: told of a step that was observed closely.
       evaluate: takes part in an evaluation.
+      profile: begins a trace, then ends it.
       save_checkpoint: saves one, or does nothing in processes that do not.
       settle: makes the variables of all processes what is to be looked at. It begins
         the turns that look at them.
@@ -52,6 +54,7 @@ def turns(
 
     histograms = report.histogram_every_steps
     return [
+        *([At(report.profile_steps, profile)] if report.profile_steps else []),
         *([Every(1, together(record), Observe.NORMS)] if report.record_steps else []),
         Every(report.summary_every_steps, write_metrics, Observe.NORMS),
         *(

@@ -29,6 +29,12 @@ TOLERANCES = {
 }
 
 
+# Where a unit that is cut off at zero, or the larger of two, is decided by rounding, all
+# that follows differs: with the convnet and Adam in single precision that was so with one
+# of the seeds 0 to 7 (with two, when Adam was computed in other steps), and in double with
+# none. It says nothing of a strategy: both halves of the tie are right.
+SEED = 1
+
 REPRESENTATIVE = {
     "float64": alone_and_uneven(same_training()),
     "float32": uneven(same_training()),
@@ -55,6 +61,7 @@ def subject(
         num_replicas=replicas,
         model=model,
         dtype=dtype,
+        seed=SEED,
         **UPDATES[update],
     )
     return Subject.of(config)
@@ -63,7 +70,7 @@ def subject(
 @functools.cache
 def reference(model: str, update: str, dtype: str) -> dict[str, Outcome]:
     """What one device does, on every layout."""
-    config = small_config(model=model, dtype=dtype, **UPDATES[update])
+    config = small_config(model=model, dtype=dtype, seed=SEED, **UPDATES[update])
     control = Subject.of(config)
     return {name: control.run(layout) for name, layout in LAYOUTS.items()}
 

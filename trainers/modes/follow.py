@@ -8,7 +8,7 @@ from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.clock import Clock
 from trainers.config import Config
 from trainers.console import Console
-from trainers.loop import Always, CallLength, Every, StepReport, run_loop
+from trainers.loop import Always, CallLength, StepReport, When, run_loop
 from trainers.outcome import DivergedError, ExitCode, StopRequested
 from trainers.rollback import agree_on_step
 from trainers.stall import StallWatch
@@ -99,7 +99,7 @@ def _advance(assembly: Assembly, signals: StopSignals, stall: StallWatch) -> boo
     return True
 
 
-def _hooks(assembly: Assembly, clock: Clock) -> list[Every]:
+def _hooks(assembly: Assembly, clock: Clock) -> list[When]:
     def nothing(report: StepReport) -> None:
         del report
 
@@ -117,6 +117,7 @@ def _hooks(assembly: Assembly, clock: Clock) -> list[Every]:
         save_checkpoint=lambda report: require_finite_weights(
             assembly.model, report.step
         ),
+        profile=nothing,
         settle=assembly.strategy.settle,
         meet=lambda: assembly.strategy.share_from_chief([]),
     )
