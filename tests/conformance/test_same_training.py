@@ -29,11 +29,11 @@ TOLERANCES = {
 }
 
 
-# Where a unit that is cut off at zero, or the larger of two, is decided by rounding, all
-# that follows differs: with the convnet and Adam in single precision that was so with one
-# of the seeds 0 to 7 (with two, when Adam was computed in other steps), and in double with
-# none. It says nothing of a strategy: both halves of the tie are right.
-SEED = 1
+# Where a unit is cut off at zero, or the larger of two is taken, a tie that rounding
+# decides makes another training of all that follows, and both are right. In single
+# precision each of the seeds 0, 1, 2 and 5 meets one in two to five of the 120 cases,
+# with sgd as with Adam; with seed 4 there is none.
+SEED = 4
 
 REPRESENTATIVE = {
     "float64": alone_and_uneven(same_training()),
