@@ -64,6 +64,18 @@ format: $(VENV)/.test ## Sort imports, mend what can be mended, lay out the code
 	$(python) -m ruff check --fix-only
 	$(python) -m ruff format
 
+# Documents as they lie in the repository, so that links between them hold.
+site_pages := README.md BUILD.md CONTRIBUTING.md CHANGELOG.md docs deploy examples
+
+.PHONY: docs
+docs: $(VENV)/.test ## Build the documentation as a site into build/site
+	rm -rf build/site-docs build/site
+	mkdir -p build/site-docs/benchmarks
+	cp -r $(site_pages) build/site-docs
+	cp -r benchmarks/results build/site-docs/benchmarks
+	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet
+	@echo 'Open build/site/docs/index.html in a browser.'
+
 .PHONY: install
 install: $(VENV)/.runtime ## Install what training needs into .venv
 
@@ -76,7 +88,7 @@ install-gpu: $(VENV)/.gpu ## Install NVIDIA's libraries as well (Linux)
 .PHONY: lock
 lock: build/uv/.$(UV_VERSION) ## Pin anew what pyproject.toml names
 	$(call compile,runtime)
-	$(call compile,test,--extra=test --constraints=requirements/runtime.lock)
+	$(call compile,test,--extra=test --extra=docs --constraints=requirements/runtime.lock)
 	$(call compile,gpu,--extra=gpu --constraints=requirements/runtime.lock)
 
 .PHONY: clean
