@@ -222,7 +222,11 @@ def _memory() -> Sequence[Subject]:
 def _input() -> Sequence[Subject]:
     """For how much of its time a step waits, beside a run of data that is in memory."""
     images = ("--dataset=cifar10", "--data_path={folder}", "--train_steps=150")
-    records = ("--dataset=tfrecord", "--data_path={folder}/train.tfrecord")
+    records = (
+        "--dataset=tfrecord",
+        "--data_path={folder}/train.tfrecord",
+        "--eval_data_path={folder}/train.tfrecord",
+    )
     works = (
         ("images", ("--model=convnet", *images), write_images, ("--noaugmentation",)),
         (
