@@ -44,7 +44,7 @@ def compiled(**settings: Any) -> keras.Model:
         },
         {"loss": "mse", "loss_weights": 0.5},
     ],
-    ids=str,
+    ids=["mse", "LogCosh", "lambda", "kl", "smoothed", "weighed"],
 )
 def test_of_one_output(settings: dict[str, Any]) -> None:
     features, labels = made.arrays()
