@@ -166,6 +166,6 @@ class ReportConfig:
         steps = self.profile_steps
         if steps is not None and (len(steps) != 2 or steps[0] >= steps[1]):
             raise UsageError(
-                f"--profile_steps={as_argument(steps)} is not accepted: give two "
+                f"--profile_steps={as_argument(steps)} is no stretch of them: give two "
                 "steps, the first and a later one, such as 100,110."
             )
