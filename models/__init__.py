@@ -11,8 +11,9 @@ from models import catalogue, factories
 if TYPE_CHECKING:
     from models.base import ModelSpec
 
-_NOT_MODELS = {"__init__", "base", "catalogue", "embedding", "factories"}
-_NOT_MODELS |= {"keras_applications"}
+_NOT_MODELS = {
+    *("__init__", "base", "catalogue", "embedding", "factories", "keras_applications"),
+}
 
 
 def names() -> tuple[str, ...]:
