@@ -152,11 +152,9 @@ class AsynchronousSteps:
             told = [num_before]
         else:
             num_before = tf.constant(0)
-        outputs = self._loop.function(
-            (residents, first_step + tf.cast(num_before, tf.int64), call),
-            num_steps - num_before,
-            observe,
-            proposed,
+        after_those = (residents, first_step + tf.cast(num_before, tf.int64), call)
+        outputs, _ = self._loop.function_of(after_those)(
+            after_those, num_steps - num_before, observe, proposed
         )
         if journal is not None:
             done = journal.done(call, first_step, num_steps)
@@ -173,9 +171,9 @@ class AsynchronousSteps:
         sealed, mark = values_where_they_are(closure)
         parts = self._envelope.open(sealed.numpy())
         if self._journal is None:
-            return [(self._loop.results(parts, observe), task_of(mark))]
+            return [(self._loop.results(parts), task_of(mark))]
         *outputs, num_before, done, noted = parts
-        results = self._loop.results(outputs, observe)
+        results = self._loop.results(outputs)
         sums, staleness = self._journal.read(done, noted)
         num_lost = int(num_before)
         # A step that was not applied is not marked either.

@@ -33,6 +33,7 @@ from strategies.stale_updates import (
     joined,
     read_then_compute,
 )
+from strategies.step_input import ByIndex
 
 # So many pieces for each tower are made of a call. At its end the others wait for the
 # last piece, and between pieces a tower is in Python for a fraction of a millisecond.
@@ -130,7 +131,7 @@ class _Tower:
             self._compute,
             self._apply,
             first=lambda summed: summed[0],
-            next_batch=self._next_batch,
+            input=ByIndex(self._batch_at),
             reported=() if update is None else REPORTED,
         )
         self.loop = InnerLoop(step, replica_step, update)
@@ -147,7 +148,7 @@ class _Tower:
         self._batches = self._batches or feed.batches
         return feed.resident, tf.constant(first_step, tf.int64)
 
-    def _next_batch(self, steps: tuple[Any, tf.Tensor], index: tf.Tensor) -> Batch:
+    def _batch_at(self, steps: tuple[Any, tf.Tensor], index: tf.Tensor) -> Batch:
         if self._batches is None:
             raise RuntimeError("steps are traced before there is input")
         resident, first_step = steps

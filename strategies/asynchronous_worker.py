@@ -12,6 +12,7 @@ from strategies.inner_loop import Step
 from strategies.journal import Journal
 from strategies.messages import sent
 from strategies.stale_updates import changes_of, reads_after
+from strategies.step_input import ByIndex
 
 
 class _Task(NamedTuple):
@@ -76,16 +77,16 @@ class AsynchronousWorker:
             self._compute if self._update is None else self._read_and_compute,
             _reports_nothing,
             first=lambda summed: summed[0],
-            next_batch=self._next_batch,
+            input=ByIndex(self._batch_at, open=_with_resident),
             apply_if=self._apply_if,
         )
 
-    def _next_batch(self, batches: Any, index: tf.Tensor) -> _Task:
+    def _batch_at(self, source: Any, index: tf.Tensor) -> _Task:
         if self.batches is None:
             raise RuntimeError("steps are traced before there is input")
-        residents, first_step, call = batches
+        resident, first_step, call = source
         step = first_step + tf.cast(index, tf.int64)
-        return _Task(self.batches.at(next(residents), step, 0, 1), call)
+        return _Task(self.batches.at(resident, step, 0, 1), call)
 
     def _compute(self, replica_step: ReplicaStep, task: _Task) -> tuple[Shares, Any]:
         return self._strategy.run(replica_step, args=(task.batch,)), ()
@@ -147,6 +148,12 @@ class AsynchronousWorker:
         # With several servers the rate is computed here.
         with tf.device(self._server):
             tf.cond(finite, apply, lambda: tf.zeros([]))
+
+
+def _with_resident(arguments: Any) -> Any:
+    """What batches are read from, taken once a closure and not in every step."""
+    residents, first_step, call = arguments
+    return next(residents), first_step, call
 
 
 def _only_server(update: Update) -> str | None:

@@ -209,6 +209,19 @@ class GlobalBatches(Protocol):
           num_shares: into how many a global batch is divided.
         """
 
+    def spans(self, share: int, num_shares: int) -> tf.data.Dataset:
+        """The same, those of one or several steps in an element.
+
+        Which steps an element has does not depend on the share.
+
+        Args:
+          share: see `dataset`.
+          num_shares: see `dataset`.
+
+        Returns:
+          Batches whose every tensor is [steps, ...].
+        """
+
     @property
     def data(self) -> object:
         """What `resident` holds, hashable: the same for other steps of a data set."""

@@ -17,7 +17,8 @@ from strategies.base import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.inner_loop import OWN_TOTALS, InnerLoop
+from strategies.inner_loop import InnerLoop
+from strategies.loop_results import OWN_TOTALS
 from strategies.shares import scaled, totals
 
 

@@ -22,6 +22,7 @@ from strategies.config import StrategyConfig
 from strategies.devices import replica_devices, require_gpus
 from strategies.inner_loop import InnerLoop
 from strategies.replicated import compile_replicated, sum_one_by_one
+from strategies.step_input import Spans
 from strategies.traits import Traits
 
 
@@ -70,7 +71,7 @@ class Mirrored(Strategy):
         return self._strategy.scope()
 
     def distribute(self, batches: GlobalBatches) -> Any:
-        return iter(batches.dataset(0, 1))
+        return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
         def own_share(batch: Batch, context: tf.distribute.ReplicaContext) -> Batch:

@@ -20,6 +20,7 @@ from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
 from strategies.devices import CPU, take_devices
 from strategies.inner_loop import InnerLoop, Step
+from strategies.step_input import Spans
 from strategies.traits import Traits
 
 
@@ -64,7 +65,7 @@ class ModelParallel(Strategy):
         return tf.device(CPU)
 
     def distribute(self, batches: GlobalBatches) -> Any:
-        return iter(batches.dataset(0, 1))
+        return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
         def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:

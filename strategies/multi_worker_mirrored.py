@@ -43,6 +43,7 @@ from strategies.replicated import (
 from strategies.resolver import resolver_of
 from strategies.shares import bytes_of
 from strategies.startup_watch import StartUpWatch
+from strategies.step_input import Spans
 from strategies.traits import Traits
 from strategies.worker_copies import WorkerCopies
 
@@ -120,10 +121,10 @@ class MultiWorkerMirrored(Strategy):
         """Each process reads the rows of its own replicas, and only those."""
         first = self._worker * self._num_local
         shares = [
-            batches.dataset(first + local, self.num_replicas)
+            batches.spans(first + local, self.num_replicas)
             for local in range(self._num_local)
         ]
-        return iter(tf.data.Dataset.zip(tuple(shares)))
+        return Spans(tf.data.Dataset.zip(tuple(shares)))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
         if update is not None and self._config.averaged == "parameters":

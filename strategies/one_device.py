@@ -13,6 +13,7 @@ from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
 from strategies.devices import replica_devices
 from strategies.inner_loop import InnerLoop, Step
+from strategies.step_input import Spans
 from strategies.traits import Traits
 
 
@@ -47,7 +48,7 @@ class OneDevice(Strategy):
         return tf.device(self._device)
 
     def distribute(self, batches: GlobalBatches) -> Any:
-        return iter(batches.dataset(0, 1))
+        return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
         def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:

@@ -45,6 +45,7 @@ from strategies.local_updates import (
 )
 from strategies.replicated import compile_replicated, sum_one_by_one
 from strategies.shares import bytes_of
+from strategies.step_input import Spans
 from strategies.traits import Traits
 
 
@@ -87,7 +88,7 @@ class ParameterAveraging(Strategy):
         return self._strategy.scope()
 
     def distribute(self, batches: GlobalBatches) -> Any:
-        return iter(batches.dataset(0, 1))
+        return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
         if update is None:

@@ -31,6 +31,7 @@ from strategies.base import (
 from strategies.inner_loop import InnerLoop, Step
 from strategies.share_queues import ShareQueues
 from strategies.shares import scaled
+from strategies.step_input import ByIndex
 from strategies.synchronous_worker import WorkerLoop, WorkersUnderWay
 from strategies.turns import Turns
 
@@ -81,7 +82,7 @@ class SynchronousSteps:
             sum_shares=lambda take, batch: take(batch),
             apply=self._apply,
             first=lambda summed: summed,
-            next_batch=lambda batches, index: index,
+            input=ByIndex(lambda batches, index: index),
         )
         self._loop = InnerLoop(step, self._take, update)
 

@@ -41,6 +41,7 @@ from strategies.config import StrategyConfig
 from strategies.devices import CPU, replica_devices
 from strategies.inner_loop import InnerLoop, Step
 from strategies.shares import sum_gradients, sum_structures
+from strategies.step_input import Spans
 from strategies.traits import Traits
 
 
@@ -83,7 +84,7 @@ class Tower(Strategy):
     def distribute(self, batches: GlobalBatches) -> Any:
         if not self._waits_for_all:
             return TowerFeed.of(batches)
-        return iter(batches.dataset(0, 1))
+        return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
         if not self._waits_for_all:

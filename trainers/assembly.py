@@ -23,8 +23,9 @@ from trainers.config import Config
 from trainers.custom.model import custom_model
 from trainers.evaluation import Evaluation
 from trainers.inputs.data import Data
-from trainers.inputs.order import Order, SourceBatches
+from trainers.inputs.order import Order
 from trainers.inputs.record_stream import RecordStream
+from trainers.inputs.source_batches import SourceBatches
 from trainers.layer_state import LayerState
 from trainers.learner import build_learner
 from trainers.optimizers import LearningRate, RateFactor

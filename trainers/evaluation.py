@@ -7,7 +7,8 @@ from collections import Counter
 
 from strategies.base import ReplicaStep, Strategy
 from trainers.inputs.data import Source
-from trainers.inputs.order import Order, SourceBatches
+from trainers.inputs.order import Order
+from trainers.inputs.source_batches import SourceBatches
 from trainers.interval import means_over_examples
 
 # The same in every process, whatever its speed: their sums are joined step by step.

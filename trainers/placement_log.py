@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from strategies.base import Agreed, Observe, Pending, RunSteps
-from strategies.inner_loop import Ready
 from strategies.library_internals import graphs_collected
+from strategies.loop_results import Ready
 from trainers.assembly import Assembly
 from trainers.console import Console
 from trainers.description import short_name, variable_placements

@@ -15,7 +15,8 @@ from strategies.cluster import Cluster
 from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.config import Config
 from trainers.inputs.data import Source
-from trainers.inputs.order import Order, SourceBatches
+from trainers.inputs.order import Order
+from trainers.inputs.source_batches import SourceBatches
 
 NUM_STEPS = 30
 REPLICAS = (1, 2, 3, 4)
@@ -176,6 +177,10 @@ class _First:
 
     source: Source
     num_examples: int
+
+    @property
+    def example_bytes(self) -> int | None:
+        return self.source.example_bytes
 
     def tensors(self) -> Any:
         return self.source.tensors()

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 from trainers.inputs.augmentation import CentralCrops, DistortedImages
 from trainers.inputs.data import ArraySource
-from trainers.inputs.order import Order, SourceBatches
+from trainers.inputs.order import Order
+from trainers.inputs.source_batches import SourceBatches
 
 # Statistics are held against a chance of 1e-6, so that no fixed seed is unlucky.
 UNLIKELY = 1e-6

@@ -12,7 +12,8 @@ from hypothesis import strategies as generate
 from strategies.base import Batch
 from strategies.batch import row_weights, take_share
 from trainers.inputs.data import ArraySource
-from trainers.inputs.order import Order, SourceBatches
+from trainers.inputs.order import Order
+from trainers.inputs.source_batches import SourceBatches
 
 
 def make_source(num_examples: int) -> ArraySource:

@@ -97,6 +97,10 @@ class ReadSource:
     num_examples: int
     function: Callable[[tf.Tensor], tuple[Any, Any]]
 
+    @property
+    def example_bytes(self) -> None:
+        return None
+
     def tensors(self) -> Any:
         return tf.zeros([])
 
@@ -119,6 +123,10 @@ class _Part:
     @property
     def num_examples(self) -> int:
         return len(self.positions)
+
+    @property
+    def example_bytes(self) -> int | None:
+        return self.source.example_bytes
 
     def tensors(self) -> Any:
         return self.source.tensors(), self.positions

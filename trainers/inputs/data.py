@@ -23,6 +23,14 @@ class Source(Protocol):
     @property
     def num_examples(self) -> int: ...
 
+    @property
+    def example_bytes(self) -> int | None:
+        """Of features and labels, where those of several steps may be read together.
+
+        None where that might take long, or where what is read depends on which
+        examples are read together.
+        """
+
     def tensors(self) -> Any:
         """What `read` reads from: a structure of tensors that any process may hold."""
 
@@ -62,6 +70,11 @@ class ArraySource:
         with tf.device("/device:CPU:0"):
             self._tensors = tf.nest.map_structure(tf.constant, (features, labels))
 
+    @property
+    def example_bytes(self) -> int:
+        arrays = tf.nest.flatten(self._tensors)
+        return sum(a.shape[1:].num_elements() * a.dtype.size for a in arrays)
+
     def tensors(self) -> tuple[Any, Any]:
         return self._tensors
 
@@ -84,6 +97,10 @@ class PreparedSource:
     @property
     def num_examples(self) -> int:
         return self.stored.num_examples
+
+    @property
+    def example_bytes(self) -> None:
+        return None
 
     def tensors(self) -> Any:
         return self.stored.tensors()

@@ -8,14 +8,10 @@ and see what it would have seen.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import Batch
 from strategies.batch import share_rows
-from trainers.inputs.augmentation import Augment
-from trainers.inputs.data import Source
 
 # index_shuffle evaluates a permutation at single positions, so that nothing of the
 # size of the data set is stored or made anew each epoch. Its four rounds are weak,
@@ -75,14 +71,39 @@ class Order:
           int64 indices [rows] (one stand-in row for an empty share), how many of
           them count, and the size of the global batch.
         """
+        indices, num_rows, global_size = self.indices_of_several(
+            step, tf.ones([], tf.int64), share, num_shares
+        )
+        return indices[0], num_rows, global_size
+
+    def indices_of_several(
+        self,
+        step: tf.Tensor,
+        num_steps: tf.Tensor,
+        share: tf.Tensor | int,
+        num_shares: int,
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """The same for steps of one epoch whose batches have one size.
+
+        Args:
+          step: the first, int64 scalar.
+          num_steps: int64 scalar.
+          share: which share of each global batch.
+          num_shares: into how many it is divided.
+
+        Returns:
+          int64 indices [num_steps, rows], and of each step what `indices` returns.
+        """
         epoch = step // self.steps_per_epoch
         first = (step % self.steps_per_epoch) * self.global_batch_size
         global_size = tf.minimum(
             tf.constant(self.global_batch_size, tf.int64), self.num_examples - first
         )
         start, stop, num_rows = share_rows(global_size, share, num_shares)
-        positions = tf.range(first + start, first + stop)
-        return self._shuffled(positions, epoch), num_rows, global_size
+        begins = first + self.global_batch_size * tf.range(num_steps)
+        positions = begins[:, tf.newaxis] + tf.range(start, stop)
+        shuffled = self._shuffled(tf.reshape(positions, [-1]), epoch)
+        return tf.reshape(shuffled, tf.shape(positions)), num_rows, global_size
 
     def _shuffled(self, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
         if self.seed is None:
@@ -98,61 +119,3 @@ class Order:
         for key in tf.unstack(keys):
             positions = tf.random.experimental.index_shuffle(positions, key, last)
         return positions
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SourceBatches:
-    """The batches of steps from `first_step` up to, but not including, `last_step`.
-
-    Satisfies `GlobalBatches`.
-
-    Attributes:
-      source: of the examples.
-      order: in which they come; with a seed, if they are augmented.
-      first_step: counted over epochs.
-      last_step: likewise.
-      augment: changes features by step; None to leave them as they are read.
-    """
-
-    source: Source
-    order: Order
-    first_step: int
-    last_step: int
-    augment: Augment | None = None
-
-    @property
-    def data(self) -> Source:
-        return self.source
-
-    def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
-        tensors = self.source.tensors()
-        steps = tf.data.Dataset.range(self.first_step, self.last_step)
-        # Autograph has nothing to convert here, and takes its time to find that out.
-        batch = tf.autograph.experimental.do_not_convert(
-            lambda step: self.at(tensors, step, share, num_shares)
-        )
-        return steps.map(
-            batch,
-            num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=True,
-        ).prefetch(tf.data.AUTOTUNE)
-
-    def resident(self) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(self.source.tensors()).repeat()
-
-    def at(
-        self, resident: Any, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
-    ) -> Batch:
-        indices, num_rows, global_size = self.order.indices(step, share, num_shares)
-        features, labels = self.source.read(resident, indices)
-        if self.augment is not None and self.order.seed is not None:
-            features = self.augment(features, indices, step, self.order.seed)
-        return Batch(
-            step=step,
-            replica=tf.cast(share, tf.int64),
-            global_size=global_size,
-            num_rows=num_rows,
-            indices=indices,
-            features=features,
-            labels=labels,
-        )

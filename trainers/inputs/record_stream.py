@@ -92,6 +92,10 @@ class RecordStream:
     def num_examples(self) -> int:
         return sum(self.counts)
 
+    @property
+    def example_bytes(self) -> None:
+        return None
+
     def tensors(self) -> NoReturn:
         raise TypeError("a stream is kept nowhere: see `batches`")
 

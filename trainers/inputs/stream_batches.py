@@ -60,6 +60,9 @@ class StreamBatches:
             .prefetch(tf.data.AUTOTUNE)
         )
 
+    def spans(self, share: int, num_shares: int) -> tf.data.Dataset:
+        return self.dataset(share, num_shares).map(_as_span)
+
     @property
     def data(self) -> RecordStream:
         return self.stream
@@ -150,6 +153,11 @@ class _Share(NamedTuple):
     offsets: tf.Tensor
     num_rows: tf.Tensor
     global_size: tf.Tensor
+
+
+def _as_span(*values: Any) -> Batch:
+    """Of one step, without copying what it holds."""
+    return tf.nest.map_structure(lambda v: tf.expand_dims(v, 0), Batch(*values))
 
 
 def _seed_of_share(seed: int | None, share: int) -> int | None:

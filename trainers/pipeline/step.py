@@ -16,7 +16,7 @@ import tensorflow as tf
 from models.base import Objective
 from strategies.base import Batch, ReplicaStep, Shares
 from strategies.batch import take_micro_batch
-from strategies.inner_loop import PIPELINE_SECONDS, STAGE_BUSY_SECONDS
+from strategies.loop_results import PIPELINE_SECONDS, STAGE_BUSY_SECONDS
 from strategies.shares import sum_gradients, sum_structures
 from trainers.layer_state import LayerState
 from trainers.pipeline.build import Pipeline
