@@ -35,7 +35,7 @@ from strategies.loop_results import (
     step_results,
 )
 from strategies.shares import totals
-from strategies.step_input import FromSpans, StepInput
+from strategies.step_input import FromSpans, StepInput, Steps, Taken
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class InnerLoop:
     ) -> Pending:
         arguments = loop_arguments(num_steps, observe, proposed or Agreed())
         given = self._step.input.arguments(batches)
-        outputs, held = self.function_of(batches)(given, *arguments)
-        self._step.input.keep(batches, held)
+        outputs, left = self.function_of(batches)(given, *arguments)
+        self._step.input.keep(batches, left)
         return Ready(self.results(outputs))
 
     def results(self, outputs: Sequence[Any]) -> StepResults:
@@ -149,37 +149,41 @@ class InnerLoop:
         proposed: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, ...], Any]:
         self.graph = tf.compat.v1.get_default_graph()
-        source, held = self._step.input.begin(batches)
 
         def proceed(*state: Any) -> tf.Tensor:
             return _State(*state).finite & (_State(*state).attempted < num_steps)
 
-        def body(*loop_state: Any) -> _State:
+        def run(loop_state: Sequence[Any], taken: Taken) -> _State:
             state = _State(*loop_state)
-            (batch, held), times = _timed(
-                lambda: self._step.input.take(source, state.held, state.attempted)
-            )
-            summed = self._step.sum_shares(self._with_proposal(proposed), batch)
+            replica_step = self._with_proposal(proposed)
+            summed = self._step.sum_shares(replica_step, taken.batch)
             sums, changes, finite = self._examine(summed)
             is_last = tf.equal(state.attempted, num_steps - 1)
             details = self._look(summed, tf.where(is_last, observe, 0), state.details)
             reported = self._apply_if(finite, summed, changes)
-            packed = self._figures.pack({**sums, **reported, **times})
+            clock = {START: taken.start, WAIT: taken.wait}
+            packed = self._figures.pack({**sums, **reported, **clock})
             return _State(
                 attempted=state.attempted + 1,
                 finite=finite,
                 figures=state.figures.write(state.attempted, packed),
                 details=details,
-                held=held,
             )
 
-        state = _State(*tf.while_loop(proceed, body, *_initial(num_steps, held)))
+        steps = Steps(
+            initial=tuple(_initial(num_steps)),
+            shapes=tuple(_SHAPES),
+            proceed=proceed,
+            run=run,
+        )
+        last, left = self._step.input.run(batches, steps)
+        state = _State(*last)
         with tf.control_dependencies([state.attempted]):
             stop = tf.timestamp()
         norm = self._weight_norm(observe)
         figures = state.figures.stack()
         outputs = state.attempted, state.finite, figures, stop, state.details, norm
-        return outputs, state.held
+        return outputs, left
 
     def _with_proposal(self, proposed: tf.Tensor) -> ReplicaStep:
         """The replica's step, its shares carrying what this process proposes."""
@@ -269,28 +273,24 @@ class _State(NamedTuple):
     finite: tf.Tensor
     figures: tf.TensorArray
     details: tf.Tensor
-    held: Any
 
 
-def _initial(num_steps: tf.Tensor, held: Any) -> tuple[_State, _State]:
-    """Before the first step, and the shapes of which each stays."""
-    # The number of packed values is known once the step has been traced.
-    figures = tf.TensorArray(tf.float64, num_steps, element_shape=[None])
-    state = _State(
+# The number of packed values is known once the step has been traced.
+_SHAPES = _State(
+    attempted=tf.TensorShape([]),
+    finite=tf.TensorShape([]),
+    figures=tf.TensorShape(None),
+    details=tf.TensorShape([None]),
+)
+
+
+def _initial(num_steps: tf.Tensor) -> _State:
+    return _State(
         attempted=tf.constant(0),
         finite=tf.constant(True),
-        figures=figures,
+        figures=tf.TensorArray(tf.float64, num_steps, element_shape=[None]),
         details=tf.zeros([0], tf.float64),
-        held=held,
     )
-    shapes = _State(
-        attempted=tf.TensorShape([]),
-        finite=tf.TensorShape([]),
-        figures=tf.TensorShape(None),
-        details=tf.TensorShape([None]),
-        held=tf.nest.map_structure(lambda value: value.shape, held),
-    )
-    return state, shapes
 
 
 def _apart(function: Callable[..., Any]) -> Any:
@@ -330,20 +330,3 @@ def loop_arguments(
         tf.constant(int(observe), tf.int32),
         tf.constant(dataclasses.astuple(proposed), tf.float64),
     )
-
-
-def _timed(take: Callable[[], Any]) -> tuple[Any, dict[str, tf.Tensor]]:
-    """A batch, when it was asked for, and how many seconds it took to come.
-
-    The clock's readings are held in their order by control dependencies, which
-    cost nothing measurable (131.7 against 130.4 microseconds a step of a
-    5-10-2 network).
-    """
-    start = tf.timestamp()
-    with tf.control_dependencies([start]):
-        taken = take()
-    with tf.control_dependencies(tf.nest.flatten(taken)):
-        received = tf.timestamp()
-    with tf.control_dependencies([received]):
-        taken = tf.nest.map_structure(tf.identity, taken)
-    return taken, {START: start, WAIT: received - start}
