@@ -112,8 +112,9 @@ class Spans:
         """
         self.iterator = iter(dataset)
         self.spec = dataset.element_spec
+        nothing = _zeros(self.spec)
         # As if the last step of a span had just been taken.
-        self.left = (_no_steps(self.spec), tf.constant(0))
+        self.left = (nothing, _num_steps(nothing))
 
 
 class FromSpans:
@@ -185,12 +186,13 @@ def _num_steps(span: Any) -> tf.Tensor:
     return tf.shape(tf.nest.flatten(span)[0])[0]
 
 
-def _no_steps(spec: Any) -> Any:
-    def none_of(values: tf.TensorSpec) -> tf.Tensor:
-        _, *shape = values.shape
-        return tf.zeros([0, *(size or 0 for size in shape)], values.dtype)
+def _zeros(spec: Any) -> Any:
+    """As few as fit a specification."""
 
-    return tf.nest.map_structure(none_of, spec)
+    def of(values: tf.TensorSpec) -> tf.Tensor:
+        return tf.zeros([size or 0 for size in values.shape], values.dtype)
+
+    return tf.nest.map_structure(of, spec)
 
 
 def _timed(take: Callable[[], Any]) -> Taken:

@@ -214,8 +214,10 @@ def test_shares_are_summed_over_replicas_once_an_update() -> None:
         batches = assembly.strategy.distribute(assembly.batches(0))
         graph = assembly.run_steps.trace(batches).as_graph_def()
         functions = {f.signature.name: f.node_def for f in graph.library.function}
-        (loop,) = (node for node in graph.node if node.op == "While")
-        body = functions[loop.attr["body"].func.name]
+        (of_spans,) = (node for node in graph.node if node.op == "While")
+        span = functions[of_spans.attr["body"].func.name]
+        (of_steps,) = (node for node in span if node.op == "While")
+        body = functions[of_steps.attr["body"].func.name]
         loops = [node for node in body if "While" in node.op]
         assert len(loops) == (2 if micro_batches > 1 else 0), "one for each replica"
         # What mirrored's reduction to one device consists of.

@@ -155,9 +155,10 @@ class _Share(NamedTuple):
     global_size: tf.Tensor
 
 
-def _as_span(*values: Any) -> Batch:
+@tf.autograph.experimental.do_not_convert
+def _as_span(batch: Batch) -> Batch:
     """Of one step, without copying what it holds."""
-    return tf.nest.map_structure(lambda v: tf.expand_dims(v, 0), Batch(*values))
+    return tf.nest.map_structure(lambda values: tf.expand_dims(values, 0), batch)
 
 
 def _seed_of_share(seed: int | None, share: int) -> int | None:
