@@ -68,7 +68,16 @@ def take_micro_batch(
     return part._replace(replica=batch.replica * most + part.replica)
 
 
-def row_weights(batch: Batch, dtype: tf.DType) -> tf.Tensor:
-    """1 for rows that count, 0 for the stand-in row of an empty share. Shape [rows]."""
-    rows = tf.range(tf.shape(batch.indices, out_type=tf.int64)[0])
-    return tf.cast(rows < batch.num_rows, dtype)
+def row_weights(batch: Batch, of_rows: tf.Tensor) -> tf.Tensor:
+    """1 for rows that count, 0 for the stand-in row of an empty share.
+
+    Args:
+      batch: tells how many rows count.
+      of_rows: what is to be weighted, [rows]; not `batch.indices`, which no step but
+        those that draw random numbers needs, so that it is not sent to its device.
+
+    Returns:
+      [rows], of the type of `of_rows`.
+    """
+    rows = tf.range(tf.size(of_rows, out_type=tf.int64))
+    return tf.cast(rows < batch.num_rows, of_rows.dtype)

@@ -21,7 +21,7 @@ from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
 from strategies.devices import replica_devices, require_gpus
 from strategies.inner_loop import InnerLoop
-from strategies.replicated import compile_replicated, sum_one_by_one
+from strategies.replicated import compile_replicated, sum_in_one_process
 from strategies.step_input import Spans
 from strategies.traits import Traits
 
@@ -79,7 +79,7 @@ class Mirrored(Strategy):
             return take_share(batch, replica, self.num_replicas)
 
         return compile_replicated(
-            self._strategy, own_share, sum_one_by_one, replica_step, update
+            self._strategy, own_share, sum_in_one_process, replica_step, update
         )
 
     def communication(self, gradient_bytes: int) -> Communication | None:

@@ -43,7 +43,7 @@ from strategies.local_updates import (
     averaged_variables,
     sum_what_is_reported,
 )
-from strategies.replicated import compile_replicated, sum_one_by_one
+from strategies.replicated import compile_replicated, sum_in_one_process
 from strategies.shares import bytes_of
 from strategies.step_input import Spans
 from strategies.traits import Traits
@@ -93,7 +93,7 @@ class ParameterAveraging(Strategy):
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
         if update is None:
             return compile_replicated(
-                self._strategy, self._own_rows, sum_one_by_one, replica_step, None
+                self._strategy, self._own_rows, sum_in_one_process, replica_step, None
             )
         self._copies = Copies(self._strategy, update)
         averaged = averaged_variables(update, self._config)
@@ -127,4 +127,4 @@ class ParameterAveraging(Strategy):
 
 
 def _sum_reported(context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
-    return sum_what_is_reported(shares, functools.partial(sum_one_by_one, context))
+    return sum_what_is_reported(shares, functools.partial(sum_in_one_process, context))

@@ -58,13 +58,19 @@ def compile_replicated(
     return InnerLoop(Step(sum_shares, apply, first), replica_step, update)
 
 
-def sum_one_by_one(context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
-    """Adds up every replica's shares, tensor by tensor."""
-    flat = tf.nest.flatten(shares)
-    present = [value for value in flat if value is not None]
-    summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
-    flat = [None if value is None else next(summed) for value in flat]
-    return tf.nest.pack_sequence_as(shares, flat)
+def sum_in_one_process(context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
+    """Adds up every replica's shares, small tensors of a type in one.
+
+    A tensor that goes to another device and back costs its handling, however small: a
+    step of a 5-10-2 network on two logical devices took 406 microseconds with each sum
+    and gradient by itself, and takes 377 so. Larger ones are handed over without being
+    copied, if the device is of the same memory.
+
+    Args:
+      context: of the calling replica.
+      shares: dense values of any type, and IndexedSlices.
+    """
+    return _sum_together(context, shares, _own_type, _LARGE_IN_ONE_PROCESS_BYTES)
 
 
 def sum_in_few_collectives(
@@ -89,19 +95,41 @@ def sum_in_few_collectives(
         and layer state are never sent with less than single precision.
       options: other than the strategy's own.
     """
-    flat = tf.nest.flatten(shares)
-    num_gradients = len(tf.nest.flatten(shares.gradients))
-    dense = [v.dtype for v in flat[:num_gradients] if isinstance(v, tf.Tensor)]
+    gradients = {id(gradient) for gradient in tf.nest.flatten(shares.gradients)}
+    dense = [g.dtype for g in shares.gradients if isinstance(g, tf.Tensor)]
     main = dense[0] if dense else tf.float64
+
+    def wire_type(value: tf.Tensor) -> tf.DType:
+        wanted = (send_as if id(value) in gradients else None) or main
+        return wanted if value.dtype.is_floating else value.dtype
+
+    return _sum_together(context, shares, wire_type, _LARGE_BYTES, options)
+
+
+# A collective of a few numbers takes as long as to copy some hundred kilobytes twice.
+_LARGE_BYTES = 4 << 20
+_LARGE_IN_ONE_PROCESS_BYTES = 64 << 10
+
+
+def _own_type(value: tf.Tensor) -> tf.DType:
+    return value.dtype
+
+
+def _sum_together(
+    context: tf.distribute.ReplicaContext,
+    shares: Shares,
+    wire_type: Callable[[tf.Tensor], tf.DType],
+    large_bytes: int,
+    options: tf.distribute.experimental.CommunicationOptions | None = None,
+) -> Shares:
+    flat = tf.nest.flatten(shares)
     buffers: dict[tuple[tf.DType, int | None], list[int]] = {}
     for index, value in enumerate(flat):
         if isinstance(value, tf.IndexedSlices):
             flat[index] = context.all_reduce(tf.distribute.ReduceOp.SUM, value, options)
         elif value is not None:
-            is_gradient = index < num_gradients
-            wire = (send_as if is_gradient else None) or main
-            dtype = wire if value.dtype.is_floating else value.dtype
-            own = index if _is_large(value, dtype) else None
+            dtype = wire_type(value)
+            own = index if _bytes(value, dtype) >= large_bytes else None
             buffers.setdefault((dtype, own), []).append(index)
     for (dtype, _), indices in buffers.items():
         values = [flat[index] for index in indices]
@@ -111,13 +139,9 @@ def sum_in_few_collectives(
     return tf.nest.pack_sequence_as(shares, flat)
 
 
-# A collective of a few numbers takes as long as to copy some hundred kilobytes twice.
-_LARGE_BYTES = 4 << 20
-
-
-def _is_large(value: tf.Tensor, dtype: tf.DType) -> bool:
-    size = value.shape.num_elements()
-    return size is not None and size * dtype.size >= _LARGE_BYTES
+def _bytes(value: tf.Tensor, dtype: tf.DType) -> int:
+    """Zero if that is not known."""
+    return (value.shape.num_elements() or 0) * dtype.size
 
 
 def sum_by_type(

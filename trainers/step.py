@@ -215,7 +215,7 @@ def weighted_sums(
       batch: which of the rows count.
     """
     return {
-        name: tf.reduce_sum(of_rows * row_weights(batch, of_rows.dtype))
+        name: tf.reduce_sum(of_rows * row_weights(batch, of_rows))
         for name, of_rows in values.items()
     }
 

@@ -33,7 +33,7 @@ def read_batches(
 
 def counted(batch: Batch) -> list[int]:
     """The examples of a share that count."""
-    weights = row_weights(batch, tf.float32).numpy()
+    weights = row_weights(batch, tf.cast(batch.indices, tf.float32)).numpy()
     assert len(weights) >= 1, "no share may be without a row"
     assert weights.sum() == int(batch.num_rows)
     return batch.labels.numpy()[weights == 1].tolist()
