@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -134,6 +136,53 @@ def test_a_run_can_start_at_any_step(
         assert int(late.step) == int(batch.step)
     seen = sum(len(batch.labels) for batch in from_the_start[:first])
     assert order.examples_before(first) == seen
+
+
+@few
+@given(lengths, batch_sizes, replica_counts, seeds, generate.integers(0, 40))
+def test_batches_that_come_in_spans_are_those_of_their_steps(
+    num_examples: int, batch_size: int, replicas: int, seed: int, first: int
+) -> None:
+    """Compared with `at`, which knows no spans, for the last of the shares."""
+    order = Order(num_examples=num_examples, global_batch_size=batch_size, seed=seed)
+    source = make_source(num_examples)
+    batches = SourceBatches(
+        source=source, order=order, first_step=first, last_step=first + 40
+    )
+    share = replicas - 1
+    found = list(batches.dataset(share, replicas))
+    assert [int(batch.step) for batch in found] == list(range(first, first + 40))
+    for batch in found[::13]:
+        alone = batches.at(source.tensors(), batch.step, share, replicas)
+        for got, want in zip(batch, alone, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def steps_of_spans(features: np.ndarray, **settings: Any) -> list[int]:
+    """Of two epochs in batches of 4."""
+    order = Order(num_examples=len(features), global_batch_size=4, seed=1)
+    batches = SourceBatches(
+        source=ArraySource(features, np.arange(len(features))),
+        order=order,
+        first_step=0,
+        last_step=2 * order.steps_per_epoch,
+        **settings,
+    )
+    return [len(span.step) for span in batches.spans(0, 1)]
+
+
+def test_small_examples_come_many_steps_at_a_time_and_large_ones_do_not() -> None:
+    """202 examples: 50 batches of 4 and one of 2, which is a span of its own."""
+    small = np.zeros([202, 5], np.float32)
+    assert steps_of_spans(small) == [32, 18, 1] * 2
+    assert steps_of_spans(np.zeros([12, 128, 128, 3], np.float32)) == [1] * 6
+
+    def unchanged(features: Any, indices: Any, step: Any, seed: int) -> Any:
+        """A step's own, so that steps cannot be read together."""
+        assert step.shape == ()
+        return features
+
+    assert steps_of_spans(small, augment=unchanged) == [1] * 102
 
 
 def test_epochs_and_seeds_differ_and_a_seed_repeats() -> None:
