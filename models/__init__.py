@@ -22,6 +22,14 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({path.stem for path in folder.glob("*.py")} - _NOT_MODELS))
 
 
+def of_keras() -> tuple[str, ...]:
+    """`keras:NAME` of every classifier of keras.applications; none without Keras."""
+    try:
+        return tuple(catalogue.PREFIX + name for name in catalogue.classifiers())
+    except ModuleNotFoundError:
+        return ()
+
+
 def why_not(name: str) -> str | None:
     """What is wrong with a name that is not among `names`.
 

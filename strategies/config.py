@@ -46,26 +46,6 @@ class StrategyConfig:
         "operation that its device cannot run is an error, too. Default: operations "
         "may run elsewhere, and --devices must exist.",
     )
-    gradient_accumulation_steps: int = setting(
-        1,
-        "Micro-batches into which a replica divides its part of the global batch. They "
-        "are computed one after another, so that memory need hold only one.",
-        minimum=1,
-        maximum=1_000_000,
-    )
-    stages: tuple[str, ...] | None = setting(
-        None,
-        "How model_parallel splits the model: a number of stages, balanced by the time "
-        "their layers take, or the first layer of every stage but the first. Default: "
-        "one for each GPU; 2 without GPUs.",
-    )
-    num_micro_batches: int | None = setting(
-        None,
-        "Parts of a global batch that are in the pipeline of model_parallel at once. "
-        "Default: 4.",
-        minimum=1,
-        maximum=1_000,
-    )
     cross_device_reduction: str = setting(
         "auto",
         "How mirrored sums over devices: auto is nccl on several GPUs and "
@@ -73,21 +53,12 @@ class StrategyConfig:
         choices=("auto", "nccl", "hierarchical", "one_device"),
     )
 
-    num_workers: int | None = setting(
-        None,
-        "Worker processes of a strategy that has several. Default: 2.",
-        minimum=1,
-    )
-    num_ps: int | None = setting(
-        None,
-        "Parameter server processes, of strategies that have them. Default: 1.",
-        minimum=1,
-    )
     update: str | None = setting(
         None,
         "sync waits for the gradients of all workers or towers and applies their "
         "sum; async applies each as it comes. Default: the strategy's own.",
         choices=("sync", "async"),
+        heading="What replicas contribute to an update",
     )
     average: str | None = setting(
         None,
@@ -107,22 +78,24 @@ class StrategyConfig:
         "Average what the optimizer keeps, such as momentum, together with the "
         "weights. Without, each replica keeps its own.",
     )
-    backup_workers: int = setting(
-        0,
-        "Of the workers under --update=sync, how many an update does not wait for: "
-        "the last to finish are dropped.",
-        minimum=0,
-    )
     combine: str = setting(
         "mean",
         "What an update makes of its replicas' gradients: their mean over the global "
         "batch, or their sum, which is as many times larger as there are replicas.",
         choices=("mean", "sum"),
     )
-    collective_implementation: str = setting(
-        "auto",
-        "How multi_worker_mirrored sums: auto is nccl on GPUs and ring on CPUs.",
-        choices=("auto", "ring", "nccl"),
+    backup_workers: int = setting(
+        0,
+        "Of the workers under --update=sync, how many an update does not wait for: "
+        "the last to finish are dropped.",
+        minimum=0,
+    )
+    gradient_accumulation_steps: int = setting(
+        1,
+        "Micro-batches into which a replica divides its part of the global batch. They "
+        "are computed one after another, so that memory need hold only one.",
+        minimum=1,
+        maximum=1_000_000,
     )
     all_reduce_dtype: str = setting(
         "as_is",
@@ -130,11 +103,51 @@ class StrategyConfig:
         "traffic and are no longer exactly the same training.",
         choices=("as_is", "bfloat16", "float16"),
     )
+
+    stages: tuple[str, ...] | None = setting(
+        None,
+        "How model_parallel splits the model: a number of stages, balanced by the time "
+        "their layers take, or the first layer of every stage but the first. Default: "
+        "one for each GPU; 2 without GPUs.",
+        heading="Stages of model_parallel",
+    )
+    num_micro_batches: int | None = setting(
+        None,
+        "Parts of a global batch that are in the pipeline of model_parallel at once. "
+        "Default: 4.",
+        minimum=1,
+        maximum=1_000,
+    )
+
+    num_workers: int | None = setting(
+        None,
+        "Worker processes of a strategy that has several. Default: 2.",
+        minimum=1,
+        heading="Clusters of several processes",
+    )
+    num_ps: int | None = setting(
+        None,
+        "Parameter server processes, of strategies that have them. Default: 1.",
+        minimum=1,
+    )
+    collective_implementation: str = setting(
+        "auto",
+        "How multi_worker_mirrored sums: auto is nccl on GPUs and ring on CPUs.",
+        choices=("auto", "ring", "nccl"),
+    )
     peer_timeout_seconds: float = setting(
         10.0, "How long a silent peer is waited for within a step.", above=0
     )
     startup_timeout_seconds: float = setting(
         60.0, "How long a cluster may take to assemble.", above=0
+    )
+    max_restarts: int | None = setting(
+        None,
+        "How often lost tasks of a cluster on this machine are started again, from the "
+        "newest checkpoint. Progress gives all of them back. 0: never. Default: "
+        f"{DEFAULT_MAX_RESTARTS}.",
+        minimum=0,
+        maximum=1_000,
     )
     confine_cluster: str = setting(
         confinement.AUTO,
@@ -147,14 +160,6 @@ class StrategyConfig:
         False,
         "Let TF_CONFIG or Slurm name other hosts than this one's loopback. TensorFlow "
         "servers ask for no password, encrypt nothing and run any graph sent to them.",
-    )
-    max_restarts: int | None = setting(
-        None,
-        "How often lost tasks of a cluster on this machine are started again, from the "
-        "newest checkpoint. Progress gives all of them back. 0: never. Default: "
-        f"{DEFAULT_MAX_RESTARTS}.",
-        minimum=0,
-        maximum=1_000,
     )
 
     def __post_init__(self) -> None:

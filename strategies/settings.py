@@ -62,6 +62,9 @@ def setting(
     below: float | None = None,
     has_flag: bool = True,
     repeatable: bool = False,
+    path: str | None = None,
+    suggestions: Callable[[], Sequence[str]] | None = None,
+    heading: str | None = None,
 ) -> Any:
     """Declares a field of a configuration.
 
@@ -78,6 +81,11 @@ def setting(
       has_flag: False for settings that live in the configuration file only.
       repeatable: each use of the flag adds an item to a list, which it does not
         split at commas.
+      path: for completion in a shell, if it is the name of a `folder`, of a `file`, or
+        of `any` of them.
+      suggestions: for completion, words beside the choices, or where there are none.
+      heading: for `--help`, what this field and those after it in their group are
+        about. The first line of the group's docstring until then.
     """
     metadata = {
         "help": help,
@@ -89,6 +97,9 @@ def setting(
         "below": below,
         "has_flag": has_flag,
         "repeatable": repeatable,
+        "path": path,
+        "suggestions": suggestions,
+        "heading": heading,
     }
     return dataclasses.field(default=default, metadata=metadata)
 

@@ -273,7 +273,11 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "trainers/custom/names.py",
         "trainers/comparison/settings.py",
         "trainers/config.py",
+        "trainers/completion/script.py",
+        "trainers/flag_list.py",
         "trainers/flags.py",
+        "trainers/help_pages.py",
+        "trainers/manual.py",
         "trainers/inputs/cifar10_download.py",
         "trainers/matpow.py",
     )

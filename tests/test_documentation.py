@@ -15,12 +15,13 @@ import pytest
 from models.base import ModelSpec
 from strategies import discovery
 from strategies.config import StrategyConfig
-from strategies.settings import choices_of, field_types
+from strategies.settings import choices_of
 from tests import processes
 from tests.event_files import read_events
 from tests.processes import ROOT
 from trainers import matpow, write_tfrecord
 from trainers.config import all_fields
+from trainers.flag_list import all_flags
 from trainers.inputs.data import ArraySource, Data
 from trainers.model_config import ModelConfig
 from trainers.outcome import ExitCode
@@ -117,16 +118,11 @@ def test_the_table_of_strategies_is_what_strategies_declare() -> None:
     assert table == strategies_table(), f"it should be\n{strategies_table()}"
 
 
-def is_switch(group: type, name: str) -> bool:
-    return field_types(group)[name][0] is bool
-
-
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_flag_exists(document: str) -> None:
-    known = FOREIGN_FLAGS | {"config", "help", "version", *write_tfrecord.make_flags()}
-    known |= {*matpow.make_flags()}
-    known |= {n for n, (_, field) in all_fields().items() if field.metadata["has_flag"]}
-    known |= {f"no{n}" for n, (g, _) in all_fields().items() if is_switch(g, n)}
+    known = FOREIGN_FLAGS | {*write_tfrecord.make_flags(), *matpow.make_flags()}
+    known |= {flag.name for flag in all_flags()}
+    known |= {f"no{flag.name}" for flag in all_flags() if flag.is_switch}
     named = set(re.findall(r"(?<![\w-])--([a-z]\w*)", text_of(document)))
     assert named - known == set()
 

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import models
 from strategies import discovery
 from strategies.settings import UsageError, choices_of, field_types
 from tests.processes import environment
@@ -160,9 +159,11 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("--strateg=tower", "--strategy"),
         ("--learning-rate=1", "--learning_rate"),
-        ("--batch_size=3", ""),
         ("--nostrategy", "--strategy"),
         ("--helpfull", "--help"),
+        ("--lr=3", "--learning_rate"),
+        ("--batch_size=3", "--global_batch_size?"),
+        ("--workers=3", "--num_workers"),
     ],
 )
 def test_an_unknown_flag_is_named_and_the_nearest_suggested(
@@ -270,6 +271,10 @@ def test_a_switch_takes_true_or_false(argument: str) -> None:
     message = refusal(argument)
     assert message.startswith(argument.partition("=")[0])
     assert "true or false" in message
+
+
+def test_who_asks_for_help_on_a_mode_is_told_how() -> None:
+    assert refusal("--help=compare").endswith("give --mode=compare --help.")
 
 
 @pytest.mark.parametrize("name", ["seed", "config", "run_dir"])
@@ -544,45 +549,7 @@ def test_any_json_is_a_configuration_or_refused(
     assert message.startswith(f"--config={path}")
 
 
-# --help
-
-
-def test_help_shows_every_setting_below_its_group() -> None:
-    group = None
-    shown = {}
-    titles = {(g.__doc__ or "").splitlines()[0]: g for g in GROUPS.values()}
-    for line in flags.help_text().splitlines():
-        group = titles.get(line, group)
-        if line.startswith("  --"):
-            name = line.split("=")[0].removeprefix("  --").removeprefix("[no]")
-            shown[name] = group
-    expected = {
-        name: group
-        for name, (group, field) in all_fields().items()
-        if field.metadata["has_flag"]
-    }
-    assert {name: shown.get(name) for name in expected} == expected
-    assert set(shown) - set(expected) == {"config", "version"}
-
-
-def test_help_names_every_choice() -> None:
-    text = flags.help_text()
-    for name in (*discovery.names(), *models.names()):
-        assert name in text
-
-
-def test_help_fits_into_80_columns() -> None:
-    assert max(map(len, flags.help_text().splitlines())) <= 80
-
-
-def test_help_says_what_the_default_is() -> None:
-    lines = flags.help_text().splitlines()
-    for line in (
-        "  --learning_rate=0.001",
-        "  --hidden_units=128,64",
-        "  --[no]verbose",
-    ):
-        assert line in lines
+# --help, whose pages tests/test_help.py is about
 
 
 @pytest.mark.parametrize("argument", ["--help", "-h"])

@@ -46,6 +46,7 @@ class DataConfig:
         "TFRecord files to train on, also of gzip: files, folders of *.tfrecord and "
         "*.tfrecord.gz, or patterns such as data/part-*, separated by commas. Of "
         "cifar10: a published archive, or the folder in it.",
+        path="any",
     )
     sharding: str = setting(
         "exact",
@@ -60,7 +61,9 @@ class DataConfig:
         minimum=1,
     )
     eval_data_path: str | None = setting(
-        None, "The same for evaluation. Default: --eval_fraction of --data_path."
+        None,
+        "The same for evaluation. Default: --eval_fraction of --data_path.",
+        path="any",
     )
     eval_fraction: float = setting(
         0.2, "Fraction of examples held out for evaluation.", above=0, below=1
@@ -79,6 +82,7 @@ class DataConfig:
         4096,
         "Training examples of synthetic and clicks; an eighth as many to evaluate.",
         minimum=8,
+        heading="Data that is generated (synthetic, clicks)",
     )
     input_shape: tuple[int, ...] = setting(
         (32, 32, 3), "Shape of one example of synthetic.", minimum=1

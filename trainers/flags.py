@@ -10,42 +10,26 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import textwrap
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
-from strategies.settings import (
-    UsageError,
-    as_argument,
-    choices_of,
-    field_types,
-    shown,
-)
-from trainers import version
+from strategies.settings import UsageError, as_argument, field_types, shown
+from trainers import help_pages, version
 from trainers.comparison.settings import ComparisonConfig
+from trainers.completion.script import script
 from trainers.config import Config, all_fields, without_lists
 from trainers.config_file import settings_from_file
 from trainers.custom.names import check_given
+from trainers.flag_list import Flag, all_flags, named_like
+from trainers.manual import MODES
 from trainers.prediction.settings import PredictionConfig
-
-_DESCRIPTION = """\
-Trains a Keras model under a distribution strategy.
-
-  python -m trainers.main --strategy=mirrored
-  python -m trainers.main --strategy=tower --num_replicas=4 --run_dir=runs/four
-  python -m trainers.main --mode=evaluate --run_dir=runs/four
-  python -m trainers.main --mode=verify --strategies=tower,mirrored
-  python -m trainers.main --mode=compare --strategies=one_device,mirrored
-  python -m trainers.main --mode=predict --strategies=multi_worker_mirrored
-  python -m trainers.main --mode=devices
-"""
 
 
 class HelpRequested(Exception):
-    """`--help` or `--version` was given; the message is the text to print."""
+    """`--help` or the like was given; the message is the text to print."""
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -109,10 +93,7 @@ def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the file of settings says, and what the flags say."""
     values = _define()
     stray = _read(values, list(argv))
-    if values.help:
-        raise HelpRequested(help_text())
-    if values.version:
-        raise HelpRequested(version.in_words())
+    _answer(values)
     if stray:
         raise UsageError(
             f"'{shown(stray[0])}' is not a flag: every setting is given as "
@@ -128,6 +109,21 @@ def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         in_file = settings_from_file(os.path.expanduser(values.config))
         check_given(in_file, given, f"--config={values.config}")
     return in_file, given
+
+
+def _answer(values: flags.FlagValues) -> None:
+    """Raises HelpRequested if the program is asked about itself."""
+    if values.help:
+        mode = values["mode"].value or ""
+        known = mode in MODES
+        raise HelpRequested(help_pages.of_mode(mode) if known else help_pages.whole())
+    if values.helpshort:
+        raise HelpRequested(help_pages.short())
+    if values.version:
+        raise HelpRequested(version.in_words())
+    shell = values["completion"].value
+    if shell is not None:
+        raise HelpRequested(script(shell))
 
 
 def _with_one_of_its_strategies(settings: Mapping[str, Any]) -> Config:
@@ -159,7 +155,8 @@ def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:
         return values(argv)[1:]
     except flags.UnrecognizedFlagError as error:
         _, _, nearest = str(error).partition("Did you mean: ")
-        raise _unknown(error.flagname, nearest.rstrip(" ?").split(", ")) from error
+        near = named_like(error.flagname) or nearest.rstrip(" ?").split(", ")
+        raise _unknown(error.flagname, near) from error
     except flags.IllegalFlagValueError as error:
         # Words that do not fit a switch; other flags take any text here.
         argument = str(error).removeprefix("flag ").partition(": ")[0]
@@ -181,77 +178,36 @@ def _unknown(name: str, nearest: Sequence[str]) -> UsageError:
 
 
 def _not_a_switch(argument: str, name: str) -> UsageError:
+    if argument.removeprefix("--help=") in MODES:
+        mode = argument.removeprefix("--help=")
+        return UsageError(f"{argument} is not accepted: give --mode={mode} --help.")
     return UsageError(
         f"{shown(argument)} is not accepted: give --{name} or --no{name}, or "
         f"--{name}= with true or false."
     )
 
 
-def help_text() -> str:
-    """All flags, grouped by subject, in 80 columns."""
-    lines = [_DESCRIPTION]
-    subject = None
-    for name, (config_class, field) in all_fields().items():
-        if config_class is not subject:
-            subject = config_class
-            lines.append(f"\n{(config_class.__doc__ or '').strip()}")
-        if field.metadata["has_flag"]:
-            lines.extend(_help_of(name, config_class, field))
-    lines.append("\nHow settings are given.")
-    lines.extend(_entry("--config=FILE", _CONFIG_HELP))
-    lines.extend(_entry("--version", _VERSION_HELP))
-    return "\n".join(lines)
-
-
-_CONFIG_HELP = (
-    "JSON file of settings by name, such as a run's config.json; flags override it."
-)
-
-_VERSION_HELP = "Print the versions of this program and of what it stands on."
-
-
-def _help_of(name: str, config_class: type, field: dataclasses.Field) -> list[str]:
-    hint, _ = field_types(config_class)[name]
-    text = field.metadata["help"]
-    choices = choices_of(field)
-    if choices:
-        text += f" One of: {', '.join(choices)}."
-    if hint is bool:
-        return _entry(f"--[no]{name}", text)
-    default = "" if field.default is None else as_argument(field.default)
-    return _entry(f"--{name}={default}", text)
-
-
-def _entry(head: str, text: str) -> list[str]:
-    indent = " " * 6
-    body = textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=indent)
-    return [f"  {head}", *body]
-
-
 def _define() -> flags.FlagValues:
     values = flags.FlagValues()
-    for name, (config_class, field) in all_fields().items():
-        if not field.metadata["has_flag"]:
-            continue
-        hint, _ = field_types(config_class)[name]
-        text = field.metadata["help"]
-        if hint is bool:
-            flags.DEFINE_flag(_switch(name, field.default, text), values)
-        elif field.metadata["repeatable"]:
-            flags.DEFINE_multi_string(name, None, text, values)
+    for flag in all_flags():
+        if flag.is_switch:
+            flags.DEFINE_flag(_switch(flag), values)
+        elif flag.is_repeatable:
+            flags.DEFINE_multi_string(flag.name, None, flag.help, values)
         else:
-            flags.DEFINE_string(name, None, text, values)
-    flags.DEFINE_string("config", None, _CONFIG_HELP, values)
-    flags.DEFINE_boolean("version", False, _VERSION_HELP, values)
-    flags.DEFINE_boolean("help", False, "Show this text.", values, short_name="h")
+            flags.DEFINE_string(flag.name, None, flag.help, values)
     return values
 
 
-def _switch(name: str, default: Any, text: str) -> flags.BooleanFlag:
-    switch = flags.BooleanFlag(name, bool(default), text)
-    if default is None:
+def _switch(flag: Flag) -> flags.BooleanFlag:
+    short = _SHORT_NAMES.get(flag.name)
+    switch = flags.BooleanFlag(flag.name, bool(flag.default), flag.help, short)
+    if flag.default is None and flag.is_setting:
         switch.parser = _OptionalSwitchParser()
     return switch
+
+
+_SHORT_NAMES = {"help": "h"}
 
 
 class _OptionalSwitchParser(flags.BooleanParser):

@@ -10,7 +10,7 @@ from strategies.settings import UsageError, check_settings, setting
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Update."""
+    """Optimizer and learning rate."""
 
     optimizer: str = setting(
         "adam",

@@ -8,27 +8,23 @@ from __future__ import annotations
 import dataclasses
 
 from strategies.settings import UsageError, as_argument, check_settings, setting
+from trainers.manual import MODES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Run: what to do and where to keep it."""
+    """What to do, and where to keep it."""
 
     mode: str = setting(
         "train",
-        "What to do: train a model; evaluate the newest checkpoint of --run_dir; "
-        "verify that strategies train the same; compare several ways of training; "
-        "predict step times on a larger cluster; or, as doctor, tell whether training "
-        "would start, on what, and what is slow; or list the devices of this machine.",
-        choices=(
-            *("train", "evaluate", "verify", "compare", "predict"),
-            *("doctor", "devices"),
-        ),
+        "What to do.",
+        choices=tuple(MODES),
     )
     run_dir: str | None = setting(
         None,
         "Folder of the run, verification or comparison. Default: a new one under "
         "runs/, named after strategy, model, data set and time.",
+        path="folder",
     )
     resume: str = setting(
         "never",
@@ -159,6 +155,7 @@ class ReportConfig:
         None,
         "Of --mode=evaluate: a .keras file of --export to take the weights from, in "
         "place of the newest checkpoint.",
+        path="file",
     )
 
     def __post_init__(self) -> None:

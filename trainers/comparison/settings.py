@@ -65,6 +65,7 @@ class ComparisonConfig:
         None,
         "Compare finished runs instead: their folders, or folders that hold them. "
         "name:folder gives the arm a name.",
+        path="folder",
     )
     seeds: int = setting(
         5,
