@@ -232,6 +232,9 @@ def test_fish_offers_the_same(folder: pathlib.Path) -> None:
         "--seed=": set(),
     }.items():
         assert offered_by_fish(folder, CALL + words) == expected
+    # Flags are all that this program takes; other commands take files, as before.
+    assert offered_by_fish(folder, CALL) & {"seven", "settings.json"} == set()
+    assert offered_by_fish(folder, "python sev") == {"seven"}
 
 
 def test_other_commands_of_python_are_completed_as_before(
