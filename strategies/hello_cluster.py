@@ -25,9 +25,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from strategies.cluster import Cluster, check_roles, from_environment
+from strategies.end_with_launcher import end_with_launcher
 from strategies.hosts import has_remote
 from strategies.launch_plan import Plan, local_cluster
-from strategies.launcher import Launcher, end_with_launcher
+from strategies.launcher import Launcher
 from strategies.quiet import native_log_hidden, prepare_standard_streams
 from strategies.rendezvous import (
     PeerLostError,

@@ -9,47 +9,19 @@ together with all of them. Nothing here imports TensorFlow.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from strategies.cluster import Cluster
 from strategies.confinement import Network, network_of_its_own
-from strategies.launch_plan import Plan, continued, cores_of, resources_of
-from strategies.launched_task import LAUNCHER_PID, LaunchedTask
+from strategies.launch_plan import Plan, continued
+from strategies.launched_task import LaunchedTask
 from strategies.rendezvous import PeerLostError
 from strategies.restarts import Restarts
-from strategies.stop_signals import STOPS, as_passed_on
+from strategies.stop_signals import STOPS
+from strategies.task_group import SECONDS_TO_STOP, TaskGroup
 
-_SECONDS_FOR_OTHERS_TO_END = 20.0
-_SECONDS_TO_NOTICE = 1.0
-_SECONDS_TO_STOP = 10.0
-# They look for their dismissal five times a second.
-_SECONDS_TO_BE_DISMISSED = 3.0
 _POLL_SECONDS = 0.05
-
-
-def end_with_launcher() -> None:
-    """Makes this process end when the launcher that started it does, however it ends.
-
-    The kernel sends SIGKILL, which reaches even a stopped process. Where there is no
-    such call, as on macOS, tasks of a launcher killed by SIGKILL go on.
-    """
-    launcher = os.environ.get(LAUNCHER_PID)
-    if launcher is None or not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have died before the call took effect.
-    if os.getppid() != int(launcher):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-# Linux, include/uapi/linux/prctl.h.
-_PR_SET_PDEATHSIG = 1
 
 
 class Launcher:
@@ -65,7 +37,7 @@ class Launcher:
         self._plan = plan
         self._say = say
         self._network = Network()
-        self._tasks: list[LaunchedTask] = []
+        self._tasks = TaskGroup(plan, self._network, say)
         self._signal: int | None = None
         self._restarts = Restarts(plan.max_restarts)
 
@@ -93,38 +65,18 @@ class Launcher:
 
     def _run_once(self) -> int | None:
         """The exit code, or None if all tasks are to be started again."""
-        self._tasks = []
+        self._tasks = TaskGroup(self._plan, self._network, self._say)
         try:
-            for cluster in self._clusters():
-                self._tasks.append(self._start(cluster))
+            self._tasks.start()
             return self._supervise()
         finally:
-            self._end_all()
-
-    def _clusters(self) -> Iterator[Cluster]:
-        for job, addresses in self._plan.addresses.items():
-            for index in range(len(addresses)):
-                yield Cluster(job=job, index=index, addresses=self._plan.addresses)
-
-    def _start(self, cluster: Cluster) -> LaunchedTask:
-        task = LaunchedTask(
-            cluster,
-            self._plan.command,
-            self._network,
-            resources_of(self._plan, cluster),
-            self._plan.logs / f"{cluster.task}.log",
-            self._plan.shows_all,
-        )
-        cores = cores_of(self._plan, cluster)
-        if cores:
-            task.run_on(cores)
-        return task
+            self._tasks.end()
 
     def _supervise(self) -> int | None:
-        chief = self._chief()
+        chief = self._tasks.chief()
         while chief.process.poll() is None and self._signal is None:
-            self._kill_those_that_stand_still()
-            failed = self._failed()
+            self._tasks.kill_those_that_stand_still()
+            failed = self._tasks.failed()
             if failed is not None and not self._is_replaced(failed):
                 return self._after_failure()
             time.sleep(_POLL_SECONDS)
@@ -132,47 +84,41 @@ class Launcher:
             return self._after_signal(chief)
         if chief.was_lost or chief.ended_by_a_signal:
             return self._after_failure()
-        # One that has come again may not have found the others before they ended.
-        stayed = [task for task in self._tasks if not task.is_replacement]
-        self._wait(_SECONDS_FOR_OTHERS_TO_END, stayed)
-        failed = chief if chief.process.poll() else self._failed()
+        self._tasks.wait_for_those_that_stayed()
+        failed = chief if chief.process.poll() else self._tasks.failed()
         return 0 if failed is None or failed.was_lost else self._report(failed)
 
     def _after_signal(self, chief: LaunchedTask) -> int:
         number = self._signal or signal.SIGTERM
-        self._stop_training(number)
-        self._wait_for_those_that_serve()
+        self._tasks.stop_training(number)
+        self._tasks.wait_for_those_that_serve()
         if chief.process.poll() is None:
             self._say(
-                f"{chief.cluster.task} has not ended {_SECONDS_TO_STOP:g} s after "
+                f"{chief.cluster.task} has not ended {SECONDS_TO_STOP:g} s after "
                 f"{signal.Signals(number).name}, and is killed."
             )
             return 128 + number
         # What the chief says of another task's loss, that task's end says better.
         has_own_reason = chief.process.poll() not in (0, PeerLostError.exit_code)
-        failed = chief if has_own_reason else self._failed()
+        failed = chief if has_own_reason else self._tasks.failed()
         return 0 if failed is None else self._report(failed)
 
     def _after_failure(self) -> int | None:
         """Ends the others, and decides whether to start all of them again."""
-        # What brought a task down may end a moment after those that missed it.
-        self._wait(_SECONDS_TO_NOTICE, self._tasks)
-        for task in self._tasks:
-            if task.is_stopped:
-                self._kill(task, "is stopped")
-        failed = self._failed()
+        self._tasks.wait_for_the_cause()
+        failed = self._tasks.failed()
         if failed is None:
             raise RuntimeError("there was a task that failed")
-        if failed.was_lost and self._chief().process.poll() == 0:
+        if failed.was_lost and self._tasks.chief().process.poll() == 0:
             # Nobody needed it any more.
             return 0
         if not (failed.was_lost and self._plan.max_restarts):
             code = self._report(failed)
-            self._stop_training(signal.SIGTERM)
-            self._wait_for_those_that_serve()
+            self._tasks.stop_training(signal.SIGTERM)
+            self._tasks.wait_for_those_that_serve()
             return code
         # Those that serve hold nothing that would still be of use.
-        self._stop_training(signal.SIGTERM)
+        self._tasks.stop_training(signal.SIGTERM)
         if self._signal is not None:
             return 128 + self._signal
         step = self._plan.saved_step()
@@ -201,37 +147,8 @@ class Launcher:
             f"{cluster.task} was lost{failed.killed_by}: restart {number} of "
             f"{self._plan.max_restarts}, of this task, after step {step}."
         )
-        failed.close()
-        task = self._start(cluster)
-        task.is_replacement = True
-        self._tasks[self._tasks.index(failed)] = task
+        self._tasks.start_again(failed)
         return True
-
-    def _kill_those_that_stand_still(self) -> None:
-        """A stopped process keeps its connections, and others may wait for ever."""
-        for task in self._tasks:
-            seconds = task.seconds_stopped()
-            if seconds >= self._plan.patience_seconds:
-                self._kill(task, f"has been stopped for {seconds:.0f} s")
-
-    def _kill(self, task: LaunchedTask, why: str) -> None:
-        """Of a task that is stopped: it could not end by itself."""
-        self._say(f"{task.cluster.task} {why}, as by SIGSTOP, and is killed.")
-        task.send(signal.SIGKILL)
-        task.process.wait()
-
-    def _chief(self) -> LaunchedTask:
-        return next(task for task in self._tasks if task.cluster.is_chief)
-
-    def _failed(self) -> LaunchedTask | None:
-        """A task that failed; rather one that was killed than one that missed it."""
-        failed = [task for task in self._tasks if task.process.poll()]
-
-        def rank(task: LaunchedTask) -> tuple[bool, bool, bool]:
-            code = task.process.returncode
-            return not task.was_killed, code > 0, code == PeerLostError.exit_code
-
-        return min(failed, key=rank, default=None)
 
     def _report(self, failed: LaunchedTask) -> int:
         """Says how a task failed and returns the exit code that is the run's.
@@ -256,38 +173,6 @@ class Launcher:
             self._say(f"{task} was lost{killed}.")
         return PeerLostError.exit_code if killed else code
 
-    def _stop_training(self, number: int) -> None:
-        """Tells the tasks that train, and waits for them."""
-        self._tell(number)
-        self._wait(_SECONDS_TO_STOP, self._training())
-
-    def _tell(self, number: int) -> None:
-        """Passes a signal on to the tasks that train, to each once."""
-        for task in self._training():
-            task.tell(as_passed_on(number))
-
-    def _training(self) -> list[LaunchedTask]:
-        return [t for t in self._tasks if t.cluster.job not in self._plan.serving]
-
-    def _wait_for_those_that_serve(self) -> None:
-        """They end when the chief lets them, which is its last deed."""
-        if self._chief().ended_in_order:
-            self._wait(_SECONDS_TO_BE_DISMISSED, self._tasks)
-
-    def _wait(self, seconds: float, tasks: Sequence[LaunchedTask]) -> None:
-        deadline = time.monotonic() + seconds
-        for task in tasks:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                task.process.wait(max(0.0, deadline - time.monotonic()))
-
-    def _end_all(self) -> None:
-        for task in self._tasks:
-            task.send(signal.SIGTERM)
-        self._wait(1.0, self._tasks)
-        for task in self._tasks:
-            task.send(signal.SIGKILL)
-            task.close()
-
     @contextlib.contextmanager
     def _signals_handled(self) -> Iterator[None]:
         """Passes on SIGINT and SIGTERM; tasks are in sessions of their own.
@@ -299,10 +184,9 @@ class Launcher:
         def receive(number: int, frame: object) -> None:
             if self._signal is None:
                 self._signal = number
-                self._tell(number)
+                self._tasks.tell(number)
             else:
-                for task in self._tasks:
-                    task.send(signal.SIGKILL)
+                self._tasks.kill()
 
         previous = {number: signal.signal(number, receive) for number in STOPS}
         try:

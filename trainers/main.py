@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from strategies.launcher import end_with_launcher
+from strategies.end_with_launcher import end_with_launcher
 from strategies.quiet import prepare_standard_streams
 from strategies.rendezvous import PeerLostError
 from strategies.settings import UsageError, printable

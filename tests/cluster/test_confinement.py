@@ -23,7 +23,7 @@ from trainers.comparison.measure import measure
 
 TASK = """
 import json, os, pathlib, socket, sys, time
-from strategies.launcher import end_with_launcher
+from strategies.end_with_launcher import end_with_launcher
 
 end_with_launcher()
 config = json.loads(os.environ["TF_CONFIG"])

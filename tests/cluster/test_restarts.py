@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import pytest
 
-from strategies import launcher
+from strategies import launcher, task_group
 from strategies.launch_plan import Plan, local_cluster
 from strategies.launched_task import LaunchedTask
 from strategies.launcher import Launcher
@@ -161,14 +161,14 @@ def test_what_is_not_a_loss_does_not_start_again(
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, set[str]]]:
     """How long a launcher was ready to wait, each time, and for tasks of which jobs."""
     waited: list[tuple[float, set[str]]] = []
-    wait = Launcher._wait
+    wait = task_group.wait_for_ends
 
-    def noting(self: Launcher, seconds: float, tasks: Sequence[LaunchedTask]) -> None:
+    def noting(seconds: float, tasks: Sequence[LaunchedTask]) -> None:
         running = {t.cluster.job for t in tasks if t.process.poll() is None}
         waited.append((seconds, running))
-        wait(self, seconds, tasks)
+        wait(seconds, tasks)
 
-    monkeypatch.setattr(Launcher, "_wait", noting)
+    monkeypatch.setattr(task_group, "wait_for_ends", noting)
     return waited
 
 
