@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -32,12 +32,21 @@ def environment() -> dict[str, str]:
     return {**ours, "PYTHONPATH": str(ROOT)}
 
 
-def run(*flags: str, folder: pathlib.Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Runs the program to its end, in a folder."""
+def run(
+    *flags: str, folder: pathlib.Path = ROOT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the program to its end, in a folder, with further environment variables."""
+    return run_words(command(*flags), folder, **variables)
+
+
+def run_words(
+    words: Sequence[str], folder: pathlib.Path = ROOT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """The same with any command."""
     return subprocess.run(
-        command(*flags),
+        words,
         cwd=folder,
-        env=environment(),
+        env={**environment(), **variables},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -51,6 +60,7 @@ def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", name, *arguments],
         cwd=ROOT,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
@@ -96,6 +106,31 @@ def end_of(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     """Waits for a process to end by itself."""
     stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def start(*flags: str, folder: pathlib.Path, **variables: str) -> subprocess.Popen[str]:
+    """Starts the program, which `ends_of` waits for."""
+    return subprocess.Popen(
+        command(*flags),
+        cwd=folder,
+        env={**environment(), **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ends_of(
+    tasks: Sequence[subprocess.Popen[str]],
+) -> list[subprocess.CompletedProcess[str]]:
+    """Waits for processes to end by themselves, and ends those that do not."""
+    try:
+        return [end_of(task) for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+            task.wait()
 
 
 def wait_until(

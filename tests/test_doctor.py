@@ -24,16 +24,8 @@ def consult(
     begin: tuple[str, ...] = (),
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*begin, *processes.command("--mode=doctor", *flags)],
-        cwd=folder,
-        env={**processes.environment(), **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=processes.PATIENCE_SECONDS,
-        check=False,
-    )
+    words = [*begin, *processes.command("--mode=doctor", *flags)]
+    return processes.run_words(words, folder, **environment)
 
 
 def findings_of(done: subprocess.CompletedProcess[str], kind: str) -> list[str]:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from strategies import discovery
 from strategies.settings import UsageError, choices_of, field_types
-from tests.processes import environment
+from tests.processes import environment, run_words
 from trainers import flags, version
 from trainers.config import GROUPS, Config, all_fields, config_from_dict
 from trainers.config_file import config_from_file
@@ -584,15 +584,7 @@ def test_help_and_refusals_are_quick_and_load_no_tensorflow(
     # The fastest of three, because a machine can be busy for a moment.
     for _ in range(3):
         start = time.perf_counter()
-        finished = subprocess.run(
-            [sys.executable, "-c", _MEASURE, argument],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        finished = run_words([sys.executable, "-c", _MEASURE, argument], tmp_path)
         seconds.append(time.perf_counter() - start)
         assert finished.returncode == exit_code
         assert finished.stderr.splitlines()[-1] == "[]"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pathlib
 import re
 import shlex
-import subprocess
 
 import pytest
 
@@ -138,15 +137,7 @@ def test_a_file_of_settings_cannot_ask_for_help(tmp_path: pathlib.Path) -> None:
 def test_examples_work_one_after_the_other(tmp_path: pathlib.Path) -> None:
     program = shlex.join(processes.command())
     for command in commands_on(page_of("--help")):
-        done = subprocess.run(
-            ["sh", "-c", command.replace("python -m trainers.main", program, 1)],
-            cwd=tmp_path,
-            env=processes.environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=processes.PATIENCE_SECONDS,
-            check=False,
-        )
+        line = command.replace("python -m trainers.main", program, 1)
+        done = processes.run_words(["sh", "-c", line], tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr[-2000:]}"
     assert processes.result_of(tmp_path / "runs" / "first")["steps"] == 2000

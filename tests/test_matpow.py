@@ -117,15 +117,7 @@ def test_speed_up_is_over_one_device() -> None:
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "trainers.matpow", *arguments],
-        cwd=processes.ROOT,
-        env=processes.environment(),
-        capture_output=True,
-        text=True,
-        timeout=processes.PATIENCE_SECONDS,
-        check=False,
-    )
+    return processes.run_words([sys.executable, "-m", "trainers.matpow", *arguments])
 
 
 @NO_GPU

@@ -43,16 +43,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def run_in(folder: pathlib.Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=folder,
-        env={**processes.environment(), "PYTHONPATH": str(folder)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=processes.PATIENCE_SECONDS,
-        check=False,
-    )
+    words = [sys.executable, "-m", *command]
+    return processes.run_words(words, folder, PYTHONPATH=str(folder))
 
 
 def test_the_strategy_is_a_short_file() -> None:

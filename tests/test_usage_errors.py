@@ -112,14 +112,7 @@ def test_closed_streams_change_nothing_but_what_is_seen(
 
 
 def test_a_terminal_without_the_characters_shows_escapes(folder: pathlib.Path) -> None:
-    finished = subprocess.run(
-        processes.command("--model=é", "--seed=1"),
-        env={**processes.environment(), "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        timeout=processes.PATIENCE_SECONDS,
-        check=False,
-    )
+    finished = processes.run("--model=é", "--seed=1", PYTHONIOENCODING="ascii")
     assert finished.returncode == 2
     assert_one_line(finished.stderr, ("--model=\\xe9",))
 
@@ -143,6 +136,16 @@ def run(finished_run: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     return folder / "run"
 
 
+def assert_refused_by_a_process(wrong: Row, folder: pathlib.Path) -> None:
+    """In one line, and nothing in the folder changes."""
+    before = processes.contents(folder)
+    finished = processes.run(*wrong.arguments, folder=folder)
+    assert finished.returncode == 2
+    assert finished.stdout == ""
+    assert_one_line(finished.stderr, wrong.named)
+    assert processes.contents(folder) == before
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(HAS_GPU, reason="rows are for CPUs")
 @pytest.mark.parametrize("wrong", NEEDS_DEVICES_OR_DATA, ids=str)
@@ -150,12 +153,7 @@ def test_a_process_refuses_devices_and_data_in_one_line(
     wrong: Row, folder: pathlib.Path
 ) -> None:
     wrong.prepare(folder)
-    before = processes.contents(folder)
-    finished = processes.run(*wrong.arguments, folder=folder)
-    assert finished.returncode == 2
-    assert finished.stdout == ""
-    assert_one_line(finished.stderr, wrong.named)
-    assert processes.contents(folder) == before
+    assert_refused_by_a_process(wrong, folder)
 
 
 @pytest.mark.slow
@@ -280,12 +278,7 @@ def test_a_process_leaves_a_run_that_exists_as_it_is(
     wrong: Row, run: pathlib.Path, folder: pathlib.Path
 ) -> None:
     wrong.prepare(run)
-    before = processes.contents(folder)
-    finished = processes.run(*wrong.arguments, folder=folder)
-    assert finished.returncode == 2
-    assert finished.stdout == ""
-    assert_one_line(finished.stderr, wrong.named)
-    assert processes.contents(folder) == before
+    assert_refused_by_a_process(wrong, folder)
 
 
 def test_a_complete_run_is_left_as_it_is(

@@ -7,6 +7,8 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from benchmarks.faults.continuation import SMALL
 from benchmarks.faults.scenario import Scenario
@@ -100,8 +102,24 @@ sys.exit(main(["main", *sys.argv[2:]]))
 """
 
 
-def died_at_start_up(victim: str, delay: float, folder: pathlib.Path) -> float:
-    """Returns how long the others outlive a task that dies after all have met.
+class Survivors(NamedTuple):
+    """How the tasks end whose peer has died.
+
+    Attributes:
+      exit_codes: of each.
+      error_lines: of each.
+      said: what a line has to begin with.
+      seconds: from the peer's death to the end of the last.
+    """
+
+    exit_codes: Mapping[str, int]
+    error_lines: Mapping[str, Sequence[str]]
+    said: str
+    seconds: float
+
+
+def died_at_start_up(victim: str, delay: float, folder: pathlib.Path) -> Survivors:
+    """Lets a task die after all have met, and waits for the others.
 
     TensorFlow would wait for it, and ignore SIGTERM meanwhile.
 
@@ -120,18 +138,20 @@ def died_at_start_up(victim: str, delay: float, folder: pathlib.Path) -> float:
         codes = tasks.exit_codes()
         seconds = time.monotonic() - died
         # From outside a process only a signal ends it, which shells call 138 too.
-        ended = {128 - code if code < 0 else code for code in codes.values()}
-        assert ended == {LOST}, f"without {victim}: {codes}"
-        for name, lines in tasks.error_lines().items():
-            said = f"error: {victim} at {tasks.address(victim)} was lost"
-            assert len(lines) == 1, f"{name} says {lines}"
-            assert lines[0].startswith(said), f"{name} says {lines}"
-    return seconds
+        ended = {n: 128 - code if code < 0 else code for n, code in codes.items()}
+        said = f"error: {victim} at {tasks.address(victim)} was lost"
+        return Survivors(ended, tasks.error_lines(), said, seconds)
 
 
 def _one_dies(chosen: random.Random, folder: pathlib.Path) -> float:
     victim = chosen.choice(("worker-0", "worker-1"))
-    return died_at_start_up(victim, chosen.uniform(0.0, 1.0), folder)
+    others = died_at_start_up(victim, chosen.uniform(0.0, 1.0), folder)
+    codes = others.exit_codes
+    assert set(codes.values()) == {LOST}, f"without {victim}: {codes}"
+    for name, lines in others.error_lines.items():
+        assert len(lines) == 1, f"{name} says {lines}"
+        assert lines[0].startswith(others.said), f"{name} says {lines}"
+    return others.seconds
 
 
 SCENARIOS = (

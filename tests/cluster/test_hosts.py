@@ -94,15 +94,8 @@ def test_a_process_refuses_before_it_loads_tensorflow(tmp_path: pathlib.Path) ->
         "sys.exit(main(['main', '--strategy=multi_worker_mirrored', '--run_dir=run']))"
     )
     for environment, expected in REMOTE.values():
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            env={**processes.environment(), **environment},
-            capture_output=True,
-            text=True,
-            timeout=processes.PATIENCE_SECONDS,
-            check=False,
-        )
+        words = [sys.executable, "-c", program]
+        done = processes.run_words(words, tmp_path, **environment)
         assert (done.returncode, done.stdout) == (2, "")
         (line,) = done.stderr.splitlines()
         assert line.startswith(f"error: {expected}")

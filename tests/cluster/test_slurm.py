@@ -151,15 +151,7 @@ def start(rank: int, folder: pathlib.Path, *flags: str) -> subprocess.Popen[str]
         "SLURM_STEP_TASKS_PER_NODE": "2",
         "SLURM_PROCID": str(rank),
     }
-    return subprocess.Popen(
-        processes.command(*flags),
-        cwd=folder,
-        env={**processes.environment(), **step},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return processes.start(*flags, folder=folder, **step)
 
 
 @pytest.mark.cluster
@@ -170,12 +162,7 @@ def test_two_tasks_of_a_step_train_together(tmp_path: pathlib.Path) -> None:
         *("--model=mlp", "--train_steps=20", f"--run_dir={tmp_path / 'run'}"),
     )
     tasks = [start(rank, tmp_path, *flags) for rank in (0, 1)]
-    try:
-        ends = [processes.end_of(task) for task in tasks]
-    finally:
-        for task in tasks:
-            task.kill()
-            task.wait()
+    ends = processes.ends_of(tasks)
     assert [end.returncode for end in ends] == [0, 0], [end.stderr for end in ends]
     assert "worker-1 ends at step 20" in ends[1].stdout
     result = result_of(tmp_path / "run")
@@ -188,15 +175,8 @@ def test_two_tasks_of_a_step_train_together(tmp_path: pathlib.Path) -> None:
 
 def test_a_missing_variable_is_one_line_and_exit_code_2(tmp_path: pathlib.Path) -> None:
     step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}
-    done = subprocess.run(
-        processes.command("--strategy=multi_worker_mirrored", "--run_dir=run"),
-        cwd=tmp_path,
-        env={**processes.environment(), **step},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=processes.PATIENCE_SECONDS,
-        check=False,
+    done = processes.run(
+        "--strategy=multi_worker_mirrored", "--run_dir=run", folder=tmp_path, **step
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

@@ -169,20 +169,11 @@ def test_a_card_may_hold_anything(card: dict[str, object]) -> None:
 def doctor(
     index: int, addresses: dict[str, tuple[str, ...]], folder: pathlib.Path, *flags: str
 ) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        processes.command(
-            *("--mode=doctor", "--strategy=multi_worker_mirrored", "--run_dir=run"),
-            *flags,
-        ),
-        cwd=folder,
-        env={
-            **processes.environment(),
-            "TF_CONFIG": worker(index, addresses).tf_config(),
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    return processes.start(
+        *("--mode=doctor", "--strategy=multi_worker_mirrored", "--run_dir=run"),
+        *flags,
+        folder=folder,
+        TF_CONFIG=worker(index, addresses).tf_config(),
     )
 
 
@@ -196,12 +187,7 @@ def test_doctors_of_a_cluster_meet_and_compare(
         doctor(0, addresses, tmp_path),
         doctor(1, addresses, tmp_path, f"--seed={seed}"),
     ]
-    try:
-        ends = [processes.end_of(task) for task in tasks]
-    finally:
-        for task in tasks:
-            task.kill()
-            task.wait()
+    ends = processes.ends_of(tasks)
     assert [end.returncode for end in ends] == [2 * seed] * 2, [e.stdout for e in ends]
     for own, other in ((0, 1), (1, 0)):
         lines = ends[own].stdout.splitlines()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.cluster
 def test_nothing_is_left_of_a_launcher_that_is_killed_early(
     seconds: float, tmp_path: pathlib.Path
 ) -> None:
-    killed_after(seconds, "multi_worker_mirrored", tmp_path)
+    assert killed_after(seconds, "multi_worker_mirrored", tmp_path).left == []
 
 
 def test_a_task_that_finds_its_launcher_dead_ends_before_it_loads_anything(
@@ -30,11 +30,10 @@ def test_a_task_that_finds_its_launcher_dead_ends_before_it_loads_anything(
 ) -> None:
     with subprocess.Popen(["true"]) as launcher:
         launcher.wait()
-    done = subprocess.run(
-        processes.command("--model=mlp", "--train_steps=1"),
-        cwd=tmp_path,
-        env={**processes.environment(), LAUNCHER_PID: str(launcher.pid)},
-        check=False,
+    done = processes.run(
+        *("--model=mlp", "--train_steps=1"),
+        folder=tmp_path,
+        **{LAUNCHER_PID: str(launcher.pid)},
     )
     assert done.returncode == -signal.SIGKILL
     assert os.listdir(tmp_path) == []

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.faults import lost_tasks
 from benchmarks.faults.scenario import assert_promise_holds, scenarios
+from tests import processes
 
 pytestmark = pytest.mark.cluster
 
@@ -22,3 +23,6 @@ def test_the_weights_are_those_of_the_undisturbed_run() -> None:
 
 def test_no_update_of_a_killed_worker_is_lost(tmp_path: pathlib.Path) -> None:
     lost_tasks.busy_workers_killed(random.Random(3), tmp_path, num_kills=1)
+    result = processes.result_of(tmp_path / "run")
+    assert (result["status"], result["restarts"]) == ("preempted", 1)
+    assert 0 <= result["attempted_steps"] - result["steps"] <= 1

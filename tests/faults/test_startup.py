@@ -25,7 +25,12 @@ pytestmark = pytest.mark.cluster
 def test_a_task_that_dies_when_all_have_met_is_named_by_the_others(
     victim: str, delay: float, tmp_path: pathlib.Path
 ) -> None:
-    died_at_start_up(victim, delay, tmp_path)
+    others = died_at_start_up(victim, delay, tmp_path)
+    assert set(others.exit_codes.values()) == {138}
+    assert victim not in others.error_lines
+    for lines in others.error_lines.values():
+        (line,) = lines
+        assert line.startswith(others.said)
 
 
 def test_a_port_in_use_at_another_address_of_the_machine_is_refused(

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.processes import ROOT, run_module
 from trainers import write_tfrecord
 from trainers.data_config import DataConfig
 from trainers.inputs.record_files import read_records
@@ -16,18 +16,9 @@ from trainers.inputs.record_schema import parse_schema
 from trainers.inputs.tfrecord import load
 from trainers.write_tfrecord import label_of, make_examples
 
-ROOT = Path(write_tfrecord.__file__).parents[1]
-
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "trainers.write_tfrecord", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_module("trainers.write_tfrecord", *arguments)
 
 
 def refusal(*arguments: str) -> str:
