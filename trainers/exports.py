@@ -61,9 +61,7 @@ class Exports:
             # Neither the optimizer nor a user's loss is needed to predict, and to be
             # read such a file would need the loss's code.
             self._plain.compiled = False
-        pairs = zip(self._plain.weights, self._model.weights, strict=True)
-        for own, trained in pairs:
-            own.assign(trained.numpy())
+        self._plain.set_weights(self._model.get_weights())
         return self._plain
 
 
@@ -88,7 +86,7 @@ def read_keras(path: str, like: keras.Model) -> None:
         )
     try:
         found = keras.saving.load_model(path, compile=False, safe_mode=True)
-        values = [weight.numpy() for weight in found.weights]
+        values = found.get_weights()
     except Exception as error:
         words = " ".join(str(error).split())[:200]
         raise UsageError(
@@ -104,8 +102,7 @@ def _assign(values: Sequence[np.ndarray], like: keras.Model, flag: str) -> None:
             f"{flag} is of another model than --run_dir, with weights of other shapes: "
             "give a file of this run."
         )
-    for weight, value in zip(like.weights, values, strict=True):
-        weight.assign(value)
+    like.set_weights(values)
 
 
 def _write_keras(model: keras.Model, folder: pathlib.Path, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ class CustomModel:
       loss: Keras's name; None for the one it is compiled with.
       metrics: Keras's names; None for those it is compiled with.
       replica_step: in place of both, if the module has it.
-      source: examples that it is to take.
+      few: a batch of examples that it is to take.
       flag: for messages.
     """
 
@@ -41,7 +42,7 @@ class CustomModel:
     loss: str | None
     metrics: Sequence[str] | None
     replica_step: Callable[..., Any] | None
-    source: Source
+    few: Callable[[], Batch]
     flag: str
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
@@ -53,7 +54,7 @@ class CustomModel:
             )
         with blamed(self.flag):
             objective = self._objective(model)
-            _check_values(objective, model, self.source)
+            _check_values(objective, model, self.few())
         return objective
 
     def _objective(self, model: keras.Model) -> Objective:
@@ -81,22 +82,26 @@ def custom_model(config: ModelConfig, source: Source) -> CustomModel:
         make = factories.factory(config.model, "model")
         replica_step = factories.beside(config.model, NAME)
 
+    @functools.cache
+    def few() -> Batch:
+        return _few(source)
+
     def build(data: Examples, settings: Settings) -> keras.Model:
         with blamed(flag):
-            return _built(make, data, source, flag)
+            return _built(make, data, few, flag)
 
     return CustomModel(
         build=build,
         loss=config.loss,
         metrics=config.metrics,
         replica_step=replica_step,
-        source=source,
+        few=few,
         flag=flag,
     )
 
 
 def _built(
-    make: Callable[..., Any], data: Examples, source: Source, flag: str
+    make: Callable[..., Any], data: Examples, few: Callable[[], Batch], flag: str
 ) -> keras.Model:
     takes_data = bool(inspect.signature(make).parameters)
     model = make(data) if takes_data else make()
@@ -105,11 +110,10 @@ def _built(
             f"{flag} returned a {type(model).__name__}: return a keras.Model."
         )
     if not model.built or not model.variables:
-        features = _few(source).features
         model(
             tf.nest.map_structure(
                 lambda one: keras.KerasTensor([None, *one.shape[1:]], one.dtype.name),
-                features,
+                few().features,
             )
         )
     return model
@@ -132,9 +136,8 @@ def _few(source: Source) -> Batch:
     )
 
 
-def _check_values(objective: Objective, model: keras.Model, source: Source) -> None:
+def _check_values(objective: Objective, model: keras.Model, batch: Batch) -> None:
     """Finds now, and in nothing but a graph, what the first step would fail with."""
-    batch = _few(source)
 
     def values(batch: Batch) -> None:
         for training in (True, False):
