@@ -21,16 +21,27 @@ install = $(python) -m pip install --quiet --no-input --no-user \
 in_parallel := --numprocesses=3 --dist=loadfile --no-loadscope-reorder \
 	--max-worker-restart=0
 
-# They start no process, or few, and need no long traces.
-quick := tests/test_architecture.py tests/test_flags.py tests/custom \
-	tests/comparison tests/prediction tests/inputs/test_order.py \
-	tests/conformance/test_steps.py tests/test_messages.py tests/test_journal.py
+# What shows most in little time: of everything that is read, checked and computed, and
+# of strategies what holds for each step. Next to no processes, and no long traces.
+steps := tests/conformance/test_steps.py
+quick := tests/test_architecture.py tests/test_documentation.py tests/test_flags.py \
+	tests/test_help.py tests/test_completion.py tests/test_usage_errors.py \
+	tests/test_run_dir.py tests/test_messages.py \
+	tests/test_journal.py tests/test_tensorflow_facts.py \
+	tests/comparison/test_statistics.py tests/comparison/test_remarks.py \
+	tests/custom/test_objective.py tests/models tests/prediction/test_model.py \
+	tests/prediction/test_report.py tests/pipeline/test_schedule.py \
+	tests/pipeline/test_split.py tests/inputs/test_tfrecord.py \
+	tests/inputs/test_record_paths.py \
+	tests/inputs/test_cifar10.py tests/inputs/test_digits.py \
+	$(steps)::test_a_loss_that_is_not_finite_leaves_the_weights_alone \
+	$(steps)::test_evaluation_counts_every_example_once
 
 .PHONY: help
 help: ## List these targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
 	@echo
-	@echo 'ARGS="..." is handed on by train, test and lock, as in'
+	@echo 'ARGS="..." is handed on by train, test, coverage and lock, as in'
 	@echo '  make train ARGS="--strategy=tower --num_replicas=4"'
 	@echo '  make test ARGS="-k mirrored"'
 	@echo '  make lock ARGS=--upgrade'
@@ -46,12 +57,25 @@ test: $(VENV)/.test ## Run the tests, for every promise at least one
 
 .PHONY: check
 check: lint ## Check style, types and what tests show in seconds
-	$(python) -m pytest $(in_parallel) --quiet \
+	$(python) -m pytest $(in_parallel) --numprocesses=2 --quiet \
 		-m "not exhaustive and not slow and not cluster" $(quick) $(ARGS)
 
 .PHONY: test-exhaustive
 test-exhaustive: $(VENV)/.test ## Run those that show the same in further ways
 	$(python) -m pytest $(in_parallel) -m exhaustive $(ARGS)
+
+# Data of every process is combined, also if tests have failed.
+.PHONY: coverage
+coverage: $(VENV)/.test ## Run the tests and show which code none of them reaches
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	$(python) -m coverage run -m pytest $(in_parallel) -m "not exhaustive" $(ARGS); \
+		status=$$?; \
+		$(python) -m coverage combine --quiet && \
+		$(python) -m coverage html --quiet && \
+		$(python) -m coverage report --skip-covered | sed -n '1,25p;$$p' && \
+		echo 'Line by line: build/coverage/html/index.html' && \
+		exit $$status
 
 .PHONY: lint
 lint: $(VENV)/.test ## Check style and types

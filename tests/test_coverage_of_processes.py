@@ -1,0 +1,72 @@
+"""`make coverage` counts what other processes run, however they end."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+
+import pytest
+
+from tests import processes
+
+pytest.importorskip("coverage", reason="coverage is missing: make install-test")
+
+# A task that has lost its peers leaves by os._exit.
+_STARTS_ONE_THAT_LEAVES = """
+import subprocess, sys
+task = "from trainers.main import _leave, Console; _leave(138, Console())"
+assert subprocess.run([sys.executable, "-c", task]).returncode == 138
+"""
+
+
+def executed(folder: pathlib.Path, *program: str) -> dict[str, list[int]]:
+    """The lines of each file that a command runs, in all its processes."""
+    data, report = f"--data-file={folder / 'data'}", folder / "report.json"
+    for words in (
+        ["run", data, *program],
+        ["combine", "--quiet", data],
+        ["json", "--quiet", data, f"-o{report}"],
+    ):
+        done = processes.run_words([sys.executable, "-m", "coverage", *words])
+        assert done.returncode == 0, done.stderr[-2000:]
+    files = json.loads(report.read_text(encoding="utf-8"))["files"]
+    return {name: file["executed_lines"] for name, file in files.items()}
+
+
+def numbers_of(name: str, words: str) -> set[int]:
+    """The lines of a file that hold these words."""
+    text = (processes.ROOT / name).read_text(encoding="utf-8").splitlines()
+    numbers = {number for number, line in enumerate(text, 1) if words in line}
+    assert numbers, f"{name} has no {words} any more"
+    return numbers
+
+
+@pytest.mark.exhaustive
+def test_lines_of_a_process_that_ends_at_once_are_counted(
+    tmp_path: pathlib.Path,
+) -> None:
+    script = tmp_path / "starts_one.py"
+    script.write_text(_STARTS_ONE_THAT_LEAVES, encoding="utf-8")
+    lines = executed(tmp_path, str(script))
+    name = "trainers/main.py"
+    assert numbers_of(name, "os._exit(exit_code)") <= set(lines[name])
+    assert not numbers_of(name, "_run(config, argv, console)") <= set(lines[name])
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_lines_that_tasks_of_a_cluster_run_are_counted(tmp_path: pathlib.Path) -> None:
+    flags = ("--strategy=parameter_server", "--model=mlp", "--train_steps=20")
+    lines = executed(
+        tmp_path, "-m", "trainers.main", f"--run_dir={tmp_path / 'run'}", *flags
+    )
+    for name, words in {
+        # The launcher itself, the chief, a worker, and what a server ends with.
+        "strategies/launcher.py": "self._tasks.start()",
+        "trainers/modes/train.py": "run = TrainingRun(",
+        "strategies/asynchronous_worker.py": "self._",
+        "strategies/server.py": "return _wait_until_gone(address, exit_code)",
+    }.items():
+        assert numbers_of(name, words) & set(lines[name]), name
