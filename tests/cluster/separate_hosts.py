@@ -121,7 +121,9 @@ def _connect_first_time(
 
 
 def _works(way: Sequence[str]) -> bool:
-    return subprocess.run([*way, "true"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run([*way, "true"], capture_output=True, check=False).returncode == 0
+    )
 
 
 @contextlib.contextmanager

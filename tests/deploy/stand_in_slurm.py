@@ -3,9 +3,9 @@
     python stand_in_slurm.py srun OPTIONS... COMMAND...
     python stand_in_slurm.py scontrol requeue JOB
 
-As its manual has it, `srun` gives each task its variables, passes SIGTERM on to all, and
-ends with the highest exit code of all tasks, 128 + n after signal n. What it is asked
-besides is refused, so that a script cannot use what nobody has thought of here.
+As its manual has it, `srun` gives each task its variables, passes SIGTERM on to all,
+and ends with the highest exit code of all tasks, 128 + n after signal n. What it is
+asked besides is refused, so that a script cannot use what nobody has thought of here.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from kubernetes.client import models as kubernetes_models
 from kubeflow.training import models as kubeflow_models
+from kubernetes.client import models as kubernetes_models
 
 from strategies.cluster import Cluster
 from tests import processes
@@ -175,7 +175,7 @@ def test_a_tfjob_is_tried_again_after_the_exit_codes_that_ask_for_it() -> None:
 
 
 def test_every_pod_has_the_time_for_a_checkpoint() -> None:
-    """10 s, as docs/reliability.md promises; and a Job's delay between tries is 360 s."""
+    """10 s, as is promised; and a Job waits up to 360 s between two tries."""
     templates = [
         document("multi_worker", "Job")["spec"]["template"],
         *(
@@ -200,13 +200,14 @@ def container_of(template: Mapping[str, Any]) -> dict[str, Any]:
 
 # Pods, as hosts with addresses of their own.
 
-TRAINING = "--model=mlp --hidden_units=8 --train_steps=20".split()
+TRAINING = ["--model=mlp", "--hidden_units=8", "--train_steps=20"]
 
 
 def pods_of_job(job: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
     """The name of each pod for others, and what the Job controller sets in it."""
-    assert document("multi_worker", "Service")["metadata"]["name"] == (
-        job["spec"]["template"]["spec"]["subdomain"]
+    assert (
+        document("multi_worker", "Service")["metadata"]["name"]
+        == (job["spec"]["template"]["spec"]["subdomain"])
     )
     for index in range(job["spec"]["completions"]):
         name = f"{job['metadata']['name']}-{index}.train"
@@ -214,7 +215,7 @@ def pods_of_job(job: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def pods_of_tfjob(job: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
-    """The same as the training operator does it (controller.v1/tensorflow/tensorflow.go)."""
+    """The same, as the operator has it (controller.v1/tensorflow/tensorflow.go)."""
     specs = job["spec"]["tfReplicaSpecs"]
     name = job["metadata"]["name"]
     names = {
@@ -289,7 +290,9 @@ def test_pods_train_together(name: str, kind: str, tmp_path: pathlib.Path) -> No
         lines = [f"{hosts.address(host)} {pod}" for host, pod in enumerate(pods)]
         names.write_text("\n".join(["127.0.0.1 localhost", *lines, ""]), "utf-8")
         started = [
-            start(container_of(template), given, with_names(hosts, host, names), tmp_path)
+            start(
+                container_of(template), given, with_names(hosts, host, names), tmp_path
+            )
             for host, given in enumerate(pods.values())
         ]
         try:
