@@ -54,7 +54,7 @@ def test_one_that_was_missing_is_so_until_it_talks(
 ) -> None:
     there, gone, silent = Presence.THERE, Presence.GONE, Presence.SILENT
     seconds, disconnected = [0.0], list[str]()
-    monkeypatch.setattr(attendance.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr("strategies.attendance.time.monotonic", lambda: seconds[0])
     monkeypatch.setattr(attendance, "disconnect", disconnected.append)
     tasks = attendance._Attendance({"worker-0": "host:1"}, patience_seconds=3)
 

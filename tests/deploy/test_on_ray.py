@@ -96,7 +96,8 @@ def test_a_chief_and_servers_are_actors_too(tmp_path: pathlib.Path) -> None:
         )
         process.send_signal(signal.SIGTERM)
         done = processes.end_of(process)
-    assert done.returncode == ExitCode.TERMINATED, done.stderr
+    assert done.returncode == ExitCode.TERMINATED, done
+    assert (tmp_path / "run" / "result.json").exists(), done
     result = result_of(tmp_path / "run")
     assert result["status"] == "preempted"
     assert {job: len(tasks) for job, tasks in result["cluster"].items()} == {
