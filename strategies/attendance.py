@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 from strategies.cluster import Cluster
@@ -46,15 +47,23 @@ def workers_attended(
     def raise_in_main_thread(number: int, frame: FrameType | None) -> None:
         raise lost[0]
 
+    tasks = {**_tasks_of(cluster, "worker"), **_tasks_of(cluster, "ps")}
+    attendance = _Attendance(tasks, patience_seconds)
+
     def attend() -> None:
         error = _until_too_few_are_left(
-            cluster, num_required, warn, patience_seconds, ended
+            cluster, attendance, num_required, warn, patience_seconds, ended
         )
-        if error is not None:
-            lost.append(error)
-            # The main thread waits for a result that will not come. A handler of a
-            # signal is what Python runs in the middle of that.
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        if error is None:
+            return
+        lost.append(error)
+        # The main thread waits for a result that will not come. A handler of a
+        # signal is what Python runs in the middle of that.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        # The end of the run asks for what the lost tasks held, on new connections,
+        # and gRPC waits 20 s for an answer to each.
+        while not ended.wait(_POLL_SECONDS):
+            attendance.missing()
 
     previous = signal.signal(signal.SIGUSR1, raise_in_main_thread)
     thread = threading.Thread(target=attend, daemon=True)
@@ -69,13 +78,13 @@ def workers_attended(
 
 def _until_too_few_are_left(
     cluster: Cluster,
+    attendance: _Attendance,
     num_required: int,
     warn: Callable[[str], None],
     patience_seconds: float,
     ended: threading.Event,
 ) -> PeerLostError | None:
     workers, servers = (_tasks_of(cluster, job) for job in ("worker", "ps"))
-    attendance = _Attendance({**workers, **servers}, patience_seconds)
     gone: set[str] = set()
     enough_at = time.monotonic()
     while not ended.wait(_POLL_SECONDS):
@@ -112,24 +121,29 @@ class _Attendance:
         self._tasks = tasks
         self._patience_seconds = patience_seconds
         self._heard_at = dict.fromkeys(tasks, time.monotonic())
+        self._missing: dict[str, str] = {}
 
     def missing(self) -> Mapping[str, str]:
         """By the name of the task, what is wrong with it, to be put behind the name.
 
         One that is silent for too long is disconnected, however often it has to be.
+        One that was missing is so until it talks: silence is no return.
         """
-        found = {}
-        for task, address in self._tasks.items():
-            present = presence(address)
-            now = time.monotonic()
+        # A machine that is off takes a second each.
+        with ThreadPoolExecutor(max_workers=32) as pool:
+            found = list(pool.map(presence, self._tasks.values()))
+        now = time.monotonic()
+        for (task, address), present in zip(self._tasks.items(), found, strict=True):
             if present is not Presence.SILENT:
                 self._heard_at[task] = now
-            if present is Presence.GONE:
-                found[task] = "was lost"
+            if present is Presence.THERE:
+                self._missing.pop(task, None)
+            elif present is Presence.GONE:
+                self._missing[task] = "was lost"
             elif now - self._heard_at[task] > self._patience_seconds:
-                found[task] = "does not answer"
+                self._missing.setdefault(task, "does not answer")
                 disconnect(address)
-        return found
+        return dict(self._missing)
 
 
 def _tasks_of(cluster: Cluster, job: str) -> Mapping[str, str]:

@@ -17,7 +17,11 @@ def disconnect(address: str) -> None:
     whose other side is silent (TensorFlow 2.21).
     """
     host, _, port = address.rpartition(":")
-    hosts = {found[4][0] for found in socket.getaddrinfo(host.strip("[]"), int(port))}
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port))
+    except socket.gaierror:
+        return  # Its name has gone as well, so that nothing can be told to be to it.
+    hosts = {address[4][0] for address in found}
     for connection in psutil.Process().net_connections(kind="tcp"):
         remote = connection.raddr
         # gRPC writes addresses of version 4 as those of version 6.

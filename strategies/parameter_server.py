@@ -89,7 +89,12 @@ class ParameterServer(Strategy):
 
     @classmethod
     def serve(cls, config: StrategyConfig, cluster: Cluster, ending: str) -> int:
-        return serve(cluster, config.startup_timeout_seconds, ending)
+        return serve(
+            cluster,
+            config.startup_timeout_seconds,
+            config.peer_timeout_seconds,
+            ending,
+        )
 
     @property
     def devices(self) -> Sequence[str]:

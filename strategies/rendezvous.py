@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,15 @@ from strategies.settings import UsageError
 REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
+# What a connection ends with if nothing comes back from the other machine: it is off,
+# or a cable on the way is out. Whether its task still runs is not known then.
+_UNHEARD = (
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.EHOSTDOWN,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+)
 
 
 class PeerLostError(Exception):
@@ -44,8 +54,8 @@ def is_listening(address: str) -> bool:
 class Presence(enum.Enum):
     """What becomes of a connection to a task."""
 
-    GONE = "nobody accepts it"
-    SILENT = "it is accepted, and nothing is said"
+    GONE = "its machine says that nobody accepts it"
+    SILENT = "nothing is said"
     THERE = "a server begins to talk"
 
 
@@ -58,10 +68,12 @@ def presence(address: str) -> Presence:
     try:
         with _connection_to(address) as connection:
             return Presence.THERE if connection.recv(1) else Presence.SILENT
-    except TimeoutError:
-        return Presence.SILENT
-    except OSError:
-        return Presence.GONE
+    except OSError as error:
+        return Presence.SILENT if _is_silence(error) else Presence.GONE
+
+
+def _is_silence(error: OSError) -> bool:
+    return isinstance(error, TimeoutError) or error.errno in _UNHEARD
 
 
 def _connection_to(address: str) -> socket.socket:
@@ -78,7 +90,13 @@ def is_answering(address: str) -> bool:
 class Needed:
     """A task without which this one has nothing to do."""
 
-    def __init__(self, task: str, address: str, patience_seconds: float):
+    def __init__(
+        self,
+        task: str,
+        address: str,
+        patience_seconds: float,
+        silence_seconds: float = 0.0,
+    ):
         """Looks at nothing yet.
 
         Args:
@@ -86,21 +104,29 @@ class Needed:
           address: its host:port.
           patience_seconds: how long it may be out of reach, as while one server at
             its address takes over from another.
+          silence_seconds: how long nothing may come back from its machine, if that is
+            longer.
         """
         self._task = task
         self._address = address
         self._patience_seconds = patience_seconds
+        self._silence_seconds = max(patience_seconds, silence_seconds)
         self._missed_since: float | None = None
 
     def require(self) -> None:
         """Raises PeerLostError if it has been out of reach for too long."""
-        if is_listening(self._address):
-            self._missed_since = None
-            return
-        now = time.monotonic()
-        self._missed_since = self._missed_since or now
-        if now - self._missed_since > self._patience_seconds:
-            raise PeerLostError(f"{self._task} at {self._address} was lost: {REMEDY}")
+        patience, what = self._patience_seconds, "was lost"
+        started = time.monotonic()
+        try:
+            with _connection_to(self._address):
+                self._missed_since = None
+                return
+        except OSError as error:
+            if _is_silence(error):
+                patience, what = self._silence_seconds, "does not answer"
+        self._missed_since = self._missed_since or started
+        if time.monotonic() - self._missed_since > patience:
+            raise PeerLostError(f"{self._task} at {self._address} {what}: {REMEDY}")
 
 
 @contextlib.contextmanager

@@ -31,7 +31,12 @@ _SECONDS_TO_GIVE_BACK = 10.0
 _SECONDS_AFTER_SIGNAL = 10.0
 
 
-def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
+def serve(
+    cluster: Cluster,
+    startup_timeout_seconds: float,
+    peer_timeout_seconds: float,
+    ending: str,
+) -> int:
     """Serves until the chief dismisses this task or is gone.
 
     TensorFlow's own `Server.join` outlives a dead chief for ever.
@@ -39,6 +44,7 @@ def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
     Args:
       cluster: whose worker or parameter server this is.
       startup_timeout_seconds: how long the other tasks may take to appear.
+      peer_timeout_seconds: how long nothing may come back from the chief's machine.
       ending: path, with {task} for this task's name, of the file that the chief
         writes when it ends.
 
@@ -67,7 +73,7 @@ def serve(cluster: Cluster, startup_timeout_seconds: float, ending: str) -> int:
     if signals.received():
         return signals.exit_code
     address = cluster.addresses["chief"][0]
-    chief = Needed("chief-0", address, _SECONDS_UNTIL_LOST)
+    chief = Needed("chief-0", address, _SECONDS_UNTIL_LOST, peer_timeout_seconds)
     while not signals.is_over():
         exit_code = _read_once(dismissal)
         if exit_code == PeerLostError.exit_code:

@@ -34,8 +34,10 @@ DOCUMENTS = (
     *("CONTRIBUTING.md", "deploy/README.md"),
 )
 
-# Flags of other programs: tensorboard, ruff, uv, srun; of TensorFlow 1 texts.
+# Flags of other programs: tensorboard, ruff, uv, srun, examples/on_ray.py; of
+# TensorFlow 1 texts.
 FOREIGN_FLAGS = {"logdir", "host", "check", "upgrade", "ntasks", "distribution", "gpus"}
+FOREIGN_FLAGS |= {"address"}
 FOREIGN_FLAGS |= {"job_name", "task_index", "num_gpus"}
 # Of the commands in benchmarks/.
 FOREIGN_FLAGS |= {"only", "pairs", "list", "record"}

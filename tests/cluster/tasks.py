@@ -41,11 +41,20 @@ class Task:
 
 @dataclasses.dataclass(slots=True)
 class Tasks:
-    """Processes of one cluster, by the name of their task."""
+    """Processes of one cluster, by the name of their task.
+
+    Attributes:
+      addresses: host:port by job.
+      folder: for the run and for what each task prints.
+      flags: of every task.
+      before: what goes before the command of a task, by its name.
+      started: what runs, or has run.
+    """
 
     addresses: Mapping[str, tuple[str, ...]]
     folder: pathlib.Path
     flags: tuple[str, ...]
+    before: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     started: dict[str, Task] = dataclasses.field(default_factory=dict)
 
     @property
@@ -79,6 +88,7 @@ class Tasks:
         with output.open("wb") as out, errors.open("wb") as err:
             process = subprocess.Popen(
                 [
+                    *self.before.get(name, ()),
                     *(begin or processes.command()),
                     *(f"--run_dir={self.run_dir}", *self.flags, *flags),
                 ],
@@ -133,7 +143,13 @@ def cluster(
       flags: of every task.
       absent: tasks that are in the cluster and are not started.
     """
-    tasks = Tasks(local_cluster(num_tasks), folder, flags)
+    with running(Tasks(local_cluster(num_tasks), folder, flags), absent) as tasks:
+        yield tasks
+
+
+@contextlib.contextmanager
+def running(tasks: Tasks, absent: tuple[str, ...] = ()) -> Iterator[Tasks]:
+    """Starts every task but those absent, and kills what still runs afterwards."""
     try:
         for name in Cluster(addresses=tasks.addresses).tasks():
             if name not in absent:

@@ -1,0 +1,74 @@
+"""Who counts as missing: silence is not the word that a task is gone, and no return."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from strategies import attendance
+from strategies.rendezvous import Presence
+from tests.cluster.separate_hosts import reason_for_none, separate_hosts
+from tests.processes import ROOT
+
+LOOK = """
+import sys, time
+from strategies.rendezvous import presence
+
+deadline = time.monotonic() + float(sys.argv[2])
+found = {presence(sys.argv[1]).name}
+while time.monotonic() < deadline:
+    found.add(presence(sys.argv[1]).name)
+print(*sorted(found))
+"""
+
+
+@pytest.mark.skipif(bool(reason_for_none()), reason=reason_for_none())
+def test_a_host_that_is_cut_off_is_silent() -> None:
+    """The kernel says after 3 s that there is no route: its word, not the host's."""
+    with separate_hosts(2) as hosts:
+
+        def seen_from(host: int, seconds: float) -> str:
+            address = f"{hosts.address(1 - host)}:2222"
+            look = [sys.executable, "-c", LOOK, address, str(seconds)]
+            done = subprocess.run(
+                [*hosts.before(host), *look],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            return done.stdout.strip()
+
+        assert seen_from(0, 0) == "GONE"
+        hosts.cut_off(1)
+        assert seen_from(0, 6) == "SILENT"
+        assert seen_from(1, 6) == "SILENT"
+        hosts.connect(1)
+        assert seen_from(0, 0) == "GONE"
+
+
+def test_one_that_was_missing_is_so_until_it_talks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there, gone, silent = Presence.THERE, Presence.GONE, Presence.SILENT
+    seconds, disconnected = [0.0], list[str]()
+    monkeypatch.setattr("strategies.attendance.time.monotonic", lambda: seconds[0])
+    monkeypatch.setattr(attendance, "disconnect", disconnected.append)
+    tasks = attendance._Attendance({"worker-0": "host:1"}, patience_seconds=3)
+
+    def look(present: Presence) -> str | None:
+        monkeypatch.setattr(attendance, "presence", lambda address: present)
+        seconds[0] += 1
+        return tasks.missing().get("worker-0")
+
+    # Silent for no longer than is waited for, then for longer.
+    assert [look(p) for p in (silent, silent, silent)] == [None] * 3
+    assert look(silent) == "does not answer"
+    assert disconnected == ["host:1"]
+    assert look(there) is None
+    # Killed; its machine goes off as well, comes back, and the task is started again.
+    found = [look(p) for p in (gone, silent, silent, silent, silent, gone, silent)]
+    assert found == ["was lost"] * 7
+    assert look(there) is None

@@ -1,0 +1,274 @@
+"""The scripts of deploy/slurm, with a stand-in for Slurm's own commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tests import processes
+from tests.deploy import stand_in_slurm
+from tests.further import further
+from tests.processes import ROOT, checkpoints_of, result_of
+from trainers.outcome import ExitCode
+
+FOLDER = ROOT / "deploy" / "slurm"
+SCRIPTS = {
+    "multi_worker": ("worker-0", "worker-1"),
+    "parameter_server": ("chief-0", "ps-0", "worker-0", "worker-1"),
+}
+# Ports follow from them, and other runs of this file have others.
+JOBS = itertools.count(os.getpid())
+TRAINING = ("--model=mlp", "--hidden_units=8")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A job as sbatch makes it from a script.
+
+    Attributes:
+      script: its name.
+      folder: where it is submitted, with what has been asked of Slurm.
+    """
+
+    script: str
+    folder: pathlib.Path
+
+    @property
+    def run_dir(self) -> pathlib.Path:
+        return self.folder / "run"
+
+    def directives(self) -> dict[str, str]:
+        """What the script asks of sbatch, by the name of the option."""
+        text = (FOLDER / f"{self.script}.sbatch").read_text(encoding="utf-8")
+        found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.MULTILINE)
+        assert len(found) == text.count("#SBATCH")
+        return dict(found)
+
+    def start(
+        self, *flags: str, restarts: int = 0, first: Sequence[pathlib.Path] = ()
+    ) -> subprocess.Popen[str]:
+        """Runs the script.
+
+        Args:
+          flags: its arguments.
+          restarts: how often the job has been queued again.
+          first: folders of programs that go before all others.
+        """
+        commands = self.folder / "bin"
+        commands.mkdir(exist_ok=True)
+        for name in ("srun", "scontrol"):
+            program = [sys.executable, stand_in_slurm.__file__, name]
+            path = commands / name
+            path.write_text(f'#!/bin/sh\nexec {shlex.join(program)} "$@"\n', "utf-8")
+            path.chmod(0o755)
+        python = pathlib.Path(sys.executable).parent
+        folders = (commands, *first, python, os.environ["PATH"])
+        return subprocess.Popen(
+            ["bash", str(FOLDER / f"{self.script}.sbatch"), *flags],
+            cwd=self.folder,
+            env={
+                **processes.environment(),
+                **self._variables(restarts),
+                "PATH": os.pathsep.join(map(str, folders)),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _variables(self, restarts: int) -> Mapping[str, str]:
+        asked = self.directives()
+        tasks = int(asked["nodes"]) * int(asked["ntasks-per-node"])
+        return {
+            stand_in_slurm.NOTES: str(self.folder),
+            "RUN_DIR": str(self.run_dir),
+            "SLURM_JOB_ID": str(next(JOBS)),
+            "SLURM_NTASKS": str(tasks),
+            "SLURM_CPUS_PER_TASK": asked["cpus-per-task"],
+            **({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}),
+        }
+
+    def tasks(self) -> list[int]:
+        """Process ids of the tasks that run, by their rank."""
+        return [int(number) for number in self._note("tasks").split()]
+
+    def is_requeued(self) -> bool:
+        """Whether the job is to be queued again; asked for once."""
+        asked = self._note("requeued").split()
+        (self.folder / "requeued").unlink(missing_ok=True)
+        assert len(asked) < 2
+        return bool(asked)
+
+    def _note(self, name: str) -> str:
+        path = self.folder / name
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def assert_complete(job: Job, steps: int) -> None:
+    result = result_of(job.run_dir)
+    assert (result["status"], result["steps"]) == ("completed", steps)
+    tasks = [
+        f"{j}-{i}" for j, found in result["cluster"].items() for i in range(len(found))
+    ]
+    assert sorted(tasks) == sorted(SCRIPTS[job.script])
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("script", ["parameter_server", further("multi_worker")])
+def test_a_job_trains_to_its_end(script: str, tmp_path: pathlib.Path) -> None:
+    job = Job(script, tmp_path)
+    with job.start(*TRAINING, "--train_steps=20") as process:
+        done = processes.end_of(process)
+    assert done.returncode == 0, done.stderr
+    assert not job.is_requeued()
+    assert_complete(job, steps=20)
+
+
+SLOW = ("--checkpoint_every_steps=20", "--step_delay_milliseconds=50")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("script", "fault"),
+    [
+        # Slurm's own, a minute before the time is up, to the script alone.
+        ("multi_worker", "SIGTERM to the script"),
+        further("parameter_server", "SIGTERM to the script"),
+        further("multi_worker", "SIGKILL to the last task"),
+        further("parameter_server", "SIGKILL to the first task"),
+    ],
+)
+def test_a_job_that_is_queued_again_goes_on(
+    script: str, fault: str, tmp_path: pathlib.Path
+) -> None:
+    job = Job(script, tmp_path)
+    flags = (*TRAINING, "--train_steps=400")
+    with job.start(*flags, *SLOW) as process:
+        processes.wait_until(
+            lambda: bool(checkpoints_of(job.run_dir)), "a checkpoint", process
+        )
+        if fault == "SIGTERM to the script":
+            process.send_signal(signal.SIGTERM)
+            expected = ExitCode.TERMINATED
+        else:
+            rank = 0 if "first" in fault else -1
+            os.kill(job.tasks()[rank], signal.SIGKILL)
+            expected = ExitCode.PEER_LOST
+        done = processes.end_of(process)
+    assert done.returncode == expected, done.stderr
+    assert job.is_requeued()
+    first_step = int(checkpoints_of(job.run_dir)[-1].removeprefix("step-"))
+    assert 0 < first_step < 400
+    with job.start(*flags, restarts=1) as process:
+        done = processes.end_of(process)
+    assert done.returncode == 0, done.stderr
+    assert f", continued at step {first_step}\n" in done.stdout
+    assert not job.is_requeued()
+    assert_complete(job, steps=400)
+
+
+def python_that(folder: pathlib.Path, does: str) -> pathlib.Path:
+    """A folder with a program `python` that runs some shell commands instead."""
+    folder.mkdir()
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{does}\n", "utf-8")
+    path.chmod(0o755)
+    return folder
+
+
+# By the rank of a task.
+ENDS_WITH = "set -- {codes}\nshift $SLURM_PROCID\nexit $1"
+ENDS_LATE = """
+signals=0
+trap 'signals=$((signals + 1)); touch told.$SLURM_PROCID' TERM
+touch ready.$SLURM_PROCID
+until [ $signals -ge 2 ]; do sleep 0.05; done
+sleep 0.5
+[ -e requeued ] || touch ended.$SLURM_PROCID
+exit 143
+"""
+
+
+# Exit codes of the first tasks, restarts so far, and whether the job is queued again.
+# The last are srun's own for a task that the kernel has killed: signal 9, and a lack of
+# memory. docs/reliability.md has what the others mean.
+ENDINGS = {
+    "done": ((0, 0), 0, False),
+    "bug": ((ExitCode.BUG,), 0, False),
+    "usage": ((ExitCode.USAGE,), 0, False),
+    "diverged": ((ExitCode.DIVERGED,), 0, False),
+    "different": ((ExitCode.DIFFERENT,), 0, False),
+    "interrupted": ((ExitCode.INTERRUPTED,), 0, False),
+    "a peer lost": ((0, ExitCode.PEER_LOST), 0, True),
+    "lost often": ((0, ExitCode.PEER_LOST), 19, True),
+    "lost too often": ((0, ExitCode.PEER_LOST), 20, False),
+    "terminated": ((ExitCode.TERMINATED, ExitCode.TERMINATED), 0, True),
+    "terminated often": ((ExitCode.TERMINATED,), 100, True),
+    "killed": ((137, ExitCode.PEER_LOST), 0, True),
+    "no memory": ((253, ExitCode.PEER_LOST), 0, True),
+    "no memory too often": ((253, ExitCode.PEER_LOST), 20, False),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_only_what_may_help_is_done_again(
+    script: str, ending: str, tmp_path: pathlib.Path
+) -> None:
+    codes, restarts, again = ENDINGS[ending]
+    job = Job(script, tmp_path)
+    all_codes = [*codes, *[0] * (len(SCRIPTS[script]) - len(codes))]
+    codes_in_words = " ".join(str(int(code)) for code in all_codes)
+    first = python_that(tmp_path / "first", ENDS_WITH.format(codes=codes_in_words))
+    with job.start(restarts=restarts, first=[first]) as process:
+        done = processes.end_of(process)
+    assert done.returncode == max(codes), done.stderr
+    assert job.is_requeued() == again
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_second_sigterm_does_not_end_the_wait(
+    script: str, tmp_path: pathlib.Path
+) -> None:
+    """Slurm sends another when the time is up, and the tasks may still be saving."""
+    job = Job(script, tmp_path)
+    first = python_that(tmp_path / "first", ENDS_LATE)
+    number = len(SCRIPTS[script])
+
+    def count(name: str) -> int:
+        return len([*tmp_path.glob(f"{name}.*")])
+
+    with job.start(first=[first]) as process:
+        for name in ("ready", "told"):
+            everybody = functools.partial(lambda name: count(name) == number, name)
+            processes.wait_until(everybody, f"all tasks are {name}", process)
+            process.send_signal(signal.SIGTERM)
+        done = processes.end_of(process)
+    assert done.returncode == ExitCode.TERMINATED, done.stderr
+    assert job.is_requeued()
+    # A task that finds the requeue has been asked for does not write this.
+    assert count("ended") == number
+
+
+def test_sbatch_is_asked_for_what_the_scripts_rely_on() -> None:
+    for script, tasks in SCRIPTS.items():
+        asked = Job(script, FOLDER).directives()
+        assert int(asked["nodes"]) * int(asked["ntasks-per-node"]) == len(tasks)
+        assert "requeue" in asked
+        # To the script alone, and long before the end: a checkpoint takes up to 10 s.
+        assert re.fullmatch(r"B:TERM@\d+", asked["signal"])
+        assert int(asked["signal"].partition("@")[2]) >= 30
+        # Or a job that is queued again would erase what it has printed.
+        assert asked["open-mode"] == "append"
