@@ -13,6 +13,7 @@ import numpy as np
 from trainers.assembly import Assembly
 from trainers.checkpoints import Checkpoints
 from trainers.clock import Clock
+from trainers.confusion import CONFUSION_MATRIX, draw_confusion
 from trainers.console import Console, Figures
 from trainers.disk import Spell
 from trainers.exports import BEST, LAST, Exports
@@ -245,17 +246,23 @@ class Reporting:
 
     def _evaluate(self, report: StepReport) -> None:
         with self._clock.measure("eval"):
-            means = self._assembly.evaluation.run()
+            means, confusion = self._assembly.evaluation.run()
         with self._clock.measure("summary"):
             finite = {name: v for name, v in means.items() if math.isfinite(v)}
             self.summaries.scalars(EVAL, finite, report.step)
             grid = self._inspection.sample_grid()
             if grid is not None:
-                self.summaries.image("samples", grid, report.step)
+                self.summaries.image(EVAL, "samples", grid, report.step)
+            counts = {}
+            if confusion is not None:
+                picture = draw_confusion(confusion, self._assembly.data.class_names)
+                self.summaries.image(EVAL, CONFUSION_MATRIX, picture, report.step)
+                counts = {f"eval_{CONFUSION_MATRIX}": confusion.tolist()}
             self._append_metrics(
                 {
                     "step": report.step,
                     **{f"eval_{name}": value for name, value in finite.items()},
+                    **counts,
                     "seconds": self._clock.seconds(),
                 }
             )

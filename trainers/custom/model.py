@@ -137,9 +137,10 @@ def _check_values(objective: Objective, model: keras.Model, source: Source) -> N
     batch = _few(source)
 
     def values(batch: Batch) -> None:
-        for training in (True, False):
-            with keras.StatelessScope():
-                objective.values(model, batch, training)
+        with keras.StatelessScope():
+            objective.values(model, batch, training=True)
+        with keras.StatelessScope():
+            objective.judged(model, batch)
 
     tf.function(values, autograph=False).get_concrete_function(batch)
 

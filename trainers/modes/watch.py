@@ -18,8 +18,10 @@ from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.checkpoints import Checkpoints
 from trainers.commit import DamagedError
 from trainers.config import Config
+from trainers.confusion import CONFUSION_MATRIX, draw_confusion
 from trainers.console import Console
 from trainers.disk import Spell
+from trainers.evaluation import Evaluated
 from trainers.reporting import in_words
 from trainers.run_dir import RunFolder
 from trainers.stopping import StopSignals
@@ -124,13 +126,17 @@ class _Evaluator:
                 continue
             self._report(step, self._assembly.evaluation.run())
 
-    def _report(self, step: int, means: dict[str, float]) -> None:
+    def _report(self, step: int, evaluated: Evaluated) -> None:
         if self._summaries is None:
             self._summaries = Summaries(
                 self._folder.tensorboard, self._spell, (EVALUATOR,)
             )
+        means, confusion = evaluated
         finite = {name: v for name, v in means.items() if math.isfinite(v)}
         self._summaries.scalars(EVALUATOR, finite, step)
+        if confusion is not None:
+            picture = draw_confusion(confusion, self._assembly.data.class_names)
+            self._summaries.image(EVALUATOR, CONFUSION_MATRIX, picture, step)
         if self._summaries.flush():
             self._spell.end("summaries")
         self._console.say(f"eval  | step {step:>7} | {in_words(means)}")
