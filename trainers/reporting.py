@@ -32,6 +32,7 @@ from trainers.run_dir import RunFolder
 from trainers.staleness import Staleness
 from trainers.summaries import EVAL, TRAIN, Summaries
 from trainers.tally import Tally
+from trainers.tracking.outside import Outside
 from trainers.turns import require_finite_weights, turns
 from trainers.update import HISTOGRAMS, RECORDED
 
@@ -48,6 +49,7 @@ class Reporting:
         clock: Clock,
         tally: Tally,
         rollbacks: Rollbacks,
+        outside: Outside,
     ):
         self._assembly = assembly
         self._folder = folder
@@ -57,6 +59,7 @@ class Reporting:
         self._clock = clock
         self._tally = tally
         self._rollbacks = rollbacks
+        self._outside = outside
         self._interval = Interval()
         self._staleness = Staleness()
         self._bubble = Bubble(assembly.pipeline)
@@ -149,6 +152,10 @@ class Reporting:
         """Writes the model at the end of training, if that was asked for."""
         self._export(LAST)
 
+    def tell_result(self, result: Mapping[str, Any]) -> None:
+        """Says elsewhere what the run has come to."""
+        self._outside.end(result)
+
     def close(self) -> None:
         self._profile.close()
         self.summaries.close()
@@ -201,7 +208,7 @@ class Reporting:
                 **self._bubble.scalars(),
                 **of_replicas,
             }
-            self.summaries.scalars(TRAIN, scalars, report.step)
+            self._write_scalars(TRAIN, scalars, report.step)
             histogram = self._staleness.histogram()
             if histogram is not None:
                 self.summaries.histograms({"staleness": histogram}, report.step)
@@ -222,6 +229,12 @@ class Reporting:
         self._interval.reset()
         self._staleness.reset()
         self._bubble.reset()
+
+    def _write_scalars(
+        self, split: str, values: Mapping[str, float], step: int
+    ) -> None:
+        self.summaries.scalars(split, values, step)
+        self._outside.log(split, values, step)
 
     def _append_metrics(self, row: Mapping[str, Any]) -> None:
         """Ends what is reported of a step."""
@@ -249,7 +262,7 @@ class Reporting:
             means, confusion = self._assembly.evaluation.run()
         with self._clock.measure("summary"):
             finite = {name: v for name, v in means.items() if math.isfinite(v)}
-            self.summaries.scalars(EVAL, finite, report.step)
+            self._write_scalars(EVAL, finite, report.step)
             grid = self._inspection.sample_grid()
             if grid is not None:
                 self.summaries.image(EVAL, "samples", grid, report.step)

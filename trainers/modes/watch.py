@@ -26,6 +26,7 @@ from trainers.reporting import in_words
 from trainers.run_dir import RunFolder
 from trainers.stopping import StopSignals
 from trainers.summaries import EVALUATOR, Summaries
+from trainers.tracking.event_copies import EventCopies, check_target
 
 _POLL_SECONDS = 0.5
 _SECONDS_UNTIL_LOST = 5.0
@@ -42,9 +43,11 @@ def watch(config: Config, cluster: Cluster, console: Console) -> int:
     folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
     chief = _Chief(cluster, folder)
     alone = dataclasses.replace(config, strategy=StrategyConfig())
+    copies = _copies(config, folder, console)
     evaluator = _Evaluator(
         assemble(alone, create_strategy(alone, Cluster())), folder, console
     )
+    copies.start()
     with StopSignals() as signals:
         wait_for_tasks(
             chief.addresses,
@@ -56,9 +59,21 @@ def watch(config: Config, cluster: Cluster, console: Console) -> int:
             # Also those that were written just before the end.
             evaluator.evaluate_new(signals)
             if exit_code is not None:
+                copies.stop()
                 return exit_code
             time.sleep(_POLL_SECONDS)
         return signals.exit_code
+
+
+def _copies(config: Config, folder: RunFolder, console: Console) -> EventCopies:
+    """Of the evaluator's own event files; the chief copies all others."""
+    target = config.tracking.tensorboard_copy
+    check_target(target)
+    return EventCopies(
+        folder.tensorboard / EVALUATOR,
+        None if target is None else f"{target}/{EVALUATOR}",
+        console,
+    )
 
 
 class _Chief:
