@@ -11,6 +11,7 @@ import pytest
 from strategies.settings import UsageError
 from tests.event_files import read_events
 from tests.processes import PATIENCE_SECONDS, contents, environment, result_of, run
+from tests.tracking.google_storage import google_storage
 from trainers.config import Config
 
 SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=30", "--steps_per_loop=10")
@@ -46,6 +47,50 @@ def train_and_bring_out(
     )
 
 
+def files(folder: pathlib.Path) -> dict[str, bytes]:
+    return {n: c for n, c in contents(folder).items() if isinstance(c, bytes)}
+
+
+def test_a_bucket_has_what_the_run_folder_has(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through TensorFlow's own client of Google Cloud Storage."""
+    with google_storage(tmp_path) as storage:
+        for name, value in storage.environment.items():
+            monkeypatch.setenv(name, value)
+        copy = "--tensorboard_copy=gs://bucket/runs/one"
+        done = run(f"--run_dir={tmp_path / 'run'}", copy, *SMALL)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "warning" not in done.stderr
+    stored = {
+        name.removeprefix("bucket/runs/one/"): content
+        for name, content in storage.objects.items()
+        # Objects that stand for folders.
+        if not name.endswith("/")
+    }
+    own = files(tmp_path / "run" / "tb")
+    assert any(name.startswith("eval/events.") for name in own)
+    assert stored == own
+
+
+def test_a_bucket_that_refuses_costs_a_warning(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with google_storage(tmp_path) as storage:
+        storage.fails = True
+        for name, value in storage.environment.items():
+            monkeypatch.setenv(name, value)
+        copy = "--tensorboard_copy=gs://bucket/runs/one"
+        done = run(f"--run_dir={tmp_path / 'run'}", copy, *SMALL)
+    assert done.returncode == 0
+    assert result_of(tmp_path / "run")["status"] == "completed"
+    (warning,) = [line for line in done.stderr.splitlines() if "copied" in line]
+    assert "cannot be copied to gs://bucket/runs/one (" in warning
+    assert read_events(tmp_path / "run" / "tb" / "train").scalars("loss").keys() == {30}
+    assert storage.objects == {}
+
+
+@pytest.mark.exhaustive
 def test_a_file_system_of_tensorflows_has_what_the_run_folder_has(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -55,13 +100,12 @@ def test_a_file_system_of_tensorflows_has_what_the_run_folder_has(
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "warning" not in done.stderr
-    own = {n: c for n, c in contents(tmp_path / "run" / "tb").items() if c is not None}
-    copied = {n: c for n, c in contents(brought).items() if c is not None}
-    assert copied == own
+    assert files(brought) == files(tmp_path / "run" / "tb")
     assert read_events(brought / "train").scalars("loss").keys() == {30}
     assert read_events(brought / "eval").scalars("accuracy").keys() == {30}
 
 
+@pytest.mark.exhaustive
 def test_a_copy_that_cannot_be_made_costs_a_warning(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").touch()
     copy = tmp_path / "file" / "below"
@@ -101,9 +145,7 @@ def test_what_tensorflow_does_not_know_is_refused(
 
 
 def test_a_run_folder_elsewhere_is_refused() -> None:
-    with pytest.raises(
-        UsageError, match="is no folder of this machine"
-    ):
+    with pytest.raises(UsageError, match="is no folder of this machine"):
         Config().replace(run_dir="gs://bucket/x")
 
 

@@ -29,9 +29,10 @@ class MLflow:
     """A run in MLflow. Satisfies `Tracker`."""
 
     def __init__(self) -> None:
-        # Databases that are made or brought up to date are told of line by line.
+        # It tells of databases that are made line by line, and of errors, which it also
+        # raises, with their tracebacks.
         for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         # Seven would be two minutes of silence, and it is tried again in any case.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         self._client = MlflowClient()

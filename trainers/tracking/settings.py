@@ -13,7 +13,7 @@ from strategies.settings import UsageError, as_argument, check_settings, setting
 # By tracker, which is also the name of its package, what its extra in pyproject.toml
 # installs. MLflow's whole package would bring a server and 60 others along.
 EXTRAS = {
-    "mlflow": "pip install mlflow-skinny sqlalchemy alembic",
+    "mlflow": "pip install mlflow-skinny 'sqlalchemy<2.1' alembic",
     "wandb": "pip install wandb",
 }
 # MLflow's name for it is experiment, that of W&B project.
