@@ -1,4 +1,4 @@
-"""A small server that speaks as much of Google Cloud Storage as TensorFlow's client asks.
+"""A small server that speaks the part of Google Cloud Storage that TensorFlow asks for.
 
 The client, which is TensorFlow's own, only knows https://www.googleapis.com and
 https://storage.googleapis.com. It is led here by what it heeds as any program: a proxy,
@@ -97,12 +97,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_CONNECT(self) -> None:
         self.send_response(200, "Connection established")
         self.end_headers()
+        self.rfile.close()
+        self.wfile.close()
         self.connection: socket.socket = self.context.wrap_socket(
             self.connection, server_side=True
         )
         self.rfile = self.connection.makefile("rb")
         self.wfile = self.connection.makefile("wb", buffering=0)
         self.close_connection = False
+
+    def finish(self) -> None:
+        super().finish()
+        # The server closes the one that this has taken the place of.
+        self.connection.close()
 
     def do_GET(self) -> None:
         path, query = self._request()
