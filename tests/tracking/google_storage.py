@@ -103,7 +103,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.connection, server_side=True
         )
         self.rfile = self.connection.makefile("rb")
-        self.wfile = self.connection.makefile("wb", buffering=0)
+        self.wfile = self.connection.makefile("wb")
         self.close_connection = False
 
     def finish(self) -> None:

@@ -83,5 +83,5 @@ def _records(content: bytes) -> Iterator[Any]:
         whole += content[start : start + length]
         position = start + length
         if kind in _WHOLE_OR_LAST:
-            yield wandb_internal_pb2.Record.FromString(whole)
+            yield wandb_internal_pb2.Record.FromString(whole)  # type: ignore[attr-defined]
             whole = b""
