@@ -50,6 +50,7 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
             exit_code = _train(*run)
     except UsageError:
         strategy.dismiss(folder.ending_path(), ExitCode.USAGE)
+        outside.wait()
         raise
 
     def tell_others() -> None:
@@ -112,7 +113,6 @@ def _train(
     )
     parts = (assembly, folder, checkpoints, console, clock, tally, rollbacks, outside)
     reporting = Reporting(*parts)
-    outside.begin(assembly, folder)
     _take_up(reporting, state, assembly)
     run = TrainingRun(
         assembly=assembly,
@@ -126,6 +126,8 @@ def _train(
         bubble=Bubble(assembly.pipeline),
         stall=stall,
     )
+    # From here a result is written, and told of, whatever ends the run.
+    outside.begin(assembly, folder)
     return run.to_the_end(first_step, initial_weights_sha256)
 
 

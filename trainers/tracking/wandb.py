@@ -17,6 +17,7 @@ from trainers.tracking.tracked_run import TrackedRun
 _STEP = "step"
 _MOST_CHARACTERS = 64
 _SECONDS_TO_BEGIN = 30.0
+_SECONDS_TO_END = 45.0
 
 
 class WeightsAndBiases:
@@ -50,6 +51,10 @@ class WeightsAndBiases:
                 console="off",
                 silent=True,
                 init_timeout=_SECONDS_TO_BEGIN,
+                # Otherwise the process would not end before a server that is gone has
+                # everything. What is left stays for `wandb sync`.
+                finish_timeout=_SECONDS_TO_END,
+                finish_timeout_raises=True,
             ),
         )
         # W&B's own step only grows, and a run that goes back repeats some.
