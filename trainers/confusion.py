@@ -45,7 +45,7 @@ def confusion_of(classes: Classes, batch: Batch) -> tf.Tensor:
     """
     labels = tf.one_hot(classes.labels, classes.num_classes)
     predictions = tf.one_hot(classes.predictions, classes.num_classes)
-    weights = row_weights(batch, labels.dtype)[:, tf.newaxis]
+    weights = row_weights(batch, labels[:, 0])[:, tf.newaxis]
     counts = tf.matmul(weights * labels, predictions, transpose_a=True)
     return tf.cast(counts, tf.float64)
 
