@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
@@ -69,6 +69,36 @@ class Predict(Protocol):
         """Predictions of a batch of features."""
 
 
+class Classes(NamedTuple):
+    """Of n examples the class of each, and the one that a model takes it for.
+
+    Attributes:
+      labels: int64 [n], from 0 to num_classes - 1; others are counted nowhere.
+      predictions: int64 [n], likewise.
+      num_classes: how many there are.
+    """
+
+    labels: tf.Tensor
+    predictions: tf.Tensor
+    num_classes: int
+
+
+class Judged(NamedTuple):
+    """What is evaluated of n examples.
+
+    Attributes:
+      values: of each example the `loss`, and by name each metric, [n].
+      classes: None where the model is no classifier.
+    """
+
+    values: Mapping[str, tf.Tensor]
+    classes: Classes | None
+
+
+# Of labels and predictions, as `PerExample` has them.
+ClassesOf = Callable[[Any, Any], "Classes | None"]
+
+
 class Objective(Protocol):
     """What is minimized, and what is reported besides."""
 
@@ -86,6 +116,9 @@ class Objective(Protocol):
     def of_predictions(self, labels: Any, predictions: Any) -> Mapping[str, tf.Tensor]:
         """The same, of what the model made of the features."""
 
+    def judged(self, model: Predict, batch: Any) -> Judged:
+        """The same where nothing is trained, and what examples are taken for."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PredictionObjective:
@@ -94,10 +127,12 @@ class PredictionObjective:
     Attributes:
       loss: per-example loss of (labels, predictions), [n].
       metrics: named per-example metrics of the same, [n] each.
+      classes: what examples are taken for, from the same; None if for nothing.
     """
 
     loss: PerExample
     metrics: Mapping[str, PerExample]
+    classes: ClassesOf | None = None
 
     def values(
         self, model: Predict, batch: Any, training: bool
@@ -110,6 +145,14 @@ class PredictionObjective:
         """See `Objective`."""
         functions = {"loss": self.loss, **self.metrics}
         return {name: f(labels, predictions) for name, f in functions.items()}
+
+    def judged(self, model: Predict, batch: Any) -> Judged:
+        """See `Objective`."""
+        predictions = model(batch.features, training=False)
+        values = self.of_predictions(batch.labels, predictions)
+        if self.classes is None:
+            return Judged(values, None)
+        return Judged(values, self.classes(batch.labels, predictions))
 
 
 class TrainableModel(Protocol):
@@ -146,7 +189,9 @@ class ModelSpec:
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
         """See `TrainableModel`."""
         return PredictionObjective(
-            loss=self.make_loss(label_smoothing), metrics=self.metrics
+            loss=self.make_loss(label_smoothing),
+            metrics=self.metrics,
+            classes=largest_logit,
         )
 
 
@@ -180,6 +225,12 @@ def make_cross_entropy(label_smoothing: float) -> PerExample:
 def is_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     """1 where the largest logit is the label's, else 0. Shape [n]."""
     return tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
+
+
+def largest_logit(labels: tf.Tensor, logits: tf.Tensor) -> Classes:
+    """What each example is taken for: the class of its largest logit."""
+    predictions = tf.argmax(logits, axis=-1)
+    return Classes(tf.cast(labels, tf.int64), predictions, logits.shape[-1])
 
 
 def _at_least_float32(logits: tf.Tensor) -> tf.Tensor:

@@ -57,7 +57,8 @@ class Shares(NamedTuple):
         IndexedSlices, or None where the loss does not depend on the variable.
       state: for each non-trainable variable that training changes, this
         share's part of the new value (a structure of tensors).
-      sums: named scalars: numerators and denominators of losses and metrics.
+      sums: named scalars: numerators and denominators of losses and metrics. Where
+        there is no update, also named tensors of counts.
       loss: where losses are averaged and not gradients (`--average=losses`), this
         share's sum of losses over the examples in the global batch, a scalar that is
         not differentiated yet; there are no gradients then. None otherwise.
@@ -152,8 +153,8 @@ class StepResults:
     Attributes:
       applied_steps: updates applied; fewer than asked if a loss, a gradient or new
         layer state was not finite.
-      sums: float64 [attempted] each: the named scalars of `Shares.sums`, summed
-        over replicas, step by step.
+      sums: float64 [attempted, ...] each: those of `Shares.sums`, summed over
+        replicas, step by step.
       step_seconds: float64 [attempted], duration of each step, input included.
       input_seconds: float64 [attempted], of them spent waiting for input.
       details: what `Update.observe` returned for the last step, if asked for.

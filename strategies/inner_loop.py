@@ -235,7 +235,9 @@ class InnerLoop:
             changes = tf.zeros([0], tf.float64)
         elif changes is None:
             changes = totals(shares)
-        numbers = tf.concat([tf.stack(list(sums.values())), changes], axis=0)
+        scalars = tf.stack([v for v in sums.values() if not v.shape.rank])
+        tables = [tf.reshape(v, [-1]) for v in sums.values() if v.shape.rank]
+        numbers = tf.concat([scalars, *tables, changes], axis=0)
         return sums, changes, tf.reduce_all(tf.math.is_finite(numbers))
 
     def _apply_if(

@@ -27,6 +27,7 @@ from trainers.model_config import ModelConfig
 from trainers.optimizer_config import OptimizerConfig
 from trainers.prediction.settings import PredictionConfig
 from trainers.run_config import LengthConfig, ReportConfig, RunConfig, ThreadsConfig
+from trainers.tracking.settings import TrackingConfig
 
 GROUPS: Mapping[str, type] = {
     "run": RunConfig,
@@ -38,6 +39,7 @@ GROUPS: Mapping[str, type] = {
     "data": DataConfig,
     "optimizer": OptimizerConfig,
     "report": ReportConfig,
+    "tracking": TrackingConfig,
     "guard": GuardConfig,
     "comparison": ComparisonConfig,
     "prediction": PredictionConfig,
@@ -87,6 +89,7 @@ class Config:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
+    tracking: TrackingConfig = dataclasses.field(default_factory=TrackingConfig)
     guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
     comparison: ComparisonConfig = dataclasses.field(default_factory=ComparisonConfig)
     prediction: PredictionConfig = dataclasses.field(default_factory=PredictionConfig)
@@ -130,6 +133,7 @@ class Config:
             )
         self.comparison.check_mode(self.run.mode, self.strategy.strategy)
         self.prediction.check_mode(self.run.mode)
+        self.tracking.check_mode(self.run.mode)
         if self.data.is_streamed and not discovery.traits(name).takes_streams:
             others = (n for n in discovery.names() if discovery.traits(n).takes_streams)
             raise UsageError(

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
 
 from strategies.base import ReplicaStep, Strategy
+from trainers.confusion import CONFUSION
 from trainers.inputs.data import Source
 from trainers.inputs.order import Order
 from trainers.inputs.source_batches import SourceBatches
@@ -13,6 +17,21 @@ from trainers.interval import means_over_examples
 
 # The same in every process, whatever its speed: their sums are joined step by step.
 _STEPS_PER_CALL = 100
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation came to.
+
+    Attributes:
+      means: loss and metrics over every example exactly once; nan where one is not
+        finite.
+      confusion: int64 [classes, classes], how many examples of the class of a row were
+        taken for that of a column; None where the model is no classifier, its classes
+        are more than `trainers.confusion.MOST_CLASSES`, or a mean is not finite.
+    """
+
+    means: dict[str, float]
+    confusion: np.ndarray | None
 
 
 class Evaluation:
@@ -42,8 +61,8 @@ class Evaluation:
         )
         self._run_steps = strategy.compile(eval_step, update=None)
 
-    def run(self) -> dict[str, float]:
-        """Means over every example exactly once; nan where one is not finite."""
+    def run(self) -> Evaluated:
+        """Goes over all examples with the weights of now."""
         num_steps = self._order.steps_per_epoch
         batches = self._strategy.distribute(
             SourceBatches(
@@ -54,15 +73,22 @@ class Evaluation:
             )
         )
         sums: Counter[str] = Counter()
+        tables: list[np.ndarray] = []
         step = 0
         while step < num_steps:
             count = min(_STEPS_PER_CALL, num_steps - step)
             results = self._run_steps(batches, count).fetch()
+            summed = dict(results.sums)
+            table = summed.pop(CONFUSION, None)
             if results.applied_steps < count:
-                return {name: math.nan for name in results.sums if name != "examples"}
-            sums.update({name: values.sum() for name, values in results.sums.items()})
+                means = {name: math.nan for name in summed if name != "examples"}
+                return Evaluated(means, None)
+            if table is not None:
+                tables.append(table.sum(axis=0))
+            sums.update({name: values.sum() for name, values in summed.items()})
             step += count
-        return means_over_examples(sums)
+        confusion = np.sum(tables, axis=0).astype(np.int64) if tables else None
+        return Evaluated(means_over_examples(sums), confusion)
 
     def num_traces(self) -> int:
         """How often its inner loop was traced."""

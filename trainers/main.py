@@ -60,6 +60,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     end_with_launcher()
     check_packages(config)
+    config.tracking.check_packages()
     if config.run.mode in _MODES_THAT_LOOK:
         return _look(config, console)
     cluster = cluster_of(config, os.environ)

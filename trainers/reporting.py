@@ -13,6 +13,7 @@ import numpy as np
 from trainers.assembly import Assembly
 from trainers.checkpoints import Checkpoints
 from trainers.clock import Clock
+from trainers.confusion import CONFUSION_MATRIX, draw_confusion
 from trainers.console import Console, Figures
 from trainers.disk import Spell
 from trainers.exports import BEST, LAST, Exports
@@ -31,6 +32,7 @@ from trainers.run_dir import RunFolder
 from trainers.staleness import Staleness
 from trainers.summaries import EVAL, TRAIN, Summaries
 from trainers.tally import Tally
+from trainers.tracking.outside import Outside
 from trainers.turns import require_finite_weights, turns
 from trainers.update import HISTOGRAMS, RECORDED
 
@@ -47,6 +49,7 @@ class Reporting:
         clock: Clock,
         tally: Tally,
         rollbacks: Rollbacks,
+        outside: Outside,
     ):
         self._assembly = assembly
         self._folder = folder
@@ -56,6 +59,7 @@ class Reporting:
         self._clock = clock
         self._tally = tally
         self._rollbacks = rollbacks
+        self._outside = outside
         self._interval = Interval()
         self._staleness = Staleness()
         self._bubble = Bubble(assembly.pipeline)
@@ -148,6 +152,10 @@ class Reporting:
         """Writes the model at the end of training, if that was asked for."""
         self._export(LAST)
 
+    def tell_result(self, result: Mapping[str, Any]) -> None:
+        """Says elsewhere what the run has come to."""
+        self._outside.end(result)
+
     def close(self) -> None:
         self._profile.close()
         self.summaries.close()
@@ -200,7 +208,7 @@ class Reporting:
                 **self._bubble.scalars(),
                 **of_replicas,
             }
-            self.summaries.scalars(TRAIN, scalars, report.step)
+            self._write_scalars(TRAIN, scalars, report.step)
             histogram = self._staleness.histogram()
             if histogram is not None:
                 self.summaries.histograms({"staleness": histogram}, report.step)
@@ -221,6 +229,12 @@ class Reporting:
         self._interval.reset()
         self._staleness.reset()
         self._bubble.reset()
+
+    def _write_scalars(
+        self, split: str, values: Mapping[str, float], step: int
+    ) -> None:
+        self.summaries.scalars(split, values, step)
+        self._outside.log(split, values, step)
 
     def _append_metrics(self, row: Mapping[str, Any]) -> None:
         """Ends what is reported of a step."""
@@ -245,17 +259,23 @@ class Reporting:
 
     def _evaluate(self, report: StepReport) -> None:
         with self._clock.measure("eval"):
-            means = self._assembly.evaluation.run()
+            means, confusion = self._assembly.evaluation.run()
         with self._clock.measure("summary"):
             finite = {name: v for name, v in means.items() if math.isfinite(v)}
-            self.summaries.scalars(EVAL, finite, report.step)
+            self._write_scalars(EVAL, finite, report.step)
             grid = self._inspection.sample_grid()
             if grid is not None:
-                self.summaries.image("samples", grid, report.step)
+                self.summaries.image(EVAL, "samples", grid, report.step)
+            counts = {}
+            if confusion is not None:
+                picture = draw_confusion(confusion, self._assembly.data.class_names)
+                self.summaries.image(EVAL, CONFUSION_MATRIX, picture, report.step)
+                counts = {f"eval_{CONFUSION_MATRIX}": confusion.tolist()}
             self._append_metrics(
                 {
                     "step": report.step,
                     **{f"eval_{name}": value for name, value in finite.items()},
+                    **counts,
                     "seconds": self._clock.seconds(),
                 }
             )

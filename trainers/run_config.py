@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from strategies.settings import UsageError, as_argument, check_settings, setting
+from strategies.settings import (
+    UsageError,
+    as_argument,
+    check_settings,
+    setting,
+    shown,
+)
 from trainers.manual import MODES
 
 
@@ -42,6 +48,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.run_dir is not None and "://" in self.run_dir:
+            raise UsageError(
+                f"--run_dir={shown(self.run_dir)} is no folder of this machine, and a "
+                "run needs its locks and atomic renames: give one, and "
+                "--tensorboard_copy for event files elsewhere."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,7 @@ _PARTS = (
         "tb/evaluator",
         "logs/*",
         "recording/*",
+        "trackers/*",
     ),
 )
 
@@ -64,6 +65,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tb"
         self.exports = path / "export"
+        self.trackers = path / "trackers"
         self._config = path / "config.json"
         self._metrics = path / "metrics.jsonl"
         self._result = path / "result.json"

@@ -13,6 +13,7 @@ import tensorflow as tf
 from models.base import Objective, Predict
 from strategies.base import Batch, Read, ReplicaStep, Shares
 from strategies.batch import row_weights
+from trainers.confusion import CONFUSION, MOST_CLASSES, confusion_of
 from trainers.layer_state import LayerState
 from trainers.randomness import keyed_states, seed_states
 from trainers.replayable_dropout import ReplayableDropout
@@ -200,9 +201,11 @@ class EvalStep:
 
     def __call__(self, batch: Batch) -> Shares:
         with keras.StatelessScope():
-            values = self._objective.values(self._model, batch, training=False)
-        sums = weighted_sums(values, batch)
-        return Shares(gradients=[], state={}, sums=reported(sums, batch))
+            judged = self._objective.judged(self._model, batch)
+        sums = reported(weighted_sums(judged.values, batch), batch)
+        if judged.classes is not None and judged.classes.num_classes <= MOST_CLASSES:
+            sums[CONFUSION] = confusion_of(judged.classes, batch)
+        return Shares(gradients=[], state={}, sums=sums)
 
 
 def weighted_sums(

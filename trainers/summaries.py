@@ -100,9 +100,9 @@ class Summaries:
 
         self._write(TRAIN, step, write)
 
-    def image(self, tag: str, pixels: np.ndarray, step: int) -> None:
-        """Writes one picture of evaluation, uint8 [height, width, 3]."""
-        self._write(EVAL, step, lambda: tf.summary.image(tag, pixels[np.newaxis]))
+    def image(self, split: str, tag: str, pixels: np.ndarray, step: int) -> None:
+        """Writes one picture, uint8 [height, width, 3]."""
+        self._write(split, step, lambda: tf.summary.image(tag, pixels[np.newaxis]))
 
     def texts(self, texts: Mapping[str, str]) -> None:
         """Writes Markdown that describes the run."""

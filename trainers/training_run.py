@@ -96,6 +96,7 @@ class TrainingRun:
             rollbacks=self.rollbacks.count,
             initial_weights_sha256=initial_weights_sha256,
         )
+        self.reporting.tell_result(result)
         try:
             self.folder.write_result(result)
         except OSError as error:

@@ -201,7 +201,7 @@ def test_evaluation_counts_every_example_once() -> None:
         eval_global_batch_size=10,
     )
     for _ in range(2):
-        assert assembly.evaluation.run()["index"] == sum(range(37)) / 37
+        assert assembly.evaluation.run().means["index"] == sum(range(37)) / 37
     assert assembly.evaluation.num_traces() == 1
 
 

@@ -134,7 +134,7 @@ def test_connections_across_borders(stages: tuple[str, ...]) -> None:
         np.testing.assert_allclose(
             weight.numpy(), reference.numpy(), rtol=1e-8, atol=1e-10
         )
-    means = [a.evaluation.run()["loss"] for a in (assembly, expected)]
+    means = [a.evaluation.run().means["loss"] for a in (assembly, expected)]
     assert means[0] == pytest.approx(means[1], rel=1e-8)
 
 

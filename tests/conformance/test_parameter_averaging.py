@@ -190,7 +190,7 @@ def test_it_is_what_was_computed_by_hand(replicas: int, average_momenta: bool) -
     for got, want in zip(momenta, mean.momenta, strict=True):
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-11)
     # Every replica evaluates that mean.
-    evaluated = assembly.evaluation.run()["loss"]
+    evaluated = assembly.evaluation.run().means["loss"]
     outputs = FEATURES @ mean.weights[0] + mean.weights[1]
     assert evaluated == pytest.approx(np.mean(outputs**2), rel=1e-11)
 

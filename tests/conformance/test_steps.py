@@ -106,7 +106,7 @@ def test_evaluation_counts_every_example_once(strategy: str, replicas: int) -> N
         metrics={"index": lambda labels, outputs: tf.cast(labels, tf.float32)},
         eval_global_batch_size=10,
     )
-    assert assembly.evaluation.run()["index"] == sum(range(37)) / 37
+    assert assembly.evaluation.run().means["index"] == sum(range(37)) / 37
 
 
 def test_nothing_is_left_after_close() -> None:

@@ -95,7 +95,18 @@ class Execution:
 
 def command_of(turn: Turn, folder: ComparisonFolder) -> list[str]:
     """The command line of a run."""
-    return command_line(turn.config.replace(run_dir=str(folder.run_path(turn))))
+    path = folder.run_path(turn)
+    config = turn.config.replace(run_dir=str(path))
+    if turn.seed is None:
+        # A warm-up is nobody's result.
+        return command_line(config.replace(tensorboard_copy=None, trackers=None))
+    target = config.tracking.tensorboard_copy
+    if target is not None:
+        below = path.relative_to(folder.runs).as_posix()
+        config = config.replace(tensorboard_copy=f"{target}/{below}")
+    if config.tracking.tracker_group is None and config.tracking.trackers:
+        config = config.replace(tracker_group=folder.path.absolute().name)
+    return command_line(config)
 
 
 def command_line(config: Config) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -9,9 +10,13 @@ from strategies.settings import UsageError, as_argument
 from trainers.comparison.arms import Arm
 from trainers.comparison.figures import Run
 from trainers.comparison.settings import HELD_FIXED, INITIAL_WEIGHTS
+from trainers.tracking.settings import TrackingConfig
 
 # What a run does not depend on.
-_NOT_COMPARED = {"mode", "run_dir", "resume", "seed", "verbose"}
+_NOT_COMPARED = {
+    *("mode", "run_dir", "resume", "seed", "verbose"),
+    *(field.name for field in dataclasses.fields(TrackingConfig)),
+}
 
 
 def differing_settings(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:

@@ -140,9 +140,10 @@ def _check_values(objective: Objective, model: keras.Model, batch: Batch) -> Non
     """Finds now, and in nothing but a graph, what the first step would fail with."""
 
     def values(batch: Batch) -> None:
-        for training in (True, False):
-            with keras.StatelessScope():
-                objective.values(model, batch, training)
+        with keras.StatelessScope():
+            objective.values(model, batch, training=True)
+        with keras.StatelessScope():
+            objective.judged(model, batch)
 
     tf.function(values, autograph=False).get_concrete_function(batch)
 

@@ -20,6 +20,7 @@ from strategies.library_internals import (
     mask_of,
 )
 from strategies.settings import UsageError
+from trainers.custom.classes import classes_of
 
 # Keras's own names for whichever of three fits labels and predictions.
 _ACCURACY = ("accuracy", "acc")
@@ -52,6 +53,7 @@ def objective_of(
     total = _Total(minimized, weights, names)
     return PredictionObjective(
         loss=total,
+        classes=classes_of(minimized),
         metrics={
             **_metrics_by_name(metrics or reported, names),
             **total.parts(),

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from models.base import Objective, Predict
+from models.base import Judged, Objective, Predict
 from strategies.settings import UsageError
 
 NAME = "replica_step"
@@ -46,6 +46,12 @@ class OwnObjective:
             f"{NAME} calls the whole model, which model_parallel has in stages: choose "
             "another --strategy."
         )
+
+    def judged(self, model: Predict, batch: Any) -> Judged:
+        """See `Objective`; what a user's own step predicts is its own affair."""
+        if self.evaluation is not None:
+            return self.evaluation.judged(model, batch)
+        return Judged(self.values(model, batch, training=False), None)
 
 
 def own_objective(

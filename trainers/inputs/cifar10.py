@@ -16,6 +16,11 @@ from trainers.inputs.data import ArraySource, Data, PreparedSource
 
 # Of what the model sees, as in the TensorFlow 1 tutorial.
 _CROP_PIXELS = 24
+# In the order of their labels, as batches.meta.txt of the archive has them.
+_CLASS_NAMES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
 
 
 def load(config: DataConfig) -> Data:
@@ -37,4 +42,5 @@ def load(config: DataConfig) -> Data:
         augment=distorted if config.augmentation else None,
         input_shape=(_CROP_PIXELS, _CROP_PIXELS, 3),
         num_classes=NUM_CLASSES,
+        class_names=_CLASS_NAMES,
     )

@@ -7,7 +7,7 @@ property of the run: any step can be the first one, on any number of replicas.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -123,6 +123,7 @@ class Data:
         quantities.
       best_eval_loss: mean loss over `evaluation` of the probabilities that the
         labels were drawn with; None where nobody knows them.
+      class_names: of the classes in order, for people; None where they have none.
       augment: turns features that `train` reads into those of a step, of the shape
         `input_shape`; None where they are trained on as they are.
     """
@@ -133,6 +134,7 @@ class Data:
     num_classes: int
     num_categories: int | None = None
     best_eval_loss: float | None = None
+    class_names: Sequence[str] | None = None
     augment: Augment | None = None
 
 

@@ -48,7 +48,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
             f"--run_dir={folder.path} has no checkpoint: train it first, or continue "
             "it with --mode=train --resume=auto."
         )
-    means = assembly.evaluation.run()
+    means, _ = assembly.evaluation.run()
     examples = assembly.data.evaluation.num_examples
     what = f"step {int(assembly.step.numpy())}" if exported is None else exported
     console.say(f"eval  | {what} | {in_words(means)} | {examples:,} examples")

@@ -25,6 +25,7 @@ from trainers.rollback import Rollbacks
 from trainers.run_dir import RunFolder
 from trainers.stall import StallWatch
 from trainers.tally import Tally
+from trainers.tracking.outside import Outside
 from trainers.training_run import TrainingRun
 
 
@@ -35,6 +36,7 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: the configuration cannot be run; nothing has been written.
     """
     folder = RunFolder.for_training(config)
+    outside = Outside(config.tracking, cluster, console)
     strategy = create_strategy(config, cluster)
     stall = StallWatch(
         config.guard.stall_timeout_seconds,
@@ -44,9 +46,11 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     )
     try:
         with stall, _workers_attended(config, cluster, console):
-            exit_code = _train(config, cluster, strategy, folder, console, stall)
+            run = (config, cluster, strategy, folder, console, stall, outside)
+            exit_code = _train(*run)
     except UsageError:
         strategy.dismiss(folder.ending_path(), ExitCode.USAGE)
+        outside.wait()
         raise
 
     def tell_others() -> None:
@@ -56,6 +60,8 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
 
     spell = Spell(console, "they see that the chief is gone")
     spell.attempt("other tasks cannot be told how the run has ended", tell_others)
+    # Nobody waits for this process any more.
+    outside.wait()
     return exit_code
 
 
@@ -79,6 +85,7 @@ def _train(
     folder: RunFolder,
     console: Console,
     stall: StallWatch,
+    outside: Outside,
 ) -> ExitCode:
     clock = Clock(stall.note)
     assembly = assemble(config, strategy)
@@ -104,7 +111,7 @@ def _train(
         attempted_steps=first_step,
         examples_seen=assembly.order.examples_before(first_step),
     )
-    parts = (assembly, folder, checkpoints, console, clock, tally, rollbacks)
+    parts = (assembly, folder, checkpoints, console, clock, tally, rollbacks, outside)
     reporting = Reporting(*parts)
     _take_up(reporting, state, assembly)
     run = TrainingRun(
@@ -119,6 +126,8 @@ def _train(
         bubble=Bubble(assembly.pipeline),
         stall=stall,
     )
+    # From here a result is written, and told of, whatever ends the run.
+    outside.begin(assembly, folder)
     return run.to_the_end(first_step, initial_weights_sha256)
 
 

@@ -18,12 +18,15 @@ from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.checkpoints import Checkpoints
 from trainers.commit import DamagedError
 from trainers.config import Config
+from trainers.confusion import CONFUSION_MATRIX, draw_confusion
 from trainers.console import Console
 from trainers.disk import Spell
+from trainers.evaluation import Evaluated
 from trainers.reporting import in_words
 from trainers.run_dir import RunFolder
 from trainers.stopping import StopSignals
 from trainers.summaries import EVALUATOR, Summaries
+from trainers.tracking.event_copies import EventCopies, check_target
 
 _POLL_SECONDS = 0.5
 _SECONDS_UNTIL_LOST = 5.0
@@ -40,9 +43,11 @@ def watch(config: Config, cluster: Cluster, console: Console) -> int:
     folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
     chief = _Chief(cluster, folder)
     alone = dataclasses.replace(config, strategy=StrategyConfig())
+    copies = _copies(config, folder, console)
     evaluator = _Evaluator(
         assemble(alone, create_strategy(alone, Cluster())), folder, console
     )
+    copies.start()
     with StopSignals() as signals:
         wait_for_tasks(
             chief.addresses,
@@ -54,9 +59,21 @@ def watch(config: Config, cluster: Cluster, console: Console) -> int:
             # Also those that were written just before the end.
             evaluator.evaluate_new(signals)
             if exit_code is not None:
+                copies.stop()
                 return exit_code
             time.sleep(_POLL_SECONDS)
         return signals.exit_code
+
+
+def _copies(config: Config, folder: RunFolder, console: Console) -> EventCopies:
+    """Of the evaluator's own event files; the chief copies all others."""
+    target = config.tracking.tensorboard_copy
+    check_target(target)
+    return EventCopies(
+        folder.tensorboard / EVALUATOR,
+        None if target is None else f"{target}/{EVALUATOR}",
+        console,
+    )
 
 
 class _Chief:
@@ -124,13 +141,17 @@ class _Evaluator:
                 continue
             self._report(step, self._assembly.evaluation.run())
 
-    def _report(self, step: int, means: dict[str, float]) -> None:
+    def _report(self, step: int, evaluated: Evaluated) -> None:
         if self._summaries is None:
             self._summaries = Summaries(
                 self._folder.tensorboard, self._spell, (EVALUATOR,)
             )
+        means, confusion = evaluated
         finite = {name: v for name, v in means.items() if math.isfinite(v)}
         self._summaries.scalars(EVALUATOR, finite, step)
+        if confusion is not None:
+            picture = draw_confusion(confusion, self._assembly.data.class_names)
+            self._summaries.image(EVALUATOR, CONFUSION_MATRIX, picture, step)
         if self._summaries.flush():
             self._spell.end("summaries")
         self._console.say(f"eval  | step {step:>7} | {in_words(means)}")

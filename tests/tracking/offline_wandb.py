@@ -1,0 +1,87 @@
+"""Reads what Weights & Biases has kept for later, with its own records.
+
+A file is LevelDB's log format after a header of seven bytes: blocks of 32 KiB, and in
+them chunks of a record with checksum, length and kind
+(https://github.com/google/leveldb/blob/main/doc/log_format.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from wandb.proto import wandb_internal_pb2
+
+_HEADER_BYTES = 7
+_BLOCK_BYTES = 32 * 1024
+_WHOLE_OR_LAST = (1, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Offline:
+    """One session of a run.
+
+    Attributes:
+      run: what it was begun with.
+      config: its settings, those told of later included.
+      rows: of its history.
+      summary: at the end.
+      exit_code: None if it was not told of an end.
+    """
+
+    run: Any
+    config: dict[str, Any]
+    rows: list[dict[str, Any]]
+    summary: dict[str, Any]
+    exit_code: int | None
+
+
+def sessions_below(folder: pathlib.Path) -> list[Offline]:
+    """All that were kept below a folder, the oldest first."""
+    return [_read(path) for path in sorted(folder.rglob("run-*.wandb"))]
+
+
+def _read(path: pathlib.Path) -> Offline:
+    run, exit_code = None, None
+    config: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
+    rows = []
+    for record in _records(path.read_bytes()):
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            run = record.run
+            config |= _values(run.config.update)
+        elif kind == "history":
+            rows.append(_values(record.history.item))
+        elif kind == "summary":
+            summary |= _values(record.summary.update)
+        elif kind == "exit":
+            exit_code = record.exit.exit_code
+    return Offline(run, config, rows, summary, exit_code)
+
+
+def _values(items: Any) -> dict[str, Any]:
+    return {
+        item.key or "/".join(item.nested_key): json.loads(item.value_json)
+        for item in items
+    }
+
+
+def _records(content: bytes) -> Iterator[Any]:
+    whole, position = b"", _HEADER_BYTES
+    while position + _HEADER_BYTES <= len(content):
+        left = _BLOCK_BYTES - position % _BLOCK_BYTES
+        if left < _HEADER_BYTES:
+            position += left
+            continue
+        length, kind = struct.unpack_from("<HB", content, position + 4)
+        start = position + _HEADER_BYTES
+        whole += content[start : start + length]
+        position = start + length
+        if kind in _WHOLE_OR_LAST:
+            yield wandb_internal_pb2.Record.FromString(whole)  # type: ignore[attr-defined]
+            whole = b""

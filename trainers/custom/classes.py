@@ -1,0 +1,100 @@
+"""What a model of the user's own takes examples for, as its loss says.
+
+A loss of cross entropy over classes is what makes a classifier. Of anything else, such
+as several outputs, labels of several kinds at once or a loss of the user's own, nothing
+is counted: a table that may mean something else is worse than none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.base import Classes, ClassesOf
+
+_LOSSES = keras.losses
+
+
+def classes_of(loss: Any) -> ClassesOf | None:
+    """How classes follow from labels and predictions; None if they do not.
+
+    Args:
+      loss: what is minimized: Keras's name of it, an object or a function, or a
+        structure of those.
+    """
+    if isinstance(loss, (list, tuple, dict)):
+        return None
+    loss = _LOSSES.get(loss)
+    kinds = (type(loss), loss) if isinstance(loss, _LOSSES.Loss) else (loss,)
+    for kind, find in _FINDERS:
+        if kind in kinds:
+            return functools.partial(_checked, functools.partial(find, loss))
+    return None
+
+
+def _checked(
+    find: Callable[[Any, Any], Classes | None], labels: Any, predictions: Any
+) -> Classes | None:
+    if tf.nest.is_nested(labels) or tf.nest.is_nested(predictions):
+        return None
+    if labels.shape.rank is None or predictions.shape.rank is None:
+        return None
+    return find(labels, predictions)
+
+
+def _by_id(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
+    """Labels are ids, [n] or [n, 1], and predictions of each class, [n, classes]."""
+    if predictions.shape.rank != 2 or not _is_column(labels):
+        return None
+    if getattr(loss, "ignore_class", None) is not None:
+        return None
+    num_classes = predictions.shape[-1]
+    if num_classes is None or num_classes < 2:
+        return None
+    ids = tf.cast(tf.reshape(labels, [-1]), tf.int64)
+    return Classes(ids, tf.argmax(predictions, axis=-1), num_classes)
+
+
+def _by_share(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
+    """Both are of each class, [n, classes]: what is largest of a row is its class."""
+    del loss
+    num_classes = predictions.shape[-1] if predictions.shape.rank == 2 else None
+    if num_classes is None or num_classes < 2 or labels.shape.rank != 2:
+        return None
+    ids, predicted = tf.argmax(labels, axis=-1), tf.argmax(predictions, axis=-1)
+    return Classes(ids, predicted, num_classes)
+
+
+def _of_two(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
+    """Both are one number of each example, [n] or [n, 1]; several are several labels.
+
+    A prediction is the probability of class 1, or its logit.
+    """
+    if not _is_column(labels) or not _is_column(predictions):
+        return None
+    half = 0.0 if getattr(loss, "from_logits", False) else 0.5
+    ids = tf.cast(tf.reshape(labels, [-1]), tf.float32) > 0.5
+    predicted = tf.reshape(predictions, [-1]) > tf.cast(half, predictions.dtype)
+    return Classes(tf.cast(ids, tf.int64), tf.cast(predicted, tf.int64), 2)
+
+
+def _is_column(values: tf.Tensor) -> bool:
+    return values.shape.rank == 1 or (values.shape.rank == 2 and values.shape[1] == 1)
+
+
+_FINDERS: tuple[tuple[Any, Callable[..., Classes | None]], ...] = (
+    (_LOSSES.SparseCategoricalCrossentropy, _by_id),
+    (_LOSSES.sparse_categorical_crossentropy, _by_id),
+    (_LOSSES.CategoricalCrossentropy, _by_share),
+    (_LOSSES.categorical_crossentropy, _by_share),
+    (_LOSSES.CategoricalFocalCrossentropy, _by_share),
+    (_LOSSES.categorical_focal_crossentropy, _by_share),
+    (_LOSSES.BinaryCrossentropy, _of_two),
+    (_LOSSES.binary_crossentropy, _of_two),
+    (_LOSSES.BinaryFocalCrossentropy, _of_two),
+    (_LOSSES.binary_focal_crossentropy, _of_two),
+)
