@@ -31,6 +31,7 @@ class TrackingConfig:
         "A folder to which the event files of TensorBoard are copied while the run "
         "goes on: anything that tf.io.gfile knows, such as gs://bucket/runs/one. Each "
         "run of a comparison has a folder in it.",
+        path="folder",
     )
     trackers: tuple[str, ...] | None = setting(
         None,
