@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 import numpy as np
@@ -107,6 +109,42 @@ def test_evaluation_counts_every_example_once(strategy: str, replicas: int) -> N
         eval_global_batch_size=10,
     )
     assert assembly.evaluation.run().means["index"] == sum(range(37)) / 37
+
+
+def step_of_loop(strategy: str, replicas: int) -> tuple[list[Any], dict[str, Any]]:
+    """Nodes of one step of the mlp, and those of all functions by name."""
+    config = small_config(strategy=strategy, num_replicas=replicas, model="mlp")
+    assembly = Subject.of(config).assembly
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    graph = assembly.run_steps.trace(batches).as_graph_def()
+    functions = {f.signature.name: f.node_def for f in graph.library.function}
+
+    def body(nodes: Iterable[Any]) -> list[Any]:
+        (loop,) = (node for node in nodes if node.op == "While")
+        return list(functions[loop.attr["body"].func.name])
+
+    # Steps are in the loop over spans.
+    return body(body(graph.node)), functions
+
+
+def test_what_a_step_does_not_do_costs_it_next_to_nothing() -> None:
+    """TensorFlow visits every operation of a branch that is not taken."""
+    step, functions = step_of_loop("one_device", 1)
+    sizes = sorted(
+        len(functions[node.attr[branch].func.name])
+        for node in step
+        if node.op in ("If", "StatelessIf")
+        for branch in ("then_branch", "else_branch")
+    )
+    # Not looked at, looked at, not applied; last what nearly every step does.
+    assert len(sizes) == 4
+    assert max(sizes[:3]) <= 6 < sizes[3]
+
+
+def test_small_tensors_of_mirrored_replicas_are_summed_in_one() -> None:
+    """One sum of gradients, in single precision, and one of losses and metrics."""
+    step, _ = step_of_loop("mirrored", 2)
+    assert sum(node.op == "AddN" for node in step) == 2
 
 
 def test_nothing_is_left_after_close() -> None:
