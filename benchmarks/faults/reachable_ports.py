@@ -100,13 +100,15 @@ def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
         reached = reachable(ports)
         assert not reached, f"{reached} can be reached"
         launcher.send_signal(signal.SIGKILL)
-        killed = time.monotonic()
+        killed, killed_at = time.monotonic(), time.time()
         psutil.wait_procs(tasks, timeout=processes.PATIENCE_SECONDS)
         seconds = time.monotonic() - killed
         left = [
             process.pid
             for process in psutil.process_iter()
-            if _network_of(process) in networks
+            # The number of a network that is gone goes to the next that is made, such as
+            # another test's.
+            if _network_of(process) in networks and process.create_time() < killed_at
         ]
         assert not left, f"processes {left} are left in that network"
         return seconds

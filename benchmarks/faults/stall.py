@@ -41,14 +41,15 @@ def sleeps_in_the_input(step):
     time.sleep({_SECONDS_PER_STEP} if step < int(sys.argv[1]) else 3600)
     return step
 
-def dataset(self, *arguments):
+def spans(self, *arguments):
     def slowed(batch):
         step = tf.numpy_function(sleeps_in_the_input, [batch.step], tf.int64)
         return batch._replace(step=tf.ensure_shape(step, []))
 
-    return whole(self, *arguments).map(slowed)
+    # Of one step each, as those of large examples are.
+    return whole(self, *arguments).unbatch().map(slowed).batch(1)
 
-whole, SourceBatches.dataset = SourceBatches.dataset, dataset
+whole, SourceBatches.spans = SourceBatches.spans, spans
 from trainers.main import main
 sys.exit(main(["main", *sys.argv[2:]]))
 """
