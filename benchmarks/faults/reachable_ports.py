@@ -106,8 +106,8 @@ def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
         left = [
             process.pid
             for process in psutil.process_iter()
-            # The number of a network that is gone goes to the next that is made, such as
-            # another test's.
+            # The number of a network that is gone goes to one that is made later, such
+            # as another test's.
             if _network_of(process) in networks and process.create_time() < killed_at
         ]
         assert not left, f"processes {left} are left in that network"
