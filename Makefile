@@ -39,7 +39,7 @@ quick := tests/test_architecture.py tests/test_documentation.py tests/test_flags
 
 .PHONY: help
 help: ## List these targets
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
 	@echo
 	@echo 'ARGS="..." is handed on by train, test, coverage and lock, as in'
 	@echo '  make train ARGS="--strategy=tower --num_replicas=4"'

@@ -1,6 +1,6 @@
 """Trains on a Ray cluster: an actor for each task, which runs this project's command.
 
-    python -m examples.on_ray --address=auto --num_workers=2 --
+    python -m examples.on_ray --address=auto --num_workers=2 -- \
         --strategy=multi_worker_mirrored --run_dir=/shared/ray --train_steps=1000
 
 What comes after `--` is handed on to `python -m trainers.main`, which each actor runs

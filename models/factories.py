@@ -80,6 +80,6 @@ def _parts(name: str) -> tuple[str, str]:
 
 def _no_module(name: str, flag: str, module: str) -> str:
     return (
-        f"--{flag}={name}: there is no module {module}; start in the folder that has "
-        "it, or add that folder to PYTHONPATH."
+        f"--{flag}={name}: there is no module {module}; add the folder that has it "
+        "to PYTHONPATH."
     )

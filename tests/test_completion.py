@@ -161,9 +161,9 @@ def offered_by_fish(folder: pathlib.Path, line: str) -> set[str]:
     return {row.partition("\t")[0] for row in done.stdout.splitlines()}
 
 
-def test_the_line_of_the_readme_prints_a_script() -> None:
-    readme = (processes.ROOT / "README.md").read_text(encoding="utf-8")
-    printing = set(re.findall(r"python -m trainers\.main (--completion=\w+)", readme))
+def test_the_line_of_build_prints_a_script() -> None:
+    build = (processes.ROOT / "BUILD.md").read_text(encoding="utf-8")
+    printing = set(re.findall(r"python -m trainers\.main (--completion=\w+)", build))
     assert printing == {f"--completion={name}" for name in SHELLS}
     for name in SHELLS:
         done = processes.run(f"--completion={name}")

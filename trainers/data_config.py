@@ -62,7 +62,7 @@ class DataConfig:
     )
     eval_data_path: str | None = setting(
         None,
-        "The same for evaluation. Default: --eval_fraction of --data_path.",
+        "Files to evaluate on, as --data_path. Default: --eval_fraction of those.",
         path="any",
     )
     eval_fraction: float = setting(

@@ -31,7 +31,7 @@ class PredictionConfig:
     )
     latency_microseconds: float | None = setting(
         None,
-        "How long an empty message takes from one of them to another. Default: "
+        "How long an empty message takes from one replica to another. Default: "
         f"{_DEFAULT_LATENCY_MICROSECONDS:g}.",
         minimum=0,
     )
