@@ -31,6 +31,7 @@ from strategies.loop_results import (
     WAIT,
     Packing,
     Ready,
+    in_a_vector,
     proposal,
     step_results,
 )
@@ -235,9 +236,7 @@ class InnerLoop:
             changes = tf.zeros([0], tf.float64)
         elif changes is None:
             changes = totals(shares)
-        scalars = tf.stack([v for v in sums.values() if not v.shape.rank])
-        tables = [tf.reshape(v, [-1]) for v in sums.values() if v.shape.rank]
-        numbers = tf.concat([scalars, *tables, changes], axis=0)
+        numbers = in_a_vector([*sums.values(), changes])
         return sums, changes, tf.reduce_all(tf.math.is_finite(numbers))
 
     def _apply_if(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -51,18 +51,10 @@ class Packing:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def pack(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        # Scalars first: they need only one operation for all.
+        # Scalars first, as `in_a_vector` has them.
         names = sorted(values, key=lambda name: (values[name].shape.rank != 0, name))
-        tensors = [tf.cast(values[name], tf.float64) for name in names]
-        self._shapes = {
-            name: tuple(tensor.shape)
-            for name, tensor in zip(names, tensors, strict=True)
-        }
-        scalars = [tensor for tensor in tensors if not tensor.shape.rank]
-        others = [tf.reshape(tensor, [-1]) for tensor in tensors[len(scalars) :]]
-        stacked = [tf.stack(scalars)] if scalars else []
-        parts = [*stacked, *others]
-        return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+        self._shapes = {name: tuple(values[name].shape) for name in names}
+        return in_a_vector([values[name] for name in names])
 
     def unpack(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """The named arrays, from a vector or from rows of them ([..., length])."""
@@ -74,6 +66,19 @@ class Packing:
             values[name] = part.reshape((*vector.shape[:-1], *shape))
             start = stop
         return values
+
+
+def in_a_vector(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """All numbers of some tensors, float64: first the scalars, then the others.
+
+    Scalars need only one operation for all of them.
+    """
+    tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
+    scalars = [tensor for tensor in tensors if not tensor.shape.rank]
+    others = [tf.reshape(tensor, [-1]) for tensor in tensors if tensor.shape.rank]
+    stacked = [tf.stack(scalars)] if scalars else []
+    parts = [*stacked, *others]
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
 
 
 def step_results(

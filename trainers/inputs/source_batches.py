@@ -70,9 +70,7 @@ class SourceBatches:
         self, resident: Any, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
     ) -> Batch:
         indices, num_rows, global_size = self.order.indices(step, share, num_shares)
-        features, labels = self.source.read(resident, indices)
-        if self.augment is not None and self.order.seed is not None:
-            features = self.augment(features, indices, step, self.order.seed)
+        features, labels = self._read(resident, indices, step)
         return Batch(
             step=step,
             replica=tf.cast(share, tf.int64),
@@ -82,6 +80,15 @@ class SourceBatches:
             features=features,
             labels=labels,
         )
+
+    def _read(
+        self, tensors: Any, indices: tf.Tensor, step: tf.Tensor
+    ) -> tuple[Any, Any]:
+        """Features, augmented as of that step, and labels."""
+        features, labels = self.source.read(tensors, indices)
+        if self.augment is not None and self.order.seed is not None:
+            features = self.augment(features, indices, step, self.order.seed)
+        return features, labels
 
     def _steps_at_once(self) -> int:
         """How many steps are read together, at most."""
@@ -133,9 +140,8 @@ class SourceBatches:
             first, count, share, num_shares
         )
         flat = tf.reshape(indices, [-1])
-        features, labels = self.source.read(tensors, flat)
-        if self.augment is not None and self.order.seed is not None:
-            features = self.augment(features, flat, first, self.order.seed)
+        # Of a single step, if features depend on it: see `_steps_at_once`.
+        features, labels = self._read(tensors, flat, first)
         per_step = functools.partial(_per_step, shape=tf.shape(indices))
         same = functools.partial(tf.fill, [count])
         return Batch(
