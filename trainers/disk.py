@@ -28,14 +28,30 @@ def disk_error(error: BaseException) -> str | None:
 class Spell:
     """A stretch of time in which something cannot be written, told about once."""
 
-    def __init__(self, console: Console, consequence: str = "training goes on"):
+    def __init__(
+        self,
+        console: Console,
+        consequence: str = "training goes on",
+        recovery: str = "can be written again",
+        words_of: Callable[[Exception], str | None] = disk_error,
+    ):
+        """Begins with all well.
+
+        Args:
+          console: is told.
+          consequence: what becomes of the run.
+          recovery: what is said of something when it is over.
+          words_of: what is wrong, by an error; None if that is no such spell's.
+        """
         self._console = console
         self._consequence = consequence
+        self._recovery = recovery
+        self._words_of = words_of
         self._words: str | None = None
 
     @property
     def words(self) -> str | None:
-        """What the system says while it lasts, None while all is well."""
+        """What is wrong while it lasts, None while all is well."""
         return self._words
 
     def attempt(self, what: str, write: Callable[[], object]) -> bool:
@@ -43,12 +59,12 @@ class Spell:
 
         Args:
           what: says of something that it cannot be written, for that case.
-          write: raises what is no fault of the disk's to the caller.
+          write: raises what is none of the spell's errors to the caller.
         """
         try:
             write()
         except Exception as error:
-            words = disk_error(error)
+            words = self._words_of(error)
             if words is None:
                 raise
             if self._words is None:
@@ -60,5 +76,5 @@ class Spell:
     def end(self, what: str) -> None:
         """Says that it is over, if there was one."""
         if self._words is not None:
-            self._console.say(f"{what} can be written again")
+            self._console.say(f"{what} {self._recovery}")
         self._words = None

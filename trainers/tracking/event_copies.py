@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from strategies.settings import UsageError
 from trainers.console import Console
+from trainers.disk import Spell
 
 _SECONDS_BETWEEN = 15.0
 # A copy that takes long is made more seldom.
@@ -47,7 +48,12 @@ class EventCopies:
         self._console = console
         self._skipped = skipped
         self._copied: dict[pathlib.Path, tuple[int, int]] = {}
-        self._has_failed = False
+        self._spell = Spell(
+            console,
+            f"training goes on, and they stay in {folder}",
+            f"are copied to {target} again",
+            words_of=_words,
+        )
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -80,18 +86,15 @@ class EventCopies:
             pause = max(_SECONDS_BETWEEN, _PAUSES_PER_COPY * took)
 
     def _copy_new(self) -> None:
-        try:
-            for path in sorted(self._folder.rglob("*")):
-                relative = path.relative_to(self._folder)
-                if relative.parts[0] not in self._skipped and path.is_file():
-                    self._copy(path, f"{self._target}/{relative.as_posix()}")
-        # Plug-ins for file systems raise what they like.
-        except Exception as error:
-            self._tell(error)
-        else:
-            if self._has_failed:
-                self._console.say(f"event files are copied to {self._target} again")
-            self._has_failed = False
+        what = f"event files cannot be copied to {self._target}"
+        if self._spell.attempt(what, self._copy_all):
+            self._spell.end("event files")
+
+    def _copy_all(self) -> None:
+        for path in sorted(self._folder.rglob("*")):
+            relative = path.relative_to(self._folder)
+            if relative.parts[0] not in self._skipped and path.is_file():
+                self._copy(path, f"{self._target}/{relative.as_posix()}")
 
     def _copy(self, path: pathlib.Path, target: str) -> None:
         status = path.stat()
@@ -101,14 +104,10 @@ class EventCopies:
             tf.io.gfile.copy(str(path), target, overwrite=True)
             self._copied[path] = state
 
-    def _tell(self, error: Exception) -> None:
-        if not self._has_failed:
-            words = " ".join(str(error).split())[:200]
-            self._console.warn(
-                f"event files cannot be copied to {self._target} ({words}); training "
-                f"goes on, and they stay in {self._folder}."
-            )
-        self._has_failed = True
+
+def _words(error: Exception) -> str:
+    """Plug-ins for file systems raise what they like."""
+    return " ".join(str(error).split())[:200]
 
 
 def check_target(target: str | None) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from trainers.console import Console
+from trainers.disk import Spell
 from trainers.tracking.tracked_run import MakeTracker, TrackedRun, Tracker, figures_of
 
 _SECONDS_UNTIL_TRIED_AGAIN = 30.0
@@ -76,10 +77,15 @@ class _Sender:
         self._name = name
         self._make = make
         self._console = console
+        self._spell = Spell(
+            console,
+            "training goes on, and it is tried again",
+            "can be reached again",
+            words_of=_words,
+        )
         self._arrivals: queue.SimpleQueue[_Row | _End] = queue.SimpleQueue()
         self._rows: collections.deque[_Row] = collections.deque(maxlen=_MOST_ROWS)
         self._tracker: Tracker | None = None
-        self._has_failed = False
         self._thread: threading.Thread | None = None
 
     def start(self, run: TrackedRun) -> None:
@@ -131,22 +137,16 @@ class _Sender:
         return self._tracker
 
     def _attempt(self, deliver: Callable[[], object]) -> bool:
-        try:
-            deliver()
-        # Each package has errors of its own, and any of them is no reason to stop.
-        except Exception as error:
-            if not self._has_failed:
-                words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                self._console.warn(
-                    f"--trackers={self._name} cannot be reached ({words}); training "
-                    "goes on, and it is tried again."
-                )
-            self._has_failed = True
+        what = f"--trackers={self._name} cannot be reached"
+        if not self._spell.attempt(what, deliver):
             return False
-        if self._has_failed:
-            self._console.say(f"tracker   {self._name} can be reached again")
-        self._has_failed = False
+        self._spell.end(f"tracker   {self._name}")
         return True
+
+
+def _words(error: Exception) -> str:
+    """Each package has errors of its own, and any of them is no reason to stop."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _mlflow() -> Tracker:
