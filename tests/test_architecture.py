@@ -190,7 +190,8 @@ RUNS_WHAT_IT_READS = {
 IMPORT_BY_NAME = {
     *("models/__init__.py", "strategies/discovery.py", "trainers/inputs/__init__.py"),
     # These say the name themselves, or have it from --mode.
-    *("trainers/main.py", "trainers/refusals.py", "trainers/tasks.py"),
+    *("trainers/__init__.py", "trainers/main.py", "trainers/command.py"),
+    *("trainers/refusals.py", "trainers/tasks.py"),
     # A name that only the command line gives; tests/custom/test_names.py.
     "models/factories.py",
 }

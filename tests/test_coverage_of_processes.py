@@ -15,7 +15,7 @@ pytest.importorskip("coverage", reason="coverage is missing: make install-test")
 # A task that has lost its peers leaves by os._exit.
 _STARTS_ONE_THAT_LEAVES = """
 import subprocess, sys
-task = "from trainers.main import _leave, Console; _leave(138, Console())"
+task = "from trainers.command import _leave, Console; _leave(138, Console())"
 assert subprocess.run([sys.executable, "-c", task]).returncode == 138
 """
 
@@ -49,7 +49,7 @@ def test_lines_of_a_process_that_ends_at_once_are_counted(
     script = tmp_path / "starts_one.py"
     script.write_text(_STARTS_ONE_THAT_LEAVES, encoding="utf-8")
     lines = executed(tmp_path, str(script))
-    name = "trainers/main.py"
+    name = "trainers/command.py"
     assert numbers_of(name, "os._exit(exit_code)") <= set(lines[name])
     assert not numbers_of(name, "_run(config, argv, console)") <= set(lines[name])
 

@@ -7,6 +7,7 @@ import pathlib
 import shlex
 import shutil
 import subprocess
+import sys
 
 import pytest
 import tensorflow as tf
@@ -43,6 +44,14 @@ def assert_one_line(stderr: str, named: tuple[str, ...]) -> None:
     for words in named:
         assert words in line
     assert line.endswith("."), "not a sentence"
+
+
+def test_packages_that_are_missing_are_one_line() -> None:
+    """As in a shell in which .venv is not active: -S leaves its packages out."""
+    command = [sys.executable, "-S", "-m", "trainers.main", "--strategy=mirrored"]
+    done = processes.run_words(command)
+    assert done.returncode == 2
+    assert_one_line(done.stderr, ("has no package", "source .venv/bin/activate"))
 
 
 @pytest.fixture

@@ -1,5 +1,18 @@
 """Training, evaluation and what they leave behind."""
 
-from trainers.library import TrainingResult, configure, train
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainers.library import TrainingResult, configure, train
 
 __all__ = ["TrainingResult", "configure", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """From the library when asked for: `trainers.main` starts without its packages."""
+    if name in __all__:
+        return getattr(importlib.import_module("trainers.library"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ import pathlib
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -48,8 +48,9 @@ LOST = 138
 class Network:
     """A cluster with a host for each task."""
 
-    def __init__(self, hosts: Hosts, folder: pathlib.Path, strategy: str):
-        jobs = TASKS[strategy]
+    def __init__(
+        self, hosts: Hosts, folder: pathlib.Path, strategy: str, jobs: Mapping[str, int]
+    ):
         names = [f"{job}-{i}" for job, count in jobs.items() for i in range(count)]
         self.hosts = hosts
         self.place = {name: host for host, name in enumerate(names)}
@@ -81,9 +82,12 @@ class Network:
 
 
 @contextlib.contextmanager
-def network(folder: pathlib.Path, strategy: str) -> Iterator[Network]:
-    with separate_hosts(sum(TASKS[strategy].values())) as hosts:
-        yield Network(hosts, folder, strategy)
+def network(
+    folder: pathlib.Path, strategy: str, **further_jobs: int
+) -> Iterator[Network]:
+    jobs = {**TASKS[strategy], **further_jobs}
+    with separate_hosts(sum(jobs.values())) as hosts:
+        yield Network(hosts, folder, strategy, jobs)
 
 
 @functools.cache
@@ -215,3 +219,21 @@ def test_nobody_minds_a_cable_that_is_out_for_a_moment(
         hosts.connect("worker-1")
         assert_as_on_one_host(tasks, strategy)
         assert said(tasks, CHIEFS[strategy]) == []
+
+
+@pytest.mark.exhaustive
+def test_an_evaluator_waits_for_a_silent_chief_as_long_as_the_others(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Longer than the five seconds after which a chief that has gone is given up."""
+    strategy = "multi_worker_mirrored"
+    with (
+        network(tmp_path, strategy, evaluator=1) as hosts,
+        hosts.tasks(*TRAINING, *SLOW, "--peer_timeout_seconds=30") as tasks,
+    ):
+        tasks.wait_for_checkpoint()
+        hosts.cut_off("evaluator-0")
+        time.sleep(8)
+        hosts.connect("evaluator-0")
+        assert_as_on_one_host(tasks, strategy)
+        assert said(tasks, "evaluator-0") == []

@@ -8,7 +8,9 @@ them chunks of a record with checksum, length and kind
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import json
+import os
 import pathlib
 import struct
 from collections.abc import Iterator
@@ -41,8 +43,18 @@ class Offline:
 
 
 def sessions_below(folder: pathlib.Path) -> list[Offline]:
-    """All that were kept below a folder, the oldest first."""
-    return [_read(path) for path in sorted(folder.rglob("run-*.wandb"))]
+    """All that were kept below a folder, the oldest first.
+
+    Of a run that goes on, folders of checkpoints vanish meanwhile: os.walk passes them
+    over, at which Path.rglob of Python 3.11 fails.
+    """
+    files = [
+        pathlib.Path(inner, name)
+        for inner, _, names in os.walk(folder)
+        for name in names
+        if fnmatch.fnmatch(name, "run-*.wandb")
+    ]
+    return [_read(path) for path in sorted(files)]
 
 
 def _read(path: pathlib.Path) -> Offline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,7 +62,13 @@ def _named(text: str) -> tuple[str, pathlib.Path]:
 def _run_folders(path: pathlib.Path, text: str) -> list[RunFolder]:
     if RunFolder(path).holds_a_run:
         return [RunFolder(path)]
-    inner = sorted(file.parent for file in path.glob("**/config.json"))
+    # Not Path.glob, which fails at a folder that vanishes meanwhile (Python 3.11), as
+    # those of checkpoints do while a run goes on.
+    inner = sorted(
+        pathlib.Path(folder)
+        for folder, _, names in os.walk(path)
+        if "config.json" in names
+    )
     if not inner:
         raise UsageError(
             f"--runs={text} is neither the folder of a run nor holds any: give the "

@@ -41,7 +41,7 @@ def watch(config: Config, cluster: Cluster, console: Console) -> int:
       PeerLostError: the chief is gone and has not said how the run ended.
     """
     folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
-    chief = _Chief(cluster, folder)
+    chief = _Chief(cluster, folder, config.strategy.peer_timeout_seconds)
     alone = dataclasses.replace(config, strategy=StrategyConfig())
     copies = _copies(config, folder, console)
     evaluator = _Evaluator(
@@ -79,14 +79,16 @@ def _copies(config: Config, folder: RunFolder, console: Console) -> EventCopies:
 class _Chief:
     """Whether the run goes on, as seen from outside."""
 
-    def __init__(self, cluster: Cluster, folder: RunFolder):
+    def __init__(
+        self, cluster: Cluster, folder: RunFolder, peer_timeout_seconds: float
+    ):
         self.addresses = {
             task: address
             for task, address in cluster.members().items()
             if address == cluster.computing[0]
         }
         ((task, address),) = self.addresses.items()
-        self._needed = Needed(task, address, _SECONDS_UNTIL_LOST)
+        self._needed = Needed(task, address, _SECONDS_UNTIL_LOST, peer_timeout_seconds)
         self._ending = pathlib.Path(folder.ending_path().format(task=cluster.task))
         # One of an earlier part of the run is not an end of this one.
         self._before = self._written()
