@@ -101,7 +101,7 @@ class Spans:
     in it: TensorFlow runs `IteratorGetNext` in one of its own (tensorflow/core/kernels/
     data/iterator_ops.h, `HybridAsyncOpKernel`). That was a third of a step of a 5-10-2
     network (docs/performance.md). A call of the loop may end in the middle of a span;
-    what is left is kept here for the next.
+    what is left is kept here for the next, and the span after that.
     """
 
     def __init__(self, dataset: tf.data.Dataset):
@@ -110,18 +110,35 @@ class Spans:
         Args:
           dataset: of structures of tensors [steps, ...].
         """
+        nothing = _no_steps(dataset.element_spec)
+        # What is asked for while the last span is computed.
+        dataset = dataset.concatenate(tf.data.Dataset.from_tensors(nothing))
         self.iterator = iter(dataset)
         self.spec = dataset.element_spec
-        nothing = _zeros(self.spec)
-        # As if the last step of a span had just been taken.
-        self.left = (nothing, _num_steps(nothing))
+        self.left = _Left(nothing, tf.constant(0), nothing)
+
+
+class _Left(NamedTuple):
+    """What has been taken out of a pipeline and not been computed.
+
+    Attributes:
+      span: whose steps are computed.
+      position: of the next one in it, int32.
+      upcoming: the span after that.
+    """
+
+    span: Any
+    position: tf.Tensor
+    upcoming: Any
 
 
 class FromSpans:
     """Input of loops that are called with `Spans`. Satisfies `StepInput`.
 
     Two loops, one within the other: what changes from step to step costs some
-    operations in each, and a span changes once in many.
+    operations in each, and a span changes once in many. The next span is taken out of
+    the pipeline while the steps of one are computed, which more than halves what steps
+    of images wait for it (docs/performance.md).
     """
 
     def arguments(self, batches: Spans) -> Any:
@@ -129,32 +146,40 @@ class FromSpans:
 
     def signature(self, batches: Spans) -> Any:
         position = tf.TensorSpec([], tf.int32)
-        return tf.data.IteratorSpec(batches.spec), (batches.spec, position)
+        left = _Left(batches.spec, position, batches.spec)
+        return tf.data.IteratorSpec(batches.spec), left
 
     def run(self, arguments: Any, steps: Steps) -> tuple[Sequence[Any], Any]:
-        iterator, (span, position) = arguments
+        iterator, left = arguments
 
-        def body(span: Any, position: tf.Tensor, *state: Any) -> Sequence[Any]:
-            taken = _timed(
-                lambda: tf.cond(
-                    position >= _num_steps(span),
-                    lambda: (next(iterator), tf.constant(0)),
-                    lambda: (span, position),
-                )
+        def body(left: _Left, ended: tf.Tensor, *state: Any) -> Sequence[Any]:
+            with tf.control_dependencies(tf.nest.flatten(left)):
+                wait = tf.timestamp() - ended
+            span, position, upcoming = left
+            is_over = position >= _num_steps(span)
+            span, position = tf.cond(
+                is_over, lambda: (upcoming, tf.constant(0)), lambda: (span, position)
             )
-            after = _steps_of_span(taken, steps, state)
-            span, position = taken.batch
-            return [span, position + after[0] - state[0], *after]
+            # Depends on no step, and runs beside them.
+            upcoming = tf.cond(is_over, lambda: next(iterator), lambda: upcoming)
+            after = _steps_of_span(Taken((span, position), ended, wait), steps, state)
+            with tf.control_dependencies([after[0]]):
+                ended = tf.timestamp()
+            return [
+                _Left(span, position + after[0] - state[0], upcoming),
+                ended,
+                *after,
+            ]
 
-        shapes = tf.nest.map_structure(lambda values: values.shape, (span, position))
-        span, position, *state = tf.while_loop(
-            lambda span, position, *state: steps.proceed(*state),
+        shapes = tf.nest.map_structure(lambda values: values.shape, left)
+        left, _, *state = tf.while_loop(
+            lambda left, ended, *state: steps.proceed(*state),
             body,
-            [span, position, *steps.initial],
-            [*shapes, *steps.shapes],
+            [left, tf.timestamp(), *steps.initial],
+            [shapes, tf.TensorShape([]), *steps.shapes],
             parallel_iterations=1,
         )
-        return state, (span, position)
+        return state, left
 
     def keep(self, batches: Spans, left: Any) -> None:
         batches.left = left
@@ -186,11 +211,12 @@ def _num_steps(span: Any) -> tf.Tensor:
     return tf.shape(tf.nest.flatten(span)[0])[0]
 
 
-def _zeros(spec: Any) -> Any:
-    """As few as fit a specification."""
+def _no_steps(spec: Any) -> Any:
+    """A span of none, as small as its specification allows."""
 
     def of(values: tf.TensorSpec) -> tf.Tensor:
-        return tf.zeros([size or 0 for size in values.shape], values.dtype)
+        inner = (size or 0 for size in values.shape[1:])
+        return tf.zeros([0, *inner], values.dtype)
 
     return tf.nest.map_structure(of, spec)
 

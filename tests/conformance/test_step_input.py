@@ -1,0 +1,126 @@
+"""Spans of batches: what steps wait for them is what the clock says, and no more."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.step_input import FromSpans, Spans, Steps, Taken
+
+NUM_SPANS, STEPS_OF_SPAN = 20, 2
+NUM_STEPS = NUM_SPANS * STEPS_OF_SPAN // 2
+PAUSE_SECONDS = 0.02
+
+
+def slowly(value: np.ndarray, seconds: float) -> np.ndarray:
+    time.sleep(float(seconds))
+    return value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of the steps of one call.
+
+    Attributes:
+      batches: the sum of them.
+      wait_seconds: of all steps but the first.
+      seconds: of the call.
+    """
+
+    batches: int
+    wait_seconds: float
+    seconds: float
+
+
+class Loop:
+    """Adds up batches, which are numbers, half of all in one call."""
+
+    def __init__(self, *, span_seconds: float = 0.0, step_seconds: float = 0.0):
+        numbers = tf.data.Dataset.range(NUM_SPANS * STEPS_OF_SPAN).batch(STEPS_OF_SPAN)
+
+        def pause(span: tf.Tensor) -> tf.Tensor:
+            span = tf.numpy_function(slowly, [span, span_seconds], tf.int64)
+            return tf.ensure_shape(span, [None])
+
+        # Read when it is asked for, and not before: by default tf.data looks ahead.
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        spans = numbers.map(pause) if span_seconds else numbers
+        self._spans = Spans(spans.with_options(options))
+        self._step_seconds = step_seconds
+        self._applied = tf.Variable(0)
+        self._input = FromSpans()
+        self._function = tf.function(
+            self._run,
+            autograph=False,
+            input_signature=[self._input.signature(self._spans)],
+        )
+        self._function.get_concrete_function()
+
+    def call(self) -> Outcome:
+        began = time.perf_counter()
+        state, left = self._function(self._input.arguments(self._spans))
+        seconds = time.perf_counter() - began
+        self._input.keep(self._spans, left)
+        _, batches, wait_seconds = (value.numpy() for value in state)
+        return Outcome(int(batches), float(wait_seconds), seconds)
+
+    def _run(self, arguments: object) -> object:
+        return self._input.run(
+            arguments,
+            Steps(
+                initial=(tf.constant(0), tf.constant(0, tf.int64), _SECONDS),
+                shapes=(tf.TensorShape([]),) * 3,
+                proceed=lambda step, *_: step < NUM_STEPS,
+                run=self._step,
+            ),
+        )
+
+    def _step(self, state: Sequence[tf.Tensor], taken: Taken) -> Sequence[tf.Tensor]:
+        step, batches, wait = state
+        if self._step_seconds:
+            # Nothing that is returned depends on it, as on a step's update.
+            tf.numpy_function(slowly, [np.float64(0), self._step_seconds], tf.float64)
+            self._applied.assign_add(1)
+        waited = tf.where(step > 0, taken.wait, 0.0)
+        return step + 1, batches + taken.batch, wait + waited
+
+
+_SECONDS = tf.constant(0.0, tf.float64)
+
+
+@pytest.mark.parametrize("call", [0, 1])
+def test_steps_wait_for_an_input_that_is_slower(call: int) -> None:
+    """By about as much as all but the first span take."""
+    loop = Loop(span_seconds=PAUSE_SECONDS)
+    outcome = [loop.call() for _ in range(call + 1)][-1]
+    spans = NUM_STEPS // STEPS_OF_SPAN
+    # The last may have begun when the one before was handed out; sleeping is exact to
+    # much less than a tenth.
+    assert outcome.wait_seconds > 0.9 * (spans - 2) * PAUSE_SECONDS
+    assert outcome.wait_seconds < outcome.seconds
+
+
+def test_a_slow_step_is_not_taken_for_input() -> None:
+    """Nor is an update, which nothing that the loop hands on depends on."""
+    outcome = Loop(step_seconds=PAUSE_SECONDS).call()
+    assert outcome.seconds > NUM_STEPS * PAUSE_SECONDS
+    assert outcome.wait_seconds < outcome.seconds / 4
+
+
+def test_the_next_span_is_read_while_steps_are_computed() -> None:
+    """Steps that together take three times as long as their span wait for none."""
+    seconds = 1.5 * PAUSE_SECONDS
+    outcome = Loop(span_seconds=PAUSE_SECONDS, step_seconds=seconds).call()
+    assert outcome.wait_seconds < NUM_STEPS // STEPS_OF_SPAN * PAUSE_SECONDS / 2
+
+
+def test_calls_go_on_where_the_last_one_ended_and_take_all() -> None:
+    loop = Loop()
+    batches = np.arange(2 * NUM_STEPS).reshape(2, NUM_STEPS)
+    assert [loop.call().batches for _ in range(2)] == batches.sum(axis=1).tolist()
