@@ -34,10 +34,10 @@ DOCUMENTS = (
     *("CONTRIBUTING.md", "deploy/README.md"),
 )
 
-# Flags of other programs: tensorboard, ruff, uv, srun, examples/on_ray.py; of
+# Flags of other programs: tensorboard, ruff, uv, srun, examples/on_ray.py, docker; of
 # TensorFlow 1 texts.
 FOREIGN_FLAGS = {"logdir", "host", "check", "upgrade", "ntasks", "distribution", "gpus"}
-FOREIGN_FLAGS |= {"address"}
+FOREIGN_FLAGS |= {"address", "file", "tag"}
 FOREIGN_FLAGS |= {"job_name", "task_index", "num_gpus"}
 # Of the commands in benchmarks/.
 FOREIGN_FLAGS |= {"only", "pairs", "list", "record"}
