@@ -327,7 +327,7 @@ def printed(workspace: pathlib.Path) -> str:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_commands_of_build_work(printed: str, workspace: pathlib.Path) -> None:
-    for name, steps in {"first": 20, "four": 30, "records": 20}.items():
+    for name, steps in {"short": 20, "short-four": 30, "short-records": 20}.items():
         result = processes.result_of(workspace / "runs" / name)
         assert (result["status"], result["steps"]) == ("completed", steps)
     assert "eval  | step 30 | " in printed
@@ -361,7 +361,7 @@ def test_the_fields_of_result_json_are_all_explained(
         for row in table_rows(section("README.md", "result.json"))
         for field in spans(row[0])
     ]
-    result = processes.result_of(workspace / "runs" / "first")
+    result = processes.result_of(workspace / "runs" / "short")
     assert {field.split(".")[0] for field in explained} == set(result)
     for group in ("final", "throughput"):
         parts = {f.split(".")[1] for f in explained if f.startswith(f"{group}.")}
@@ -377,7 +377,7 @@ def test_the_fields_of_metrics_and_the_tags_are_all_explained(
 ) -> None:
     text = section("README.md", "metrics.jsonl and TensorBoard")
     words = set(spans(text))
-    run = workspace / "runs" / "first"
+    run = workspace / "runs" / "short"
     fields = {name for row in processes.metrics_of(run) for name in row}
     assert fields - {"step"} <= words
     tags = {tag for row in table_rows(text) for tag in spans(row[1])}
