@@ -26,12 +26,13 @@ from trainers.inputs.data import ArraySource, Data
 from trainers.model_config import ModelConfig
 from trainers.outcome import ExitCode
 
+# Pages that are tested elsewhere, or are made of docstrings.
+OTHER_PAGES = {"docs/add_a_strategy.md", "docs/reference.md"}
+
+PAGES = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
 DOCUMENTS = (
-    *("README.md", "BUILD.md", "CHANGELOG.md"),
-    *("docs/design.md", "docs/from_tensorflow_1.md", "docs/reliability.md"),
-    *("docs/how_strategies_work.md", "docs/index.md", "docs/which_strategy.md"),
-    *("docs/performance.md", "docs/reading_a_comparison.md"),
-    *("CONTRIBUTING.md", "deploy/README.md"),
+    *("README.md", "BUILD.md", "CHANGELOG.md", "CONTRIBUTING.md", "deploy/README.md"),
+    *sorted(PAGES - OTHER_PAGES),
 )
 
 # Flags of other programs: tensorboard, ruff, uv, srun, examples/on_ray.py, docker; of
@@ -42,7 +43,7 @@ FOREIGN_FLAGS |= {"job_name", "task_index", "num_gpus"}
 # Of the commands in benchmarks/.
 FOREIGN_FLAGS |= {"only", "pairs", "list", "record"}
 
-# The file that the README tells a reader to write.
+# The file that docs/own_models.md tells a reader to write.
 NOT_IN_THE_REPOSITORY = {"models/tiny.py"}
 
 MOST_PICTURE_BYTES = 200_000
@@ -260,13 +261,13 @@ def locked_versions(lock: str, package: str) -> set[str]:
 
 
 def test_exit_codes_are_all_explained() -> None:
-    rows = table_rows(section("README.md", "Exit codes"))
+    rows = table_rows(section("docs/exit_codes.md", "Exit codes"))
     explained = {int(code) for row in rows for code in row[0].split(", ")}
     assert explained == {int(code) for code in ExitCode}
 
 
-def test_the_model_of_the_readme_is_one() -> None:
-    source = blocks("README.md", "python")[-1]
+def test_the_model_for_everybody_is_one() -> None:
+    source = blocks("docs/own_models.md", "python")[-1]
     names: dict[str, object] = {}
     exec(source, names)
     spec = names["SPEC"]
@@ -358,7 +359,7 @@ def test_the_fields_of_result_json_are_all_explained(
 ) -> None:
     explained = [
         field
-        for row in table_rows(section("README.md", "result.json"))
+        for row in table_rows(section("docs/reading_a_run.md", "result.json"))
         for field in spans(row[0])
     ]
     result = processes.result_of(workspace / "runs" / "short")
@@ -366,7 +367,7 @@ def test_the_fields_of_result_json_are_all_explained(
     for group in ("final", "throughput"):
         parts = {f.split(".")[1] for f in explained if f.startswith(f"{group}.")}
         assert parts == set(result[group])
-    words = spans(section("README.md", "result.json"))
+    words = spans(section("docs/reading_a_run.md", "result.json"))
     for group in ("seconds", "communication"):
         assert set(result[group]) <= set(words), group
 
@@ -375,7 +376,7 @@ def test_the_fields_of_result_json_are_all_explained(
 def test_the_fields_of_metrics_and_the_tags_are_all_explained(
     printed: str, workspace: pathlib.Path
 ) -> None:
-    text = section("README.md", "metrics.jsonl and TensorBoard")
+    text = section("docs/reading_a_run.md", "metrics.jsonl and TensorBoard")
     words = set(spans(text))
     run = workspace / "runs" / "short"
     fields = {name for row in processes.metrics_of(run) for name in row}
