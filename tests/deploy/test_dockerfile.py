@@ -66,9 +66,10 @@ def test_manifests_run_what_the_image_has_where_it_has_it() -> None:
 
 def test_the_image_installs_the_lock_by_its_hashes_on_a_python_that_will_do() -> None:
     """And a Python of one version, so that an image built later has the same."""
-    base = re.fullmatch(r"python:3\.(\d+)\.\d+-slim-\w+", *only("FROM"))
-    assert base is not None
-    assert 10 <= int(base[1]) <= 13
+    (base,) = only("FROM")
+    version = re.fullmatch(r"python:3\.(\d+)\.\d+-slim-\w+", base)
+    assert version is not None
+    assert 10 <= int(version[1]) <= 13
     installs = only("RUN")
     lock = installs[installs.index("--requirement") + 1]
     assert copied()[lock] == f"{pathlib.Path(lock).parent}/"
