@@ -47,6 +47,7 @@ FOREIGN_FLAGS |= {"only", "pairs", "list", "record"}
 NOT_IN_THE_REPOSITORY = {"models/tiny.py"}
 
 MOST_PICTURE_BYTES = 200_000
+MOST_LINES_OF_README = 400
 
 
 def text_of(document: str) -> str:
@@ -182,6 +183,13 @@ def test_links_resolve(document: str) -> None:
         assert file.is_file(), target
         if anchor:
             assert anchor in anchors_of(file.read_text(encoding="utf-8")), target
+
+
+def test_every_page_is_found_from_the_first_one() -> None:
+    """The README is read from end to end, and the first page leads to all others."""
+    assert len(text_of("README.md").splitlines()) < MOST_LINES_OF_README
+    linked = re.findall(r"\]\((\w+\.md)\)", text_of("docs/index.md"))
+    assert {f"docs/{name}" for name in linked} == PAGES - {"docs/index.md"}
 
 
 def anchors_of(text: str) -> set[str]:
