@@ -165,7 +165,7 @@ def test_around_a_ring_a_second_size_is_needed_once_runs_differ(
     with_two = [off_by(model, measured(model), seed) for seed in seeds]
     # The goal of a prediction is 15 %.
     assert np.median(with_two) < 0.15
-    assert np.median(with_one) > 0.25
+    assert np.median(with_one) > 0.2
 
 
 def test_what_every_update_has_as_many_of_counts_as_software() -> None:
