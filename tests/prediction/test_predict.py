@@ -58,8 +58,6 @@ def test_short_runs_here_predict_a_larger_cluster(
     assert sizes == pytest.approx([own, own, own, heavy, own, own, heavy], abs=1)
     assert [m["has_ballast"] for m in fitted["measured"]] == [s > own for s in sizes]
     assert [m["has_ballast"] for m in alone] == [*[False] * 4, True]
-    # More bytes than the rest of the step takes on any machine.
-    assert fitted["nanoseconds_per_byte"] > 0
 
 
 @pytest.mark.slow
