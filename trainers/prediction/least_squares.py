@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import optimize
 
-# By how much the median step of a short run differs from that of the next: runs of
-# the same configuration on two cores were 2 to 8 % apart.
+# By how much the median step of a short run differs from what others let expect: the
+# errors in the middle were 1 to 7 % on two cores (docs/design.md, "Predictions").
 RUNS_DIFFER = 0.05
 
 
