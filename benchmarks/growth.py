@@ -39,7 +39,8 @@ from trainers.prediction.experiments import (
     with_replicas,
 )
 from trainers.prediction.fitting import Fitted, exchange_of, fit, measured
-from trainers.prediction.model import Compute, Measurement, Model
+from trainers.prediction.measurement import Compute, Measurement
+from trainers.prediction.model import Model
 from trainers.table import aligned
 
 _STRATEGIES = "mirrored,multi_worker_mirrored,parameter_server"

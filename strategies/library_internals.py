@@ -144,6 +144,23 @@ def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:
 
 
 @contextlib.contextmanager
+def takes_weights(model: keras.Model) -> Iterator[None]:
+    """Inside, `add_weight` works for a model that has been built.
+
+    A class of the user's own refuses it from then on, and there is no public way back;
+    functional and sequential models never do (keras/src/layers/layer.py,
+    `_lock_state`).
+    """
+    was_locked = model._tracker.locked
+    model._tracker.unlock()
+    try:
+        yield
+    finally:
+        if was_locked:
+            model._lock_state()
+
+
+@contextlib.contextmanager
 def graphs_collected() -> Iterator[list[Any]]:
     """Fills a list with the graphs of functions as this process's devices run them.
 

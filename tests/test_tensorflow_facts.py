@@ -27,6 +27,7 @@ from strategies.library_internals import (
     move_variable,
     run_after,
     stop_reducing_gradients,
+    takes_weights,
 )
 
 
@@ -147,6 +148,26 @@ def test_flat_layers_finds_what_a_layer_keeps_to_itself() -> None:
     found = [type(layer).__name__ for layer in flat_layers(model)]
     assert "BatchNormalization" in found
     assert "BatchNormalization" not in [type(la).__name__ for la in model.layers]
+
+
+def test_a_built_model_of_a_users_class_takes_weights_only_when_told_to() -> None:
+    """`library_internals.takes_weights`."""
+
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.logits = keras.layers.Dense(1)
+
+        def call(self, inputs: tf.Tensor) -> tf.Tensor:
+            return self.logits(inputs)
+
+    model = Own()
+    model(tf.zeros((1, 2)))
+    with takes_weights(model):
+        model.add_weight(shape=(3,), name="further")
+    assert [v.name for v in model.trainable_variables] == ["further", "kernel", "bias"]
+    with pytest.raises(ValueError, match="already built"):
+        model.add_weight(shape=(3,), name="one_more")
 
 
 def test_random_layers_keep_their_counter_under_a_known_name() -> None:

@@ -18,6 +18,7 @@ from strategies.settings import UsageError
 from strategies.shares import bytes_of
 from trainers import inputs
 from trainers.accumulation import Accumulation
+from trainers.ballast import WithBallast
 from trainers.compilable import check_layers, check_step
 from trainers.config import Config
 from trainers.custom.model import custom_model
@@ -154,6 +155,8 @@ def assemble_parts(
     """The same for a strategy, data and a model that are at hand already."""
     _check_batch_size(config, strategy, data)
     _check_files(strategy, data)
+    if config.model.ballast:
+        spec = WithBallast(spec=spec, num_weights=config.strategy.num_ps or 1)
     order = Order(
         num_examples=data.train.num_examples,
         global_batch_size=config.length.global_batch_size,

@@ -108,6 +108,7 @@ class Config:
                 "give --num_workers instead."
             )
         self.device.check_strategy(self.strategy)
+        self.model.check_ballast(self.run.mode, self.strategy, self.report.export)
         self._check_batch_size()
         if self.report.record_steps and self.strategy.has_stale_gradients:
             raise UsageError(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import models
 from models import factories
+from strategies.config import StrategyConfig
 from strategies.settings import UsageError, as_argument, check_settings, setting
 
 
@@ -76,6 +78,13 @@ class ModelConfig:
         choices=("float32", "float64", "mixed_bfloat16"),
     )
 
+    ballast: bool = setting(
+        False,
+        "Train weights beside the model's that compute nothing, as many bytes again, "
+        "and 1 MiB at least: the difference is what sending and applying gradients of "
+        "that size takes. --mode=predict adds them to some of its runs.",
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
         for name in ("loss", "metrics"):
@@ -85,6 +94,24 @@ class ModelConfig:
                     f"--{name}={as_argument(value)} is for a model of your own, and "
                     f"--model={self.model} has its own: leave it out."
                 )
+
+    def check_ballast(self, mode: str, strategy: StrategyConfig, export: Any) -> None:
+        """Raises UsageError if there is to be ballast where it cannot be."""
+        if self.ballast and mode == "predict":
+            raise UsageError(
+                "--ballast is not for --mode=predict, which adds it to some of its "
+                "runs by itself: leave it out."
+            )
+        if self.ballast and strategy.traits.splits_model:
+            raise UsageError(
+                f"--ballast does not fit --strategy={strategy.strategy}, whose stages "
+                "send no gradients to each other: leave it out."
+            )
+        if self.ballast and export:
+            raise UsageError(
+                f"--ballast does not fit --export={as_argument(export)}: weights that "
+                "belong to no layer cannot be loaded again; leave one out."
+            )
 
     @property
     def is_custom(self) -> bool:

@@ -48,8 +48,16 @@ def test_short_runs_here_predict_a_larger_cluster(
     assert fitted["exchange"]["kind"] == kind
     # 64 inputs, 8 hidden units, 10 classes, in four bytes each.
     assert fitted["exchange"]["gradient_bytes"] == 4 * (64 * 8 + 8 + 8 * 10 + 10)
-    assert [m["num_replicas"] for m in fitted["measured"]] == [2, 2, 3, 3, 4, 4]
-    assert [m["examples"] for m in found["one_device"]["measured"]] == [8, 16, 32, 64]
+    assert [m["num_replicas"] for m in fitted["measured"]] == [2, 2, 3, 3, 4, 4, 4]
+    alone = found["one_device"]["measured"]
+    assert [m["examples"] for m in alone] == [8, 16, 32, 64, 8]
+    # Of a model this small the ballast is the least there is, a mebibyte.
+    own = fitted["exchange"]["gradient_bytes"]
+    heavy = own + 2**20
+    sizes = [m["gradient_bytes"] for m in fitted["measured"]]
+    assert sizes == pytest.approx([own, own, own, heavy, own, own, heavy], abs=1)
+    assert [m["has_ballast"] for m in fitted["measured"]] == [s > own for s in sizes]
+    assert [m["has_ballast"] for m in alone] == [*[False] * 4, True]
 
 
 @pytest.mark.slow

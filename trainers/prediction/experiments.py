@@ -1,9 +1,16 @@
-"""Which short runs a prediction is fitted to."""
+"""Which short runs a prediction is fitted to.
+
+There are three things to vary. Replicas and batch are a user's own flags. For the size
+of gradients there is ballast, and not another width or a sum of gradients by itself: it
+fits any model, one of a user's own too; what is timed is an ordinary run, whatever its
+strategy does with gradients; and what it computes can be had from one device, to be
+taken off.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from strategies.settings import UsageError
 from trainers.comparison.arms import Arm, in_each_way_of_updating, of_a_run, under
@@ -16,7 +23,6 @@ _DEFAULT_TRAIN_STEPS = 300
 # Beyond four replicas on a few cores one measures little but how they crowd.
 _MOST_REPLICAS_HERE = 4
 _PARTS_OF_A_BATCH = (1, 2, 4, 8)
-_PARTS_UNDER_STRATEGIES = (1, 2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +43,8 @@ class Experiment:
     def name(self) -> str:
         """Of its folder, unique in a prediction."""
         size = self.config.length.global_batch_size
-        return f"{self.arm}-{self.num_replicas}-of-{size}"
+        ballast = "-ballast" if self.config.model.ballast else ""
+        return f"{self.arm}-{self.num_replicas}-of-{size}{ballast}"
 
     @property
     def examples(self) -> float:
@@ -64,17 +71,22 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
 
 
 def on_one_device(config: Config) -> tuple[Experiment, ...]:
-    """One device with the batch, and with parts of it as large as those of replicas."""
+    """One device with the batch, and with parts of it as large as those of replicas.
+
+    The last has ballast, and the smallest part, of which the ballast is most.
+    """
     shared = under(REFERENCE, _shared(config))
-    sizes = _sizes(shared, _PARTS_OF_A_BATCH, least=1)
+    size = shared.length.global_batch_size
+    sizes = sorted({max(size // part, 1) for part in _PARTS_OF_A_BATCH})
+    configs = [shared.replace(global_batch_size=size) for size in sizes]
     return tuple(
-        Experiment(arm=REFERENCE, num_replicas=1, config=_with_batch(shared, size))
-        for size in sizes
+        Experiment(arm=REFERENCE, num_replicas=1, config=each)
+        for each in (*configs, _with_ballast(configs[0]))
     )
 
 
 def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
-    """An arm with several numbers of replicas and two batches.
+    """An arm with several numbers of replicas, two batches and two sizes of gradients.
 
     Raises:
       UsageError: this machine or the batch is too small to tell anything.
@@ -88,14 +100,27 @@ def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
             "or hide the GPUs with CUDA_VISIBLE_DEVICES=-1."
         )
     return tuple(
-        Experiment(
-            arm=arm.name,
-            num_replicas=count,
-            config=_with_batch(with_replicas(arm.config, count), batch),
-        )
+        Experiment(arm=arm.name, num_replicas=count, config=config)
         for count in range(2, most + 1)
-        for batch in _sizes(arm.config, _PARTS_UNDER_STRATEGIES, least=most)
+        for config in _with(count, arm, most)
     )
+
+
+def _with(count: int, arm: Arm, most: int) -> Iterator[Config]:
+    """The batch; half of it at both ends, and ballast where replicas crowd most.
+
+    Two of each, and of each number of replicas, so that any run can be predicted from
+    the others.
+    """
+    whole = with_replicas(arm.config, count)
+    yield whole
+    size = whole.length.global_batch_size
+    # Each of the most replicas needs an example.
+    half = whole.replace(global_batch_size=max(size // 2, most))
+    if count in (2, most) and half != whole:
+        yield half
+    if count >= most - 1:
+        yield _with_ballast(whole)
 
 
 def with_replicas(config: Config, count: int) -> Config:
@@ -114,10 +139,6 @@ def _shared(config: Config) -> Config:
     return shared
 
 
-def _sizes(config: Config, parts: Sequence[int], least: int) -> list[int]:
-    size = config.length.global_batch_size
-    return sorted({max(size // part, least) for part in parts})
-
-
-def _with_batch(config: Config, global_batch_size: int) -> Config:
-    return config.replace(global_batch_size=global_batch_size)
+def _with_ballast(config: Config) -> Config:
+    """Without what cannot be together with it, and takes time besides."""
+    return config.replace(ballast=True, export=None)

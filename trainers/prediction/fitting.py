@@ -10,7 +10,8 @@ import numpy as np
 
 from trainers.execution import Executed
 from trainers.prediction.experiments import REFERENCE, Experiment
-from trainers.prediction.model import Compute, Measurement, Model, leave_one_out
+from trainers.prediction.measurement import Compute, Measurement
+from trainers.prediction.model import Model, leave_one_out
 from trainers.prediction.traffic import Exchange
 
 
@@ -39,6 +40,12 @@ class FittedArm:
     @property
     def largest_error(self) -> float:
         return float(np.max(np.abs(self.errors)))
+
+    @property
+    def ballast_error(self) -> float:
+        """The largest of runs with ballast, which tell what a byte costs."""
+        pairs = zip(self.measurements, self.errors, strict=True)
+        return max(abs(error) for m, error in pairs if m.has_ballast)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,11 +84,13 @@ def measured(experiment: Experiment, executed: Executed) -> Measurement:
         num_replicas=experiment.num_replicas,
         examples=experiment.examples,
         step_seconds=milliseconds / 1e3,
+        gradient_bytes=exchange_of(experiment, executed).gradient_bytes,
+        has_ballast=experiment.config.model.ballast,
     )
 
 
 def exchange_of(experiment: Experiment, executed: Executed) -> Exchange:
-    """How a run's strategy exchanged gradients, and of how many bytes."""
+    """How a run's strategy exchanged gradients, and of how many bytes; 0 if alone."""
     strategy = experiment.config.strategy
     exchange = Exchange(
         kind=strategy.traits.exchange,
@@ -89,7 +98,10 @@ def exchange_of(experiment: Experiment, executed: Executed) -> Exchange:
         gradient_bytes=0.0,
         num_servers=strategy.num_ps or 1,
     )
-    sent = executed.run.result["communication"]["bytes_per_step_per_replica"]
+    communication = executed.run.result["communication"]
+    if communication is None:
+        return exchange
+    sent = communication["bytes_per_step_per_replica"]
     gradient_bytes = exchange.gradient_bytes_from(sent, experiment.num_replicas)
     return dataclasses.replace(exchange, gradient_bytes=gradient_bytes)
 

@@ -7,6 +7,11 @@ The terms of the network are those of Hockney, "The communication challenge for 
 Intel Paragon and Meiko CS-2", 1994, added up over messages that wait for each other.
 Replicas on one machine share its cores, which is a factor of all of it where a run was
 measured, and one where a replica has a machine of its own.
+
+Some of the runs have ballast, weights that compute nothing, so that they send more
+bytes in as many messages. What a byte costs is told by them: without, every run with as
+many replicas sends as many bytes, which may as well be a part of software or messages.
+What ballast computes, which is its part of the update, is known from one device.
 """
 
 from __future__ import annotations
@@ -15,50 +20,17 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from scipy import optimize
 
-from trainers.prediction.traffic import Exchange
+from trainers.prediction.least_squares import solve
+from trainers.prediction.measurement import Compute, Measurement
+from trainers.prediction.traffic import Exchange, Traffic
 
 # Finer ones change no prediction by as much as runs differ.
 _STEPS_OF_BUSY_CORES = 25
 # Three workers took 3.2 times as long as two on two cores: they wait for their turn,
 # and then for each other.
 _CONTENTIONS = np.linspace(1.0, 3.0, 21)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Measurement:
-    """The step time of a short run.
-
-    Attributes:
-      num_replicas: that took part.
-      examples: that each computed for an update.
-      step_seconds: between two updates, the median.
-    """
-
-    num_replicas: int
-    examples: float
-    step_seconds: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Compute:
-    """What one replica with a machine to itself takes for an update."""
-
-    seconds: float
-    seconds_per_example: float
-
-    @classmethod
-    def fitted(cls, measurements: Sequence[Measurement]) -> Compute:
-        """To runs on one device, with relative errors of equal weight."""
-        rows = [(1.0, m.examples) for m in measurements]
-        seconds = [m.step_seconds for m in measurements]
-        fixed, per_example = _fit(rows, seconds, weights=seconds)[0]
-        return cls(seconds=fixed, seconds_per_example=per_example)
-
-    def of(self, examples: float) -> float:
-        """Seconds for so many examples."""
-        return self.seconds + self.seconds_per_example * examples
+_COSTS = ("update", "message", "byte")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +86,8 @@ class Model:
       crowding: where the runs were measured.
       seconds_per_update: that the strategy adds to each, whatever is sent.
       local: what messages and bytes took where the runs were measured.
+      not_told: of `update`, `message` and `byte` those whose cost is less than what
+        short runs differ by, or is a part of those before it in every run.
     """
 
     compute: Compute
@@ -121,6 +95,7 @@ class Model:
     crowding: Crowding
     seconds_per_update: float
     local: Network
+    not_told: tuple[str, ...] = ()
 
     @classmethod
     def fitted(
@@ -139,7 +114,7 @@ class Model:
           cores: that all replicas shared.
         """
         cycles = [_cycle(m, exchange) for m in measurements]
-        traffic = [exchange.traffic(m.num_replicas) for m in measurements]
+        traffic = [_traffic(m, exchange) for m in measurements]
         rows = [(1.0, t.messages_in_a_row, t.bytes_in_a_row) for t in traffic]
         found = []
         for crowding in _crowdings(cores):
@@ -147,25 +122,35 @@ class Model:
             # What is left of each step when its share of a crowd is taken out.
             alone = [cycle / f for cycle, f in zip(cycles, factors, strict=True)]
             rest = [
-                seconds - compute.of(m.examples)
+                seconds - compute.of(m.examples, m.has_ballast)
                 for seconds, m in zip(alone, measurements, strict=True)
             ]
-            fitted, error = _fit(rows, rest, weights=alone)
-            found.append((error, crowding, fitted))
-        _, crowding, (update, message, byte) = min(found, key=lambda f: f[0])
+            found.append((solve(rows, rest, weights=alone), crowding))
+        solution, crowding = min(found, key=lambda pair: pair[0].error)
+        update, message, byte = solution.coefficients
+        told = zip(_COSTS, solution.is_told, strict=True)
         return cls(
             compute=compute,
             exchange=exchange,
             crowding=crowding,
             seconds_per_update=update,
             local=Network(seconds_per_message=message, seconds_per_byte=byte),
+            not_told=tuple(cost for cost, is_told in told if not is_told),
         )
 
     def measured_here(self, num_replicas: int, examples: float) -> float:
         """Seconds a step where all replicas share the cores of one machine."""
         traffic = self.exchange.traffic(num_replicas)
+        return self._here(num_replicas, self.compute.of(examples), traffic)
+
+    def of(self, run: Measurement) -> float:
+        """The same of a run with its own size of gradients, whatever it took."""
+        compute = self.compute.of(run.examples, run.has_ballast)
+        return self._here(run.num_replicas, compute, _traffic(run, self.exchange))
+
+    def _here(self, num_replicas: int, compute: float, traffic: Traffic) -> float:
         cycle = self.crowding.factor(num_replicas) * (
-            self.compute.of(examples)
+            compute
             + self.seconds_per_update
             + self.local.seconds_per_message * traffic.messages_in_a_row
             + self.local.seconds_per_byte * traffic.bytes_in_a_row
@@ -206,8 +191,7 @@ def leave_one_out(
     for left_out in measurements:
         others = [m for m in measurements if m is not left_out]
         model = Model.fitted(others, compute, exchange, cores)
-        predicted = model.measured_here(left_out.num_replicas, left_out.examples)
-        errors.append(predicted / left_out.step_seconds - 1)
+        errors.append(model.of(left_out) / left_out.step_seconds - 1)
     return errors
 
 
@@ -225,15 +209,6 @@ def _cycle(measurement: Measurement, exchange: Exchange) -> float:
     return measurement.step_seconds * together
 
 
-def _fit(
-    rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float]
-) -> tuple[list[float], float]:
-    """Coefficients that are not negative, and the error that they leave.
-
-    Columns are scaled to one before: bytes are in millions, latencies in microseconds.
-    """
-    matrix = np.array(rows) / np.array(weights)[:, None]
-    scales = np.maximum(np.abs(matrix).max(axis=0), np.finfo(float).tiny)
-    target = np.array(values) / np.array(weights)
-    fitted, error = optimize.nnls(matrix / scales, target)
-    return [float(c) for c in fitted / scales], float(error)
+def _traffic(run: Measurement, exchange: Exchange) -> Traffic:
+    own = dataclasses.replace(exchange, gradient_bytes=run.gradient_bytes)
+    return own.traffic(run.num_replicas)

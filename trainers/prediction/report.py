@@ -15,6 +15,20 @@ from trainers.table import aligned
 
 SCHEMA_VERSION = 1
 
+_FIELDS = {
+    "update": "milliseconds_per_update",
+    "message": "microseconds_per_message",
+    "byte": "nanoseconds_per_byte",
+}
+# What becomes of costs that the runs do not tell, of those that a network has too.
+_COSTS = {
+    "message": (
+        "these runs cannot tell what a message costs here from what every update does, "
+        "so that most of it counts as software"
+    ),
+    "byte": "these runs cannot tell what a byte costs here, which is next to nothing",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
@@ -64,7 +78,8 @@ class Report:
             yield (
                 f"error     {arm.name}: {100 * arm.median_error:.0f} % in the middle "
                 f"of {len(arm.errors)} runs, each predicted from the others; at most "
-                f"{100 * arm.largest_error:.0f} %"
+                f"{100 * arm.largest_error:.0f} %, and with more bytes to send "
+                f"{100 * arm.ballast_error:.0f} %"
             )
         yield from self._table()
         for count in self._config.prediction.replica_counts:
@@ -91,6 +106,7 @@ class Report:
             "one_device": {
                 "milliseconds_per_step": 1e3 * fitted.compute.seconds,
                 "milliseconds_per_example": 1e3 * fitted.compute.seconds_per_example,
+                "milliseconds_of_ballast": 1e3 * fitted.compute.seconds_of_ballast,
                 "measured": [dataclasses.asdict(m) for m in fitted.reference],
             },
             "strategies": [_of_an_arm(arm) for arm in fitted.arms],
@@ -150,6 +166,10 @@ class Report:
         """What limits the answer."""
         arms = self._fitted.arms
         inside = [arm.name for arm in arms if not arm.is_multi_process]
+        for cost, words in _COSTS.items():
+            unknown = [arm.name for arm in arms if cost in arm.model.not_told]
+            if unknown:
+                yield f"note      {', '.join(unknown)}: {words}"
         if inside:
             yield (
                 f"note      {', '.join(inside)}: one process, so that its replicas "
@@ -173,12 +193,14 @@ def _of_an_arm(arm: FittedArm) -> dict[str, Any]:
         "milliseconds_per_update": 1e3 * model.seconds_per_update,
         "microseconds_per_message": 1e6 * model.local.seconds_per_message,
         "nanoseconds_per_byte": 1e9 * model.local.seconds_per_byte,
+        "not_told": [_FIELDS[cost] for cost in model.not_told],
         "measured": [
             {**dataclasses.asdict(m), "leave_one_out_error": error}
             for m, error in zip(arm.measurements, arm.errors, strict=True)
         ],
         "median_error": arm.median_error,
         "largest_error": arm.largest_error,
+        "ballast_error": arm.ballast_error,
     }
 
 

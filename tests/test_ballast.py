@@ -1,0 +1,109 @@
+"""--ballast: more bytes to send, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from strategies.cluster import Cluster
+from strategies.settings import UsageError
+from tests.conformance.harness import small_config
+from tests.custom.made import Nested
+from trainers import flags
+from trainers.assembly import assemble, create_strategy
+from trainers.ballast import LEAST_BYTES, MOST_BYTES, add_ballast
+from trainers.main import main
+
+FEATURES = (5,)
+
+
+def functional(width: int = 3) -> keras.Model:
+    features = keras.Input(FEATURES)
+    return keras.Model(features, keras.layers.Dense(width)(features))
+
+
+def sequential() -> keras.Model:
+    return keras.Sequential([keras.Input(FEATURES), keras.layers.Dense(3)])
+
+
+def subclassed() -> keras.Model:
+    model = Nested()
+    model(keras.KerasTensor((None, *FEATURES)))
+    return model
+
+
+def ballast_of(model: keras.Model) -> list[keras.Variable]:
+    return [v for v in model.trainable_variables if v.name.startswith("ballast")]
+
+
+@pytest.mark.parametrize("make", [functional, sequential, subclassed])
+def test_any_kind_of_model_takes_it_and_computes_the_same(make: Any) -> None:
+    model = make()
+    features = tf.ones((2, *FEATURES))
+    before = model(features).numpy()
+    layers = list(model.layers)
+    add_ballast(model, num_weights=2)
+    assert [4 * v.value.shape.num_elements() for v in ballast_of(model)] == [
+        LEAST_BYTES // 2,
+        LEAST_BYTES // 2,
+    ]
+    assert (model(features).numpy() == before).all()
+    assert model.layers == layers
+
+
+def test_a_large_model_gets_as_much_as_it_has() -> None:
+    model = functional(width=100_000)
+    add_ballast(model, num_weights=1)
+    (ballast,) = ballast_of(model)
+    assert ballast.value.shape.num_elements() == (5 + 1) * 100_000
+    assert MOST_BYTES > 4 * (5 + 1) * 100_000
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "tower"])
+def test_it_is_sent_and_the_training_is_the_same(
+    strategy: str, tmp_path: pathlib.Path
+) -> None:
+    found = []
+    for extra in ([], ["--ballast"]):
+        folder = tmp_path / f"run-{len(extra)}"
+        words = [
+            *(f"--strategy={strategy}", "--model=tests.custom.made:Nested"),
+            *("--dataset=tests.custom.made:train_and_eval", "--train_steps=5"),
+            *("--loss=sparse_categorical_crossentropy", "--global_batch_size=8"),
+            f"--run_dir={folder}",
+        ]
+        assert main(["main", *words, *extra]) == 0
+        found.append(json.loads((folder / "result.json").read_text("utf-8")))
+    own, heavy = (each["communication"]["bytes_per_step_per_replica"] for each in found)
+    # Weights or gradients there, and sums or gradients back.
+    assert heavy == own + 2 * LEAST_BYTES
+    losses = [each["final"]["eval_loss"] for each in found]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_each_ballast_weight_has_a_gradient() -> None:
+    config = small_config(strategy="tower", model="mlp", num_replicas=2, ballast=True)
+    assembly = assemble(config, create_strategy(config, Cluster()))
+    before = [v.numpy().copy() for v in ballast_of(assembly.model)]
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    assembly.run_steps(batches, 1).fetch()
+    for variable, old in zip(ballast_of(assembly.model), before, strict=True):
+        assert (variable.numpy() != old).all()
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("--strategy=model_parallel", "send no gradients to each other"),
+        ("--export=keras", "cannot be loaded again"),
+        ("--mode=predict", "adds it to some of its runs by itself"),
+    ],
+)
+def test_it_is_refused_where_it_shows_nothing(flag: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        flags.parse(["main", "--ballast", flag])
