@@ -14,6 +14,7 @@ from strategies.cluster import Cluster
 from strategies.settings import UsageError
 from tests.conformance.harness import small_config
 from tests.custom.made import Nested
+from tests.further import further
 from trainers import flags
 from trainers.assembly import assemble, create_strategy
 from trainers.ballast import LEAST_BYTES, MOST_BYTES, add_ballast
@@ -64,7 +65,7 @@ def test_a_large_model_gets_as_much_as_it_has() -> None:
     assert MOST_BYTES > 4 * (5 + 1) * 100_000
 
 
-@pytest.mark.parametrize("strategy", ["mirrored", "tower"])
+@pytest.mark.parametrize("strategy", ["mirrored", further("tower")])
 def test_it_is_sent_and_the_training_is_the_same(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
