@@ -175,7 +175,37 @@ def test_no_example_is_more_likely_to_come_first(tmp_path: Path) -> None:
     assert scipy.stats.chisquare(counts).pvalue > 1e-6
 
 
+@pytest.mark.parametrize("first", [0, 31, 33, 40, 50])
+def test_steps_that_are_read_together_are_within_an_epoch_and_of_one_size(
+    tmp_path: Path, first: int
+) -> None:
+    """81 examples in batches of two: 32 steps, 8, and one that has what is left."""
+    stream = open_stream(write_folder(tmp_path / "many", (50, 31)), "example")
+    order = Order(num_examples=81, global_batch_size=2, seed=4)
+    whole = counted(list(stream.batches(order, 0, 82).dataset(0, 1)))
+    assert [len(step) for step in whole] == ([2] * 40 + [1]) * 2
+    for epoch in (whole[:41], whole[41:]):
+        assert sorted(flat(epoch)) == list(range(81))
+    batches = stream.batches(order, first, 82)
+    assert counted(list(batches.dataset(0, 1))) == whole[first:]
+    ends = [end for end in (32, 40, 41, 73, 81, 82) if end > first]
+    begins = [first, *ends[:-1]]
+    for share in range(2):
+        spans = list(batches.spans(share, 2))
+        assert [len(span.step) for span in spans] == np.subtract(ends, begins).tolist()
+        assert [int(span.step[0]) for span in spans] == begins
+
+
 # By file
+
+
+def test_steps_of_own_files_are_read_together_too(tmp_path: Path) -> None:
+    stream = open_stream(write_folder(tmp_path / "own", (5, 7)), "file")
+    order = Order(num_examples=12, global_batch_size=2, seed=4, drop_last_batch=True)
+    batches = stream.batches(order, 3, 40)
+    assert [len(span.step) for span in batches.spans(1, 2)] == [32, 5]
+    whole = counted(list(stream.batches(order, 0, 40).dataset(1, 2)))
+    assert counted(list(batches.dataset(1, 2))) == whole[3:]
 
 
 def test_shares_have_files_of_their_own_and_repeat_them(folder: Path) -> None:

@@ -12,11 +12,7 @@ from strategies.base import Batch
 from trainers.inputs.augmentation import Augment
 from trainers.inputs.data import Source
 from trainers.inputs.order import Order
-
-# Enough for what an element of a pipeline costs, whatever is in it, to be divided by
-# (docs/performance.md); what is larger would only take longer to come.
-_STEPS_AT_ONCE = 32
-_BYTES_AT_ONCE = 2**18
+from trainers.inputs.spans import per_step, steps_at_once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +90,7 @@ class SourceBatches:
         """How many steps are read together, at most."""
         if self.source.example_bytes is None or self.augment is not None:
             return 1
-        step_bytes = self.source.example_bytes * self.order.global_batch_size
-        return min(max(_BYTES_AT_ONCE // step_bytes, 1), _STEPS_AT_ONCE)
+        return steps_at_once(self.source.example_bytes * self.order.global_batch_size)
 
     def _limits(self, most: int) -> tf.data.Dataset:
         """First and stop of spans of steps.
@@ -142,7 +137,7 @@ class SourceBatches:
         flat = tf.reshape(indices, [-1])
         # Of a single step, if features depend on it: see `_steps_at_once`.
         features, labels = self._read(tensors, flat, first)
-        per_step = functools.partial(_per_step, shape=tf.shape(indices))
+        divided = functools.partial(per_step, shape=tf.shape(indices))
         same = functools.partial(tf.fill, [count])
         return Batch(
             step=tf.range(first, stop),
@@ -150,13 +145,6 @@ class SourceBatches:
             global_size=same(global_size),
             num_rows=same(num_rows),
             indices=indices,
-            features=tf.nest.map_structure(per_step, features),
-            labels=tf.nest.map_structure(per_step, labels),
+            features=tf.nest.map_structure(divided, features),
+            labels=tf.nest.map_structure(divided, labels),
         )
-
-
-def _per_step(rows: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-    """[steps, rows of a step, ...] of [rows of all steps, ...]."""
-    inner = tf.shape(rows)[1:]
-    divided = tf.reshape(rows, tf.concat([shape, inner], axis=0))
-    return tf.ensure_shape(divided, [None, None, *rows.shape[1:]])

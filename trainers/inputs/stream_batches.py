@@ -8,6 +8,8 @@ without being parsed; so a run that goes on sees what it would have seen.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -16,6 +18,7 @@ import tensorflow as tf
 from strategies.base import Batch
 from strategies.batch import share_rows
 from trainers.inputs.order import Order
+from trainers.inputs.spans import per_step, steps_at_once
 
 if TYPE_CHECKING:
     from trainers.inputs.record_stream import RecordStream
@@ -45,23 +48,20 @@ class StreamBatches:
     last_step: int
 
     def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
-        if self.stream.by_file:
-            shares = self._of_own_files(share, num_shares)
-        else:
-            shares = self._of_whole_batches(share, num_shares)
-        steps = tf.data.Dataset.range(self.first_step, self.last_step)
-
-        def batch(step: tf.Tensor, rows: _Share) -> Batch:
-            return self._batch(step, tf.constant(share, tf.int64), rows)
-
-        return (
-            tf.data.Dataset.zip((steps, shares))
-            .map(batch, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-            .prefetch(tf.data.AUTOTUNE)
-        )
+        return self.spans(share, num_shares).unbatch()
 
     def spans(self, share: int, num_shares: int) -> tf.data.Dataset:
-        return self.dataset(share, num_shares).map(_as_span)
+        if self.stream.by_file:
+            spans = self._of_own_files(share, num_shares)
+        else:
+            spans = self._of_whole_batches(share, num_shares)
+
+        def parsed(span: _Span) -> Batch:
+            return self._of_steps(tf.constant(share, tf.int64), span)
+
+        return spans.map(
+            parsed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        ).prefetch(tf.data.AUTOTUNE)
 
     @property
     def data(self) -> RecordStream:
@@ -75,24 +75,39 @@ class StreamBatches:
 
     def _of_whole_batches(self, share: int, num_shares: int) -> tf.data.Dataset:
         """Of every global batch the rows that are this share's."""
-        order = self.order
+        order, most = self.order, self._steps_at_once()
         chosen = range(len(self.stream.files))
 
         def epoch(number: tf.Tensor) -> tf.data.Dataset:
             records = self.stream.records(chosen, order.seed, number)
-            return records.batch(
-                order.global_batch_size, drop_remainder=order.drop_last_batch
+            chunks = records.batch(most * order.global_batch_size).enumerate()
+            first = number * order.steps_per_epoch
+            return chunks.flat_map(
+                lambda chunk, rows: spans(first + chunk * most, _Rows(*rows))
             )
 
-        def own_rows(*records: tf.Tensor) -> _Share:
-            global_size = tf.size(records[0], tf.int64)
-            start, stop, num_rows = share_rows(global_size, share, num_shares)
-            payloads, indices, offsets = (values[start:stop] for values in records)
-            return _Share(payloads, indices, offsets, num_rows, global_size)
+        def spans(first: tf.Tensor, rows: _Rows) -> tf.data.Dataset:
+            """Full batches, and what is left of an epoch after them."""
+            size = tf.constant(order.global_batch_size, tf.int64)
+            count = tf.size(rows.indices, tf.int64) // size
+            full = self._wanted(first, rows.part(0, count * size).in_steps(size), size)
+            if order.drop_last_batch:
+                return full
+            rest = rows.part(count * size, None)
+            size = tf.size(rest.indices, tf.int64)
+            rest = rest.in_steps(tf.maximum(size, 1))
+            return full.concatenate(self._wanted(first + count, rest, size))
 
-        first_epoch, skipped = divmod(self.first_step, order.steps_per_epoch)
-        epochs = tf.data.Dataset.range(first_epoch, tf.int64.max)
-        return epochs.flat_map(epoch).skip(skipped).map(own_rows)
+        def own_rows(span: _Span) -> _Span:
+            start, stop, num_rows = share_rows(span.global_size, share, num_shares)
+            rows = _Rows(*(values[:, start:stop] for values in span.rows))
+            return span._replace(rows=rows, num_rows=num_rows)
+
+        first_epoch = self.first_step // order.steps_per_epoch
+        epochs = tf.data.Dataset.range(
+            first_epoch, -(-self.last_step // order.steps_per_epoch)
+        )
+        return epochs.flat_map(epoch).map(own_rows)
 
     def _of_own_files(self, share: int, num_shares: int) -> tf.data.Dataset:
         """As many rows of this share's own files as its rows of a global batch."""
@@ -100,13 +115,15 @@ class StreamBatches:
         start, stop = (-(-s * size // num_shares) for s in (share, share + 1))
         chosen = range(share, len(self.stream.files), num_shares)
         seed = _seed_of_share(self.order.seed, share)
+        most = self._steps_at_once()
 
-        def own_rows(*records: tf.Tensor) -> _Share:
-            payloads, indices, offsets = records
+        def spans(chunk: tf.Tensor, rows: tuple[tf.Tensor, ...]) -> tf.data.Dataset:
             num_rows, global_size = (
                 tf.constant(n, tf.int64) for n in (stop - start, size)
             )
-            return _Share(payloads, indices, offsets, num_rows, global_size)
+            first = self.first_step + chunk * most
+            span = _Rows(*rows).in_steps(num_rows)
+            return self._wanted(first, span, global_size, num_rows)
 
         examples = sum(self.stream.counts[file] for file in chosen)
         before = self.first_step * (stop - start)
@@ -114,51 +131,90 @@ class StreamBatches:
         return (
             passes.flat_map(lambda n: self.stream.records(chosen, seed, n))
             .skip(before % examples)
-            .batch(stop - start, drop_remainder=True)
-            .map(own_rows)
+            .batch(most * (stop - start), drop_remainder=True)
+            .take(-(-(self.last_step - self.first_step) // most))
+            .enumerate()
+            .flat_map(spans)
         )
 
-    def _batch(self, step: tf.Tensor, share: tf.Tensor, rows: _Share) -> Batch:
+    def _steps_at_once(self) -> int:
+        values = math.prod(self.stream.schema.input.shape)
+        return steps_at_once(4 * values * self.order.global_batch_size)
+
+    def _wanted(
+        self,
+        first: tf.Tensor,
+        rows: _Rows,
+        global_size: tf.Tensor,
+        num_rows: tf.Tensor | None = None,
+    ) -> tf.data.Dataset:
+        """A span of those steps that are this object's; nothing if there is none."""
+        begin = tf.maximum(self.first_step - first, 0)
+        rows = rows.part(begin, tf.maximum(self.last_step - first, 0))
+        span = _Span(first + begin, global_size, global_size, rows)
+        if num_rows is not None:
+            span = span._replace(num_rows=num_rows)
+        is_any = tf.cast(tf.size(rows.indices) > 0, tf.int64)
+        return tf.data.Dataset.from_tensors(span).take(is_any)
+
+    def _of_steps(self, share: tf.Tensor, span: _Span) -> Batch:
+        """Batches of one size as one, whose every tensor is [steps, ...]."""
+        shape = tf.shape(span.rows.indices)
         features, labels = tf.numpy_function(
             self.stream.parse,
-            [rows.payloads, rows.indices, rows.offsets],
+            [tf.reshape(values, [-1]) for values in span.rows],
             (tf.float32, tf.int64),
         )
-        num_rows = rows.payloads.shape[:1]
-        shape = self.stream.schema.input.shape
+        features = tf.ensure_shape(features, [None, *self.stream.schema.input.shape])
+        count = tf.cast(shape[0], tf.int64)
+        same = functools.partial(tf.fill, [count])
         return Batch(
-            step=step,
-            replica=share,
-            global_size=rows.global_size,
-            num_rows=rows.num_rows,
-            indices=rows.indices,
-            features=tf.ensure_shape(features, num_rows + shape),
-            labels=tf.ensure_shape(labels, num_rows),
+            step=span.first + tf.range(count),
+            replica=same(share),
+            global_size=same(span.global_size),
+            num_rows=same(span.num_rows),
+            indices=span.rows.indices,
+            features=per_step(features, shape),
+            labels=per_step(tf.ensure_shape(labels, [None]), shape),
         )
 
 
-class _Share(NamedTuple):
-    """Records of a step, not parsed yet.
+class _Rows(NamedTuple):
+    """Records, not parsed yet: [records], or [steps, records of a step].
 
     Attributes:
-      payloads: string [rows].
-      indices: int64 [rows], in the data set.
-      offsets: int64 [rows], in their files.
-      num_rows: how many of them count.
-      global_size: examples in the global batch.
+      payloads: string.
+      indices: int64, in the data set.
+      offsets: int64, in their files.
     """
 
     payloads: tf.Tensor
     indices: tf.Tensor
     offsets: tf.Tensor
-    num_rows: tf.Tensor
+
+    def part(self, start: Any, stop: Any) -> _Rows:
+        """Of records, or of steps."""
+        return _Rows(*(values[start:stop] for values in self))
+
+    def in_steps(self, size: tf.Tensor) -> _Rows:
+        """Those of steps that have so many each."""
+        return _Rows(*(tf.reshape(values, [-1, size]) for values in self))
+
+
+class _Span(NamedTuple):
+    """Steps whose batches have one size.
+
+    Attributes:
+      first: of the steps.
+      global_size: examples in each global batch.
+      num_rows: how many of a step's records count.
+      rows: [steps, records of a step].
+    """
+
+    first: tf.Tensor
     global_size: tf.Tensor
-
-
-@tf.autograph.experimental.do_not_convert
-def _as_span(batch: Batch) -> Batch:
-    """Of one step, without copying what it holds."""
-    return tf.nest.map_structure(lambda values: tf.expand_dims(values, 0), batch)
+    num_rows: tf.Tensor
+    rows: _Rows
 
 
 def _seed_of_share(seed: int | None, share: int) -> int | None:
