@@ -221,7 +221,8 @@ def describe(devices: Sequence[str]) -> str:
     """The devices in words, such as `2 logical CPU devices (no GPU found)`."""
     if devices[0].startswith("/job:"):
         tasks = {device.rsplit("/device:", 1)[0] for device in devices}
-        return f"the devices of {len(tasks)} processes"
+        noun = "process" if len(tasks) == 1 else "processes"
+        return f"the devices of {len(tasks)} {noun}"
     if "GPU" in devices[0]:
         return ", ".join(name_of(device) for device in devices)
     why = "" if tf.config.list_physical_devices("GPU") else " (no GPU found)"
