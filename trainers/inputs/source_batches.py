@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +11,7 @@ from strategies.base import Batch
 from trainers.inputs.augmentation import Augment
 from trainers.inputs.data import Source
 from trainers.inputs.order import Order
-from trainers.inputs.spans import per_step, steps_at_once
+from trainers.inputs.spans import batch_of_steps, steps_at_once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,14 +136,12 @@ class SourceBatches:
         flat = tf.reshape(indices, [-1])
         # Of a single step, if features depend on it: see `_steps_at_once`.
         features, labels = self._read(tensors, flat, first)
-        divided = functools.partial(per_step, shape=tf.shape(indices))
-        same = functools.partial(tf.fill, [count])
-        return Batch(
-            step=tf.range(first, stop),
-            replica=same(tf.constant(share, tf.int64)),
-            global_size=same(global_size),
-            num_rows=same(num_rows),
+        return batch_of_steps(
+            first=first,
+            share=share,
+            num_rows=num_rows,
+            global_size=global_size,
             indices=indices,
-            features=tf.nest.map_structure(divided, features),
-            labels=tf.nest.map_structure(divided, labels),
+            features=features,
+            labels=labels,
         )

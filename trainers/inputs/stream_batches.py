@@ -8,7 +8,6 @@ without being parsed; so a run that goes on sees what it would have seen.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -18,7 +17,7 @@ import tensorflow as tf
 from strategies.base import Batch
 from strategies.batch import share_rows
 from trainers.inputs.order import Order
-from trainers.inputs.spans import per_step, steps_at_once
+from trainers.inputs.spans import batch_of_steps, steps_at_once
 
 if TYPE_CHECKING:
     from trainers.inputs.record_stream import RecordStream
@@ -57,7 +56,7 @@ class StreamBatches:
             spans = self._of_whole_batches(share, num_shares)
 
         def parsed(span: _Span) -> Batch:
-            return self._of_steps(tf.constant(share, tf.int64), span)
+            return self._of_steps(share, span)
 
         return spans.map(
             parsed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
@@ -90,13 +89,15 @@ class StreamBatches:
             """Full batches, and what is left of an epoch after them."""
             size = tf.constant(order.global_batch_size, tf.int64)
             count = tf.size(rows.indices, tf.int64) // size
-            full = self._wanted(first, rows.part(0, count * size).in_steps(size), size)
+            full = rows.part(0, count * size).in_steps(size)
+            full = self._wanted(_Span(first, size, size, full))
             if order.drop_last_batch:
                 return full
             rest = rows.part(count * size, None)
             size = tf.size(rest.indices, tf.int64)
             rest = rest.in_steps(tf.maximum(size, 1))
-            return full.concatenate(self._wanted(first + count, rest, size))
+            rest = self._wanted(_Span(first + count, size, size, rest))
+            return full.concatenate(rest)
 
         def own_rows(span: _Span) -> _Span:
             start, stop, num_rows = share_rows(span.global_size, share, num_shares)
@@ -122,8 +123,8 @@ class StreamBatches:
                 tf.constant(n, tf.int64) for n in (stop - start, size)
             )
             first = self.first_step + chunk * most
-            span = _Rows(*rows).in_steps(num_rows)
-            return self._wanted(first, span, global_size, num_rows)
+            own = _Rows(*rows).in_steps(num_rows)
+            return self._wanted(_Span(first, global_size, num_rows, own))
 
         examples = sum(self.stream.counts[file] for file in chosen)
         before = self.first_step * (stop - start)
@@ -141,41 +142,28 @@ class StreamBatches:
         values = math.prod(self.stream.schema.input.shape)
         return steps_at_once(4 * values * self.order.global_batch_size)
 
-    def _wanted(
-        self,
-        first: tf.Tensor,
-        rows: _Rows,
-        global_size: tf.Tensor,
-        num_rows: tf.Tensor | None = None,
-    ) -> tf.data.Dataset:
-        """A span of those steps that are this object's; nothing if there is none."""
-        begin = tf.maximum(self.first_step - first, 0)
-        rows = rows.part(begin, tf.maximum(self.last_step - first, 0))
-        span = _Span(first + begin, global_size, global_size, rows)
-        if num_rows is not None:
-            span = span._replace(num_rows=num_rows)
-        is_any = tf.cast(tf.size(rows.indices) > 0, tf.int64)
+    def _wanted(self, span: _Span) -> tf.data.Dataset:
+        """Those of its steps that are this object's, or nothing."""
+        begin = tf.maximum(self.first_step - span.first, 0)
+        stop = tf.maximum(self.last_step - span.first, 0)
+        span = span._replace(first=span.first + begin, rows=span.rows.part(begin, stop))
+        is_any = tf.cast(tf.size(span.rows.indices) > 0, tf.int64)
         return tf.data.Dataset.from_tensors(span).take(is_any)
 
-    def _of_steps(self, share: tf.Tensor, span: _Span) -> Batch:
-        """Batches of one size as one, whose every tensor is [steps, ...]."""
-        shape = tf.shape(span.rows.indices)
+    def _of_steps(self, share: int, span: _Span) -> Batch:
         features, labels = tf.numpy_function(
             self.stream.parse,
             [tf.reshape(values, [-1]) for values in span.rows],
             (tf.float32, tf.int64),
         )
-        features = tf.ensure_shape(features, [None, *self.stream.schema.input.shape])
-        count = tf.cast(shape[0], tf.int64)
-        same = functools.partial(tf.fill, [count])
-        return Batch(
-            step=span.first + tf.range(count),
-            replica=same(share),
-            global_size=same(span.global_size),
-            num_rows=same(span.num_rows),
+        return batch_of_steps(
+            first=span.first,
+            share=share,
+            num_rows=span.num_rows,
+            global_size=span.global_size,
             indices=span.rows.indices,
-            features=per_step(features, shape),
-            labels=per_step(tf.ensure_shape(labels, [None]), shape),
+            features=tf.ensure_shape(features, [None, *self.stream.schema.input.shape]),
+            labels=tf.ensure_shape(labels, [None]),
         )
 
 
