@@ -113,11 +113,61 @@ class Objective(Protocol):
           training: whether the model is to do what it does in training.
         """
 
-    def of_predictions(self, labels: Any, predictions: Any) -> Mapping[str, tf.Tensor]:
-        """The same, of what the model made of the features."""
+    def of_predictions(
+        self, labels: Any, predictions: Any, global_size: Any = None
+    ) -> Mapping[str, tf.Tensor]:
+        """The same, of what the model made of the features.
+
+        Args:
+          labels: Of n examples.
+          predictions: Of the same.
+          global_size: Examples of the global batch; None if these are all.
+        """
 
     def judged(self, model: Predict, batch: Any) -> Judged:
         """The same where nothing is trained, and what examples are taken for."""
+
+    @property
+    def compiled(self) -> AsCompiled | None:
+        """The same for `keras.Model.compile`; None if Keras has no counterpart."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class AsCompiled:
+    """Arguments of `keras.Model.compile` that make `fit` minimize the same.
+
+    Attributes:
+      loss: A name, function or object, or a structure of them.
+      loss_weights: The weights of several losses; None for 1 each.
+      metrics: A list, or a structure of lists; None for none.
+      weighted_metrics: The same, for metrics that sample weights apply to.
+      labels: From labels and predictions to the labels of that loss; None if they are
+        those of the data.
+    """
+
+    loss: Any
+    loss_weights: Any = None
+    metrics: Any = None
+    weighted_metrics: Any = None
+    labels: Callable[[Any, Any], Any] | None = None
+
+
+def judged_by(
+    objective: Objective, classes: ClassesOf | None, model: Predict, batch: Any
+) -> Judged:
+    """Evaluates an objective of labels and predictions on a batch.
+
+    Args:
+      objective: A function of labels and predictions.
+      classes: Finds classes in the same; None where the model is no classifier.
+      model: See `Objective.values`.
+      batch: See `Objective.values`.
+    """
+    predictions = model(batch.features, training=False)
+    values = objective.of_predictions(batch.labels, predictions, batch.global_size)
+    if classes is None:
+        return Judged(values, None)
+    return Judged(values, classes(batch.labels, predictions))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,11 +178,13 @@ class PredictionObjective:
       loss: per-example loss of (labels, predictions), [n].
       metrics: named per-example metrics of the same, [n] each.
       classes: what examples are taken for, from the same; None if for nothing.
+      compiled: See `Objective`.
     """
 
     loss: PerExample
     metrics: Mapping[str, PerExample]
     classes: ClassesOf | None = None
+    compiled: AsCompiled | None = None
 
     def values(
         self, model: Predict, batch: Any, training: bool
@@ -141,18 +193,17 @@ class PredictionObjective:
         predictions = model(batch.features, training=training)
         return self.of_predictions(batch.labels, predictions)
 
-    def of_predictions(self, labels: Any, predictions: Any) -> Mapping[str, tf.Tensor]:
+    def of_predictions(
+        self, labels: Any, predictions: Any, global_size: Any = None
+    ) -> Mapping[str, tf.Tensor]:
         """See `Objective`."""
+        del global_size
         functions = {"loss": self.loss, **self.metrics}
         return {name: f(labels, predictions) for name, f in functions.items()}
 
     def judged(self, model: Predict, batch: Any) -> Judged:
         """See `Objective`."""
-        predictions = model(batch.features, training=False)
-        values = self.of_predictions(batch.labels, predictions)
-        if self.classes is None:
-            return Judged(values, None)
-        return Judged(values, self.classes(batch.labels, predictions))
+        return judged_by(self, self.classes, model, batch)
 
 
 class TrainableModel(Protocol):
@@ -180,18 +231,23 @@ class ModelSpec:
         [n, num_classes]) that returns each example's loss [n].
       metrics: named functions of the same arguments; the metric is the mean over
         all examples of what they return, [n].
+      as_compiled: From the label smoothing to the same for `keras.Model.compile`; None
+        if Keras has no counterpart.
     """
 
     build: Build
     make_loss: Callable[[float], PerExample]
     metrics: Mapping[str, PerExample]
+    as_compiled: Callable[[float], AsCompiled] | None = None
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
         """See `TrainableModel`."""
+        compiled = self.as_compiled
         return PredictionObjective(
             loss=self.make_loss(label_smoothing),
             metrics=self.metrics,
             classes=largest_logit,
+            compiled=None if compiled is None else compiled(label_smoothing),
         )
 
 
@@ -220,6 +276,28 @@ def make_cross_entropy(label_smoothing: float) -> PerExample:
         )
 
     return loss
+
+
+def cross_entropy_as_compiled(label_smoothing: float) -> AsCompiled:
+    """Returns what a program with `fit` has for `make_cross_entropy`, and accuracy.
+
+    Smoothing needs one-hot labels there.
+
+    Args:
+      label_smoothing: See `make_cross_entropy`.
+    """
+    if not label_smoothing:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return AsCompiled(loss=loss, metrics=["accuracy"])
+    return AsCompiled(
+        loss=keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=label_smoothing
+        ),
+        metrics=["accuracy"],
+        labels=lambda labels, predictions: keras.ops.one_hot(
+            labels, predictions.shape[-1]
+        ),
+    )
 
 
 def is_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -267,4 +345,5 @@ def classifier(build: Build) -> ModelSpec:
         build=build_for_classes,
         make_loss=make_cross_entropy,
         metrics={"accuracy": is_correct},
+        as_compiled=cross_entropy_as_compiled,
     )

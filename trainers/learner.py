@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -109,8 +111,12 @@ def build_learner(
     _set_precision(config.model.dtype)
     keras.utils.set_random_seed(config.run.seed)
     pipeline = None
+    with strategy.scope(), _refused():
+        model = spec.build(data, config.model)
+    # Outside of the scope, because Keras makes variables of metrics.
+    with _refused():
+        objective = spec.objective(model, config.optimizer.label_smoothing)
     with strategy.scope():
-        model, objective = _build_model(spec, config, data)
         switch_off(model, config.model.switch_off or ())
         rate_factor = RateFactor(may_change=config.guard.rolls_back)
         learning_rate = LearningRate(
@@ -162,11 +168,10 @@ def _set_precision(dtype: str) -> None:
     keras.config.set_dtype_policy(dtype)
 
 
-def _build_model(
-    spec: TrainableModel, config: Config, data: Data
-) -> tuple[keras.Model, Objective]:
+@contextlib.contextmanager
+def _refused() -> Iterator[None]:
+    """Turns an error of a model into one line."""
     try:
-        model = spec.build(data, config.model)
-        return model, spec.objective(model, config.optimizer.label_smoothing)
+        yield
     except ValueError as error:
         raise UsageError(" ".join(str(error).split())) from error

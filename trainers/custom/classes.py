@@ -29,7 +29,8 @@ def classes_of(loss: Any) -> ClassesOf | None:
     if isinstance(loss, (list, tuple, dict)):
         return None
     loss = _LOSSES.get(loss)
-    kinds = (type(loss), loss) if isinstance(loss, _LOSSES.Loss) else (loss,)
+    # Keras wraps a function into an object that has it as `fn`.
+    kinds = (type(loss), loss, getattr(loss, "fn", None))
     for kind, find in _FINDERS:
         if kind in kinds:
             return functools.partial(_checked, functools.partial(find, loss))

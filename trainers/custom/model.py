@@ -17,6 +17,7 @@ from strategies.base import Batch
 from strategies.settings import UsageError
 from trainers.custom.objective import objective_of
 from trainers.custom.own_code import blamed
+from trainers.custom.probe import probe
 from trainers.custom.step import NAME, own_objective
 from trainers.inputs.data import Source
 from trainers.model_config import ModelConfig
@@ -53,18 +54,16 @@ class CustomModel:
                 "own: compile it with a loss that smooths labels."
             )
         with blamed(self.flag):
-            objective = self._objective(model)
+            if self.replica_step is None:
+                _check_methods(model)
+                return self._compiled(model)
+            objective = own_objective(self.replica_step, lambda: self._compiled(model))
             _check_values(objective, model, self.few())
         return objective
 
-    def _objective(self, model: keras.Model) -> Objective:
-        if self.replica_step is not None:
-            return own_objective(
-                self.replica_step,
-                lambda: objective_of(model, self.loss, self.metrics),
-            )
-        _check_methods(model)
-        return objective_of(model, self.loss, self.metrics)
+    def _compiled(self, model: keras.Model) -> Objective:
+        examples = probe(model, self.few())
+        return objective_of(model, self.loss, self.metrics, *examples)
 
 
 def custom_model(config: ModelConfig, source: Source) -> CustomModel:

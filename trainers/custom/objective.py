@@ -1,7 +1,7 @@
-"""Losses and metrics as Keras has them, for each example.
+"""Losses and metrics as Keras computes them, for each example.
 
-`fit` takes means over a batch. A share of a global batch needs the sum over its own
-examples, so that functions are asked for the value of each example here.
+`fit` takes means over a batch. A shard of a global batch needs the sum over its own
+examples, so Keras's own calls are made here without their reduction.
 """
 
 from __future__ import annotations
@@ -13,34 +13,100 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import PerExample, PredictionObjective
+from models.base import AsCompiled, ClassesOf, Judged, Predict, judged_by
 from strategies.library_internals import (
+    OutputLoss,
+    OutputMetric,
     compiled_with,
     function_of_metric,
-    mask_of,
+    losses_by_output,
+    metric_names,
+    metrics_by_output,
 )
 from strategies.settings import UsageError
 from trainers.custom.classes import classes_of
+from trainers.custom.independence import check_independence
+from trainers.custom.unreduced import (
+    Unreduced,
+    in_columns,
+    num_rows,
+    of_rows,
+    refuse_masks,
+)
 
-# Keras's own names for whichever of three fits labels and predictions.
 _ACCURACY = ("accuracy", "acc")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompiledObjective:
+    """The objective that `fit` would have. Satisfies `Objective`.
+
+    Attributes:
+      losses: One of each output that has one.
+      metrics: By the name that `evaluate` reports them by.
+      classes: Classes of examples; None where the model is no classifier.
+      compiled: The arguments of `compile` that it was made from.
+    """
+
+    losses: Sequence[_Loss]
+    metrics: Mapping[str, _Mean]
+    classes: ClassesOf | None
+    compiled: AsCompiled | None
+
+    def values(
+        self, model: Predict, batch: Any, training: bool
+    ) -> Mapping[str, tf.Tensor]:
+        """See `Objective`."""
+        predictions = model(batch.features, training=training)
+        return self.of_predictions(batch.labels, predictions, batch.global_size)
+
+    def of_predictions(
+        self, labels: Any, predictions: Any, global_size: Any = None
+    ) -> Mapping[str, tf.Tensor]:
+        """See `Objective`."""
+        refuse_masks(predictions)
+        labels = _in_floatx(labels)
+        by_name = {
+            f"{loss.name}_loss": loss(labels, predictions, global_size)
+            for loss in self.losses
+        }
+        total = tf.add_n(
+            [
+                value if loss.weight is None else loss.weight * value
+                for loss, value in zip(self.losses, by_name.values(), strict=True)
+            ]
+        )
+        reported = by_name if len(self.losses) > 1 else {}
+        found = {name: f(labels, predictions) for name, f in self.metrics.items()}
+        return {"loss": total, **found, **reported}
+
+    def judged(self, model: Predict, batch: Any) -> Judged:
+        """See `Objective`."""
+        return judged_by(self, self.classes, model, batch)
+
+
 def objective_of(
-    model: keras.Model, loss: str | None, metrics: Sequence[str] | None
-) -> PredictionObjective:
-    """What a model is to minimize.
+    model: keras.Model,
+    loss: str | None,
+    metrics: Sequence[str] | None,
+    labels: Any,
+    predictions: Any,
+) -> CompiledObjective:
+    """Returns what `fit` would minimize and report, for each example.
+
+    Call it outside of a strategy's scope, because Keras makes variables of metrics.
 
     Args:
-      model: perhaps compiled.
-      loss: Keras's name; None for the one the model was compiled with.
+      model: A model, perhaps compiled.
+      loss: Keras's name; None for the loss the model was compiled with.
       metrics: Keras's names; None for those the model was compiled with.
+      labels: Of a few examples.
+      predictions: Tensors such as the model returns for these examples.
 
     Raises:
-      UsageError: there is no loss, or something in it has no value of each example.
+      UsageError: There is no loss, or one of them has no value for each example.
     """
-    weights, reported = compiled_with(model)
-    names = getattr(model, "output_names", None)
+    weights, reported, weighted = compiled_with(model)
     minimized = loss or getattr(model, "loss", None)
     if minimized is None:
         raise UsageError(
@@ -48,198 +114,181 @@ def objective_of(
             "name of it, such as --loss=sparse_categorical_crossentropy, or compile "
             "the model."
         )
-    if loss:
-        weights = None
-    total = _Total(minimized, weights, names)
-    return PredictionObjective(
-        loss=total,
-        classes=classes_of(minimized),
-        metrics={
-            **_metrics_by_name(metrics or reported, names),
-            **total.parts(),
-        },
+    compiled = AsCompiled(
+        loss=minimized,
+        loss_weights=None if loss else weights,
+        metrics=_named_accuracy(list(metrics) if metrics else reported),
+        weighted_metrics=None if metrics else _named_accuracy(weighted),
     )
+    names = getattr(model, "output_names", None)
+    labels = _in_floatx(labels)
+    losses = _losses(compiled, names, labels, predictions)
+    objective = CompiledObjective(
+        losses=losses,
+        metrics=_metrics(compiled, names, labels, predictions),
+        classes=classes_of(losses[0].resolved.loss) if len(losses) == 1 else None,
+        compiled=compiled,
+    )
+    refuse_masks(predictions)
+    check_independence([*losses, *objective.metrics.values()], labels, predictions)
+    return objective
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Total:
-    """The weighted sum of all outputs' losses.
+class _Loss:
+    """The loss of one output, for each example.
 
     Attributes:
-      losses: one for all outputs, or one of each by name or in order.
-      weights: likewise; None for one each.
-      names: of a model's outputs, in order; None if they are not known.
+      resolved: The loss as Keras resolves it.
     """
 
-    losses: Any
-    weights: Any
-    names: Sequence[str] | None
+    resolved: OutputLoss
 
-    def __call__(self, labels: Any, predictions: Any) -> tf.Tensor:
-        by_output = _by_output(predictions, self.names)
-        labelled = _by_output(labels, self.names)
-        losses = _by_output(self.losses, self.names)
-        weights = _by_output(self.weights, self.names)
-        terms = []
-        for output, predicted in by_output.items():
-            given = losses.get(output, losses.get(""))
-            if given is None:
-                continue
-            value = _loss_function(given)(_labels_of(labelled, output), predicted)
-            weight = weights.get(output, weights.get(""))
-            terms.append(value if weight is None else weight * value)
-        if not terms:
-            raise UsageError(
-                f"no loss is of an output of the model: there are losses of "
-                f"{', '.join(losses)} and outputs {', '.join(by_output)}."
-            )
-        return tf.add_n(terms)
+    @property
+    def name(self) -> str:
+        return self.resolved.name
 
-    def parts(self) -> Mapping[str, PerExample]:
-        """Of several losses each by itself, without its weight."""
-        named = _by_output(self.losses, self.names)
-        return {
-            f"{output}_loss": _OfOutput(output, _loss_function(given), self.names)
-            for output, given in named.items()
-            if output and given is not None
-        }
+    @property
+    def weight(self) -> float | None:
+        return self.resolved.weight
+
+    def __call__(
+        self, labels: Any, predictions: Any, global_size: Any = None
+    ) -> tf.Tensor:
+        """Returns values [n] whose mean over the global batch is Keras's loss.
+
+        Args:
+          labels: Of n examples.
+          predictions: Of the same.
+          global_size: Examples of the global batch; None if these are all.
+        """
+        loss = self.resolved.loss
+        values = self.resolved.computed_by(Unreduced(loss))(labels, predictions)
+        if loss.reduction != "sum":
+            return of_rows(tf.reduce_mean, values, predictions, self.name)
+        summed = of_rows(tf.reduce_sum, values, predictions, self.name)
+        size = num_rows(predictions) if global_size is None else global_size
+        return tf.cast(size, summed.dtype) * summed
+
+    def reduced(self, labels: Any, predictions: Any) -> tf.Tensor:
+        """Returns the loss of the batch as `fit` has it, without its weight."""
+        return self.resolved.computed_by(self.resolved.loss)(labels, predictions)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _OfOutput:
-    """A function of one output, found among all."""
+class _Mean:
+    """A metric that is a mean over examples."""
 
-    output: str
-    function: PerExample
-    names: Sequence[str] | None
+    name: str
+    resolved: OutputMetric
 
-    def __call__(self, labels: Any, predictions: Any) -> tf.Tensor:
-        by_output = _by_output(predictions, self.names)
-        if self.output not in by_output:
-            raise UsageError(
-                f"the model has no output {self.output!r}; it has "
-                f"{', '.join(by_output)}."
-            )
-        labelled = _labels_of(_by_output(labels, self.names), self.output)
-        return self.function(labelled, by_output[self.output])
+    def __call__(
+        self, labels: Any, predictions: Any, global_size: Any = None
+    ) -> tf.Tensor:
+        """Returns values [n] whose mean over all examples is Keras's metric."""
+        del global_size
+        of_output = self.resolved.of_output(labels, predictions)
+        values = in_columns(function_of_metric(self.resolved.metric), *of_output)
+        dtype = self.resolved.metric.dtype
+        return of_rows(tf.reduce_mean, tf.cast(values, dtype), of_output[1], self.name)
 
-
-def _by_output(values: Any, names: Sequence[str] | None) -> Mapping[str, Any]:
-    """By the name of each output; what is not of several is by the empty name."""
-    if isinstance(values, Mapping):
-        return values
-    if isinstance(values, (list, tuple)):
-        if names is None or len(names) != len(values):
-            names = [f"output_{index}" for index in range(len(values))]
-        return dict(zip(names, values, strict=True))
-    return {"": values}
-
-
-def _labels_of(labels: Mapping[str, Any], output: str) -> Any:
-    if output in labels:
-        return labels[output]
-    if "" in labels and output == "":
-        return labels[""]
-    raise UsageError(
-        f"the data has no labels of output {output!r}; it has labels of "
-        f"{', '.join(labels)}: name both alike."
-    )
-
-
-def _loss_function(given: Any) -> PerExample:
-    """A loss by name, as a function or as an object, without its reduction."""
-    loss = _Unreduced(keras.losses.get(given))
-
-    def of_each(labels: Any, predictions: Any) -> tf.Tensor:
-        return _of_examples(loss(labels, predictions), predictions, loss.name)
-
-    return of_each
-
-
-class _Unreduced(keras.losses.Loss):
-    """Another loss, or a function, with a value of each example.
-
-    To be called as a loss of Keras brings labels and predictions to one type.
-    """
-
-    def __init__(self, given: Any):
-        is_loss = isinstance(given, keras.losses.Loss)
-        name = given.name if is_loss else getattr(given, "__name__", "")
-        super().__init__(
-            # TensorFlow has scopes of that name, which `<lambda>` cannot be.
-            name=name if name.isidentifier() else "loss",
-            reduction="none",
-            dtype=given.dtype if is_loss else None,
+    def reduced(self, labels: Any, predictions: Any) -> tf.Tensor:
+        """Returns the metric of the batch, as its `update_state` counts it."""
+        metric = self.resolved.metric
+        values = function_of_metric(metric)(
+            *self.resolved.of_output(labels, predictions)
         )
-        self._function = given.call if is_loss else given
-
-    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
-        return self._function(y_true, y_pred)
+        return tf.reduce_mean(tf.cast(values, metric.dtype))
 
 
-def _metrics_by_name(
-    metrics: Any, names: Sequence[str] | None
-) -> Mapping[str, PerExample]:
-    if metrics is None:
-        return {}
-    if not isinstance(metrics, Mapping):
-        nested = any(isinstance(item, (list, tuple)) for item in metrics)
-        metrics = _by_output(metrics, names) if nested else {"": metrics}
-    found: dict[str, PerExample] = {}
-    for output, of_output in metrics.items():
-        for given in of_output if isinstance(of_output, (list, tuple)) else [of_output]:
-            name, function = _metric(given)
-            name = f"{output}_{name}" if output else name
-            found[name] = _OfOutput(output, function, names)
-    return found
-
-
-def _metric(given: Any) -> tuple[str, PerExample]:
-    """Its name, and what it is the mean of."""
-    if isinstance(given, str) and given.lower() in _ACCURACY:
-        return "accuracy", _accuracy
-    metric = keras.metrics.get(given)
-    if isinstance(metric, keras.metrics.MeanMetricWrapper):
-        function, name = function_of_metric(metric), metric.name
-    elif callable(metric) and not isinstance(metric, keras.metrics.Metric):
-        function, name = metric, getattr(metric, "__name__", str(given))
-    else:
+def _losses(
+    compiled: AsCompiled, names: Sequence[str] | None, labels: Any, predictions: Any
+) -> Sequence[_Loss]:
+    _check_names(compiled.loss, names, labels, predictions)
+    resolved = losses_by_output(
+        compiled.loss, compiled.loss_weights, names, labels, predictions
+    )
+    if not resolved:
+        raise UsageError("no loss is of an output of the model: give one.")
+    if len(resolved) > 1 and not tf.nest.is_nested(predictions):
         raise UsageError(
-            f"the metric {getattr(metric, 'name', given)!r} is not a mean over "
+            f"the model has one output and {len(resolved)} losses, of which fit "
+            "minimizes the first alone: give one loss."
+        )
+    return [_Loss(one) for one in resolved]
+
+
+def _check_names(
+    loss: Any, names: Sequence[str] | None, labels: Any, predictions: Any
+) -> None:
+    """Says what Keras refuses as an object of another type."""
+    of_names = isinstance(predictions, Mapping)
+    if isinstance(loss, Mapping) and not (names or of_names):
+        raise UsageError(
+            "no loss is of an output of the model: there are losses of "
+            f"{', '.join(loss)}, and its output has no name: give one loss."
+        )
+    if not (of_names and isinstance(labels, Mapping)):
+        return
+    wanted = loss if isinstance(loss, Mapping) else predictions
+    for output in wanted:
+        if output not in labels:
+            raise UsageError(
+                f"the data has no labels of output {output!r}; it has labels of "
+                f"{', '.join(labels)}: name both alike."
+            )
+
+
+def _metrics(
+    compiled: AsCompiled, names: Sequence[str] | None, labels: Any, predictions: Any
+) -> Mapping[str, _Mean]:
+    if not compiled.metrics and not compiled.weighted_metrics:
+        return {}
+    resolved = metrics_by_output(
+        compiled.metrics, compiled.weighted_metrics, names, labels, predictions
+    )
+    for one in resolved:
+        _require_mean(one.metric)
+    named = metric_names(resolved)
+    if "loss" in named:
+        raise UsageError("a metric is named 'loss', as the loss is: rename it.")
+    return {name: _Mean(name, one) for name, one in zip(named, resolved, strict=True)}
+
+
+def _require_mean(metric: keras.metrics.Metric) -> None:
+    """Raises UsageError unless a metric is the mean of a function's values."""
+    kind, mean = type(metric), keras.metrics.MeanMetricWrapper
+    is_mean = isinstance(metric, mean) and (
+        (kind.update_state, kind.result) == (mean.update_state, mean.result)
+    )
+    if not is_mean:
+        raise UsageError(
+            f"the metric {metric.name!r} is not a mean over "
             "examples, as accuracy or mean_absolute_error are: leave it out, and use "
             "it on the trained model."
         )
-    name = given if isinstance(given, str) else name
-
-    def of_each(labels: Any, predictions: Any) -> tf.Tensor:
-        return _of_examples(function(labels, predictions), predictions, name)
-
-    return name, of_each
 
 
-def _accuracy(labels: Any, predictions: Any) -> tf.Tensor:
-    """Whichever of three `fit` would take (keras/src/trainers/compile_utils.py)."""
-    if predictions.shape[-1] == 1:
-        function = keras.metrics.binary_accuracy
-    elif len(labels.shape) < len(predictions.shape) or labels.shape[-1] == 1:
-        function = keras.metrics.sparse_categorical_accuracy
-    else:
-        function = keras.metrics.categorical_accuracy
-    return _of_examples(function(labels, predictions), predictions, "accuracy")
+def _named_accuracy(metrics: Any) -> Any:
+    """Returns the same metrics, with one name for accuracy in files and charts."""
+    if metrics is None:
+        return None
+    return keras.tree.map_structure(
+        lambda given: "accuracy" if _is_accuracy(given) else given, metrics
+    )
 
 
-def _of_examples(values: tf.Tensor, predictions: Any, name: str) -> tf.Tensor:
-    """One value of each: the mean of those it has, such as one of each word."""
-    if mask_of(predictions) is not None:
-        raise UsageError(
-            "an output of the model has a mask, so that some of it does not count: "
-            "return a per-example loss from replica_step(model, batch) that says how "
-            "examples of different lengths weigh."
+def _is_accuracy(given: Any) -> bool:
+    return isinstance(given, str) and given.lower() in _ACCURACY
+
+
+def _in_floatx(labels: Any) -> Any:
+    """Returns labels as `fit` hands them on: floating ones in Keras's floatx."""
+
+    def converted(label: Any) -> tf.Tensor:
+        label = tf.convert_to_tensor(label)
+        return (
+            tf.cast(label, keras.config.floatx()) if label.dtype.is_floating else label
         )
-    values = tf.convert_to_tensor(values)
-    if not values.shape.rank:
-        raise UsageError(
-            f"{name!r} gives one number for a whole batch, and each example's is "
-            "needed: return a tensor with a value of each, without its mean."
-        )
-    return tf.reduce_mean(values, axis=list(range(1, values.shape.rank)))
+
+    return tf.nest.map_structure(converted, labels)

@@ -40,7 +40,14 @@ class OwnObjective:
             return _by_name(self.function(model, batch))
         return _by_name(self.function(model, batch, training=training))
 
-    def of_predictions(self, labels: Any, predictions: Any) -> Mapping[str, tf.Tensor]:
+    @property
+    def compiled(self) -> None:
+        """See `Objective`; Keras has no such step."""
+        return None
+
+    def of_predictions(
+        self, labels: Any, predictions: Any, global_size: Any = None
+    ) -> Mapping[str, tf.Tensor]:
         """See `Objective`."""
         raise UsageError(
             f"{NAME} calls the whole model, which model_parallel has in stages: choose "

@@ -78,7 +78,9 @@ class Forward:
             with self._replayed_dropout(part):
                 outputs = self._stage.run(inputs, training=True)
             if self._stage.is_last:
-                values = self._objective.of_predictions(part.labels, outputs[0])
+                values = self._objective.of_predictions(
+                    part.labels, outputs[0], part.global_size
+                )
                 sums = weighted_sums(values, part)
                 loss = sums["loss"]
             added = added_losses(self._stage.trainable_variables, scope)

@@ -1,0 +1,107 @@
+"""Whether a loss or metric is a function of each example by itself.
+
+Strategies divide a batch among replicas. If an example's loss depends on the others in
+its batch, the sum over replicas is another loss than that of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.settings import UsageError
+
+# Rounding of sums over one example's values, in single precision.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
+
+# Predictions of which each computation takes more than a few milliseconds.
+_MANY = 1_000_000
+
+
+class Judge(Protocol):
+    """A loss or a metric.
+
+    Attributes:
+      name: For messages.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def __call__(self, labels: Any, predictions: Any, global_size: Any = None) -> Any:
+        """Returns values [n] of n examples."""
+
+    def reduced(self, labels: Any, predictions: Any) -> Any:
+        """Returns the value of the batch in `fit`, a scalar."""
+
+
+def check_independence(judges: Sequence[Judge], labels: Any, predictions: Any) -> None:
+    """Computes a few examples together and one by one, and compares with Keras.
+
+    Args:
+      judges: Losses and metrics.
+      labels: Of a few examples.
+      predictions: Of the same, with any values.
+
+    Raises:
+      UsageError: A value differs, or the mean of the values is not the one of `fit`.
+    """
+    flat = tf.nest.flatten(predictions)
+    count = flat[0].shape[0]
+    is_large = sum(value.shape.num_elements() for value in flat) > _MANY
+    for judge in judges:
+        # An argmax over the examples is found out by predictions in another order.
+        for shift in range(1 if is_large else count):
+            rolled = _each(tf.roll, predictions, shift, 0)
+            _check(judge, labels, rolled, count)
+
+
+def _check(judge: Judge, labels: Any, predictions: Any, count: int) -> None:
+    values = judge(labels, predictions, count)
+    if values.shape != (count,):
+        raise UsageError(
+            f"{judge.name!r} gives {values.shape[0]} values for {count} examples: "
+            "return a tensor whose first axis is that of the examples."
+        )
+    alone = []
+    for index in range(count):
+        row = [_each(tf.gather, v, [index]) for v in (labels, predictions)]
+        alone.append(judge(row[0], row[1], count)[0])
+    shapes = f"labels {_shapes(labels)}, predictions {_shapes(predictions)}"
+    if not _agree(values, alone):
+        raise UsageError(
+            f"{judge.name!r} gives an example another value beside other examples, so "
+            f"that replicas cannot share a batch ({shapes}): return a function of each "
+            "example by itself, of labels and predictions of one shape."
+        )
+    found, expected = tf.reduce_mean(values), judge.reduced(labels, predictions)
+    if not _agree(found, expected):
+        raise UsageError(
+            f"{judge.name!r} is {float(expected):g} in fit and {float(found):g} as the "
+            f"mean of its examples' values ({shapes}): return one value for each "
+            "example, without their mean."
+        )
+
+
+def _each(function: Callable[..., Any], values: Any, *arguments: Any) -> Any:
+    return tf.nest.map_structure(lambda value: function(value, *arguments), values)
+
+
+def _agree(found: Any, expected: Any) -> bool:
+    return np.allclose(
+        np.asarray(found, np.float64),
+        np.asarray(expected, np.float64),
+        rtol=_RELATIVE,
+        atol=_ABSOLUTE,
+        equal_nan=True,
+    )
+
+
+def _shapes(values: Any) -> str:
+    return ", ".join(
+        "[" + ", ".join(["n", *map(str, value.shape[1:])]) + "]"
+        for value in tf.nest.flatten(values)
+    )
