@@ -13,6 +13,7 @@ import tensorflow as tf
 from models.base import Objective, Predict
 from strategies.base import Batch, Read, ReplicaStep, Shares
 from strategies.batch import row_weights
+from strategies.shares import with_known_shapes
 from trainers.confusion import CONFUSION, MOST_CLASSES, confusion_of
 from trainers.layer_state import LayerState
 from trainers.randomness import keyed_states, seed_states
@@ -94,8 +95,9 @@ class TrainStep:
     ) -> Shares:
         compute = self._compiled or self._compute
         gradients, written, sums = compute(batch, weights, state)
+        variables = [v.value for v in self._model.trainable_variables]
         return Shares(
-            gradients=gradients,
+            gradients=with_known_shapes(gradients, variables),
             state=self._layer_state.shares(written, batch),
             sums=sums,
         )
