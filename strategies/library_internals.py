@@ -118,7 +118,7 @@ def gather_by_key(
 
     `ReplicaContext.all_gather` and `all_reduce` take the key of a collective when the
     outermost function is called, so that all iterations of a loop share it
-    (tensorflow/python/distribute/cross_device_utils.py, `_next_instance_key`). TensorFlow
+    (tensorflow/python/distribute/cross_device_utils.py, `_next_instance_key`). It
     keeps the shape that a key has first had, and refuses another one (tensorflow/core/
     common_runtime/collective_param_resolver_local.cc, "Shape mismatch"). So a loop
     cannot gather tensors whose shape differs from step to step. The operation is public
@@ -129,7 +129,7 @@ def gather_by_key(
       context: of the calling replica of a `MultiWorkerMirroredStrategy`, in a function.
       value: of one shape on all replicas.
       key: int32 scalar, the same on all replicas, and always of tensors of this shape
-        and type. Keys from 2 ** 30 on are not used by TensorFlow, which counts from 100.
+        and type. From 2 ** 30 on, which TensorFlow does not use: it counts from 100.
       options: other than the strategy's own.
     """
     extended = context.strategy.extended

@@ -83,7 +83,7 @@ class TrainStep:
         if self._compiled is not None or self._read is not None:
             return self.at_present_values()(batch)
         weights = [v.value for v in self._model.trainable_variables]
-        return self._shares(batch, weights, None)
+        return self._shares(batch, weights, self._layer_state.present())
 
     def at_present_values(self) -> ReplicaStep:
         """The same step for several parts of a batch, all at the weights of now."""
@@ -134,7 +134,7 @@ class TrainStep:
 
     def _compute(
         self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None
-    ) -> tuple[list[Any], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    ) -> tuple[list[Any], dict[str, Any], dict[str, tf.Tensor]]:
         """Gradients, what layers wrote, and sums.
 
         Args:
@@ -149,10 +149,14 @@ class TrainStep:
             for variable, value in zip(variables, values, strict=True)
             if value is not variable.value
         ]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with (
+            self._layer_state.followed(mapped) as followed,
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+        ):
             tape.watch(weights)
             share, written, sums = self._forward(batch, mapped)
         gradients = tape.gradient(share, weights)
+        written = self._layer_state.changes(written, mapped, followed)
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
         return gradients, written, sums
