@@ -109,6 +109,45 @@ def keep_sums_in_order() -> None:
     context.context()._config = config
 
 
+def gather_by_key(
+    context: tf.distribute.ReplicaContext,
+    value: tf.Tensor,
+    key: tf.Tensor,
+    options: tf.distribute.experimental.CommunicationOptions | None = None,
+) -> tf.Tensor:
+    """Returns the tensors of all replicas, one behind the other.
+
+    `ReplicaContext.all_gather` and `all_reduce` take the key of a collective when the
+    outermost function is called, so that all iterations of a loop share it
+    (tensorflow/python/distribute/cross_device_utils.py, `_next_instance_key`). It
+    keeps the shape that a key has first had, and refuses another one (tensorflow/core/
+    common_runtime/collective_param_resolver_local.cc, "Shape mismatch"). So a loop
+    cannot gather tensors whose shape differs from step to step. The operation is public
+    (`tf.raw_ops.CollectiveGatherV2`). What it shares with the strategy's own
+    collectives is not: the group, and the token that orders them on a device.
+
+    Args:
+      context: of the calling replica of a `MultiWorkerMirroredStrategy`, in a function.
+      value: of one shape on all replicas.
+      key: int32 scalar, the same on all replicas, and always of tensors of this shape
+        and type. From 2 ** 30 on, which TensorFlow does not use: it counts from 100.
+      options: other than the strategy's own.
+    """
+    extended = context.strategy.extended
+    launcher = extended._cross_device_ops._launchers[context._replica_id]
+    options = launcher._options.merge(options)
+    with tf.device(launcher._device):
+        return tf.raw_ops.CollectiveGatherV2(
+            input=value,
+            group_size=launcher._group_size,
+            group_key=launcher._group_key,
+            instance_key=key,
+            ordering_token=[launcher._get_ordering_token()],
+            communication_hint=options.implementation.value.lower(),
+            timeout_seconds=options.timeout_seconds or 0,
+        )
+
+
 def give_up_connecting(num_tasks: Mapping[str, int], seconds: float) -> None:
     """Limits how long processes that compute wait for each other while they connect.
 

@@ -45,6 +45,36 @@ def sum_structures(parts: Sequence[Any]) -> Any:
     return tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
 
 
+def with_known_shapes(
+    gradients: Sequence[Any], variables: Sequence[tf.Variable]
+) -> list[Any]:
+    """Returns the same gradients, each with the static shape of its variable.
+
+    A graph does not know all of them: the gradient of a `Dense` kernel has the shape
+    [None, n] if the inputs have three dimensions or more, and that of a gathered tensor
+    has no static number of rows. Whoever packs gradients divides a vector by their
+    shapes.
+
+    Args:
+      gradients: tensors, IndexedSlices or None.
+      variables: of each gradient.
+    """
+    return [
+        _with_known_shape(gradient, variable.shape)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
+def _with_known_shape(gradient: Any, shape: tf.TensorShape) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient.values.set_shape([None, *shape[1:]])
+        dense_shape = tf.constant(shape.as_list(), tf.int64)
+        return tf.IndexedSlices(gradient.values, gradient.indices, dense_shape)
+    if gradient is not None:
+        gradient.set_shape(shape)
+    return gradient
+
+
 def scaled(value: Any, factor: tf.Tensor) -> Any:
     """A tensor or IndexedSlices times a floating scalar; None stays None."""
     if value is None:

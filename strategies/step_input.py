@@ -153,7 +153,8 @@ class FromSpans:
         iterator, left = arguments
 
         def body(left: _Left, ended: tf.Tensor, *state: Any) -> Sequence[Any]:
-            with tf.control_dependencies(tf.nest.flatten(left)):
+            # The clock that is read before a loop may be read after one inside of it.
+            with tf.control_dependencies([ended, *tf.nest.flatten(left)]):
                 wait = tf.timestamp() - ended
             span, position, upcoming = left
             is_over = position >= _num_steps(span)

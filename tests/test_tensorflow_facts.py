@@ -398,3 +398,75 @@ def test_squares_beyond_the_type_are_clipped_to_what_is_no_number() -> None:
     (clipped,), norm = tf.clip_by_global_norm([tf.constant([1e25, 1.0])], 1.0)
     assert np.isinf(norm)
     assert np.isnan(clipped).all()
+
+
+# In a process of its own: after the error no collective works in the process.
+_GATHERS_IN_A_LOOP = """
+import sys
+
+import tensorflow as tf
+
+from strategies.base import Shares
+from strategies.replicated import sum_in_few_collectives
+
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(
+    cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+)
+strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+def ours(context, rows):
+    return sum_in_few_collectives(context, Shares([rows], {}, {}), None).gradients[0]
+
+
+def theirs(context, rows):
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
+
+
+def on_each_replica(step):
+    context = tf.distribute.get_replica_context()
+    replica = context.replica_id_in_sync_group
+    num_rows = 4 - 2 * (step % 2) + replica
+    rows = tf.ones([num_rows, 3]) * tf.cast(1 + replica, tf.float32)
+    summed = {"ours": ours, "theirs": theirs}[sys.argv[1]](
+        context, tf.IndexedSlices(rows, tf.range(num_rows), tf.constant([9, 3]))
+    )
+    return tf.reduce_sum(tf.convert_to_tensor(summed), axis=1)
+
+
+@tf.function(autograph=False)
+def run(num_steps):
+    def body(step, total):
+        sums = strategy.run(on_each_replica, args=(step,))
+        return step + 1, total + strategy.experimental_local_results(sums)[0]
+
+    start = [tf.constant(0), tf.zeros([9])]
+    return tf.while_loop(lambda step, total: step < num_steps, body, start)[1]
+
+
+for _ in range(2):
+    print(run(tf.constant(3)).numpy().tolist())
+"""
+
+
+def gathers_in_a_loop(whose: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", _GATHERS_IN_A_LOOP, whose],
+        cwd=pathlib.Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_loop_cannot_gather_another_number_of_rows_unless_keys_differ() -> None:
+    """The reason for keys of our own. Also that private names still lead to a group."""
+    refused = gathers_in_a_loop("theirs")
+    assert refused.returncode != 0
+    assert "Shape mismatch in the collective" in refused.stderr
+    done = gathers_in_a_loop("ours")
+    assert done.returncode == 0, done.stderr[-2000:]
+    # Steps with 4, 2 and 4 rows of ones and 5, 3 and 5 of twos; three columns.
+    sums = [3.0 * count for count in (9, 9, 8, 6, 4, 0, 0, 0, 0)]
+    assert done.stdout.splitlines() == [str(sums)] * 2

@@ -16,7 +16,7 @@ from strategies.settings import UsageError
 from trainers.accumulation import check_accumulable
 from trainers.config import Config
 from trainers.inputs.data import Data
-from trainers.layer_state import LayerState
+from trainers.layer_state import LayerState, layer_state_of
 from trainers.optimizers import (
     LearningRate,
     RateFactor,
@@ -139,7 +139,9 @@ def build_learner(
         optimizer=optimizer,
         learning_rate=learning_rate,
         rate_factor=rate_factor,
-        layer_state=LayerState(model),
+        layer_state=layer_state_of(
+            model, updates_overlap=not config.strategy.is_synchronous
+        ),
         step=step,
     )
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from models.base import Objective, Predict
 from strategies.base import Batch, Read, ReplicaStep, Shares
 from strategies.batch import row_weights
+from strategies.shares import with_known_shapes
 from trainers.confusion import CONFUSION, MOST_CLASSES, confusion_of
 from trainers.layer_state import LayerState
 from trainers.randomness import keyed_states, seed_states
@@ -82,7 +83,7 @@ class TrainStep:
         if self._compiled is not None or self._read is not None:
             return self.at_present_values()(batch)
         weights = [v.value for v in self._model.trainable_variables]
-        return self._shares(batch, weights, None)
+        return self._shares(batch, weights, self._layer_state.present())
 
     def at_present_values(self) -> ReplicaStep:
         """The same step for several parts of a batch, all at the weights of now."""
@@ -94,8 +95,9 @@ class TrainStep:
     ) -> Shares:
         compute = self._compiled or self._compute
         gradients, written, sums = compute(batch, weights, state)
+        variables = [v.value for v in self._model.trainable_variables]
         return Shares(
-            gradients=gradients,
+            gradients=with_known_shapes(gradients, variables),
             state=self._layer_state.shares(written, batch),
             sums=sums,
         )
@@ -132,7 +134,7 @@ class TrainStep:
 
     def _compute(
         self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None
-    ) -> tuple[list[Any], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    ) -> tuple[list[Any], dict[str, Any], dict[str, tf.Tensor]]:
         """Gradients, what layers wrote, and sums.
 
         Args:
@@ -147,10 +149,14 @@ class TrainStep:
             for variable, value in zip(variables, values, strict=True)
             if value is not variable.value
         ]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
+        with (
+            self._layer_state.followed(mapped) as followed,
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+        ):
             tape.watch(weights)
             share, written, sums = self._forward(batch, mapped)
         gradients = tape.gradient(share, weights)
+        written = self._layer_state.changes(written, mapped, followed)
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
         return gradients, written, sums

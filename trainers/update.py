@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from strategies.base import Shares
+from strategies.shares import with_known_shapes
 from trainers.histograms import histogram
 from trainers.layer_state import LayerState
 from trainers.recording import unique_names
@@ -88,7 +89,9 @@ class ModelUpdate:
         """
         weights = [v.value for v in self._model.trainable_variables]
         gradients = tf.gradients(loss, weights)
-        return gradients if self._sparse_gradients else as_dense(gradients)
+        if not self._sparse_gradients:
+            gradients = as_dense(gradients)
+        return with_known_shapes(gradients, weights)
 
     def weights(self) -> list[tf.Variable]:
         variables = [*self._model.trainable_variables, *self._layer_state.variables]

@@ -155,3 +155,29 @@ def counting_metric() -> keras.Model:
 
 def not_a_model() -> str:
     return "a model"
+
+
+def blobs() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Three classes far from zero: 1,280 examples to train and 300 to evaluate."""
+    random = np.random.default_rng(0)
+    labels = random.integers(3, size=1580)
+    features = random.normal(20 + 10 * np.eye(3)[labels], 4).astype(np.float32)
+    return (features[:1280], labels[:1280]), (features[1280:], labels[1280:])
+
+
+def normalized() -> keras.Model:
+    """A classifier that is right only with the moving statistics of its input.
+
+    Those of the layer "constant" are of zeros: after n updates its moving variance is
+    0.99 ** n.
+    """
+    inputs = keras.Input([3])
+    constant = keras.layers.BatchNormalization(name="constant")(0 * inputs[:, :2])
+    hidden = keras.layers.BatchNormalization(name="normalize")(inputs)
+    hidden = keras.layers.Concatenate()([hidden, constant])
+    made = keras.Model(inputs, keras.layers.Dense(3)(hidden))
+    made.compile(
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return made

@@ -17,7 +17,7 @@ from models.base import Objective
 from strategies.base import Batch, ReplicaStep, Shares
 from strategies.batch import take_micro_batch
 from strategies.loop_results import PIPELINE_SECONDS, STAGE_BUSY_SECONDS
-from strategies.shares import sum_gradients, sum_structures
+from strategies.shares import sum_gradients, sum_structures, with_known_shapes
 from trainers.layer_state import LayerState
 from trainers.pipeline.build import Pipeline
 from trainers.pipeline.clock import StageClock
@@ -105,6 +105,8 @@ class PipelineStep:
             key = variable.value.ref()
             found = [run.gradients[key] for run in runs if key in run.gradients]
             gradients.append(sum_gradients(found) if found else None)
+        variables = [v.value for v in self._model.trainable_variables]
+        gradients = with_known_shapes(gradients, variables)
         sums: dict[str, tf.Tensor] = {}
         for run in runs:
             for name, value in sum_structures(run.sums).items():
