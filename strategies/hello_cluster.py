@@ -37,6 +37,7 @@ from strategies.rendezvous import (
     wait_for_tasks,
 )
 from strategies.settings import UsageError, shown
+from strategies.stop_signals import requests_to_stop
 
 _NUM_WORKERS = 2
 _SECONDS_TO_START = 60.0
@@ -113,7 +114,8 @@ def _run_task(cluster: Cluster) -> int:
         )
     end_with_launcher()
     # Python's own handler would wait for the session, which waits for other tasks.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.SIGINT in requests_to_stop():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with answering(cluster):
         pass

@@ -18,7 +18,7 @@ from strategies.launch_plan import Plan, continued
 from strategies.launched_task import LaunchedTask
 from strategies.rendezvous import PeerLostError
 from strategies.restarts import Restarts
-from strategies.stop_signals import STOPS
+from strategies.stop_signals import STOPS, requests_to_stop
 from strategies.task_group import SECONDS_TO_STOP, TaskGroup
 
 _POLL_SECONDS = 0.05
@@ -188,7 +188,7 @@ class Launcher:
             else:
                 self._tasks.kill()
 
-        previous = {number: signal.signal(number, receive) for number in STOPS}
+        previous = {n: signal.signal(n, receive) for n in requests_to_stop()}
         try:
             yield
         finally:

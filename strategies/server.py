@@ -21,6 +21,7 @@ from strategies.rendezvous import (
     wait_for_tasks,
 )
 from strategies.resolver import cluster_spec
+from strategies.stop_signals import requests_to_stop
 
 # With one thread, which TensorFlow chooses on one core, a scheduled function that
 # calls another waits for ever (TensorFlow 2.21, worker pinned with sched_setaffinity).
@@ -98,7 +99,8 @@ class _Signals:
     def __init__(self) -> None:
         self.exit_code = 0
         self._deadline: float | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
+        self._handled = requests_to_stop()
+        for number in self._handled:
             signal.signal(number, self._receive)
 
     def received(self) -> bool:
@@ -112,7 +114,7 @@ class _Signals:
         del frame
         self.exit_code = 128 + number
         self._deadline = time.monotonic() + _SECONDS_AFTER_SIGNAL
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in self._handled:
             signal.signal(each, signal.SIG_DFL)
 
 

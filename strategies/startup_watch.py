@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from strategies.cluster import Cluster
 from strategies.outside_watch import POLL_SECONDS, OutsideWatch
 from strategies.rendezvous import Needed, PeerLostError
-from strategies.stop_signals import PASSED_ON, STOPS, original
+from strategies.stop_signals import PASSED_ON, original, requests_to_stop
 
 # So long may a process be out of reach until TensorFlow answers at its address; or so
 # long before this one may another find that a request is wrong, and end.
@@ -43,7 +43,8 @@ class StartUpWatch:
         ]
         self._outside = OutsideWatch(cluster.peers(), _SECONDS_UNTIL_ENDED_FROM_OUTSIDE)
         self._is_over = threading.Event()
-        self._signals = {*STOPS, *PASSED_ON.values()}
+        # A signal that is ignored would still reach a thread that waits for it.
+        self._signals = {*requests_to_stop(), *PASSED_ON.values()}
 
     @contextlib.contextmanager
     def signals_kept(self) -> Iterator[None]:

@@ -12,6 +12,19 @@ import signal
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
+
+def requests_to_stop() -> tuple[int, ...]:
+    """Returns those of `STOPS` that this process heeds.
+
+    A script starts what it runs in the background with SIGINT ignored (POSIX, Shell
+    Command Language, 2.11): Ctrl-C is meant for another program then, and a handler
+    would take it. SIGTERM comes from a scheduler that kills soon afterwards, and is
+    heeded in any case.
+    """
+    ignores_interrupts = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return (signal.SIGTERM,) if ignores_interrupts else STOPS
+
+
 # Of the real-time signals, which only Linux has and nobody else uses here. Like those
 # that they stand for, they end a process that knows nothing of them.
 PASSED_ON: dict[int, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+
+from tests import processes
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Container images like to set it. Every command that a test starts would then compile
@@ -41,6 +44,16 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Otherwise as they come, by the names of their files."""
     items.sort(key=lambda item: item.path.parent.name not in BEGUN_FIRST)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def default_signals_of_children() -> None:
+    """Lets the tests of signals pass in a background job and under nohup, too.
+
+    Not in `pytest_configure`: the process that only hands tests to others would start
+    those with the default, and Ctrl-C for another program would end them.
+    """
+    processes.give_children_default_signals()
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +94,17 @@ def nothing_left_behind() -> Iterator[None]:
         if thread.ident not in threads and thread.is_alive() and not thread.daemon
     ]
     assert not left, f"threads left running: {left}"
-    processes = [
+    orphans = [
         child for child in psutil.Process().children() if child.pid not in children
     ]
-    assert not processes, f"processes left running: {processes}"
+    for child in orphans:
+        _end(child)
+    assert not orphans, f"processes left running, and killed now: {orphans}"
+
+
+def _end(child: psutil.Process) -> None:
+    """Kills a process and all that it has started, so that no other test meets them."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in [*child.children(recursive=True), child]:
+            process.kill()
+        child.wait()

@@ -6,10 +6,12 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -20,6 +22,40 @@ ROOT = pathlib.Path(__file__).parents[1]
 PATIENCE_SECONDS = 180.0
 
 _SECONDS_BETWEEN_LOOKS = 0.01
+
+
+def give_children_default_signals() -> None:
+    """Lets every process that this one starts begin with the default signal handling.
+
+    A process passes on which signals it ignores and blocks, and a background job, nohup
+    and some CI systems start theirs with SIGINT or SIGHUP ignored. A handler is not
+    passed on: the kernel gives a new program the default in its place. So this process
+    gets one that does nothing, and is still not ended by what it was to ignore.
+    """
+    # Python ignores these two itself, and subprocess gives them back.
+    ours = {signal.SIGPIPE, signal.SIGXFSZ}
+    for number in signal.valid_signals() - ours:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, _do_nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Takes the place of ignoring a signal."""
+
+
+def ignoring(*numbers: int) -> list[str]:
+    """Returns the beginning of a command that runs another with these ignored."""
+    words = " ".join(str(int(number)) for number in numbers)
+    return [sys.executable, "-c", _IGNORING, words]
+
+
+_IGNORING = """
+import os, signal, sys
+for number in sys.argv[1].split():
+    signal.signal(int(number), signal.SIG_IGN)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 def command(*flags: str) -> list[str]:

@@ -661,3 +661,37 @@ def test_one_that_does_not_fit_is_not_passed_over_for_an_older_one(
     run = Run(folder)
     with pytest.raises(UsageError, match="step-00000030 does not fit"):
         run.restore()
+
+
+MEBIBYTE = 1 << 20
+
+
+def test_a_bit_flipped_anywhere_in_a_large_file_is_seen(tmp_path: pathlib.Path) -> None:
+    """Digests read a file in pieces, and cover those after the first, too."""
+    run = Run(tmp_path, units=100_000)
+    run.save(10)
+    newest = run.save(20)
+    assert (newest / DATA).stat().st_size > 4 * MEBIBYTE
+    for name in (INDEX, DATA, COMMIT):
+        size = (newest / name).stat().st_size
+        evenly = {int(position) for position in np.linspace(0, size - 1, 16)}
+        at_borders = {n * MEBIBYTE + i for n in range(1, 5) for i in (-1, 0, 1)}
+        for position in sorted({p for p in evenly | at_borders if p < size}):
+            flip_bit(newest / name, position)
+            with pytest.raises(commit.DamagedError):
+                commit.read_commit(newest, 20)
+            flip_bit(newest / name, position)
+    commit.read_commit(newest, 20)
+    flip_bit(newest / DATA, (newest / DATA).stat().st_size - 1)
+    run.restore()
+    assert run.values() == run.values_at(10)
+    (warning,) = run.warnings
+    assert f"{newest} is damaged: {DATA} is not what was written" in warning
+
+
+def flip_bit(path: pathlib.Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        (byte,) = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ 1]))

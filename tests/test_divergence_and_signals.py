@@ -261,6 +261,81 @@ def test_a_signal_before_the_first_step_leaves_a_folder_that_can_be_used_again(
         assert_continues_like(run, undisturbed)
 
 
+# Signals that the process was started to ignore
+
+
+def test_an_interrupt_that_was_ignored_from_the_start_stays_ignored(
+    tmp_path: pathlib.Path,
+) -> None:
+    """As in a background job of a shell, whose Ctrl-C is for another program."""
+    run = tmp_path / "run"
+    begin = [*processes.ignoring(signal.SIGINT, signal.SIGHUP), *processes.command()]
+    flags = (*FLAGS, "--train_steps=1000000", f"--run_dir={run}")
+    with processes.started(*flags, folder=tmp_path, begin=begin) as process:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            wait_for_a_step(run, process)
+            process.send_signal(number)
+            process.send_signal(number)
+        wait_for_a_step(run, process)
+        process.terminate()
+        ended = processes.end_of(process)
+    assert (ended.returncode, ended.stderr) == (143, "")
+    assert processes.result_of(run)["status"] == "preempted"
+
+
+def wait_for_a_step(run: pathlib.Path, process: subprocess.Popen[str]) -> None:
+    step = processes.last_step_of(run)
+    processes.wait_until(
+        lambda: processes.last_step_of(run) > step, "another step", process
+    )
+
+
+_STARTS_ANOTHER = """
+import os, signal, subprocess, sys
+from tests import processes
+processes.give_children_default_signals()
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+    os.kill(os.getpid(), number)
+shown = "import signal; print([int(n) for n in signal.valid_signals() if "
+shown += "signal.getsignal(n) is signal.SIG_IGN], signal.pthread_sigmask(0, []))"
+print(subprocess.check_output([sys.executable, "-c", shown], text=True), end="")
+"""
+
+
+def test_processes_of_tests_begin_with_default_signals() -> None:
+    """Whatever the process that runs the tests ignores, and still ignores."""
+    started = processes.run_words([sys.executable, "-c", _STARTS_ANOTHER])
+    assert started.returncode == -signal.SIGINT, "nothing is ignored here"
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD)
+    ignoring = [*processes.ignoring(*numbers), sys.executable, "-c", _STARTS_ANOTHER]
+    # Python ignores SIGPIPE and SIGXFSZ in every process.
+    ours = sorted((int(signal.SIGPIPE), int(signal.SIGXFSZ)))
+    done = processes.run_words(ignoring)
+    assert done.stdout == f"{ours} set()\n", done.stderr
+
+
+_STARTS_A_PROCESS = """
+import subprocess, sys
+
+def test() -> None:
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert b"KeyboardInterrupt" in done.stderr
+"""
+
+
+def test_all_tests_start_processes_so_that_they_can_be_interrupted(
+    tmp_path: pathlib.Path,
+) -> None:
+    """As under nohup: pytest itself, in a process that ignores interrupts."""
+    test = tmp_path / "test_one.py"
+    test.write_text(_STARTS_A_PROCESS, encoding="utf-8")
+    pytest_ = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
+    words = [*pytest_, "-p", "tests.conftest", str(test)]
+    done = processes.run_words([*processes.ignoring(signal.SIGINT), *words])
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
 # StopSignals by itself
 
 
@@ -301,6 +376,18 @@ def test_the_first_signal_waits_for_a_step_and_gives_the_next_one_back(
             signals(report(signals))
     assert raised.value.exit_code == 128 + number
     assert [signal.getsignal(n) for n in SIGNALS] == before
+
+
+def test_an_interrupt_that_is_ignored_is_not_taken_over() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGINT)
+            assert not signals.requested
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_signal_in_the_last_step_lets_the_run_complete() -> None:

@@ -6,9 +6,7 @@ import io
 import pathlib
 import shutil
 import signal
-import subprocess
 import sys
-import time
 
 import nbformat
 import pytest
@@ -86,21 +84,14 @@ def test_an_interrupt_ends_the_run_after_a_checkpoint(tmp_path: pathlib.Path) ->
         "    step_delay_milliseconds=5, summary_every_steps=5)\n"
         "print('status', result.status, result.result['steps'])\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=processes.environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + processes.PATIENCE_SECONDS
-    while not (metrics.is_file() and metrics.read_text(encoding="utf-8")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=processes.PATIENCE_SECONDS)
-    words = output.splitlines()[-1].split()
+    begin = [sys.executable, "-c", code]
+    with processes.started(folder=tmp_path, begin=begin) as process:
+        processes.wait_until(
+            lambda: processes.last_step_of(tmp_path / "run") > 0, "its metrics", process
+        )
+        process.send_signal(signal.SIGINT)
+        ended = processes.end_of(process)
+    words = ended.stdout.splitlines()[-1].split()
     assert words[:2] == ["status", "preempted"]
     assert int(words[2]) > 0
     assert (tmp_path / "run" / "checkpoints").is_dir()

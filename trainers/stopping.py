@@ -6,7 +6,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-from strategies.stop_signals import PASSED_ON, original
+from strategies.stop_signals import PASSED_ON, original, requests_to_stop
 from trainers.loop import StepReport
 from trainers.outcome import ExitCode, StopRequested
 
@@ -19,6 +19,7 @@ _EXIT_CODES = {
 class StopSignals:
     """Remembers SIGINT and SIGTERM until the step at hand is done. A hook.
 
+    A SIGINT that the process was started to ignore stays ignored.
     A second signal is handled as it was before, which ends the process at once; unless
     it only repeats what a launcher has received as well.
     """
@@ -28,7 +29,7 @@ class StopSignals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        for number in _EXIT_CODES:
+        for number in requests_to_stop():
             self._previous[number] = signal.signal(number, self._receive)
         for passed_on in PASSED_ON.values():
             signal.signal(passed_on, self._receive_passed_on)

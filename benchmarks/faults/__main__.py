@@ -22,11 +22,13 @@ from rich.console import Console
 from benchmarks.choice import chosen, table_of
 from benchmarks.faults.record import HEADINGS, cells, recorded
 from benchmarks.faults.scenario import Row, Scenario, scenarios, tried
+from tests import processes
 
 
 def main() -> int:
     """Returns 1 if a promise was broken."""
     arguments = _parsed()
+    processes.give_children_default_signals()
     asked = chosen(arguments.only, {each.name: each for each in scenarios()})
     if arguments.list:
         for scenario in asked:

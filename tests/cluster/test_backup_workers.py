@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 import signal
 import time
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests import processes
 from tests.further import further
+from tests.updates import made
+from trainers.inputs.order import Order
+from trainers.recording import RecordedStep, Recording
 
 pytestmark = pytest.mark.cluster
 
@@ -80,3 +87,102 @@ def assert_can_be_evaluated(run: pathlib.Path) -> None:
     """By one process, to which the flags of a cluster mean nothing."""
     done = processes.run("--mode=evaluate", f"--run_dir={run}")
     assert done.returncode == 0, done.stderr
+
+
+BATCH_SIZE = 7
+# Shares that one update may add up: those of its own batch, or one of them and the
+# share of the next batch that the third worker computes meanwhile.
+ON_TIME = ((0, 0), (0, 1))
+WITH_THE_BACKUP = (((0, 0), (1, 0)), ((0, 1), (1, 0)))
+# Of sums of a few float64 numbers.
+TOLERANCE = 1e-12
+
+
+def test_an_update_is_the_mean_over_the_rows_that_came_in_time(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Keras's gradient of those rows, whichever worker was late.
+
+    Batches have 7 and 2 rows, so that a share has more rows or fewer than another. A
+    sum that is not scaled to its rows differs, and so does a backup that computes the
+    same rows as another worker.
+    """
+    run = tmp_path / "run"
+    flags = (
+        *("--strategy=parameter_server", "--update=sync", "--dtype=float64"),
+        *(f"--num_workers={NUM_WORKERS}", "--backup_workers=1", "--record_steps"),
+        *("--model=tests.updates.made:perceptron", "--train_steps=1000000"),
+        *("--dataset=tests.updates.made:quantities", "--optimizer=sgd"),
+        *("--learning_rate=0.1", f"--global_batch_size={BATCH_SIZE}"),
+        *("--summary_every_steps=1", "--histogram_every_steps=none"),
+        *("--checkpoint_every_steps=none", "--step_delay_milliseconds=10"),
+        f"--run_dir={run}",
+    )
+    with processes.started(*flags, folder=tmp_path) as launcher:
+        # Any of the three may be the backup. Without another it has to be heard.
+        for index in range(NUM_WORKERS):
+            wait_for_steps(run, 3, launcher)
+            worker = processes.task_of(launcher.pid, "worker", index)
+            worker.suspend()
+            try:
+                wait_for_steps(run, 6, launcher)
+            finally:
+                worker.resume()
+        launcher.send_signal(signal.SIGTERM)
+        ended = processes.end_of(launcher)
+    assert ended.returncode == 143, ended.stderr
+    recording = Recording(run)
+    steps = [recording.read(n + 1) for n in range(recording.num_steps())]
+    taken = [
+        shares_taken(number, before, step)
+        for number, (before, step) in enumerate(itertools.pairwise(steps), start=1)
+    ]
+    assert sum(shares in WITH_THE_BACKUP for shares in taken) >= 6
+
+
+def wait_for_steps(run: pathlib.Path, number: int, launcher) -> None:
+    step = processes.last_step_of(run)
+    processes.wait_until(
+        lambda: processes.last_step_of(run) >= step + number, "steps", launcher
+    )
+
+
+def shares_taken(
+    number: int, before: RecordedStep, step: RecordedStep
+) -> tuple[tuple[int, int], ...]:
+    """Returns the shares, as batches ahead and place in it, that an update added up."""
+    model = made.perceptron()
+    for variable in model.trainable_variables:
+        variable.assign(before.weights[variable.path])
+    paths = [variable.path for variable in model.trainable_variables]
+    found = np.concatenate([np.ravel(step.gradients[path]) for path in paths])
+    for shares in (ON_TIME, *WITH_THE_BACKUP):
+        rows = np.concatenate([rows_of(number + ahead, at) for ahead, at in shares])
+        expected = gradient_of_mean(model, rows)
+        if np.linalg.norm(found - expected) <= TOLERANCE * np.linalg.norm(expected):
+            return shares
+    raise AssertionError(f"update {number + 1} is the mean over no two shares")
+
+
+def rows_of(batch: int, share: int) -> np.ndarray:
+    """The first share has one row more where they are odd."""
+    order = Order(num_examples=made.NUM_EXAMPLES, global_batch_size=BATCH_SIZE, seed=0)
+    indices, _, size = order.indices(tf.constant(batch, tf.int64), 0, 1)
+    middle = -(-int(size) // 2)
+    return indices.numpy()[:middle] if share == 0 else indices.numpy()[middle:]
+
+
+def gradient_of_mean(model: keras.Model, rows: np.ndarray) -> np.ndarray:
+    (features, labels), _ = made.quantities()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with tf.GradientTape() as tape:
+        value = loss(labels[rows], model(features[rows], training=True))
+    gradients = tape.gradient(value, [v.value for v in model.trainable_variables])
+    return np.concatenate([np.ravel(gradient) for gradient in gradients])
+
+
+@pytest.fixture(autouse=True)
+def double_precision() -> None:
+    """Of the models that this process makes to compare with."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")

@@ -9,9 +9,11 @@ import signal
 import socket
 import time
 
+import psutil
 import pytest
 from jsonschema import validate
 
+from tests import processes
 from tests.cluster.tasks import Tasks, cluster
 from tests.event_files import read_events
 from tests.further import further
@@ -226,6 +228,36 @@ def test_a_signal_ends_every_task_after_a_checkpoint(
         assert result["status"] == "preempted"
         newest = max((tasks.run_dir / "checkpoints").glob("step-*"))
         assert newest.name == f"step-{result['steps']:08d}"
+
+
+@pytest.mark.parametrize(
+    "strategy", ["multi_worker_mirrored", further("parameter_server")]
+)
+def test_interrupts_that_are_ignored_from_the_start_reach_no_task(
+    strategy: str, tmp_path: pathlib.Path
+) -> None:
+    """Of a launcher in the background, during start-up as well as during steps."""
+    run = tmp_path / "run"
+    begin = [*processes.ignoring(signal.SIGINT), *processes.command()]
+    flags = (*LONG, f"--strategy={strategy}", f"--run_dir={run}")
+    with processes.started(*flags, folder=tmp_path, begin=begin) as launcher:
+        processes.wait_until(
+            lambda: bool(psutil.Process(launcher.pid).children()), "tasks", launcher
+        )
+
+        def interrupted_with_a_checkpoint() -> bool:
+            for process in psutil.Process(launcher.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGINT)
+            launcher.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+            return len(processes.checkpoints_of(run)) > 1
+
+        processes.wait_until(interrupted_with_a_checkpoint, "checkpoints", launcher)
+        launcher.terminate()
+        ended = processes.end_of(launcher)
+    assert (ended.returncode, ended.stderr) == (TERMINATED, "")
+    assert processes.result_of(run)["status"] == "preempted"
 
 
 @pytest.mark.parametrize(

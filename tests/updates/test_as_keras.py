@@ -1,0 +1,164 @@
+"""Updates are those of Keras, with the rates of the formulas, all through a run.
+
+Strategies share the optimizer, so that comparing them with each other shows nothing
+about it. Here a run of the program is compared with `fit` of a plain Keras model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import models
+from tests import processes
+from tests.updates import made
+from tests.updates.cases import CASES, GLOBAL_BATCH_SIZE, STEPS, Case, Rates
+from trainers.config import Config, field_of
+from trainers.flags import parse
+from trainers.main import main
+from trainers.optimizer_config import OptimizerConfig
+
+POINTS = range(2, STEPS + 1, 2)
+
+FLAGS = (
+    *("--dtype=float64", f"--global_batch_size={GLOBAL_BATCH_SIZE}"),
+    *("--hidden_units=6", f"--checkpoint_every_steps={POINTS.step}"),
+    *(f"--keep_checkpoints={len(POINTS)}", "--summary_every_steps=1"),
+    *("--histogram_every_steps=none", "--eval_every_steps=none"),
+)
+MODELS = {
+    "quantities": "tests.updates.made:perceptron",
+    "categories": "tests.updates.made:embedding",
+    "mlp": "mlp",
+}
+
+# Weights are float64, and their distance is measured in how far they have moved. Rates
+# are single precision; and of the two betas of Keras's Adam (1 - beta_2 is 1e-5 larger
+# than it is to be), which tests/test_adam.py compares with the formula.
+TOLERANCE = 2e-7
+TOLERANCE_OF_ADAM = 2e-5
+# Single precision, which has a relative error of 6e-8, of what begins at the peak.
+RATE_TOLERANCE = 2e-7
+
+
+def arguments(case: Case) -> list[str]:
+    data = "categories" if case.kind == "categories" else "quantities"
+    strategy = [] if "--strategy=tower" in case.flags else ["--strategy=one_device"]
+    epochs = any(flag.startswith("--epochs") for flag in case.flags)
+    length = [] if epochs else [f"--train_steps={STEPS}"]
+    names = [f"--model={MODELS[case.kind]}", f"--dataset=tests.updates.made:{data}"]
+    return ["main", *FLAGS, *names, *strategy, *length, *case.flags]
+
+
+def weights_of_checkpoint(run: pathlib.Path, step: int) -> list[np.ndarray]:
+    """Of the trainable variables, as TensorFlow reads them."""
+    reader = tf.train.load_checkpoint(run / f"checkpoints/step-{step:08d}/variables")
+    key = "optimizer/_trainable_variables/{}/.ATTRIBUTES/VARIABLE_VALUE"
+    count = sum(
+        name.startswith("optimizer/_trainable_variables/")
+        for name in reader.get_variable_to_shape_map()
+    )
+    return [reader.get_tensor(key.format(index)) for index in range(count)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What a model of the catalogue is built for."""
+
+    input_shape: tuple[int, ...] = (5,)
+    num_classes: int = made.NUM_CLASSES
+    num_categories: int | None = None
+
+
+def keras_model(kind: str) -> keras.Model:
+    """With the initial weights of the run."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    keras.utils.set_random_seed(0)
+    if kind == "mlp":
+        settings = Config().replace(hidden_units=(6,)).model
+        return models.load("mlp").build(Spec(), settings)
+    if kind == "categories":
+        return made.embedding_as_a_product()
+    return made.perceptron()
+
+
+def weights_of_fit(case: Case) -> list[list[np.ndarray]]:
+    """Before the first step and after each."""
+    model = keras_model(case.kind)
+    (features, labels), _ = (
+        made.categories() if case.kind == "categories" else made.quantities()
+    )
+    loss = keras.losses.CategoricalCrossentropy(
+        from_logits=True, label_smoothing=case.label_smoothing
+    )
+    model.compile(
+        case.optimizer(Rates(case.rate)),
+        lambda labels, logits: case.loss_factor * loss(labels, logits),
+    )
+    weights = [model.get_weights()]
+    model.fit(
+        features,
+        keras.utils.to_categorical(labels, made.NUM_CLASSES),
+        batch_size=GLOBAL_BATCH_SIZE,
+        epochs=STEPS,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: weights.append(
+                    model.get_weights()
+                )
+            )
+        ],
+    )
+    return weights
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_updates_as_keras_does(name: str, tmp_path: pathlib.Path) -> None:
+    case = CASES[name]
+    assert main([*arguments(case), f"--run_dir={tmp_path / 'run'}"]) == 0
+    rows = processes.metrics_of(tmp_path / "run")
+    rates = {r["step"]: r["learning_rate"] for r in rows if "learning_rate" in r}
+    expected_rates = [case.rate(step) for step in range(STEPS)]
+    assert sorted(rates) == list(range(1, STEPS + 1))
+    np.testing.assert_allclose(
+        [rates[step] for step in sorted(rates)],
+        expected_rates,
+        rtol=0,
+        atol=RATE_TOLERANCE * max(expected_rates),
+    )
+    expected = weights_of_fit(case)
+    is_adam = any("optimizer=adam" in flag for flag in case.flags)
+    tolerance = TOLERANCE_OF_ADAM if is_adam else TOLERANCE
+    for step in POINTS:
+        found = weights_of_checkpoint(tmp_path / "run", step)
+        for index, (got, want, before) in enumerate(
+            zip(found, expected[step], expected[0], strict=True)
+        ):
+            moved = np.linalg.norm(want - before)
+            assert moved > 1e-3, "this shows nothing"
+            distance = np.linalg.norm(got - want)
+            assert distance <= tolerance * moved, f"step {step}, variable {index}"
+
+
+# Settings of other groups that decide what an update makes of gradients.
+OTHERS = ("combine", "gradient_accumulation_steps")
+
+
+def test_every_setting_of_an_update_is_in_a_case() -> None:
+    """Each choice, and of what has no choices a value that is not the default."""
+    names = [*(field.name for field in dataclasses.fields(OptimizerConfig)), *OTHERS]
+    settings = [parse(arguments(case)).to_dict() for case in CASES.values()]
+    for name in names:
+        _, field = field_of(name)
+        used = {each[name] for each in settings}
+        choices = field.metadata["choices"]
+        missing = set(choices) - used if choices else not used - {field.default}
+        assert not missing, f"--{name}: {missing or used} is in no case of cases.py"
