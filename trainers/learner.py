@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from models.base import Objective, TrainableModel
 from strategies.base import Strategy
-from strategies.settings import UsageError
+from strategies.settings import UsageError, one_line
 from trainers.accumulation import check_accumulable
 from trainers.config import Config
 from trainers.inputs.data import Data
@@ -111,6 +111,7 @@ def build_learner(
     pipeline = None
     with strategy.scope():
         model, objective = _build_model(spec, config, data)
+        _check_trainable(model, config)
         switch_off(model, config.model.switch_off or ())
         rate_factor = RateFactor(may_change=config.guard.rolls_back)
         learning_rate = LearningRate(
@@ -162,6 +163,15 @@ def _set_precision(dtype: str) -> None:
     keras.config.set_dtype_policy(dtype)
 
 
+def _check_trainable(model: keras.Model, config: Config) -> None:
+    if not model.trainable_variables:
+        raise UsageError(
+            f"--model={config.model.model} has no weights to train: none of its layers "
+            f"has weights with trainable=True ({len(model.variables)} variables are "
+            "frozen); set it on the layers to train, before the model is compiled."
+        )
+
+
 def _build_model(
     spec: TrainableModel, config: Config, data: Data
 ) -> tuple[keras.Model, Objective]:
@@ -169,4 +179,4 @@ def _build_model(
         model = spec.build(data, config.model)
         return model, spec.objective(model, config.optimizer.label_smoothing)
     except ValueError as error:
-        raise UsageError(" ".join(str(error).split())) from error
+        raise UsageError(one_line(error)) from error
