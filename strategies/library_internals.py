@@ -269,6 +269,18 @@ def move_variable(variable: keras.Variable, device: str) -> None:
         )
 
 
+def make_anew(variable: keras.Variable) -> None:
+    """Makes the variable below a Keras variable once more, with its present value.
+
+    What a user's module has made belongs to no strategy. Made anew in a strategy's
+    scope it is one of the strategy's, and layers, which hold the Keras variable, use it
+    from then on (keras/src/backend/tensorflow/core.py, `_initialize`).
+    """
+    value = variable.numpy()
+    # A strategy asks for it once for each copy.
+    variable._initialize(lambda: tf.constant(value))
+
+
 def slurm_addresses(
     jobs: Mapping[str, int], first_port: int
 ) -> tuple[dict[str, tuple[str, ...]], str, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +42,15 @@ def as_argument(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     return "none" if value is None else str(value)
+
+
+# Of a terminal's colors: Keras writes some of its errors in bold.
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an error's message in one line, without a terminal's colors."""
+    return " ".join(_COLOR.sub("", str(error)).split())
 
 
 def printable(text: str) -> str:

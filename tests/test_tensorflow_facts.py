@@ -24,6 +24,7 @@ from strategies.library_internals import (
     flat_layers,
     graphs_collected,
     keep_sums_in_order,
+    make_anew,
     move_variable,
     run_after,
     stop_reducing_gradients,
@@ -345,6 +346,25 @@ def test_a_variable_that_was_moved_is_used_and_saved(tmp_path: pathlib.Path) -> 
     tf.train.Checkpoint(model=model).restore(path)
     np.testing.assert_array_equal(layer.kernel.numpy(), 2 * before)
     np.testing.assert_array_equal(model(np.eye(3)).numpy(), 2 * before)
+
+
+def test_a_variable_that_was_made_anew_is_the_strategys() -> None:
+    """`library_internals.make_anew`: layers and models use the new one."""
+    layer = keras.layers.Dense(2, name="layer")
+    model = keras.Sequential([keras.Input([3]), layer])
+    before = layer.kernel.numpy()
+    strategy = two_devices()
+    assert not strategy.extended.variable_created_in_scope(layer.kernel.value)
+    with strategy.scope():
+        make_anew(layer.kernel)
+    assert strategy.extended.variable_created_in_scope(layer.kernel.value)
+    assert strategy.extended.variable_created_in_scope(model.weights[0].value)
+    assert len(layer.kernel.value.values) == 2
+    np.testing.assert_array_equal(layer.kernel.numpy(), before)
+    layer.kernel.assign(2 * before)
+    predicted = strategy.run(lambda: model(np.eye(3)))
+    for values in strategy.experimental_local_results(predicted):
+        np.testing.assert_array_equal(values, 2 * before)
 
 
 def test_clocks_are_read_in_the_order_they_were_made() -> None:

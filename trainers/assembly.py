@@ -21,6 +21,7 @@ from trainers.accumulation import Accumulation
 from trainers.ballast import WithBallast
 from trainers.compilable import check_layers, check_step
 from trainers.config import Config
+from trainers.custom.checks import check_numbers
 from trainers.custom.model import custom_model
 from trainers.evaluation import Evaluation
 from trainers.inputs.data import Data
@@ -142,10 +143,14 @@ def assemble(config: Config, strategy: Strategy) -> Assembly:
     Raises:
       UsageError: the parts do not fit each other, the strategy or the data.
     """
+    # A module may make layers when it is imported.
+    keras.utils.set_random_seed(config.run.seed)
     data = inputs.load(config.data)
     if config.model.is_custom:
-        spec = custom_model(config.model, data.evaluation)
+        spec = custom_model(config.model, data)
         return assemble_parts(config, strategy, data, spec)
+    if config.data.is_custom:
+        check_numbers(data)
     return assemble_parts(config, strategy, data, models.load(config.model.model))
 
 

@@ -12,16 +12,17 @@ from typing import NoReturn
 
 from strategies.end_with_launcher import end_with_launcher
 from strategies.rendezvous import PeerLostError
-from strategies.settings import UsageError, printable
+from strategies.settings import UsageError, one_line, printable
 from trainers import flags
 from trainers.config import Config
 from trainers.console import Console, complain
 from trainers.custom.names import check_packages
+from trainers.custom.own_code import ended
 from trainers.launch import launch
 from trainers.outcome import ExitCode
 from trainers.place import cluster_of, needs_tensorflow
 from trainers.refusals import refusal_of
-from trainers.runtime import load_tensorflow
+from trainers.runtime import check_backend, load_tensorflow
 from trainers.tasks import check_files, run_task
 
 
@@ -44,6 +45,11 @@ def run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return ExitCode.INTERRUPTED
+    except SystemExit as error:
+        # Of code that is not called while it is known whose it is, such as a layer's.
+        return _refuse(
+            ended("code of the model or the data", error), config.run.verbose
+        )
     except Exception as error:
         refusal = refusal_of(error, config)
         if refusal is not None:
@@ -58,6 +64,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     end_with_launcher()
+    check_backend(os.environ)
     check_packages(config)
     config.tracking.check_packages()
     if config.run.mode in _MODES_THAT_LOOK:
@@ -82,7 +89,7 @@ def _look(config: Config, console: Console) -> int:
         load_tensorflow(config)
         look = getattr(importlib.import_module(f"trainers.modes.{mode}"), mode)
     except ImportError as error:
-        words = " ".join(str(error).split())
+        words = one_line(error)
         raise UsageError(
             f"TensorFlow or Keras is missing ({words}): make install."
         ) from error
@@ -123,7 +130,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _does_not_fit(error: Exception) -> UsageError:
-    words = " ".join(str(error).split())[:200]
+    words = one_line(error)[:200]
     refusal = UsageError(
         f"this does not fit into memory ({words}): lower --global_batch_size, or make "
         "the model or the data set smaller."

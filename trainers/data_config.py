@@ -126,6 +126,11 @@ class DataConfig:
         self._check_clicks()
 
     @property
+    def is_custom(self) -> bool:
+        """Whether the examples are the user's own."""
+        return factories.is_factory(self.dataset)
+
+    @property
     def is_streamed(self) -> bool:
         """Whether training examples are read as they are needed."""
         return self.sharding != "exact"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import keras
 import numpy as np
 
-from strategies.settings import UsageError
+from strategies.settings import UsageError, one_line
 
 BEST, LAST = "best", "last"
 KERAS, SAVED_MODEL = "keras", "saved_model"
@@ -88,7 +88,7 @@ def read_keras(path: str, like: keras.Model) -> None:
         found = keras.saving.load_model(path, compile=False, safe_mode=True)
         values = found.get_weights()
     except Exception as error:
-        words = " ".join(str(error).split())[:200]
+        words = one_line(error)[:200]
         raise UsageError(
             f"{flag} cannot be read ({words}): give a file that was exported."
         ) from error

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from models.base import Objective, TrainableModel
 from strategies.base import Strategy
-from strategies.settings import UsageError
+from strategies.settings import UsageError, one_line
 from trainers.accumulation import check_accumulable
 from trainers.config import Config
 from trainers.inputs.data import Data
@@ -113,6 +113,7 @@ def build_learner(
     pipeline = None
     with strategy.scope(), _refused():
         model = spec.build(data, config.model)
+        _check_trainable(model, config)
     # Outside of the scope, because Keras makes variables of metrics.
     with _refused():
         objective = spec.objective(model, config.optimizer.label_smoothing)
@@ -170,10 +171,19 @@ def _set_precision(dtype: str) -> None:
     keras.config.set_dtype_policy(dtype)
 
 
+def _check_trainable(model: keras.Model, config: Config) -> None:
+    if not model.trainable_variables:
+        raise UsageError(
+            f"--model={config.model.model} has no weights to train: none of its layers "
+            f"has weights with trainable=True ({len(model.variables)} variables are "
+            "frozen); set it on the layers to train, before the model is compiled."
+        )
+
+
 @contextlib.contextmanager
 def _refused() -> Iterator[None]:
     """Turns an error of a model into one line."""
     try:
         yield
     except ValueError as error:
-        raise UsageError(" ".join(str(error).split())) from error
+        raise UsageError(one_line(error)) from error

@@ -27,6 +27,11 @@ _MISSING_DEVICE = re.compile(
     r"|was explicitly assigned to )(?P<device>[\w/:*]+)"
 )
 # What is raised in Python while a stream is read comes with its traceback.
+# On a CPU; on a GPU the loss is not a number.
+_LABEL = re.compile(
+    r"Received a label value of (-?\d+) which is outside the valid range of "
+    r"\[0, (\d+)\)"
+)
 _STREAM = re.compile(r"\bUsageError: ([^\n]*)")
 _ROWS = re.compile(r"--replayable_dropout does not fit layer [^;]*; [^.]*\.")
 
@@ -38,12 +43,19 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
     rows = _ROWS.search(message)
     missing = _MISSING_DEVICE.search(message)
     stream = _STREAM.search(message)
+    label = _LABEL.search(message)
     unsupported = _UNSUPPORTED.search(message)
     words = disk_error(error)
     if words is not None:
         refusal = UsageError(
             f"a file cannot be written or read ({words}){_named(error)}: mend the disk "
             "or free space on it, then start again, a run with --resume=auto."
+        )
+    elif label:
+        refusal = UsageError(
+            f"the data has a label that is {label[1]}, and --model="
+            f"{config.model.model} has {label[2]} outputs for classes, numbered from "
+            "0: give it an output for each class, or number the classes from 0."
         )
     elif config.model.replayable_dropout and rows:
         refusal = UsageError(rows.group())

@@ -4,14 +4,57 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
+import pathlib
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from strategies import discovery
 from strategies.quiet import native_log_hidden
+from strategies.settings import UsageError, one_line, shown
 from trainers.config import Config
+
+
+def check_backend(environment: Mapping[str, str]) -> None:
+    """Refuses another backend of Keras than TensorFlow, before Keras is loaded.
+
+    Keras takes KERAS_BACKEND, or else what its keras.json says (keras/src/backend/
+    config.py).
+
+    Raises:
+      UsageError: The backend is another one.
+    """
+    backend, source = environment.get("KERAS_BACKEND"), "KERAS_BACKEND"
+    if not backend:
+        path = _keras_settings(environment)
+        backend, source = _backend_in(path), f'"backend" in {path}'
+    if backend not in (None, "tensorflow"):
+        raise UsageError(
+            f"{source} is {shown(backend)}, and this project distributes with "
+            "TensorFlow: set KERAS_BACKEND=tensorflow for this command."
+        )
+
+
+def _keras_settings(environment: Mapping[str, str]) -> pathlib.Path:
+    home = environment.get("KERAS_HOME")
+    if home is not None:
+        return pathlib.Path(home, "keras.json").expanduser()
+    base = pathlib.Path("~").expanduser()
+    return (base if os.access(base, os.W_OK) else pathlib.Path("/tmp")) / (
+        ".keras/keras.json"
+    )
+
+
+def _backend_in(path: pathlib.Path) -> Any:
+    """Returns None if there is no such file or setting, which Keras ignores, too."""
+    try:
+        settings = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return settings.get("backend") if isinstance(settings, dict) else None
 
 
 def load_tensorflow(config: Config) -> None:
@@ -26,7 +69,7 @@ def load_tensorflow(config: Config) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if several else "2")
     hidden = contextlib.nullcontext() if verbose else native_log_hidden()
     with _interrupt_ends_at_once(), hidden:
-        with _imported_fast():
+        with _imported_fast(), _settings_blamed():
             import tensorflow as tf
 
         tf.config.list_physical_devices()
@@ -40,12 +83,33 @@ def load_tensorflow(config: Config) -> None:
                 config.threads.inter_op_threads
             )
     # Needs Keras, whose absence is to be told without TensorFlow's log.
-    from strategies.library_internals import keep_sums_in_order
+    with _settings_blamed():
+        from strategies.library_internals import keep_sums_in_order
 
     keep_sums_in_order()
     if several and not verbose:
         tf.get_logger().setLevel("CRITICAL")
         _hide_errors_of_destructors(tf.errors.OpError)
+
+
+@contextlib.contextmanager
+def _settings_blamed() -> Iterator[None]:
+    """Names the file that is wrong if Keras, or its predecessor, refuses its settings.
+
+    Both check them when they are imported (keras/src/backend/config.py;
+    tensorflow/python/keras/backend.py).
+    """
+    path = _keras_settings(os.environ)
+    try:
+        yield
+    except (AssertionError, ValueError) as error:
+        if not path.exists():
+            raise
+        reason = f" ({one_line(error)})" if str(error) else ""
+        raise UsageError(
+            f"TensorFlow and Keras do not accept {path}{reason}: correct the file, or "
+            "remove it."
+        ) from error
 
 
 def _hide_errors_of_destructors(kind: type[Exception]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from models import factories
-from strategies.settings import UsageError
+from strategies.settings import UsageError, shown
 from trainers.custom.own_code import blamed
 from trainers.data_config import DataConfig
 from trainers.inputs.data import ArraySource, Data, Source, held_out
@@ -20,6 +20,15 @@ _ACCEPTED = (
     "examples, function of indices that reads them), or two of one kind, the second "
     "to evaluate on"
 )
+
+_SEVERAL_SHAPES = (
+    f"returned examples of several shapes or types: {_ACCEPTED}, each array of one "
+    "shape."
+)
+_WEIGHTS = "Weights of examples are not taken: let a replica_step weigh their losses."
+# What steps can be given, by NumPy's kinds of types (numpy.dtype.kind): booleans,
+# numbers and strings.
+_KINDS = "biufcSU"
 
 
 def load(config: DataConfig) -> Data:
@@ -52,6 +61,7 @@ def _data(made: Any, eval_fraction: float) -> Data:
     if not train.num_examples or not evaluation.num_examples:
         raise _Unusable("returned no examples to train or to evaluate on.")
     features, labels = evaluation.read(evaluation.tensors(), tf.zeros([1], tf.int64))
+    _check_numbers(features, labels)
     num_classes = 0
     if not tf.nest.is_nested(features) and not tf.nest.is_nested(labels):
         num_classes = max(_num_classes(train), _num_classes(evaluation))
@@ -63,21 +73,45 @@ def _data(made: Any, eval_fraction: float) -> Data:
     )
 
 
+def _check_numbers(features: Any, labels: Any) -> None:
+    """Refuses examples of no numbers, on which kernels end the process."""
+    for name, values in (("features", features), ("labels", labels)):
+        for array in tf.nest.flatten(values):
+            if 0 in tuple(array.shape)[1:]:
+                shape = ", ".join(map(str, array.shape[1:]))
+                raise _Unusable(
+                    f"returned {name} of shape [n, {shape}], in which there is no "
+                    f"number: {_ACCEPTED}, with at least one in each example."
+                )
+
+
 def _is_two(made: Any) -> bool:
     """Of one kind: to train on, and to evaluate on."""
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         return False
     if all(isinstance(part, tf.data.Dataset) for part in made):
         return True
+    if all(isinstance(part, tuple) and len(part) == 3 for part in made):
+        raise _Unusable(f"returned two triples: {_ACCEPTED}. {_WEIGHTS}")
     return all(isinstance(part, tuple) and len(part) == 2 for part in made)
+
+
+def _in_words(made: Any) -> str:
+    """Returns what a factory returned, without its contents."""
+    if isinstance(made, (tuple, list)):
+        weights = f" ({_WEIGHTS})" if len(made) == 3 else ""
+        return f"{len(made)} things{weights}"
+    if isinstance(made, (np.ndarray, tf.Tensor)):
+        shape = ", ".join(map(str, made.shape))
+        return f"one array of shape [{shape}], without labels"
+    return "None" if made is None else f"a {type(made).__name__}"
 
 
 def _source(made: Any) -> Source:
     if isinstance(made, tf.data.Dataset):
         return _of_dataset(made)
     if not isinstance(made, (tuple, list)) or len(made) != 2:
-        what = f"{len(made)} things" if isinstance(made, (tuple, list)) else repr(made)
-        raise _Unusable(f"returned {what[:80]}: {_ACCEPTED}.")
+        raise _Unusable(f"returned {_in_words(made)}: {_ACCEPTED}.")
     first, second = made
     if isinstance(first, (int, np.integer)) and callable(second):
         return ReadSource(int(first), second)
@@ -190,12 +224,24 @@ def _of_dataset(dataset: tf.data.Dataset) -> ArraySource:
             "their order are the run's."
         )
     specs = tf.nest.flatten(spec)
+    for one in specs:
+        if not isinstance(one, tf.TensorSpec):
+            raise _Unusable(
+                "returned a tf.data.Dataset with elements of "
+                f"{type(one).__name__.removesuffix('Spec')}: turn them into dense "
+                "tensors of one shape, such as by tf.sparse.to_dense or "
+                "RaggedTensor.to_tensor."
+            )
     if all(s.shape.rank and s.shape[0] is None for s in specs):
         dataset = dataset.unbatch()
     elements = list(dataset.as_numpy_iterator())
     if not elements:
         raise _Unusable("returned a tf.data.Dataset without elements.")
-    features, labels = tf.nest.map_structure(lambda *rows: np.stack(rows), *elements)
+    try:
+        stacked = tf.nest.map_structure(lambda *rows: np.stack(rows), *elements)
+    except ValueError as error:
+        raise _Unusable(_SEVERAL_SHAPES) from error
+    features, labels = stacked
     return ArraySource(_arrays(features), _arrays(labels))
 
 
@@ -207,19 +253,48 @@ def _arrays(values: Any) -> Any:
         return tuple(map(_arrays, values))
     if isinstance(values, Mapping):
         return {name: _arrays(value) for name, value in values.items()}
-    array = np.asarray(values)
-    if array.dtype == object:
-        raise _Unusable(
-            f"returned examples of several shapes or types: {_ACCEPTED}, each array of "
-            "one shape."
-        )
+    array = _array(values)
     if not array.ndim:
-        raise _Unusable(f"returned {array!r} where an array is needed: {_ACCEPTED}.")
+        raise _Unusable(
+            f"returned {shown(repr(values))} where an array is needed: {_ACCEPTED}."
+        )
+    if array.dtype.kind not in _KINDS and not _is_bfloat16(array):
+        raise _Unusable(
+            f"returned an array of {array.dtype}, which is neither numbers nor "
+            "strings: turn it into numbers."
+        )
     return (
         array.astype(np.int64)
         if array.dtype.kind in "iu" and array.ndim == 1
         else array
     )
+
+
+def _array(values: Any) -> np.ndarray:
+    """Returns what NumPy takes for an array, if it has numbers in it and not objects.
+
+    NumPy would run through anything that can be counted, and complain of what it finds.
+    """
+    if not isinstance(values, (list, tuple, int, float)) and not (
+        hasattr(values, "__array__") or hasattr(values, "__array_interface__")
+    ):
+        raise _Unusable(
+            f"returned {_in_words(values)} where an array is needed: {_ACCEPTED}."
+        )
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise _Unusable(_SEVERAL_SHAPES) from error
+    if array.dtype == object:
+        if all(isinstance(value, (str, bytes)) for value in array.flat):
+            return array.astype(np.str_)
+        raise _Unusable(_SEVERAL_SHAPES)
+    return array
+
+
+def _is_bfloat16(array: np.ndarray) -> bool:
+    """NumPy has no kind for it."""
+    return array.dtype == tf.bfloat16.as_numpy_dtype
 
 
 def _tuples(values: Any) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -14,16 +15,15 @@ import tensorflow as tf
 from models import factories
 from models.base import Build, Examples, Objective, Settings
 from strategies.base import Batch
-from strategies.settings import UsageError
+from strategies.library_internals import make_anew
+from strategies.settings import UsageError, one_line
+from trainers.custom.checks import check_ids, check_methods, check_values
 from trainers.custom.objective import objective_of
 from trainers.custom.own_code import blamed
 from trainers.custom.probe import probe
 from trainers.custom.step import NAME, own_objective
-from trainers.inputs.data import Source
+from trainers.inputs.data import Data, Source
 from trainers.model_config import ModelConfig
-
-# In place of which `fit` would call them.
-_OF_FIT = ("train_step", "compute_loss", "compute_metrics")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +36,7 @@ class CustomModel:
       metrics: Keras's names; None for those it is compiled with.
       replica_step: in place of both, if the module has it.
       few: a batch of examples that it is to take.
+      data: All of the examples.
       flag: for messages.
     """
 
@@ -44,6 +45,7 @@ class CustomModel:
     metrics: Sequence[str] | None
     replica_step: Callable[..., Any] | None
     few: Callable[[], Batch]
+    data: Data
     flag: str
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
@@ -55,23 +57,38 @@ class CustomModel:
             )
         with blamed(self.flag):
             if self.replica_step is None:
-                _check_methods(model)
-                return self._compiled(model)
-            objective = own_objective(self.replica_step, lambda: self._compiled(model))
-            _check_values(objective, model, self.few())
+                objective: Objective = self._compiled(model)
+            else:
+                objective = own_objective(
+                    self.replica_step, lambda: self._compiled(model)
+                )
+            self._check(objective, model)
         return objective
 
     def _compiled(self, model: keras.Model) -> Objective:
         examples = probe(model, self.few())
         return objective_of(model, self.loss, self.metrics, *examples)
 
+    def _check(self, objective: Objective, model: keras.Model) -> None:
+        """Refuses examples that the model cannot take, before anything is written."""
+        few = self.few()
+        check_values(objective, model, few)
+        if self.replica_step is None:
 
-def custom_model(config: ModelConfig, source: Source) -> CustomModel:
+            def predictions() -> Any:
+                return model.compute_output_spec(_specified(few.features))
+
+            loss = self.loss or getattr(model, "loss", None)
+            names = getattr(model, "output_names", None)
+            check_ids(loss, names, self.data, predictions)
+
+
+def custom_model(config: ModelConfig, data: Data) -> CustomModel:
     """The model of --model=package.module:factory.
 
     Args:
       config: names it.
-      source: examples that it is to take.
+      data: Examples that it is to take.
 
     Raises:
       UsageError: there is no such factory.
@@ -83,11 +100,19 @@ def custom_model(config: ModelConfig, source: Source) -> CustomModel:
 
     @functools.cache
     def few() -> Batch:
-        return _few(source)
+        return _few(data.evaluation)
+
+    before: list[keras.Model] = []
 
     def build(data: Examples, settings: Settings) -> keras.Model:
         with blamed(flag):
-            return _built(make, data, few, flag)
+            model, created = _made(make, data, flag)
+            if replica_step is None:
+                check_methods(model)
+            model = _with_own_variables(model, created, before, flag)
+            _build(model, few)
+        before.append(model)
+        return model
 
     return CustomModel(
         build=build,
@@ -95,27 +120,83 @@ def custom_model(config: ModelConfig, source: Source) -> CustomModel:
         metrics=config.metrics,
         replica_step=replica_step,
         few=few,
+        data=data,
         flag=flag,
     )
 
 
-def _built(
-    make: Callable[..., Any], data: Examples, few: Callable[[], Batch], flag: str
-) -> keras.Model:
-    takes_data = bool(inspect.signature(make).parameters)
-    model = make(data) if takes_data else make()
+def _made(
+    make: Callable[..., Any], data: Examples, flag: str
+) -> tuple[keras.Model, Collection[int]]:
+    """Returns a factory's model, and the ids of variables that the factory made."""
+    created: dict[int, tf.Variable] = {}
+
+    def note(make_next: Callable[..., tf.Variable], **settings: Any) -> tf.Variable:
+        variable = make_next(**settings)
+        created[id(variable)] = variable
+        return variable
+
+    with tf.variable_creator_scope(note):
+        takes_data = bool(inspect.signature(make).parameters)
+        model = make(data) if takes_data else make()
     if not isinstance(model, keras.Model):
-        raise UsageError(
-            f"{flag} returned a {type(model).__name__}: return a keras.Model."
-        )
-    if not model.built or not model.variables:
-        model(
-            tf.nest.map_structure(
-                lambda one: keras.KerasTensor([None, *one.shape[1:]], one.dtype.name),
-                few().features,
-            )
-        )
+        kind = "None" if model is None else f"a {type(model).__name__}"
+        if isinstance(model, type):
+            kind = f"the class {model.__name__}"
+        raise UsageError(f"{flag} returned {kind}: return a keras.Model.")
+    return model, created.keys()
+
+
+def _with_own_variables(
+    model: keras.Model,
+    created: Collection[int],
+    before: Sequence[keras.Model],
+    flag: str,
+) -> keras.Model:
+    """Returns a model all of whose variables are the present strategy's.
+
+    Args:
+      model: May have layers, or be one, that the module of its factory has made.
+      created: Ids of the variables that the factory made.
+      before: Models that the factory has returned before.
+      flag: For messages.
+    """
+    variables = [v for v in model.variables if id(v.value) not in created]
+    in_use = {id(variable) for other in before for variable in other.variables}
+    if any(id(variable) in in_use for variable in variables):
+        # The other one is being trained, under a strategy that this one is not of.
+        return _copied(model, flag)
+    for variable in variables:
+        make_anew(variable)
     return model
+
+
+def _copied(model: keras.Model, flag: str) -> keras.Model:
+    try:
+        return keras.models.clone_model(model)
+    except Exception as error:
+        raise UsageError(
+            f"{flag} returned layers that it has returned before, which --export needs "
+            f"anew, and Keras cannot copy them ({one_line(error)[:200]}): make all "
+            "layers inside of the function."
+        ) from error
+
+
+def _build(model: keras.Model, few: Callable[[], Batch]) -> None:
+    """Makes the variables of a model that makes them when it is called."""
+    if model.built and model.variables:
+        return
+    # What Keras warns of here it raises as well, or says again when a step is traced.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(_specified(few().features))
+
+
+def _specified(features: Any) -> Any:
+    """Any number of examples like some."""
+    return tf.nest.map_structure(
+        lambda one: keras.KerasTensor([None, *one.shape[1:]], one.dtype.name), features
+    )
 
 
 def _few(source: Source) -> Batch:
@@ -133,26 +214,3 @@ def _few(source: Source) -> Batch:
         features=features,
         labels=labels,
     )
-
-
-def _check_values(objective: Objective, model: keras.Model, batch: Batch) -> None:
-    """Finds now, and in nothing but a graph, what the first step would fail with."""
-
-    def values(batch: Batch) -> None:
-        with keras.StatelessScope():
-            objective.values(model, batch, training=True)
-        with keras.StatelessScope():
-            objective.judged(model, batch)
-
-    tf.function(values, autograph=False).get_concrete_function(batch)
-
-
-def _check_methods(model: keras.Model) -> None:
-    """Raises UsageError if `fit` would do something else than take a loss."""
-    for name in _OF_FIT:
-        if getattr(type(model), name) is not getattr(keras.Model, name):
-            raise UsageError(
-                f"{type(model).__name__} has a {name} of its own, which only fit would "
-                f"call: write {NAME}(model, batch, training) beside the factory, which "
-                "returns the loss of each example."
-            )
