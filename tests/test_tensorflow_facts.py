@@ -25,6 +25,7 @@ from strategies.library_internals import (
     graphs_collected,
     keep_sums_in_order,
     move_variable,
+    name_operations_after_layers,
     run_after,
     stop_reducing_gradients,
     takes_weights,
@@ -398,3 +399,25 @@ def test_squares_beyond_the_type_are_clipped_to_what_is_no_number() -> None:
     (clipped,), norm = tf.clip_by_global_norm([tf.constant([1e25, 1.0])], 1.0)
     assert np.isinf(norm)
     assert np.isnan(clipped).all()
+
+
+def test_operations_are_named_after_their_layers_alone() -> None:
+    """Of `dense` and `dense_1` Keras alone makes scopes `dense_1` and `dense_1_2`."""
+    name_operations_after_layers()
+    layers = [keras.layers.Dense(1, name=name) for name in ("dense", "dense_1")]
+    model = keras.Sequential([*layers, keras.layers.Dense(1, name="dense_2")])
+    model.build([None, 1])
+
+    @tf.function
+    def twice(features: tf.Tensor) -> tf.Tensor:
+        return model(model(features))
+
+    graph = twice.get_concrete_function(tf.TensorSpec([None, 1])).graph
+    multiplied = [o.name for o in graph.get_operations() if o.type == "MatMul"]
+    scopes = [f"{model.name}/dense{number}" for number in ("", "_1", "_2")]
+    assert multiplied == [f"{scope}/MatMul" for scope in scopes] + [
+        f"{scope}/MatMul_1" for scope in scopes
+    ]
+    assert [v.path for v in model.trainable_variables[::2]] == [
+        f"{scope}/kernel" for scope in scopes
+    ]
