@@ -46,6 +46,7 @@ FLAGS = (
     "--inter_op_threads=1",
     "--checkpoint_every_steps=none",
     "--histogram_every_steps=none",
+    "--eval_every_steps=none",
 )
 SLOWER = 0.10
 SEEDS = 5

@@ -208,6 +208,7 @@ class InnerLoop:
             observe >= int(Observe.NORMS),
             lambda: look(shares, closely),
             lambda: details,
+            name="look",
         )
 
     def _weight_norm(self, observe: tf.Tensor) -> tf.Tensor:
@@ -264,7 +265,8 @@ class InnerLoop:
         # The condition stands outside every replica's own function, because
         # MirroredStrategy cannot merge replicas inside a branch of one.
         names = (NOT_FINITE, *self._step.reported)
-        return dict(zip(names, tf.cond(finite, apply, leave), strict=True))
+        results = tf.cond(finite, apply, leave, name="update")
+        return dict(zip(names, results, strict=True))
 
 
 class _State(NamedTuple):

@@ -148,6 +148,27 @@ def gather_by_key(
         )
 
 
+def name_operations_after_layers() -> None:
+    """Makes the operations of a layer stand in a scope of exactly the layer's name.
+
+    Keras opens a layer's scope twice in each call, once to build it, and TensorFlow
+    numbers scopes of one name: those of layers `dense` and `dense_1` would be `dense_1`
+    and `dense_1_2` in the graph (keras/src/layers/layer.py, `Layer.__call__`; the scope
+    is `name_scope._tf_name_scope` of keras/src/backend/tensorflow/core.py). A name with
+    a slash at its end opens the same scope again. Names of variables stay as they are.
+    """
+    usual = super(keras.name_scope, keras.name_scope).__enter__
+
+    def enter(scope: Any) -> Any:
+        if isinstance(scope.caller, keras.layers.Layer):
+            outer = tf.get_current_name_scope()
+            path = f"{outer}/{scope.name}/" if outer else f"{scope.name}/"
+            scope._tf_name_scope = tf.name_scope(path)
+        return usual(scope)
+
+    keras.name_scope.__enter__ = enter
+
+
 def give_up_connecting(num_tasks: Mapping[str, int], seconds: float) -> None:
     """Limits how long processes that compute wait for each other while they connect.
 

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+# Names of the loops in TensorBoard's graph.
+_SPANS, _STEPS = "spans", "steps"
+
 
 class Taken(NamedTuple):
     """A step's batch.
@@ -88,7 +91,10 @@ class ByIndex:
             taken = _timed(lambda: self.batch_at(source, state[0]))
             return tuple(steps.run(state, taken))
 
-        return tf.while_loop(steps.proceed, body, steps.initial, steps.shapes), ()
+        loop = tf.while_loop(
+            steps.proceed, body, steps.initial, steps.shapes, name=_STEPS
+        )
+        return loop, ()
 
     def keep(self, batches: Any, left: Any) -> None:
         return None
@@ -179,6 +185,7 @@ class FromSpans:
             [left, tf.timestamp(), *steps.initial],
             [shapes, tf.TensorShape([]), *steps.shapes],
             parallel_iterations=1,
+            name=_SPANS,
         )
         return state, left
 
@@ -205,7 +212,7 @@ def _steps_of_span(span: Taken, steps: Steps, state: Sequence[Any]) -> Sequence[
         wait = tf.where(is_first, span.wait, tf.zeros([], tf.float64))
         return tuple(steps.run(inner, Taken(batch, start, wait)))
 
-    return tf.while_loop(proceed, body, state, steps.shapes)
+    return tf.while_loop(proceed, body, state, steps.shapes, name=_STEPS)
 
 
 def _num_steps(span: Any) -> tf.Tensor:

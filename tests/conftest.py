@@ -29,7 +29,10 @@ def pytest_configure() -> None:
     """Splits the CPU before any test touches TensorFlow."""
     import tensorflow as tf
 
-    from strategies.library_internals import keep_sums_in_order
+    from strategies.library_internals import (
+        keep_sums_in_order,
+        name_operations_after_layers,
+    )
 
     # Models and graphs are traced all the time here, and looking through all that
     # TensorFlow and Keras consist of for garbage took a tenth of it.
@@ -39,6 +42,7 @@ def pytest_configure() -> None:
         cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
     )
     keep_sums_in_order()
+    name_operations_after_layers()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

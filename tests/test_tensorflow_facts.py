@@ -26,6 +26,7 @@ from strategies.library_internals import (
     keep_sums_in_order,
     make_anew,
     move_variable,
+    name_operations_after_layers,
     run_after,
     stop_reducing_gradients,
     takes_weights,
@@ -490,3 +491,25 @@ def test_a_loop_cannot_gather_another_number_of_rows_unless_keys_differ() -> Non
     # Steps with 4, 2 and 4 rows of ones and 5, 3 and 5 of twos; three columns.
     sums = [3.0 * count for count in (9, 9, 8, 6, 4, 0, 0, 0, 0)]
     assert done.stdout.splitlines() == [str(sums)] * 2
+
+
+def test_operations_are_named_after_their_layers_alone() -> None:
+    """Of `dense` and `dense_1` Keras alone makes scopes `dense_1` and `dense_1_2`."""
+    name_operations_after_layers()
+    layers = [keras.layers.Dense(1, name=name) for name in ("dense", "dense_1")]
+    model = keras.Sequential([*layers, keras.layers.Dense(1, name="dense_2")])
+    model.build([None, 1])
+
+    @tf.function
+    def twice(features: tf.Tensor) -> tf.Tensor:
+        return model(model(features))
+
+    graph = twice.get_concrete_function(tf.TensorSpec([None, 1])).graph
+    multiplied = [o.name for o in graph.get_operations() if o.type == "MatMul"]
+    scopes = [f"{model.name}/dense{number}" for number in ("", "_1", "_2")]
+    assert multiplied == [f"{scope}/MatMul" for scope in scopes] + [
+        f"{scope}/MatMul_1" for scope in scopes
+    ]
+    assert [v.path for v in model.trainable_variables[::2]] == [
+        f"{scope}/kernel" for scope in scopes
+    ]

@@ -10,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tensorboard.compat.proto.graph_pb2 import GraphDef
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from strategies import discovery
@@ -178,7 +179,7 @@ def test_tensorboard_shows_graph_texts_images_and_hparams(run: Run) -> None:
     strategy, folder, _ = run
     train_events = read_events(folder / "tb" / "train")
     (graph,) = train_events.graphs
-    assert b"convolution_1" in graph
+    assert_layers_have_scopes(GraphDef.FromString(graph))
     assert train_events.plugins()["text"] == {"configuration", "devices", "variables"}
     configuration = text_of(train_events, "configuration")
     assert f"| strategy | {strategy} |" in configuration
@@ -195,6 +196,29 @@ def test_tensorboard_shows_graph_texts_images_and_hparams(run: Run) -> None:
     hparams = described.plugins()["hparams"]
     assert {"_hparams_/session_start_info", "_hparams_/experiment"} <= hparams
     assert_charts_have_curves(described, tags_of(folder))
+
+
+def assert_layers_have_scopes(graph: GraphDef) -> None:
+    """Each under its name alone, in what TensorBoard draws: nodes outside functions."""
+    operations = {node.name: node for node in graph.node}
+    assert len(operations) == len(graph.node)
+    scopes = {scope for name in operations for scope in name.split("/")[:-1]}
+    layers = {"convolution_1", "convolution_2", "hidden", "logits"}
+    assert layers <= scopes
+    assert not {
+        f"{layer}_{number}" for layer in layers for number in "123"
+    } & scopes - (layers)
+    assert {"steps", "update"} <= scopes
+    for node in graph.node:
+        for source in node.input:
+            assert source.removeprefix("^").split(":")[0] in operations, node.name
+    # Edges lead through a layer to the next one.
+    (logits,) = [
+        node
+        for node in graph.node
+        if node.name.endswith("logits/MatMul") and "gradient" not in node.name
+    ][:1]
+    assert any("hidden" in source or "dropout" in source for source in logits.input)
 
 
 def assert_charts_have_curves(described: Events, tags: dict[str, set[str]]) -> None:

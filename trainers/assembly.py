@@ -38,6 +38,11 @@ from trainers.sparse import embeddings_of
 from trainers.step import TrainStep
 
 _DEFAULT_TRAIN_STEPS = 1000
+# By default a run is evaluated at least so often.
+_FEWEST_EVALUATIONS = 10
+# By default not more often, unless the run is short: steps of a tenth of a millisecond
+# would otherwise wait most of the time for evaluations, which take five each.
+_FEWEST_STEPS_BETWEEN_EVALUATIONS = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,20 @@ class Assembly:
     evaluation: Evaluation
     pipeline: Pipeline | None
     rebuild: Callable[[], keras.Model]
+
+    @property
+    def eval_every_steps(self) -> int | None:
+        """Steps between evaluations; None for only at the end.
+
+        It depends on no clock, so that all processes evaluate at the same steps, and
+        so does a run that is continued.
+        """
+        given = self.config.report.eval_every_steps
+        if given != 0:
+            return given
+        per_epoch = self.order.steps_per_epoch
+        whole_epochs = per_epoch * -(-_FEWEST_STEPS_BETWEEN_EVALUATIONS // per_epoch)
+        return max(min(whole_epochs, self.train_steps // _FEWEST_EVALUATIONS), 1)
 
     def batches(self, first_step: int) -> GlobalBatches:
         """Training batches from a step to the end of the run."""

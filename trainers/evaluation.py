@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from trainers.interval import means_over_examples
 
 # The same in every process, whatever its speed: their sums are joined step by step.
 _STEPS_PER_CALL = 100
+# To open the input takes 49 of the 55 ms of processor time of an evaluation of the
+# digits, so it stays open for the next one. A larger data set takes longer to evaluate
+# than to open, and the batches that are read ahead would occupy memory.
+_MOST_BYTES_KEPT_OPEN = 16 << 20
 
 
 class Evaluated(NamedTuple):
@@ -53,30 +57,35 @@ class Evaluation:
           global_batch_size: examples at a time, over all replicas.
         """
         self._strategy = strategy
-        self._source = source
-        self._order = Order(
+        order = Order(
             num_examples=source.num_examples,
             global_batch_size=min(global_batch_size, source.num_examples),
             seed=None,
         )
+        self._num_steps = order.steps_per_epoch
+        self._stays_open = _is_small(source)
+        self._batches = SourceBatches(
+            source=source,
+            order=order,
+            first_step=0,
+            last_step=self._num_steps,
+            repeats=self._stays_open,
+        )
+        self._opened: Any = None
         self._run_steps = strategy.compile(eval_step, update=None)
 
     def run(self) -> Evaluated:
         """Goes over all examples with the weights of now."""
-        num_steps = self._order.steps_per_epoch
-        batches = self._strategy.distribute(
-            SourceBatches(
-                source=self._source,
-                order=self._order,
-                first_step=0,
-                last_step=num_steps,
-            )
-        )
+        # An evaluation that is interrupted leaves its input in the middle: the next one
+        # opens it anew.
+        batches, self._opened = self._opened, None
+        if batches is None:
+            batches = self._strategy.distribute(self._batches)
         sums: Counter[str] = Counter()
         tables: list[np.ndarray] = []
         step = 0
-        while step < num_steps:
-            count = min(_STEPS_PER_CALL, num_steps - step)
+        while step < self._num_steps:
+            count = min(_STEPS_PER_CALL, self._num_steps - step)
             results = self._run_steps(batches, count).fetch()
             summed = dict(results.sums)
             table = summed.pop(CONFUSION, None)
@@ -87,9 +96,17 @@ class Evaluation:
                 tables.append(table.sum(axis=0))
             sums.update({name: values.sum() for name, values in summed.items()})
             step += count
+        if self._stays_open:
+            self._opened = batches
         confusion = np.sum(tables, axis=0).astype(np.int64) if tables else None
         return Evaluated(means_over_examples(sums), confusion)
 
     def num_traces(self) -> int:
         """How often its inner loop was traced."""
         return self._run_steps.num_traces()
+
+
+def _is_small(source: Source) -> bool:
+    if source.example_bytes is None:
+        return False
+    return source.example_bytes * source.num_examples <= _MOST_BYTES_KEPT_OPEN

@@ -74,14 +74,22 @@ class TrainingResult:
         return str(self.result["status"])
 
     @property
+    def final(self) -> Mapping[str, float | None]:
+        """Losses and metrics at the end by name, such as `eval_mean_absolute_error`.
+
+        None where one was not measured.
+        """
+        return self.result["final"]
+
+    @property
     def eval_loss(self) -> float | None:
         """At the end; None if it was not measured."""
-        return self.result["final"]["eval_loss"]
+        return self.final["eval_loss"]
 
     @property
     def eval_accuracy(self) -> float | None:
         """At the end; None if it was not measured."""
-        return self.result["final"]["eval_accuracy"]
+        return self.final["eval_accuracy"]
 
     @property
     def examples_per_second(self) -> float | None:
@@ -110,7 +118,7 @@ class TrainingResult:
         result = self.result
         yield "status", f"{self.status}, {result['steps']:,} steps"
         yield "strategy", f"{result['strategy']}, {result['num_replicas']} replicas"
-        for name, value in result["final"].items():
+        for name, value in self.final.items():
             if value is not None:
                 yield name, f"{value:.4f}"
         if self.examples_per_second is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +25,6 @@ from trainers.profiling import Profile
 from trainers.randomness import seed_states
 from trainers.recording import RecordedStep, Recording, unique_names
 from trainers.replica_statistics import ReplicaStatistics
-from trainers.results import FinalFigures
 from trainers.rollback import Rollbacks
 from trainers.run_dir import RunFolder
 from trainers.staleness import Staleness
@@ -35,6 +33,8 @@ from trainers.tally import Tally
 from trainers.tracking.outside import Outside
 from trainers.turns import require_finite_weights, turns
 from trainers.update import HISTOGRAMS, RECORDED
+
+_PICTURES_OF_A_RUN = 10
 
 
 class Reporting:
@@ -78,7 +78,7 @@ class Reporting:
         self._least_eval_loss = math.inf
         self.summaries = Summaries(folder.tensorboard, self._logging)
         self._profile = Profile(folder.tensorboard, self._logging)
-        self.final = FinalFigures()
+        self.final: dict[str, float] = {}
 
     def hooks(self) -> list[When]:
         """In the order they run; the checkpoint last, when all else is written."""
@@ -89,6 +89,7 @@ class Reporting:
             Always(self._show_progress),
             *turns(
                 self._assembly.config.report,
+                self._assembly.eval_every_steps,
                 record=self._record,
                 write_metrics=self._write_metrics,
                 write_histograms=self._write_histograms,
@@ -113,15 +114,14 @@ class Reporting:
         self._interval.restore(state.get("interval_sums", {}))
         self._tally.restore(state.get("tally", {}))
         for row in self._folder.read_metrics():
-            figures = (field.name for field in dataclasses.fields(FinalFigures))
-            self._set_final(**{name: row[name] for name in figures if name in row})
+            self.final.update(_final_values(row))
             self._is_best(row.get("eval_loss"))
 
     def go_back(self, state: Mapping[str, Any], step: int) -> None:
         """Takes back what came after a checkpoint that the run has gone back to."""
         self._console.stop_progress()
         self._folder.drop_metrics_after(step)
-        self.final = FinalFigures()
+        self.final = {}
         self._least_eval_loss = math.inf
         self._staleness.reset()
         self._bubble.reset()
@@ -225,7 +225,7 @@ class Reporting:
                 "seconds": self._clock.seconds(),
             }
             self._append_metrics(row)
-        self._set_final(train_loss=means["loss"])
+        self.final["train_loss"] = means["loss"]
         self._interval.reset()
         self._staleness.reset()
         self._bubble.reset()
@@ -263,14 +263,11 @@ class Reporting:
         with self._clock.measure("summary"):
             finite = {name: v for name, v in means.items() if math.isfinite(v)}
             self._write_scalars(EVAL, finite, report.step)
-            grid = self._inspection.sample_grid()
-            if grid is not None:
-                self.summaries.image(EVAL, "samples", grid, report.step)
             counts = {}
             if confusion is not None:
-                picture = draw_confusion(confusion, self._assembly.data.class_names)
-                self.summaries.image(EVAL, CONFUSION_MATRIX, picture, report.step)
                 counts = {f"eval_{CONFUSION_MATRIX}": confusion.tolist()}
+            if self._are_pictures_due(report):
+                self._write_pictures(confusion, report.step)
             self._append_metrics(
                 {
                     "step": report.step,
@@ -279,13 +276,31 @@ class Reporting:
                     "seconds": self._clock.seconds(),
                 }
             )
-        self._set_final(
-            eval_loss=means.get("loss"), eval_accuracy=means.get("accuracy")
-        )
+        self.final.update({f"eval_{name}": value for name, value in means.items()})
         if self._is_best(means.get("loss")):
             self._export(BEST)
         if not report.is_last:
             self._console.say(f"eval  | step {report.step:>7} | {in_words(means)}")
+
+    def _write_pictures(self, confusion: np.ndarray | None, step: int) -> None:
+        grid = self._inspection.sample_grid()
+        if grid is not None:
+            self.summaries.image(EVAL, "samples", grid, step)
+        if confusion is not None:
+            picture = draw_confusion(confusion, self._assembly.data.class_names)
+            self.summaries.image(EVAL, CONFUSION_MATRIX, picture, step)
+
+    def _are_pictures_due(self, report: StepReport) -> bool:
+        """Whether a tenth of the run has ended since the evaluation before.
+
+        TensorBoard shows ten pictures of a tag, and drawing them takes longer than
+        evaluating a small data set. It depends on steps alone, so that a run that is
+        continued draws the same.
+        """
+        between = self._assembly.eval_every_steps or report.step
+        tenth = max(report.last_step // _PICTURES_OF_A_RUN, 1)
+        before = max(report.step - between, 0)
+        return report.is_last or report.step // tenth > before // tenth
 
     def _is_best(self, eval_loss: float | None) -> bool:
         """Whether it is less than all before, which from now on it belongs to."""
@@ -304,9 +319,6 @@ class Reporting:
             if self._exporting.attempt(what, lambda: exports.write(name)):
                 self._exporting.end("exports")
 
-    def _set_final(self, **figures: float | None) -> None:
-        self.final = dataclasses.replace(self.final, **figures)
-
 
 def _values(variables: Sequence[keras.Variable]) -> dict[str, np.ndarray]:
     names = unique_names([variable.path for variable in variables])
@@ -315,6 +327,23 @@ def _values(variables: Sequence[keras.Variable]) -> dict[str, np.ndarray]:
     }
 
 
-def in_words(means: dict[str, float]) -> str:
+def _final_values(row: Mapping[str, Any]) -> dict[str, float]:
+    """What `final` of result.json has of a line of metrics.jsonl."""
+    return {
+        name: value
+        for name, value in row.items()
+        if (name == "train_loss" or name.startswith("eval_"))
+        # The confusion matrix is none.
+        and isinstance(value, float)
+    }
+
+
+def in_words(means: Mapping[str, float]) -> str:
     """Losses and metrics on one line."""
-    return " | ".join(f"{name} {value:.4f}" for name, value in means.items())
+    return " | ".join(f"{name} {_shown(value)}" for name, value in means.items())
+
+
+def _shown(value: float) -> str:
+    """Formats four decimals, or four digits of very small and very large values."""
+    is_usual = value == 0 or 0.01 <= abs(value) < 100_000
+    return f"{value:.4f}" if is_usual else f"{value:.4g}"

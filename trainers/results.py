@@ -59,13 +59,8 @@ class Throughput:
         }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class FinalFigures:
-    """Loss and accuracy at the end; None where not measured or not finite."""
-
-    train_loss: float | None = None
-    eval_loss: float | None = None
-    eval_accuracy: float | None = None
+# In every result, None where they were not measured.
+ALWAYS_FINAL = ("train_loss", "eval_loss", "eval_accuracy")
 
 
 def build_result(
@@ -73,7 +68,7 @@ def build_result(
     cluster: Cluster,
     *,
     status: str,
-    final: FinalFigures,
+    final: Mapping[str, float],
     tally: Tally,
     throughput: Throughput,
     staleness: Staleness,
@@ -96,9 +91,10 @@ def build_result(
         "attempted_steps": tally.attempted_steps,
         "examples_seen": tally.examples_seen,
         "final": {
-            name: _finite(value) for name, value in dataclasses.asdict(final).items()
-        }
-        | {"best_eval_loss": assembly.data.best_eval_loss},
+            **dict.fromkeys(ALWAYS_FINAL),
+            **{name: _finite(value) for name, value in final.items()},
+            "best_eval_loss": assembly.data.best_eval_loss,
+        },
         "throughput": throughput.summary(),
         "seconds": clock.seconds(),
         "peak_memory_mib": {cluster.task: peak_memory_mib()},
@@ -164,6 +160,6 @@ def _communication(communication: Communication | None) -> Mapping[str, Any] | N
     return None if communication is None else dataclasses.asdict(communication)
 
 
-def _finite(value: float | None) -> float | None:
+def _finite(value: float) -> float | None:
     """JSON has no word for what is not a number."""
-    return value if value is not None and math.isfinite(value) else None
+    return value if math.isfinite(value) else None

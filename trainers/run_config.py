@@ -147,7 +147,10 @@ class ReportConfig:
         "estimate of the gradient noise scale. Reads all gradients once more a step.",
     )
     eval_every_steps: int | None = setting(
-        None, "Steps between evaluations. Default: only at the end.", minimum=1
+        0,
+        "Steps between evaluations. 0: once an epoch, and at least ten times a run; "
+        "none: only at the end.",
+        minimum=0,
     )
     eval_global_batch_size: int = setting(
         500, "Examples evaluated at a time, over all replicas.", minimum=1

@@ -84,9 +84,13 @@ def load_tensorflow(config: Config) -> None:
             )
     # Needs Keras, whose absence is to be told without TensorFlow's log.
     with _settings_blamed():
-        from strategies.library_internals import keep_sums_in_order
+        from strategies.library_internals import (
+            keep_sums_in_order,
+            name_operations_after_layers,
+        )
 
     keep_sums_in_order()
+    name_operations_after_layers()
     if several and not verbose:
         tf.get_logger().setLevel("CRITICAL")
         _hide_errors_of_destructors(tf.errors.OpError)

@@ -90,7 +90,7 @@ def _of_turns(config: Config) -> Iterator[str]:
         )
     for name in ("histogram_every_steps", "eval_every_steps", "checkpoint_every_steps"):
         every = getattr(config.report, name)
-        if every is not None and every < _OFTEN:
+        if every and every < _OFTEN:
             yield (
                 f"--{name}={every} interrupts training every {every} step(s): raise it "
                 "to 100 or more."

@@ -19,6 +19,7 @@ from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api as hparams_api
 
 from trainers.disk import Spell
+from trainers.step_graph import step_graph
 
 TRAIN = "train"
 EVAL = "eval"
@@ -118,7 +119,7 @@ class Summaries:
 
         Keras's own TensorBoard callback writes none under Keras 3.
         """
-        self._write(TRAIN, 0, lambda: tf.summary.graph(graph))
+        self._write(TRAIN, 0, lambda: tf.summary.graph(step_graph(graph)))
 
     def hparams(self, settings: Mapping[str, Any]) -> None:
         """Writes the row of the HParams dashboard.

@@ -18,7 +18,7 @@ from trainers.outcome import DivergedError, ExitCode, NotSavedError, StopRequest
 from trainers.pipeline.bubble import Bubble
 from trainers.placement_log import PlacementRecorder, write_placements
 from trainers.reporting import Reporting, in_words
-from trainers.results import Throughput, build_result
+from trainers.results import ALWAYS_FINAL, Throughput, build_result
 from trainers.rollback import Rollbacks, agree_on_step
 from trainers.run_dir import RunFolder
 from trainers.staleness import Staleness
@@ -216,7 +216,8 @@ class TrainingRun:
         )
 
     def _conclude(self, status: str) -> None:
-        final = dataclasses.asdict(self.reporting.final)
+        # In the order of result.json, whatever was measured first.
+        final = {**dict.fromkeys(ALWAYS_FINAL), **self.reporting.final}
         measured = {name: value for name, value in final.items() if value is not None}
         step = int(self.assembly.step.numpy())
         line = f"{status} | step {step}"

@@ -15,6 +15,7 @@ from trainers.run_config import ReportConfig
 
 def turns(
     report: ReportConfig,
+    eval_every_steps: int | None,
     *,
     record: Hook,
     write_metrics: Hook,
@@ -32,6 +33,7 @@ def turns(
 
     Args:
       report: how often.
+      eval_every_steps: Steps between evaluations; None for only at the end.
       record: keeps all that a step has computed.
       write_metrics: told of a step whose norms were observed.
       write_histograms: told of a step that was observed closely.
@@ -62,7 +64,7 @@ def turns(
             if histograms
             else []
         ),
-        Every(report.eval_every_steps, together(evaluate)),
+        Every(eval_every_steps, together(evaluate)),
         Every(report.checkpoint_every_steps, together(save_checkpoint)),
     ]
 

@@ -26,6 +26,8 @@ def _project(work: str, num_steps: int, *flags: str) -> Project:
             "--dataset=synthetic",
             f"--global_batch_size={_GLOBAL_BATCH_SIZES[work]}",
             f"--train_steps={num_steps}",
+            # The other side does not evaluate during training, either.
+            "--eval_every_steps=none",
             *flags,
         )
     )

@@ -135,6 +135,22 @@ def two_in_two_out() -> keras.Model:
     return model
 
 
+def quantities() -> tuple[Any, Any]:
+    """A quantity to predict, with examples to evaluate with."""
+    features, _ = arrays()
+    sums = features.sum(axis=1, keepdims=True)
+    return (features[:40], sums[:40]), (features[40:], sums[40:])
+
+
+def regression() -> keras.Model:
+    model = keras.Sequential([keras.Input([5]), keras.layers.Dense(1)])
+    model.compile(
+        loss="mean_squared_error",
+        metrics=["mean_absolute_error", keras.metrics.MeanSquaredLogarithmicError()],
+    )
+    return model
+
+
 def own_training() -> keras.Model:
     model = OwnTraining()
     model.compile(loss="mse")

@@ -26,6 +26,7 @@ class SourceBatches:
       first_step: counted over epochs.
       last_step: likewise.
       augment: changes features by step; None to leave them as they are read.
+      repeats: whether `first_step` follows the last one, again and again.
     """
 
     source: Source
@@ -33,6 +34,12 @@ class SourceBatches:
     first_step: int
     last_step: int
     augment: Augment | None = None
+    repeats: bool = False
+    # By share and number of shares. To trace its functions took two thirds of an
+    # evaluation of the digits.
+    _pipelines: dict[tuple[int, int], tf.data.Dataset] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def data(self) -> Source:
@@ -42,6 +49,12 @@ class SourceBatches:
         return self.spans(share, num_shares).unbatch()
 
     def spans(self, share: int, num_shares: int) -> tf.data.Dataset:
+        key = share, num_shares
+        if key not in self._pipelines:
+            self._pipelines[key] = self._pipeline(share, num_shares)
+        return self._pipelines[key]
+
+    def _pipeline(self, share: int, num_shares: int) -> tf.data.Dataset:
         tensors = self.source.tensors()
 
         def batches(first: tf.Tensor, stop: tf.Tensor) -> Batch:
@@ -64,6 +77,9 @@ class SourceBatches:
     def at(
         self, resident: Any, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
     ) -> Batch:
+        if self.repeats:
+            num_steps = self.last_step - self.first_step
+            step = self.first_step + (step - self.first_step) % num_steps
         indices, num_rows, global_size = self.order.indices(step, share, num_shares)
         features, labels = self._read(resident, indices, step)
         return Batch(
@@ -118,7 +134,8 @@ class SourceBatches:
         if self.first_step == self.last_step:
             return tf.data.Dataset.range(0).map(limits)
         stop = span_of(self.last_step - 1) + 1
-        return tf.data.Dataset.range(span_of(self.first_step), stop).map(limits)
+        spans = tf.data.Dataset.range(span_of(self.first_step), stop)
+        return (spans.repeat() if self.repeats else spans).map(limits)
 
     def _of_steps(
         self,

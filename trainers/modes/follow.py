@@ -110,6 +110,7 @@ def _hooks(assembly: Assembly, clock: Clock) -> list[When]:
 
     return turns(
         assembly.config.report,
+        assembly.eval_every_steps,
         record=nothing,
         write_metrics=nothing,
         write_histograms=nothing,

@@ -131,8 +131,12 @@ def with_replicas(config: Config, count: int) -> Config:
 
 def _shared(config: Config) -> Config:
     """What all runs share, with nothing that takes time beside the steps."""
-    shared = of_a_run(config).replace(
-        num_replicas=None, num_workers=None, histogram_every_steps=None
+    shared = of_a_run(config)
+    shared = shared.replace(
+        num_replicas=None,
+        num_workers=None,
+        histogram_every_steps=None,
+        eval_every_steps=shared.report.eval_every_steps or None,
     )
     if shared.length.train_steps is None and shared.length.epochs is None:
         shared = shared.replace(train_steps=_DEFAULT_TRAIN_STEPS)

@@ -57,7 +57,12 @@ def _recorded_if_comparable(arm: Arm) -> Arm:
 
 def _brief(config: Config) -> Config:
     """What all runs share, with nothing that takes time."""
-    shared = of_a_run(config).replace(record_steps=False, histogram_every_steps=None)
+    shared = of_a_run(config)
+    shared = shared.replace(
+        record_steps=False,
+        histogram_every_steps=None,
+        eval_every_steps=shared.report.eval_every_steps or None,
+    )
     if shared.length.train_steps is None and shared.length.epochs is None:
         shared = shared.replace(train_steps=_DEFAULT_TRAIN_STEPS)
     return shared

@@ -1,0 +1,133 @@
+"""The graph of the training loop, drawn in one piece for TensorBoard.
+
+TensorFlow keeps the bodies of loops and branches as functions beside the graph, and
+TensorBoard shows nothing of them: of a run there were a box called `while` and its
+inputs. Here their operations, with the model's layers among them, stand in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+# What has functions: by operation, the attributes that name those to be drawn, and how
+# many inputs come before the functions' arguments. What a loop goes on by is left out.
+_CALLS: Mapping[str, tuple[tuple[str, ...], int]] = {
+    "While": (("body",), 0),
+    "StatelessWhile": (("body",), 0),
+    "If": (("then_branch", "else_branch"), 1),
+    "StatelessIf": (("then_branch", "else_branch"), 1),
+    "PartitionedCall": (("f",), 0),
+    "StatefulPartitionedCall": (("f",), 0),
+}
+
+
+def step_graph(graph: tf.Graph) -> tf.compat.v1.GraphDef:
+    """Returns a graph to look at, not to run: with loops and branches in their place.
+
+    Args:
+      graph: Traced training loop.
+    """
+    definition = graph.as_graph_def()
+    functions = {f.signature.name: f for f in definition.library.function}
+    inputs = {node.name: node.name for node in definition.node}
+    drawing = _Drawing(functions, set(inputs))
+    for node in definition.node:
+        drawing.add(node, node.name, inputs)
+    return drawing.finished(definition)
+
+
+class _Drawing:
+    """The nodes that were drawn so far."""
+
+    def __init__(self, functions: Mapping[str, Any], names: set[str]):
+        """Draws nothing yet.
+
+        Args:
+          functions: FunctionDefs by name.
+          names: Names of nodes that are taken.
+        """
+        self._functions = functions
+        self._drawn = tf.compat.v1.GraphDef()
+        self._names = names
+
+    def add(self, node: Any, name: str, inputs: Mapping[str, str]) -> None:
+        """Draws a node, and what is in its functions.
+
+        Args:
+          node: NodeDef of the graph or of a function.
+          name: Its name in the drawing.
+          inputs: Names in the drawing by names where the node comes from.
+        """
+        copy = self._drawn.node.add()
+        copy.CopyFrom(node)
+        copy.name = name
+        copy.ClearField("input")
+        sources = [_renamed(source, inputs) for source in node.input]
+        copy.input.extend(sources)
+        attributes, first = _CALLS.get(node.op, ((), 0))
+        for attribute in attributes:
+            function = self._functions[node.attr[attribute].func.name]
+            if not _stays_one_operation(function):
+                copy.input.extend(self._add_function(function, name, sources[first:]))
+
+    def _add_function(
+        self, function: Any, caller: str, arguments: list[str]
+    ) -> list[str]:
+        """Draws a function's nodes below its caller, and returns its results."""
+        parameters = [argument.name for argument in function.signature.input_arg]
+        inputs = dict(zip(parameters, arguments, strict=False))
+        for node in function.node_def:
+            inputs[node.name] = self._unused(_below(caller, node.name))
+            self._names.add(inputs[node.name])
+        for node in function.node_def:
+            self.add(node, inputs[node.name], inputs)
+        results = {_renamed(result, inputs) for result in function.ret.values()}
+        return sorted(results - set(arguments))
+
+    def _unused(self, name: str) -> str:
+        """The name, or one with a number: both branches of a condition share theirs."""
+        count, unused = 0, name
+        while unused in self._names:
+            count += 1
+            unused = f"{name}_{count}"
+        return unused
+
+    def finished(self, definition: Any) -> tf.compat.v1.GraphDef:
+        """The drawing, with the functions that are called in it."""
+        called = {
+            attribute.func.name
+            for node in self._drawn.node
+            if node.op in ("PartitionedCall", "StatefulPartitionedCall")
+            for attribute in [node.attr["f"]]
+            if _stays_one_operation(self._functions[attribute.func.name])
+        }
+        self._drawn.library.function.extend(self._functions[n] for n in sorted(called))
+        self._drawn.versions.CopyFrom(definition.versions)
+        return self._drawn
+
+
+def _stays_one_operation(function: Any) -> bool:
+    return "_noinline" in function.attr and function.attr["_noinline"].b
+
+
+def _below(caller: str, name: str) -> str:
+    """A name within its caller's, which most names of operations begin with already.
+
+    That of a gradient has it in its middle.
+    """
+    scope = f"{caller}/"
+    return scope + name.replace(scope, "", 1)
+
+
+def _renamed(source: str, inputs: Mapping[str, str]) -> str:
+    """An input, such as `^node`, `node:1` or `node:output:1`, by its new name."""
+    control = "^" if source.startswith("^") else ""
+    name, colon, output = source.removeprefix("^").partition(":")
+    if name not in inputs:
+        return source
+    renamed = inputs[name]
+    # What an argument stands for has an output of its own.
+    return f"{control}{renamed}" + ("" if ":" in renamed else f"{colon}{output}")
