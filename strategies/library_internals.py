@@ -487,7 +487,13 @@ def metric_names(metrics: Sequence[OutputMetric]) -> Sequence[str]:
     Args:
       metrics: All of one call of `metrics_by_output`.
     """
-    return list(metrics[0].compiled.result()) if metrics else []
+    if not metrics:
+        return []
+    compiled = metrics[0].compiled
+    # The names need no values, and to read those of a strategy is a collective call.
+    zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in compiled.variables]
+    with keras.StatelessScope(zeros):
+        return list(compiled.result())
 
 
 def function_of_metric(

@@ -24,7 +24,10 @@ from strategies.library_internals import (
     flat_layers,
     graphs_collected,
     keep_sums_in_order,
+    losses_by_output,
     make_anew,
+    metric_names,
+    metrics_by_output,
     move_variable,
     name_operations_after_layers,
     run_after,
@@ -513,3 +516,49 @@ def test_operations_are_named_after_their_layers_alone() -> None:
     assert [v.path for v in model.trainable_variables[::2]] == [
         f"{scope}/kernel" for scope in scopes
     ]
+
+
+def test_fit_brings_labels_and_predictions_of_a_function_to_one_rank() -> None:
+    """The reason why a loss function is never called directly. Metrics differ."""
+    seen = []
+
+    def shapes(y_true: Any, y_pred: Any) -> Any:
+        seen.append((tuple(y_true.shape), tuple(y_pred.shape)))
+        return tf.zeros([3])
+
+    labels, predictions = tf.ones([3]), tf.ones([3, 1])
+    (loss,) = losses_by_output(shapes, None, None, labels, predictions)
+    (metric,) = metrics_by_output([shapes], None, None, labels, predictions)
+    metric.metric.update_state(labels, predictions)
+    assert seen == [((3, 1), (3, 1)), ((3,), (3, 1))]
+    assert loss.loss.reduction == "sum_over_batch_size"
+
+
+def test_one_of_several_losses_can_be_computed_by_another() -> None:
+    """`CompileLoss` keeps them in a list, and running means in another one."""
+    labels = {"a": tf.ones([3]), "b": tf.zeros([3, 1])}
+    predictions = {"a": tf.zeros([3, 1]), "b": tf.fill([3, 1], 2.0)}
+    given = {"a": "mse", "b": "mae"}
+    weights = {"a": 0.5, "b": 3.0}
+    first, second = losses_by_output(given, weights, ["a", "b"], labels, predictions)
+    assert (first.name, first.weight, second.name, second.weight) == (
+        *("a", 0.5),
+        *("b", 3.0),
+    )
+    other = keras.losses.MeanSquaredError(reduction="none")
+    values = second.computed_by(other)(labels, predictions)
+    assert values.numpy().tolist() == [4.0, 4.0, 4.0]
+    assert float(second.computed_by(second.loss)(labels, predictions)) == 2.0
+    assert float(first.computed_by(first.loss)(labels, predictions)) == 1.0
+
+
+def test_metrics_have_the_names_of_evaluate() -> None:
+    predictions = [tf.ones([3, 1]), tf.ones([3, 4])]
+    labels = [tf.ones([3, 1]), tf.ones([3, 1], tf.int64)]
+    given = [["mae", "mae"], ["accuracy"]]
+    found = metrics_by_output(given, [["mae"], []], ["a", "b"], labels, predictions)
+    assert metric_names(found) == ["a_mae", "a_mae_1", "b_accuracy", "a_weighted_mae"]
+    assert isinstance(found[2].metric, keras.metrics.SparseCategoricalAccuracy)
+    of_output = found[2].of_output(labels, predictions)
+    assert of_output[0] is labels[1]
+    assert of_output[1] is predictions[1]

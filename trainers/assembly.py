@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 import models
-from models.base import TrainableModel
+from models.base import Objective, TrainableModel
 from models.embedding import ShardedEmbedding
 from strategies import discovery
 from strategies.base import GlobalBatches, ReplicaStep, RunSteps, Strategy
@@ -56,6 +56,7 @@ class Assembly:
       order: which examples each step sees.
       train_steps: updates at the end of the run.
       model: with new weights.
+      objective: The loss and the metrics.
       optimizer: with new variables.
       learning_rate: from the number of applied updates.
       rate_factor: what it is multiplied with.
@@ -73,6 +74,7 @@ class Assembly:
     order: Order
     train_steps: int
     model: keras.Model
+    objective: Objective
     optimizer: keras.optimizers.Optimizer
     learning_rate: LearningRate
     rate_factor: RateFactor
@@ -204,6 +206,7 @@ def assemble_parts(
         order=order,
         train_steps=train_steps,
         model=learner.model,
+        objective=learner.objective,
         optimizer=learner.optimizer,
         learning_rate=learner.learning_rate,
         rate_factor=learner.rate_factor,

@@ -93,7 +93,7 @@ class Learner:
     def eval_step(self) -> EvalStep:
         """What one replica computes of an evaluation."""
         model = self.pipeline.staged if self.pipeline else self.model
-        return EvalStep(model, self.objective)
+        return EvalStep(model, self.objective, self.model.trainable_variables)
 
 
 def build_learner(

@@ -8,8 +8,10 @@
     gradients/<variable>     summed over replicas, before clipping
     weights/<variable>       after the step
     layer_state/<variable>   what else training changes, after the step
+    metrics/<name>           sum over the step's examples
 
 exact to the bit, as float32 where that holds all of an array and as float64 elsewhere.
+`keras.npz` holds what Keras itself computes of the first step's batch.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ import numpy as np
 GRADIENTS = "gradients"
 WEIGHTS = "weights"
 LAYER_STATE = "layer_state"
+METRICS = "metrics"
 
 _FOLDER = "recording"
 _PATTERN = "step-{step:08d}.npz"
+_KERAS = "keras.npz"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +44,7 @@ class RecordedStep:
         depend on it.
       weights: after the step, by variable.
       layer_state: after the step, by variable.
+      metrics: Sums over the examples, by name.
     """
 
     loss: float
@@ -48,6 +53,26 @@ class RecordedStep:
     gradients: Mapping[str, np.ndarray]
     weights: Mapping[str, np.ndarray]
     layer_state: Mapping[str, np.ndarray]
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class KerasStep:
+    """The first batch of a run by `keras.Model.compute_loss`, at the initial weights.
+
+    Attributes:
+      figures: The loss, metrics and losses of outputs by name, means over the batch.
+      gradients: Gradients of the loss, by variable.
+      values_per_example: Numbers that the model predicts for one example.
+      reason: Why there is none of these; empty if there are.
+      refused: Whether the reason is that Keras raised an error.
+    """
+
+    figures: Mapping[str, float]
+    gradients: Mapping[str, np.ndarray]
+    values_per_example: int = 1
+    reason: str = ""
+    refused: bool = False
 
 
 class Recording:
@@ -63,6 +88,7 @@ class Recording:
             for group in (GRADIENTS, WEIGHTS, LAYER_STATE)
             for name, values in getattr(recorded, group).items()
         }
+        arrays |= {f"{METRICS}/{name}": v for name, v in recorded.metrics.items()}
         self._folder.mkdir(exist_ok=True)
         np.savez(
             self._path(step),
@@ -86,18 +112,55 @@ class Recording:
           OSError, ValueError: the file is absent or damaged.
         """
         groups: dict[str, dict[str, np.ndarray]] = {
-            group: {} for group in (GRADIENTS, WEIGHTS, LAYER_STATE)
+            group: {} for group in (GRADIENTS, WEIGHTS, LAYER_STATE, METRICS)
         }
         with np.load(self._path(step)) as file:
             for key in file.files:
                 group, slash, name = key.partition("/")
                 if slash:
                     groups[group][name] = file[key].astype(np.float64)
+            metrics = groups.pop(METRICS)
             return RecordedStep(
                 loss=float(file["loss"]),
                 examples=int(file["examples"]),
                 random_layers=int(file["random_layers"]),
+                metrics={name: float(value) for name, value in metrics.items()},
                 **groups,
+            )
+
+    def write_keras(self, step: KerasStep) -> None:
+        """Keeps what Keras computed."""
+        self._folder.mkdir(exist_ok=True)
+        np.savez(
+            self._folder / _KERAS,
+            values_per_example=step.values_per_example,
+            reason=step.reason,
+            refused=step.refused,
+            **{f"{METRICS}/{name}": value for name, value in step.figures.items()},
+            **{f"{GRADIENTS}/{name}": v for name, v in step.gradients.items()},
+        )
+
+    def read_keras(self) -> KerasStep:
+        """Returns what `write_keras` kept.
+
+        Raises:
+          OSError, ValueError: The file is absent or damaged.
+        """
+        figures: dict[str, float] = {}
+        gradients: dict[str, np.ndarray] = {}
+        with np.load(self._folder / _KERAS) as file:
+            for key in file.files:
+                group, slash, name = key.partition("/")
+                if slash and group == METRICS:
+                    figures[name] = float(file[key])
+                elif slash:
+                    gradients[name] = file[key].astype(np.float64)
+            return KerasStep(
+                figures=figures,
+                gradients=gradients,
+                values_per_example=int(file["values_per_example"]),
+                reason=str(file["reason"]),
+                refused=bool(file["refused"]),
             )
 
     def _path(self, step: int) -> pathlib.Path:

@@ -184,6 +184,11 @@ class Reporting:
                 },
                 weights=_values(self._assembly.model.trainable_variables),
                 layer_state=_values(self._assembly.layer_state.variables),
+                metrics={
+                    name: float(sums[-1])
+                    for name, sums in results.sums.items()
+                    if name not in ("loss", "examples") and np.ndim(sums[-1]) == 0
+                },
             )
             self._recording.write(report.step, recorded)
 

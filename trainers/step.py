@@ -199,16 +199,36 @@ def _read_each(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
 
 
 class EvalStep:
-    """The sums of one evaluation batch; no gradients, nothing random."""
+    """The sums of one evaluation batch; no gradients, nothing random.
 
-    def __init__(self, model: Predict, objective: Objective):
+    The loss has what layers add and the regularization of weights in it, as in
+    training and as Keras's `evaluate` has it.
+    """
+
+    def __init__(
+        self,
+        model: Predict,
+        objective: Objective,
+        variables: Sequence[keras.Variable] = (),
+    ):
+        """Traces nothing yet.
+
+        Args:
+          model: Model to call.
+          objective: Loss and metrics.
+          variables: Trained variables, which may be regularized.
+        """
         self._model = model
         self._objective = objective
+        self._variables = variables
 
     def __call__(self, batch: Batch) -> Shares:
-        with keras.StatelessScope():
+        with keras.StatelessScope(collect_losses=True) as scope:
             judged = self._objective.judged(self._model, batch)
-        sums = reported(weighted_sums(judged.values, batch), batch)
+            added = added_losses(self._variables, scope)
+            sums = weighted_sums(judged.values, batch)
+            sums["loss"] += in_proportion(added, batch, sums["loss"].dtype)
+        sums = reported(sums, batch)
         if judged.classes is not None and judged.classes.num_classes <= MOST_CLASSES:
             sums[CONFUSION] = confusion_of(judged.classes, batch)
         return Shares(gradients=[], state={}, sums=sums)

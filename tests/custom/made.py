@@ -197,3 +197,56 @@ def normalized() -> keras.Model:
         metrics=["accuracy"],
     )
     return made
+
+
+def numbers() -> tuple[np.ndarray, np.ndarray]:
+    """Labels [n] of a model that predicts [n, 1]."""
+    features, _ = arrays()
+    return features, features.sum(axis=1)
+
+
+def guide_loss(y_true: Any, y_pred: Any) -> Any:
+    """The loss of Keras's guide to training with built-in methods."""
+    return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
+
+
+def column_loss(y_true: Any, y_pred: Any) -> Any:
+    """Takes the first column of labels, which `fit` makes of labels [n]."""
+    return keras.ops.square(y_true[:, 0] - y_pred[:, 0])
+
+
+def one_number(loss: Any = guide_loss, **settings: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input([5]), keras.layers.Dense(1, name="size")])
+    model.compile(loss=loss, **settings)
+    return model
+
+
+def guide() -> keras.Model:
+    return one_number(metrics=["mae"])
+
+
+def column() -> keras.Model:
+    return one_number(column_loss)
+
+
+def summed() -> keras.Model:
+    return one_number(keras.losses.MeanSquaredError(reduction="sum"))
+
+
+def regularized() -> keras.Model:
+    """Adds losses of all kinds, and drops some activations."""
+    inputs = keras.Input([5])
+    hidden = keras.layers.Dense(
+        8, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.1)
+    )(inputs)
+    hidden = keras.layers.Dropout(0.5)(hidden)
+    outputs = keras.layers.Dense(1, activity_regularizer="l2", name="size")(hidden)
+    model = keras.Model(inputs, outputs)
+    model.compile(loss=guide_loss, metrics=["mae"], weighted_metrics=["mse"])
+    return model
+
+
+def numbers_twice() -> Any:
+    """The same to train and to evaluate on."""
+    features, labels = numbers()
+    return (features[:40], labels[:40]), (features[40:], labels[40:])

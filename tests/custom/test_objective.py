@@ -113,6 +113,30 @@ def masked() -> keras.Model:
     return model
 
 
+class LastDoubled(keras.metrics.MeanAbsoluteError):
+    """A mean of something else than its function's values."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(y_true, 2 * y_pred, sample_weight)
+
+
+class Called(keras.losses.Loss):
+    """Does everything by itself."""
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return tf.reduce_mean(tf.square(y_true - y_pred), axis=-1)
+
+
+class Centred(keras.losses.Loss):
+    """Takes the mean of its batch for the label of each."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return tf.reduce_mean(tf.square(tf.reduce_mean(y_true, 0) - y_pred), axis=-1)
+
+
+OF_IDS = keras.losses.SparseCategoricalCrossentropy
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -120,8 +144,29 @@ def masked() -> keras.Model:
         (made.mean_of_a_batch, "one number for a whole batch"),
         (made.counting_metric, "is not a mean over examples"),
         (lambda: compiled(loss={"other": "mse"}), "no loss is of an output"),
+        (
+            lambda: compiled(loss="mse", metrics=[LastDoubled()]),
+            "is not a mean over examples",
+        ),
+        (lambda: compiled(loss=Called()), "has a __call__ of its own"),
+        (lambda: compiled(loss=Centred()), "another value beside other examples"),
+        (lambda: compiled(loss=keras.losses.Dice()), "one number for a whole batch"),
+        (
+            lambda: compiled(loss=keras.losses.MeanSquaredError(reduction="none")),
+            "fit minimizes the sum over a batch and reports the mean",
+        ),
+        (lambda: compiled(loss=["mse", "mae"]), "one output and 2 losses"),
+        (
+            lambda: compiled(
+                loss="mse", metrics=[keras.metrics.MeanSquaredError("loss")]
+            ),
+            "a metric is named 'loss'",
+        ),
     ],
-    ids=["no loss", "mean", "AUC", "no output"],
+    ids=[
+        *("no loss", "mean", "AUC", "no output", "own update", "own call", "centred"),
+        *("Dice", "reduction none", "two losses", "name"),
+    ],
 )
 def test_what_has_no_value_of_each_example_is_refused(
     make: Callable[[], keras.Model], words: str
@@ -129,6 +174,85 @@ def test_what_has_no_value_of_each_example_is_refused(
     features, labels = made.arrays()
     with pytest.raises(UsageError, match=words):
         means(make(), features, np.eye(3, dtype=np.float32)[labels])
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (
+            OF_IDS(from_logits=True, ignore_class=2),
+            "leaves some values out of its mean",
+        ),
+        (keras.losses.Circle(), "leaves some values out of its mean"),
+    ],
+    ids=["ignored", "pairs"],
+)
+def test_losses_that_leave_examples_out_are_refused(loss: Any, words: str) -> None:
+    """`fit` divides by the number of those that count in the whole batch."""
+    with pytest.raises(UsageError, match=words):
+        means(compiled(loss=loss), *made.arrays())
+
+
+def words_of_all(y_true: Any, y_pred: Any) -> Any:
+    """As losses of sequences are often written."""
+    return keras.losses.sparse_categorical_crossentropy(
+        tf.reshape(y_true, [-1]), tf.reshape(y_pred, [-1, 3]), from_logits=True
+    )
+
+
+def same_shape(y_true: Any, y_pred: Any) -> Any:
+    """A metric of Booleans."""
+    return tf.equal(tf.argmax(y_pred, axis=-1), tf.cast(y_true, tf.int64))
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels_of"),
+    [
+        ({"loss": words_of_all}, lambda words: words),
+        ({"loss": "crossentropy", "metrics": ["accuracy"]}, lambda words: words),
+        ({"loss": ["mse"], "metrics": ["mae", "mae"]}, lambda words: np.eye(3)[words]),
+        ({"loss": OF_IDS(reduction="sum")}, lambda words: words[..., np.newaxis]),
+        (
+            {
+                "loss": OF_IDS(),
+                "metrics": [same_shape],
+                "weighted_metrics": ["accuracy"],
+            },
+            lambda words: words.astype(np.float64),
+        ),
+    ],
+    ids=["flat", "named by shape", "in a list", "summed", "boolean"],
+)
+def test_of_words(settings: dict[str, Any], labels_of: Callable[[Any], Any]) -> None:
+    """Outputs [n, t, k], of which `fit` takes the mean over all words."""
+    rng = np.random.default_rng(3)
+    features = rng.standard_normal((60, 4, 5)).astype(np.float32)
+    words = rng.integers(0, 3, (60, 4))
+    inputs = keras.Input([4, 5])
+    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(inputs))
+    model.compile(**settings)
+    assert_as_evaluated(model, features, labels_of(words))
+
+
+@pytest.mark.parametrize("loss", [made.guide_loss, made.column_loss, "mse", "huber"])
+@pytest.mark.parametrize("is_column", [False, True])
+def test_of_labels_of_one_number(loss: Any, is_column: bool) -> None:
+    features, labels = made.numbers()
+    model = made.one_number(loss, metrics=["mae"])
+    labels = labels[:, np.newaxis] if is_column else labels
+    assert_as_evaluated(model, features, labels)
+
+
+def test_a_sum_is_that_over_the_global_batch() -> None:
+    """A replica with 2 of 8 examples returns values whose mean over 8 is the sum."""
+    features, labels = made.numbers()
+    model = made.summed()
+    predictions = model(features)
+    few = tf.constant(labels[:4]), predictions[:4]
+    objective = objective_of(model, None, None, *few)
+    values = objective.of_predictions(labels[:2], predictions[:2], 8)["loss"]
+    squares = np.square(labels[:2] - predictions[:2, 0])
+    np.testing.assert_allclose(values, 8 * squares, rtol=1e-6)
 
 
 def test_labels_of_another_output_are_refused() -> None:

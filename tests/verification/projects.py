@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pathlib
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from tests import processes
@@ -34,16 +35,20 @@ class Fault:
     wrong: str
 
 
-def plant(folder: pathlib.Path, fault: Fault | None, **models: str) -> None:
-    """Makes the project in a folder, of links but for the faulty file.
+def plant(
+    folder: pathlib.Path, fault: Fault | Sequence[Fault] | None, **models: str
+) -> None:
+    """Makes the project in a folder, of links but for the faulty files.
 
     Args:
       folder: that is there already.
-      fault: to plant; none for the project as it is.
+      fault: One or several to plant, each in a file of its own; none for the project
+        as it is.
       models: source of further models, by name.
     """
+    faults = [fault] if isinstance(fault, Fault) else fault or []
     for package in PACKAGES:
-        _link(processes.ROOT / package, folder / package, fault, package)
+        _link(processes.ROOT / package, folder / package, faults, package)
     for name, source in models.items():
         (folder / "models" / f"{name}.py").write_text(source, encoding="utf-8")
 
@@ -72,18 +77,20 @@ def verify(
 
 
 def _link(
-    source: pathlib.Path, target: pathlib.Path, fault: Fault | None, name: str
+    source: pathlib.Path, target: pathlib.Path, faults: Sequence[Fault], name: str
 ) -> None:
-    """Real folders down to the faulty file, so that files can be added, else links."""
+    """Real folders down to the faulty files, so that files can be added, else links."""
     target.mkdir()
     for path in source.iterdir():
         child = f"{name}/{path.name}"
-        if fault is not None and child == fault.file:
+        of_file = [fault for fault in faults if fault.file == child]
+        if of_file:
+            (fault,) = of_file
             text = path.read_text(encoding="utf-8")
             assert text.count(fault.right) == 1, f"{fault.file} has changed"
             faulty = text.replace(fault.right, fault.wrong)
             (target / path.name).write_text(faulty, encoding="utf-8")
-        elif fault is not None and fault.file.startswith(f"{child}/"):
-            _link(path, target / path.name, fault, child)
+        elif any(fault.file.startswith(f"{child}/") for fault in faults):
+            _link(path, target / path.name, faults, child)
         elif path.name != "__pycache__":
             (target / path.name).symlink_to(path)

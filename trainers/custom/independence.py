@@ -50,16 +50,16 @@ def check_independence(judges: Sequence[Judge], labels: Any, predictions: Any) -
       UsageError: A value differs, or the mean of the values is not the one of `fit`.
     """
     flat = tf.nest.flatten(predictions)
-    count = flat[0].shape[0]
     is_large = sum(value.shape.num_elements() for value in flat) > _MANY
     for judge in judges:
+        _check_rows(judge, labels, predictions)
         # An argmax over the examples is found out by predictions in another order.
-        for shift in range(1 if is_large else count):
-            rolled = _each(tf.roll, predictions, shift, 0)
-            _check(judge, labels, rolled, count)
+        for shift in range(1 if is_large else flat[0].shape[0]):
+            _check_mean(judge, labels, _each(tf.roll, predictions, shift, 0))
 
 
-def _check(judge: Judge, labels: Any, predictions: Any, count: int) -> None:
+def _check_rows(judge: Judge, labels: Any, predictions: Any) -> None:
+    count = tf.nest.flatten(predictions)[0].shape[0]
     values = judge(labels, predictions, count)
     if values.shape != (count,):
         raise UsageError(
@@ -70,19 +70,23 @@ def _check(judge: Judge, labels: Any, predictions: Any, count: int) -> None:
     for index in range(count):
         row = [_each(tf.gather, v, [index]) for v in (labels, predictions)]
         alone.append(judge(row[0], row[1], count)[0])
-    shapes = f"labels {_shapes(labels)}, predictions {_shapes(predictions)}"
     if not _agree(values, alone):
         raise UsageError(
             f"{judge.name!r} gives an example another value beside other examples, so "
-            f"that replicas cannot share a batch ({shapes}): return a function of each "
-            "example by itself, of labels and predictions of one shape."
+            f"that replicas cannot share a batch ({_shapes(labels, predictions)}): "
+            "return a function of each example by itself, of labels and predictions "
+            "of one shape."
         )
-    found, expected = tf.reduce_mean(values), judge.reduced(labels, predictions)
+
+
+def _check_mean(judge: Judge, labels: Any, predictions: Any) -> None:
+    found = tf.reduce_mean(judge(labels, predictions))
+    expected = judge.reduced(labels, predictions)
     if not _agree(found, expected):
         raise UsageError(
             f"{judge.name!r} is {float(expected):g} in fit and {float(found):g} as the "
-            f"mean of its examples' values ({shapes}): return one value for each "
-            "example, without their mean."
+            f"mean of its examples' values ({_shapes(labels, predictions)}): return "
+            "one value for each example, without their mean."
         )
 
 
@@ -100,8 +104,13 @@ def _agree(found: Any, expected: Any) -> bool:
     )
 
 
-def _shapes(values: Any) -> str:
-    return ", ".join(
-        "[" + ", ".join(["n", *map(str, value.shape[1:])]) + "]"
-        for value in tf.nest.flatten(values)
-    )
+def _shapes(labels: Any, predictions: Any) -> str:
+    """Returns such as `labels [n], predictions [n, 1]`."""
+    words = [
+        ", ".join(
+            "[" + ", ".join(["n", *map(str, value.shape[1:])]) + "]"
+            for value in tf.nest.flatten(values)
+        )
+        for values in (labels, predictions)
+    ]
+    return f"labels {words[0]}, predictions {words[1]}"

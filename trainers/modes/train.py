@@ -27,6 +27,7 @@ from trainers.stall import StallWatch
 from trainers.tally import Tally
 from trainers.tracking.outside import Outside
 from trainers.training_run import TrainingRun
+from trainers.verification.keras_step import record_keras_step
 
 
 def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -107,6 +108,8 @@ def _train(
     checkpoints.remove_unfinished()
     console.open_log(folder.log_path(cluster.task))
     introduce(assembly, folder, first_step, console)
+    if not first_step:
+        record_keras_step(assembly, folder.path)
     tally = Tally(
         attempted_steps=first_step,
         examples_seen=assembly.order.examples_before(first_step),

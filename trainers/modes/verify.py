@@ -1,4 +1,4 @@
-"""--mode=verify: do strategies train the same as one device?"""
+"""--mode=verify: do strategies train the same as one device, and it as Keras?"""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from trainers.folder_of_runs import FolderOfRuns
 from trainers.outcome import ExitCode
 from trainers.verification.cause import find_cause
 from trainers.verification.judgement import Verdict, judge
+from trainers.verification.keras_arm import KerasFinding, judge_keras
 from trainers.verification.report import Finding, content, explanations, table
 from trainers.verification.subjects import is_comparable, reference_of, subjects_of
 from trainers.verification.tolerance import in_words
@@ -24,9 +25,9 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """Runs every strategy and one device, and compares all they did step by step.
 
     Returns:
-      DONE if every strategy that can be compared is identical or equivalent, DIFFERENT
-      if one is not, BUG if one failed, and DIVERGED if one device did not get to the
-      end.
+      DONE if Keras and every strategy that can be compared are identical or
+      equivalent, DIFFERENT if one is not, BUG if one failed, and DIVERGED if one device
+      did not get to the end.
 
     Raises:
       UsageError: the settings are not accepted, by this process or by one device.
@@ -58,17 +59,19 @@ def _verify(
     reference = execution.run(reference_arm.name, reference_arm.config)
     if not reference.run.is_completed:
         return _refuse(reference, folder, console)
+    keras = judge_keras(reference)
     findings = [_find(arm, reference, execution) for arm in arms]
-    write_json(folder.result, content(findings, reference, command_again(config)))
+    words = command_again(config)
+    write_json(folder.result, content(keras, findings, reference, words))
     num_steps = reference.recording.num_steps()
     console.say(f"largest relative difference from one_device in {num_steps} steps:")
-    for line in table(findings):
+    for line in table(keras, findings):
         console.say(line)
     console.say(f"tolerance {in_words(reference.config, num_steps)}")
-    for name, words in explanations(findings):
+    for name, words in explanations(keras, findings):
         console.say(f"{name}: {words}")
     console.say(f"result    {folder.result}")
-    return _exit_code(findings)
+    return _exit_code(keras, findings)
 
 
 def _find(arm: Arm, reference: Executed, execution: Execution) -> Finding:
@@ -105,8 +108,8 @@ def _refuse(reference: Executed, folder: FolderOfRuns, console: Console) -> Exit
     return ExitCode.DIVERGED if has_diverged else ExitCode.BUG
 
 
-def _exit_code(findings: Sequence[Finding]) -> ExitCode:
-    verdicts = {finding.verdict for finding in findings}
+def _exit_code(keras: KerasFinding, findings: Sequence[Finding]) -> ExitCode:
+    verdicts = {keras.verdict, *(finding.verdict for finding in findings)}
     if Verdict.FAILED in verdicts:
         return ExitCode.BUG
     return ExitCode.DIFFERENT if Verdict.DIFFERENT in verdicts else ExitCode.DONE

@@ -74,9 +74,9 @@ def agreement(step: int, found: RecordedStep, expected: RecordedStep) -> StepAgr
         loss=Difference(
             _relative(_mean_loss(found), _mean_loss(expected), smallest=0.0)
         ),
-        gradients=_largest(found.gradients, expected.gradients),
-        weights=_largest(found.weights, expected.weights),
-        layer_state=_largest(found.layer_state, expected.layer_state),
+        gradients=largest_difference(found.gradients, expected.gradients),
+        weights=largest_difference(found.weights, expected.weights),
+        layer_state=largest_difference(found.layer_state, expected.layer_state),
         examples=found.examples,
         examples_expected=expected.examples,
     )
@@ -91,7 +91,7 @@ def _mean_loss(step: RecordedStep) -> np.ndarray:
     return np.asarray(step.loss / step.examples)
 
 
-def _largest(
+def largest_difference(
     found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> Difference:
     """Of all variables; one that only one of them has differs without limit."""

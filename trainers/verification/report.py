@@ -13,6 +13,7 @@ from trainers.table import aligned
 from trainers.verification.agreement import Difference
 from trainers.verification.cause import Cause
 from trainers.verification.judgement import Judgement, Verdict
+from trainers.verification.keras_arm import NAME, KerasFinding
 from trainers.verification.tolerance import in_words, tolerance
 
 SCHEMA_VERSION = 1
@@ -40,9 +41,14 @@ class Finding:
     cause: Cause | None = None
 
 
-def table(findings: Sequence[Finding]) -> list[str]:
-    """A row for each strategy, with its largest relative differences."""
-    rows = [["strategy", "replicas", *_QUANTITIES, "verdict"]]
+def table(keras: KerasFinding, findings: Sequence[Finding]) -> list[str]:
+    """A row for Keras and each strategy, with its largest relative differences."""
+    first = keras.largest()
+    rows = [
+        ["strategy", "replicas", *_QUANTITIES, "verdict"],
+        [NAME, _NOTHING, *(_shown(first.get(quantity)) for quantity in _QUANTITIES)],
+    ]
+    rows[-1].append(keras.verdict.value)
     for finding in findings:
         largest = finding.judgement.largest if finding.judgement else {}
         rows.append(
@@ -56,9 +62,11 @@ def table(findings: Sequence[Finding]) -> list[str]:
     return aligned(rows)
 
 
-def explanations(findings: Sequence[Finding]) -> list[tuple[str, str]]:
+def explanations(
+    keras: KerasFinding, findings: Sequence[Finding]
+) -> list[tuple[str, str]]:
     """What a verdict needs said besides, with the name of the strategy."""
-    lines = []
+    lines = [(NAME, words) for words in keras.explanations()]
     for finding in findings:
         name = finding.arm.name
         passing = finding.judgement.first_passing if finding.judgement else None
@@ -86,7 +94,10 @@ def explanations(findings: Sequence[Finding]) -> list[tuple[str, str]]:
 
 
 def content(
-    findings: Sequence[Finding], reference: Executed, command: str
+    keras: KerasFinding,
+    findings: Sequence[Finding],
+    reference: Executed,
+    command: str,
 ) -> dict[str, Any]:
     """What verify.json holds; docs/verify.schema.json describes it."""
     config = reference.config
@@ -107,6 +118,7 @@ def content(
         "initial_weights_sha256": reference.run.initial_weights_sha256,
         "config": config.to_dict(),
         "versions": reference.run.result.get("versions"),
+        "keras": keras.entry(),
         "strategies": [_entry(finding) for finding in findings],
     }
 

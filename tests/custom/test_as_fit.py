@@ -1,0 +1,205 @@
+"""Every loss and every mean of Keras, on labels and predictions of each rank.
+
+Keras is the judge. Where it raises, so does this program, in one line. Otherwise the
+mean of the examples' values is Keras's figure, whether they are computed together or
+apart. It may be refused only if Keras's figure of the batch is not the mean of Keras's
+figures of its examples, for then no division among replicas can have it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.settings import UsageError
+from trainers.custom.objective import objective_of
+from trainers.custom.own_code import blamed
+
+# Examples, words of each, and classes: no two alike, so that no axis is mistaken.
+N, T, K = 6, 4, 3
+
+# Rounding of sums of 72 numbers in single precision, in another order.
+RTOL = 1e-5
+
+
+def _drawn(*shape: int) -> np.ndarray:
+    drawn = np.random.default_rng(len(shape)).uniform(0.1, 0.9, shape)
+    return drawn.astype(np.float32)
+
+
+def _ids(most: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(7).integers(0, most, shape)
+
+
+PREDICTIONS = {
+    "[n]": _drawn(N),
+    "[n, 1]": _drawn(N, 1),
+    "[n, k]": _drawn(N, K),
+    "[n, t, 1]": _drawn(N, T, 1),
+    "[n, t, k]": _drawn(N, T, K),
+}
+LABELS = {
+    "[n] float": _drawn(N),
+    "[n] int": _ids(2, N),
+    "[n, 1] float": _drawn(N, 1),
+    "[n, 1] int": _ids(2, N, 1),
+    "[n, k] float": _drawn(N, K),
+    "[n, k] int": np.eye(K, dtype=np.int64)[_ids(K, N)],
+    "[n, t] int": _ids(K, N, T),
+    "[n, t] double": _drawn(N, T).astype(np.float64),
+    "[n, t, 1] int": _ids(2, N, T, 1),
+    "[n, t, k] float": _drawn(N, T, K),
+}
+
+
+def _classes(module: Any, base: type) -> list[type]:
+    return sorted(
+        (
+            found
+            for found in vars(module).values()
+            if inspect.isclass(found) and issubclass(found, base) and found is not base
+        ),
+        key=lambda found: found.__name__,
+    )
+
+
+LOSSES = _classes(keras.losses, keras.losses.Loss)
+METRICS = _classes(keras.metrics, keras.metrics.MeanMetricWrapper)
+
+
+def _made(kind: type) -> Any:
+    needed = {"CategoricalGeneralizedCrossEntropy": {"q": 0.5}}
+    return kind(**needed.get(kind.__name__, {}))
+
+
+def _nothing(y_true: Any, y_pred: Any) -> Any:
+    """A loss that takes labels of any rank."""
+    return tf.zeros(tf.shape(y_pred)[:1])
+
+
+@functools.cache
+def _model(shape: tuple[int, ...]) -> keras.Model:
+    inputs = keras.Input(shape)
+    return keras.Model(inputs, keras.layers.Identity()(inputs))
+
+
+def _compiled(predictions: Any, **settings: Any) -> keras.Model:
+    model = _model(tuple(predictions.shape[1:]))
+    model.compile(optimizer=None, **settings)
+    return model
+
+
+def in_keras(labels: Any, predictions: Any, settings: dict[str, Any]) -> float:
+    """The metric if there is one, otherwise the loss."""
+    model = _compiled(predictions, **settings)
+    loss = model.compute_loss(None, labels, predictions)
+    if "metrics" not in settings:
+        return float(loss)
+    figures = model.compute_metrics(None, labels, predictions)
+    (name,) = figures.keys() - {"loss"}
+    return float(figures[name])
+
+
+def here(labels: Any, predictions: Any, settings: dict[str, Any]) -> np.ndarray:
+    """The same for each example, computed in two parts of the batch."""
+    with blamed("--model=some.module:model"):
+        model = _compiled(predictions, **settings)
+        objective = objective_of(model, None, None, labels[:4], predictions[:4])
+    parts = [
+        objective.of_predictions(labels[rows], predictions[rows], N)
+        for rows in (slice(0, 2), slice(2, N))
+    ]
+    (name,) = (parts[0].keys() - {"loss"}) or {"loss"}
+    return np.concatenate([part[name] for part in parts])
+
+
+def _outcome(compute: Callable[[], Any]) -> Any:
+    """What is returned, or the error."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return compute()
+    except Exception as error:
+        return error
+
+
+def _cases(
+    kinds: list[type], shapes: list[str]
+) -> Iterator[tuple[str, Any, Any, type]]:
+    for kind in kinds:
+        for shape in shapes:
+            for name, labels in LABELS.items():
+                case = f"{kind.__name__}, labels {name}, predictions {shape}"
+                yield case, tf.constant(labels), tf.constant(PREDICTIONS[shape]), kind
+
+
+def _fault(labels: Any, predictions: Any, settings: dict[str, Any]) -> str | None:
+    """What is wrong, if anything is."""
+    found = _outcome(functools.partial(here, labels, predictions, settings))
+    converted = labels
+    if labels.dtype == tf.float64:
+        # As the adapter of arrays does in `fit`.
+        converted = tf.cast(labels, tf.float32)
+    expected = _outcome(functools.partial(in_keras, converted, predictions, settings))
+    if isinstance(expected, Exception):
+        refused = isinstance(found, UsageError) and "\n" not in str(found)
+        return None if refused else f"Keras raises, here {found!r}"
+    if isinstance(found, Exception):
+        alone = [
+            in_keras(converted[i : i + 1], predictions[i : i + 1], settings)
+            for i in range(N)
+        ]
+        if isinstance(found, UsageError) and not _close(np.mean(alone), expected):
+            return None
+        return f"{expected} in Keras, refused here: {found!r}"
+    mean = np.mean(found)
+    return None if _close(mean, expected) else f"{expected} in Keras, {mean} here"
+
+
+def _close(found: Any, expected: Any) -> bool:
+    return bool(np.isclose(found, expected, rtol=RTOL, atol=1e-7, equal_nan=True))
+
+
+def _faults(
+    kinds: list[type], shape: str, settings_of: Callable[[Any], dict[str, Any]]
+) -> list[str]:
+    found = []
+    for case, labels, predictions, kind in _cases(kinds, [shape]):
+        fault = _fault(labels, predictions, settings_of(_made(kind)))
+        if fault is not None:
+            found.append(f"{case}: {fault}")
+    return found
+
+
+SHAPES = [
+    *("[n, 1]", "[n, k]"),
+    *(
+        pytest.param(shape, marks=pytest.mark.exhaustive)
+        for shape in ("[n]", "[n, t, 1]", "[n, t, k]")
+    ),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_losses(shape: str) -> None:
+    assert len(LOSSES) >= 21
+    assert _faults(LOSSES, shape, lambda loss: {"loss": loss}) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_metrics(shape: str) -> None:
+    assert len(METRICS) >= 21
+    faults = _faults(
+        METRICS, shape, lambda metric: {"loss": _nothing, "metrics": [metric]}
+    )
+    assert faults == []
