@@ -82,6 +82,21 @@ class Update(Protocol):
     def change(self, ready: Shares) -> None:
         """The other half: changes weights and state. May run on another task."""
 
+    def again(
+        self, sums: Mapping[str, tf.Tensor], is_finite: tf.Tensor
+    ) -> tf.Tensor | None:
+        """Takes up whether a step was finite, once for all replicas.
+
+        Args:
+          sums: `Shares.sums` of the step, summed over replicas.
+          is_finite: Whether the step was applied, a bool scalar.
+
+        Returns:
+          Whether to compute the step once more on the same batch, because its
+          gradients were too large for their type at the present scale of the loss, a
+          bool scalar; None if losses are not scaled.
+        """
+
     def count(self) -> tf.Tensor:
         """Adds one to the number of applied updates, atomically, and returns it."""
 

@@ -164,8 +164,9 @@ class InnerLoop:
             reported = self._apply_if(finite, summed, changes)
             clock = {START: taken.start, WAIT: taken.wait}
             packed = self._figures.pack({**sums, **reported, **clock})
+            num_done, finite = self._done(sums, finite)
             return _State(
-                attempted=state.attempted + 1,
+                attempted=state.attempted + num_done,
                 finite=finite,
                 figures=state.figures.write(state.attempted, packed),
                 details=details,
@@ -194,6 +195,19 @@ class InnerLoop:
             return shares._replace(sums={**shares.sums, **proposal(proposed)})
 
         return step
+
+    def _done(
+        self, sums: Mapping[str, tf.Tensor], finite: tf.Tensor
+    ) -> tuple[tf.Tensor | int, tf.Tensor]:
+        """Returns how many steps that was, and whether the loop may go on.
+
+        None, if it is to be computed again: the next turn of the loop has the batch of
+        the same position, and writes its figures over these.
+        """
+        again = None if self._update is None else self._update.again(sums, finite)
+        if again is None:
+            return 1, finite
+        return 1 - tf.cast(again, tf.int32), finite | again
 
     def _look(self, summed: Any, observe: tf.Tensor, details: tf.Tensor) -> tf.Tensor:
         update = self._update

@@ -29,7 +29,7 @@ from trainers.inputs.order import Order
 from trainers.inputs.record_stream import RecordStream
 from trainers.inputs.source_batches import SourceBatches
 from trainers.layer_state import LayerState
-from trainers.learner import build_learner
+from trainers.learner import build_learner, follow_floatx, set_precision
 from trainers.optimizers import LearningRate, RateFactor
 from trainers.pipeline.build import Pipeline
 from trainers.pipeline.step import PipelineStep
@@ -164,11 +164,13 @@ def assemble(config: Config, strategy: Strategy) -> Assembly:
     Raises:
       UsageError: the parts do not fit each other, the strategy or the data.
     """
-    # A module may make layers when it is imported.
+    # A module may make layers when it is imported, or set their types.
+    set_precision(config.model)
     keras.utils.set_random_seed(config.run.seed)
     data = inputs.load(config.data)
     if config.model.is_custom:
         spec = custom_model(config.model, data)
+        follow_floatx()
         return assemble_parts(config, strategy, data, spec)
     if config.data.is_custom:
         check_numbers(data)

@@ -76,8 +76,10 @@ def _other_optimizer(assembly: Assembly) -> str | None:
     # What Keras takes if `compile` is given none.
     if compiled is None or type(compiled) is keras.optimizers.RMSprop:
         return None
+    # Around it `compile` puts one that scales the loss, under mixed_float16.
+    compiled = getattr(compiled, "inner_optimizer", compiled)
     update = assembly.config.optimizer
-    rate = compiled.get_config()["learning_rate"]
+    rate = compiled.get_config().get("learning_rate")
     name = type(compiled).__name__.lower()
     is_same_rate = isinstance(rate, float) and math.isclose(
         rate, update.learning_rate, rel_tol=1e-6

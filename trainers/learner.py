@@ -17,10 +17,13 @@ from trainers.accumulation import check_accumulable
 from trainers.config import Config
 from trainers.inputs.data import Data
 from trainers.layer_state import LayerState, layer_state_of
+from trainers.model_config import ModelConfig
 from trainers.optimizers import (
     LearningRate,
+    LossScale,
     RateFactor,
     build_optimizer,
+    needs_loss_scale,
     update_where_variables_are,
 )
 from trainers.pipeline.build import Pipeline, build_pipeline
@@ -44,6 +47,7 @@ class Learner:
       rate_factor: what it is multiplied with.
       layer_state: what besides weights training changes.
       step: int64 scalar, the number of applied updates.
+      loss_scale: Factor of the loss that is differentiated; None for one.
     """
 
     model: keras.Model
@@ -54,6 +58,7 @@ class Learner:
     rate_factor: RateFactor
     layer_state: LayerState
     step: tf.Variable
+    loss_scale: LossScale | None
 
     def train_step(
         self, config: Config, strategy: Strategy
@@ -64,6 +69,7 @@ class Learner:
             "dropout": _replayable_dropout(self.model, config),
             "sparse_gradients": config.optimizer.sparse_gradients,
             "jit_compile": config.model.jit_compile,
+            "loss_scale": self.loss_scale,
         }
         parts = (self.objective, self.layer_state)
         if self.pipeline is not None:
@@ -88,6 +94,7 @@ class Learner:
             config.optimizer.clip_global_norm,
             record_gradients=config.report.record_steps,
             sparse_gradients=config.optimizer.sparse_gradients,
+            loss_scale=self.loss_scale,
         )
 
     def eval_step(self) -> EvalStep:
@@ -108,12 +115,14 @@ def build_learner(
     Raises:
       UsageError: the model does not fit the settings, the data or the strategy.
     """
-    _set_precision(config.model.dtype)
+    if not config.model.is_custom:
+        set_precision(config.model)
     keras.utils.set_random_seed(config.run.seed)
     pipeline = None
     with strategy.scope(), _refused():
         model = spec.build(data, config.model)
         _check_trainable(model, config)
+        check_precision(config.model)
     # Outside of the scope, because Keras makes variables of metrics.
     with _refused():
         objective = spec.objective(model, config.optimizer.label_smoothing)
@@ -129,6 +138,7 @@ def build_learner(
         if config.strategy.traits.splits_model:
             pipeline = build_pipeline(model, config, strategy.devices, data.train)
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
+        loss_scale = LossScale(optimizer) if needs_loss_scale(model) else None
         if pipeline is not None:
             update_where_variables_are(optimizer)
         step = _make_step_variable()
@@ -144,6 +154,7 @@ def build_learner(
             model, updates_overlap=not config.strategy.is_synchronous
         ),
         step=step,
+        loss_scale=loss_scale,
     )
 
 
@@ -166,9 +177,38 @@ def _make_step_variable() -> tf.Variable:
     )
 
 
-def _set_precision(dtype: str) -> None:
-    keras.config.set_floatx("float64" if dtype == "float64" else "float32")
-    keras.config.set_dtype_policy(dtype)
+def set_precision(config: ModelConfig) -> None:
+    """Sets the types that Keras's layers take by default.
+
+    A module of the user's may set others when it is imported, after this.
+    """
+    keras.config.set_floatx("float64" if config.dtype == "float64" else "float32")
+    keras.config.set_dtype_policy(config.dtype)
+
+
+def follow_floatx() -> None:
+    """Makes layers double precision if a module has set Keras's floatx to it.
+
+    Keras itself does so as long as no other default has been set, as ours has.
+    """
+    is_default = keras.config.dtype_policy().name == ModelConfig().dtype
+    if is_default and keras.config.floatx() == "float64":
+        keras.config.set_dtype_policy("float64")
+
+
+def check_precision(config: ModelConfig) -> None:
+    """Refuses a module's types that contradict those of a flag.
+
+    Raises:
+      UsageError: They do.
+    """
+    policy = keras.config.dtype_policy().name
+    if config.is_custom and policy != config.dtype != ModelConfig().dtype:
+        raise UsageError(
+            f"--dtype={config.dtype} contradicts {policy}, which the module of "
+            f"--model={config.model} sets for keras.config.dtype_policy: leave one of "
+            "them out."
+        )
 
 
 def _check_trainable(model: keras.Model, config: Config) -> None:

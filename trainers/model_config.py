@@ -74,8 +74,10 @@ class ModelConfig:
     )
     dtype: str = setting(
         "float32",
-        "Precision: mixed_bfloat16 computes in bfloat16 and keeps float32 weights.",
-        choices=("float32", "float64", "mixed_bfloat16"),
+        "Precision: the mixed ones compute in 16 bits and keep float32 weights; "
+        "mixed_float16 scales the loss. Default: float32, or what the module of a "
+        "model of your own sets.",
+        choices=("float32", "float64", "mixed_bfloat16", "mixed_float16"),
     )
 
     ballast: bool = setting(

@@ -13,9 +13,10 @@ import tensorflow as tf
 from models.base import Objective, Predict
 from strategies.base import Batch, Read, ReplicaStep, Shares
 from strategies.batch import row_weights
-from strategies.shares import with_known_shapes
+from strategies.shares import scaled, with_known_shapes
 from trainers.confusion import CONFUSION, MOST_CLASSES, confusion_of
 from trainers.layer_state import LayerState
+from trainers.optimizers import LOSS_SCALE, LossScale
 from trainers.randomness import keyed_states, seed_states
 from trainers.replayable_dropout import ReplayableDropout
 from trainers.sparse import as_dense, embeddings_of
@@ -44,6 +45,7 @@ class TrainStep:
         gradient_scale: int = 1,
         differentiate: bool = True,
         read: Read | None = None,
+        loss_scale: LossScale | None = None,
     ):
         """Traces nothing yet.
 
@@ -59,6 +61,7 @@ class TrainStep:
           differentiate: whether shares have gradients; otherwise they have a loss
             that can be differentiated together with those of other replicas.
           read: reads all weights before the model runs; None to let layers read.
+          loss_scale: Factor of the loss that is differentiated; None for one.
         """
         self._model = model
         self._objective = objective
@@ -69,6 +72,7 @@ class TrainStep:
         self._gradient_scale = gradient_scale
         self._differentiate = differentiate
         self._read = read
+        self._loss_scale = loss_scale
         self._seed_states = seed_states(model)
         self._compiled = None
         if jit_compile:
@@ -94,13 +98,17 @@ class TrainStep:
         self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None
     ) -> Shares:
         compute = self._compiled or self._compute
-        gradients, written, sums = compute(batch, weights, state)
+        arguments = (batch, weights, state, self._scale())
+        gradients, written, sums = compute(*arguments)
         variables = [v.value for v in self._model.trainable_variables]
         return Shares(
             gradients=with_known_shapes(gradients, variables),
             state=self._layer_state.shares(written, batch),
             sums=sums,
         )
+
+    def _scale(self) -> tf.Tensor | None:
+        return None if self._loss_scale is None else self._loss_scale.read()
 
     def compile_for(self, batch: Batch) -> None:
         """Has XLA compile the step, if it is to, and runs nothing.
@@ -112,7 +120,7 @@ class TrainStep:
           ValueError: XLA cannot.
         """
         if self._compiled is not None:
-            arguments = (batch, *self._present_values())
+            arguments = (batch, *self._present_values(), self._scale())
             self._compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
 
     def _present_values(self) -> tuple[list[Any], list[tf.Tensor]]:
@@ -133,7 +141,11 @@ class TrainStep:
         )
 
     def _compute(
-        self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None
+        self,
+        batch: Batch,
+        weights: list[Any],
+        state: list[tf.Tensor] | None,
+        scale: tf.Tensor | None,
     ) -> tuple[list[Any], dict[str, Any], dict[str, tf.Tensor]]:
         """Gradients, what layers wrote, and sums.
 
@@ -141,6 +153,7 @@ class TrainStep:
           batch: a replica's rows.
           weights: of each trainable variable itself or its value.
           state: values of the layers' state; None to read variables as usual.
+          scale: Factor of the loss that is differentiated; None for one.
         """
         variables = [*self._model.trainable_variables, *self._layer_state.variables]
         values = [*weights, *(state or [v.value for v in self._layer_state.variables])]
@@ -155,7 +168,8 @@ class TrainStep:
         ):
             tape.watch(weights)
             share, written, sums = self._forward(batch, mapped)
-        gradients = tape.gradient(share, weights)
+            share, sums = scaled_loss(share, sums, scale, batch)
+        gradients = unscaled(tape.gradient(share, weights), scale)
         written = self._layer_state.changes(written, mapped, followed)
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
@@ -163,6 +177,7 @@ class TrainStep:
 
     def _undifferentiated(self, batch: Batch) -> Shares:
         loss, written, sums = self._forward(batch, [])
+        loss, sums = scaled_loss(loss, sums, self._scale(), batch)
         state = self._layer_state.shares(written, batch)
         return Shares(gradients=[], state=state, sums=sums, loss=loss)
 
@@ -192,6 +207,27 @@ class TrainStep:
         if self._dropout is None:
             return contextlib.nullcontext()
         return self._dropout.replayed(batch)
+
+
+def scaled_loss(
+    loss: tf.Tensor,
+    sums: dict[str, tf.Tensor],
+    scale: tf.Tensor | None,
+    batch: Batch,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Returns a loss times a scale, and sums that tell the scale of each example."""
+    if scale is None:
+        return loss, sums
+    # Exact for a power of two, so that the mean over all examples is the scale.
+    of_rows = tf.cast(scale, tf.float64) * tf.cast(batch.num_rows, tf.float64)
+    return loss * tf.cast(scale, loss.dtype), {**sums, LOSS_SCALE: of_rows}
+
+
+def unscaled(gradients: Sequence[Any], scale: tf.Tensor | None) -> list[Any]:
+    """Returns the gradients of a loss from those of the loss times a scale."""
+    if scale is None:
+        return list(gradients)
+    return [scaled(gradient, 1 / scale) for gradient in gradients]
 
 
 def _read_each(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,8 +12,10 @@ from strategies.base import Shares
 from strategies.shares import with_known_shapes
 from trainers.histograms import histogram
 from trainers.layer_state import LayerState
+from trainers.optimizers import LOSS_SCALE, LossScale
 from trainers.recording import unique_names
 from trainers.sparse import as_dense, sum_duplicates
+from trainers.step import unscaled
 
 # What `ModelUpdate.observe` returns besides norms, by the beginning of its name.
 HISTOGRAMS = "gradients/"
@@ -32,6 +34,7 @@ class ModelUpdate:
         clip_global_norm: float | None,
         record_gradients: bool = False,
         sparse_gradients: bool = True,
+        loss_scale: LossScale | None = None,
     ):
         """Keeps what an update changes.
 
@@ -46,6 +49,7 @@ class ModelUpdate:
             replica's part and let the sum be up to N times larger.
           record_gradients: whether to look at a step is to keep its gradients.
           sparse_gradients: whether those of embeddings hold only the rows in use.
+          loss_scale: Factor of the loss that is differentiated; None for one.
         """
         self._model = model
         self._optimizer = optimizer
@@ -54,6 +58,7 @@ class ModelUpdate:
         self._layer_state = layer_state
         self._record_gradients = record_gradients
         self._sparse_gradients = sparse_gradients
+        self._loss_scale = loss_scale
 
     def apply(self, shares: Shares) -> None:
         self.change(self.ready(shares))
@@ -67,6 +72,15 @@ class ModelUpdate:
     def change(self, ready: Shares) -> None:
         self._optimizer.apply(list(ready.gradients), self._model.trainable_variables)
         self._layer_state.assign(ready.state)
+
+    def again(
+        self, sums: Mapping[str, tf.Tensor], is_finite: tf.Tensor
+    ) -> tf.Tensor | None:
+        if self._loss_scale is None:
+            return None
+        used = sums[LOSS_SCALE] / sums["examples"]
+        computed = tf.reduce_all(tf.math.is_finite(tf.stack(list(sums.values()))))
+        return self._loss_scale.adapt(used, is_finite, computed & ~is_finite)
 
     def count(self) -> tf.Tensor:
         return self._step.assign_add(1, read_value=True)
@@ -89,6 +103,8 @@ class ModelUpdate:
         """
         weights = [v.value for v in self._model.trainable_variables]
         gradients = tf.gradients(loss, weights)
+        if self._loss_scale is not None:
+            gradients = unscaled(gradients, self._loss_scale.read())
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
         return with_known_shapes(gradients, weights)

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from tests.processes import run
+from tests.processes import ROOT, run
 from trainers.main import main
 
 UNFIT = "tests.custom.unfit"
@@ -161,7 +161,7 @@ def test_another_backend_of_keras_is_refused_at_once(
     else:
         write_settings(home, backend="jax")
     given = [] if "--mode=devices" in flags else [f"--run_dir={tmp_path / 'run'}"]
-    done = run(*flags, *given, **variables)
+    done = run(*flags, *given, folder=ROOT, **variables)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert "jax, and this project distributes with TensorFlow" in line
@@ -172,7 +172,7 @@ def test_another_backend_of_keras_is_refused_at_once(
 def test_what_is_said_of_the_backend_helps(tmp_path: pathlib.Path) -> None:
     write_settings(tmp_path, backend="jax")
     settled = {"KERAS_HOME": str(tmp_path), "KERAS_BACKEND": "tensorflow"}
-    assert run("--mode=devices", **settled).returncode == 0
+    assert run("--mode=devices", folder=ROOT, **settled).returncode == 0
 
 
 def test_settings_that_keras_refuses_are_named(tmp_path: pathlib.Path) -> None:

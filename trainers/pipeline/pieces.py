@@ -171,18 +171,22 @@ class StageRun:
         self.state.append(made.state)
         values.update(zip(self.stage.outputs, made.outputs, strict=True))
 
-    def backward(self, index: int, cotangents: Cotangents) -> None:
+    def backward(
+        self, index: int, cotangents: Cotangents, scale: tf.Tensor | None
+    ) -> None:
         """Adds to the gradients of weights and of what this stage has taken.
 
         Args:
           index: of the micro-batch, which has been through `forward`.
           cotangents: gradients of tensors of this micro-batch, by name.
+          scale: Factor of the loss that is differentiated; None for one.
         """
         tape, received, made = self._under_way.pop(index)
         targets, seeds = self._targets(made, cotangents)
         start, seeds = self._begin(seeds)
         # One, and not known before the clock has been read.
-        seeds.append(tf.cast(start > 0, made.share.dtype))
+        one = tf.cast(start > 0, made.share.dtype)
+        seeds.append(one if scale is None else one * tf.cast(scale, one.dtype))
         gradients = tape.gradient(
             [*targets, made.share], [*self._weights, *received.values()], seeds
         )

@@ -19,12 +19,14 @@ from strategies.batch import take_micro_batch
 from strategies.loop_results import PIPELINE_SECONDS, STAGE_BUSY_SECONDS
 from strategies.shares import sum_gradients, sum_structures, with_known_shapes
 from trainers.layer_state import LayerState
+from trainers.optimizers import LossScale
 from trainers.pipeline.build import Pipeline
 from trainers.pipeline.clock import StageClock
 from trainers.pipeline.pieces import Cotangents, Forward, StageRun
 from trainers.pipeline.schedule import Piece, order_of_pieces
 from trainers.randomness import seed_states
 from trainers.replayable_dropout import ReplayableDropout
+from trainers.step import scaled_loss, unscaled
 
 
 class PipelineStep:
@@ -45,6 +47,7 @@ class PipelineStep:
         dropout: ReplayableDropout | None = None,
         sparse_gradients: bool = True,
         jit_compile: bool = False,
+        loss_scale: LossScale | None = None,
     ):
         """Traces nothing yet.
 
@@ -57,11 +60,13 @@ class PipelineStep:
           dropout: takes the place of the model's own; None to leave that.
           sparse_gradients: whether those of embeddings hold only the rows in use.
           jit_compile: whether XLA compiles each stage.
+          loss_scale: Factor of the loss that is differentiated; None for one.
         """
         states = seed_states(model)
         self._model = model
         self._pipeline = pipeline
         self._sparse_gradients = sparse_gradients
+        self._loss_scale = loss_scale
         # Traced once for all micro-batches, and their gradients once, too.
         self._forwards = [
             tf.function(
@@ -90,14 +95,17 @@ class PipelineStep:
             self._pipeline.staged.features_by_name(part.features) for part in parts
         ]
         cotangents: list[Cotangents] = [{} for _ in parts]
+        scale = None if self._loss_scale is None else self._loss_scale.read()
         for piece in order_of_pieces(len(runs), len(parts)):
             run, index = runs[piece.stage], piece.micro_batch
             with tf.name_scope(_name_of(piece)), tf.device(run.stage.device):
                 if piece.is_forward:
                     run.forward(index, parts[index], values[index])
                 else:
-                    run.backward(index, cotangents[index])
-        return self._shares(runs)
+                    run.backward(index, cotangents[index], scale)
+        shares = self._shares(runs)
+        _, sums = scaled_loss(shares.sums["loss"], dict(shares.sums), scale, batch)
+        return shares._replace(gradients=unscaled(shares.gradients, scale), sums=sums)
 
     def _shares(self, runs: Sequence[StageRun]) -> Shares:
         gradients = []

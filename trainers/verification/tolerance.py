@@ -6,8 +6,13 @@ import math
 
 from trainers.config import Config
 
-# Spacing of the numbers next to 1: 2^-23, 2^-52, 2^-7.
-_EPSILON = {"float32": 2.0**-23, "float64": 2.0**-52, "mixed_bfloat16": 2.0**-7}
+# Spacing of the numbers next to 1: 2^-23, 2^-52, 2^-7, 2^-10.
+_EPSILON = {
+    "float32": 2.0**-23,
+    "float64": 2.0**-52,
+    "mixed_bfloat16": 2.0**-7,
+    "mixed_float16": 2.0**-10,
+}
 
 # Of a sum's rounding errors as a random walk: one sum in 1,500 goes further.
 _WIDTHS = 4.0
@@ -26,8 +31,8 @@ def tolerance(config: Config, step: int) -> float:
     update takes such an error into the weights, which all later steps start from: up
     to step t with L examples each, n = L t terms have been added up.
 
-    In mixed precision sums are in float32, and only their results are rounded to
-    bfloat16: L is 1.
+    In mixed precision sums are in float32, and only their results are rounded to 16
+    bits: L is 1.
 
     For 64 examples and 20 steps it is 1.7e-5 in float32 and 3.2e-14 in float64; two
     towers and one device were 7.7e-7 and 8.4e-16 apart there (convnet, Adam).
@@ -37,7 +42,7 @@ def tolerance(config: Config, step: int) -> float:
       step: counted from one.
     """
     dtype = config.model.dtype
-    length = 1 if dtype == "mixed_bfloat16" else config.length.global_batch_size
+    length = 1 if dtype.startswith("mixed") else config.length.global_batch_size
     return _WIDTHS * math.sqrt(length * step) * _EPSILON[dtype]
 
 

@@ -1,0 +1,237 @@
+"""Half precision: the loss is scaled as Keras does it, under every strategy."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.conformance.harness import Layout, Subject, small_config
+from tests.custom import half
+from tests.processes import result_of, run, train
+from trainers.inputs.order import Order
+from trainers.optimizers import LossScale, needs_loss_scale
+
+LAYOUT = Layout(num_examples=48, global_batch_size=12)
+NUM_STEPS = 6
+MODEL = "tests.custom.half"
+# Spacing of float16's numbers next to 1, which sums of several replicas' gradients
+# are rounded by in other places.
+EPSILON = 2.0**-10
+
+
+@pytest.fixture(autouse=True)
+def policy_of_its_own() -> Iterator[None]:
+    importlib.reload(half)
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def subject(strategy: str, num_replicas: int, name: str, **settings: Any) -> Subject:
+    return Subject.of(
+        small_config(
+            strategy=strategy,
+            num_replicas=num_replicas,
+            model=f"{MODEL}:{name}",
+            dataset=f"{MODEL}:data",
+            optimizer="sgd",
+            learning_rate=half.RATE,
+            **settings,
+        )
+    )
+
+
+def exponent_of(trained: Subject) -> int:
+    (exponent,) = (
+        variable
+        for variable in trained.assembly.optimizer.variables
+        if variable.name == "loss_scale_exponent"
+    )
+    return int(exponent.numpy())
+
+
+def by_keras(
+    model: keras.Model, trained: Subject, initial: list[np.ndarray]
+) -> list[float]:
+    """Losses of Keras's own training on the same batches.
+
+    A batch whose gradients overflowed is given once more, as here.
+    """
+    inner = keras.optimizers.SGD(half.RATE)
+    model.compile(keras.optimizers.LossScaleOptimizer(inner), loss="mse")
+    model.set_weights(initial)
+    order = Order(num_examples=48, global_batch_size=12, seed=1)
+    source = trained.assembly.data.train
+    losses = []
+    for step in range(NUM_STEPS):
+        indices, _, _ = order.indices(tf.constant(step, tf.int64), 0, 1)
+        batch = source.read(source.tensors(), indices)
+        before = int(model.optimizer.iterations.numpy())
+        while int(model.optimizer.iterations.numpy()) == before:
+            loss = model.train_on_batch(*batch)
+        losses.append(float(loss))
+    return losses
+
+
+@pytest.mark.parametrize("name", ["by_policy", "by_layer"])
+def test_it_is_what_keras_does(name: str) -> None:
+    """To the last bit: the same operations, and a scale that is a power of two."""
+    trained = subject("one_device", 1, name)
+    initial = [weight.numpy() for weight in trained.assembly.model.weights]
+    found = trained.run(LAYOUT, num_steps=NUM_STEPS)
+    model = getattr(half, name)()
+    losses = by_keras(model, trained, initial)
+    for one, other in zip(found.variables, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    # Keras's loss is a float32.
+    np.testing.assert_allclose(found.losses, losses, rtol=2.0**-23)
+    assert 2.0 ** exponent_of(trained) == float(model.optimizer.dynamic_scale.numpy())
+    assert exponent_of(trained) < LossScale.START_EXPONENT, "nothing has overflowed"
+    assert (found.applied_steps, found.step) == (NUM_STEPS, NUM_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_replicas", "settings"),
+    [
+        ("tower", 2, {}),
+        ("mirrored", 2, {}),
+        ("model_parallel", 1, {}),
+        ("tower", 2, {"average": "losses"}),
+        ("mirrored", 3, {"gradient_accumulation_steps": 2}),
+        ("one_device", 1, {"jit_compile": True}),
+    ],
+    ids=str,
+)
+def test_it_is_the_same_training(
+    strategy: str, num_replicas: int, settings: dict[str, Any]
+) -> None:
+    trained = subject(strategy, num_replicas, "by_policy", **settings)
+    found = trained.run(LAYOUT, num_steps=NUM_STEPS)
+    expected = subject("one_device", 1, "by_policy").run(LAYOUT, num_steps=NUM_STEPS)
+    # Six updates of one rounding each.
+    bound = NUM_STEPS * EPSILON
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=bound)
+    for one, other in zip(found.variables, expected.variables, strict=True):
+        np.testing.assert_allclose(one, other, atol=bound * np.linalg.norm(other))
+    assert exponent_of(trained) < LossScale.START_EXPONENT
+    assert (found.applied_steps, found.step) == (NUM_STEPS, NUM_STEPS)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [("parameter_averaging", {}), ("tower", {"update": "async"})],
+    ids=str,
+)
+def test_replicas_that_do_not_wait_learn_too(
+    strategy: str, settings: dict[str, Any]
+) -> None:
+    trained = subject(strategy, 2, "by_policy", **settings)
+    assembly = trained.assembly
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    results = assembly.run_steps(batches, 30).fetch()
+    losses = results.sums["loss"] / results.sums["examples"]
+    assert results.applied_steps == len(losses) == int(assembly.step.numpy()) == 30
+    assert np.isfinite(losses).all()
+    assert losses[-10:].mean() < losses[:10].mean()
+    # By one a step at most; the first steps overflow with one replica's gradient.
+    assert 0 < exponent_of(trained) < LossScale.START_EXPONENT
+
+
+def test_the_scale_grows_after_finite_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LossScale, "GROWTH_STEPS", 3)
+    monkeypatch.setattr(LossScale, "START_EXPONENT", 2)
+    trained = subject("mirrored", 2, "by_policy")
+    trained.run(LAYOUT, num_steps=NUM_STEPS)
+    assert exponent_of(trained) == 2 + NUM_STEPS // 3
+
+
+@pytest.mark.parametrize(
+    ("name", "scaled"),
+    [("by_policy", True), ("by_layer", True), ("bfloat16", False)],
+)
+def test_only_float16_needs_it(name: str, scaled: bool) -> None:
+    assert needs_loss_scale(getattr(half, name)()) == scaled
+
+
+def test_a_layer_in_double_precision_is_trained() -> None:
+    trained = subject("mirrored", 2, "double_layer")
+    found = trained.run(LAYOUT, num_steps=NUM_STEPS)
+    expected = subject("one_device", 1, "double_layer").run(LAYOUT, num_steps=NUM_STEPS)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+
+
+FLAGS = (
+    *(f"--dataset={MODEL}:data", "--optimizer=sgd", f"--learning_rate={half.RATE}"),
+    *("--global_batch_size=12", "--train_steps=8"),
+)
+
+
+def test_a_resumed_run_has_the_scale_of_before(tmp_path: pathlib.Path) -> None:
+    flags = (f"--model={MODEL}:by_policy", *FLAGS, "--strategy=mirrored")
+    whole = train(tmp_path / "whole", *flags)
+    train(tmp_path / "parts", *flags, "--train_steps=3")
+    again = train(tmp_path / "parts", *flags, "--resume=auto")
+    assert again["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_a_gradient_that_no_scale_helps_ends_as_divergence(
+    tmp_path: pathlib.Path,
+) -> None:
+    done = run(
+        *(f"--model={MODEL}:hopeless", *FLAGS, "--strategy=one_device"),
+        f"--run_dir={tmp_path / 'run'}",
+    )
+    assert done.returncode == 3, done.stderr
+    assert "the gradient of" in done.stderr
+    assert result_of(tmp_path / "run")["steps"] == 0
+
+
+def test_a_flag_that_contradicts_the_module_is_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    done = run(
+        *(f"--model={MODEL}:by_policy", *FLAGS, "--dtype=mixed_bfloat16"),
+        f"--run_dir={tmp_path / 'run'}",
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "--dtype=mixed_bfloat16 contradicts mixed_float16" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_set_when_the_module_is_imported_is_kept(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import keras\n"
+        "keras.config.set_dtype_policy('mixed_float16')\n"
+        "def model():\n"
+        "    made = keras.Sequential([keras.layers.Dense(2)])\n"
+        "    made.compile('sgd', 'mse')\n"
+        "    assert made.layers[0].compute_dtype == 'float16'\n"
+        "    return made\n",
+        encoding="utf-8",
+    )
+    given = ("--model=mine:model", *FLAGS, f"--run_dir={tmp_path / 'run'}")
+    done = run(*given, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8")
+    assert "loss_scale" in metrics
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_several_processes_train_the_same(tmp_path: pathlib.Path) -> None:
+    """Which `--mode=verify` compares with one device."""
+    done = run(
+        *(f"--model={MODEL}:by_policy", *FLAGS, "--dtype=mixed_float16"),
+        *("--mode=verify", f"--run_dir={tmp_path / 'verified'}"),
+        "--strategies=multi_worker_mirrored,parameter_server",
+    )
+    assert done.returncode == 0, (done.stdout, done.stderr)
