@@ -29,6 +29,7 @@ def workers_attended(
     num_required: int,
     warn: Callable[[str], None],
     patience_seconds: float,
+    return_seconds: float,
 ) -> Iterator[None]:
     """Warns of workers that come and go, while the main thread runs a block.
 
@@ -36,7 +37,8 @@ def workers_attended(
       cluster: whose workers.
       num_required: how many of them steps cannot do without.
       warn: told of each in a sentence, from another thread.
-      patience_seconds: how long there may be fewer, and how long a task may be silent.
+      patience_seconds: Time that a task may be silent.
+      return_seconds: Time that there may be fewer workers than required.
 
     Raises:
       PeerLostError: there were fewer for that long, or a server was silent.
@@ -52,7 +54,7 @@ def workers_attended(
 
     def attend() -> None:
         error = _until_too_few_are_left(
-            cluster, attendance, num_required, warn, patience_seconds, ended
+            cluster, attendance, num_required, warn, return_seconds, ended
         )
         if error is None:
             return
@@ -81,7 +83,7 @@ def _until_too_few_are_left(
     attendance: _Attendance,
     num_required: int,
     warn: Callable[[str], None],
-    patience_seconds: float,
+    return_seconds: float,
     ended: threading.Event,
 ) -> PeerLostError | None:
     workers, servers = (_tasks_of(cluster, job) for job in ("worker", "ps"))
@@ -101,7 +103,7 @@ def _until_too_few_are_left(
             return PeerLostError(f"{task} at {servers[task]} {missing[task]}: {REMEDY}")
         if enough:
             enough_at = time.monotonic()
-        elif time.monotonic() - enough_at > patience_seconds:
+        elif time.monotonic() - enough_at > return_seconds:
             names = ", ".join(f"{task} at {workers[task]}" for task in sorted(gone))
             needed = f"{len(there)} of {num_required} workers needed are left"
             return PeerLostError(f"{needed}, {names} lost: {REMEDY}")

@@ -26,3 +26,8 @@ def end_with_launcher() -> None:
     # It may have died before the call took effect.
     if os.getppid() != int(launcher):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def has_launcher() -> bool:
+    """Returns whether another process started this one and starts lost tasks again."""
+    return LAUNCHER_PID in os.environ

@@ -16,7 +16,7 @@ import tensorflow as tf
 from keras.src.trainers import compile_utils
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, executor
 
 
 def stop_reducing_gradients(optimizer: keras.optimizers.Optimizer) -> None:
@@ -77,6 +77,20 @@ def values_where_they_are(
     values.py, `RemoteValueImpl._get_values`).
     """
     return result._get_values()
+
+
+@contextlib.contextmanager
+def own_executor() -> Iterator[None]:
+    """Runs what this thread executes in the block where no other thread waits for it.
+
+    Otherwise all threads share the default executor, and the coordinator's threads wait
+    until it has nothing to do whenever a closure ends or fails: `executor_scope`
+    deletes a wrapper of it, whose `__del__` waits (tensorflow/python/eager/
+    executor.py). A function that waits for a worker must not run there: if that worker
+    is killed, its closure can neither fail nor be handed on before the function ends.
+    """
+    with context.executor_scope(executor.new_executor(enable_async=False)):
+        yield
 
 
 def run_after(operation: tf.Operation, other: tf.Operation) -> None:

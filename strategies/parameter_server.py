@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,6 +21,7 @@ from strategies.base import (
 from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
 from strategies.messages import read_here
+from strategies.peers import LOSSES
 from strategies.placement import BySize
 from strategies.rendezvous import is_answering, meet
 from strategies.resolver import resolver_of
@@ -155,11 +157,14 @@ class ParameterServer(Strategy):
     def dismiss(self, ending: str, exit_code: int) -> None:
         for job in self.traits.serving_roles:
             for index, address in enumerate(self._cluster.addresses[job]):
-                # Writing there would fail for a worker that was lost on the way, and
-                # never end for one that stands still.
+                # Writing would never return for a worker that is suspended.
                 if not is_answering(address):
                     continue
-                with tf.device(f"/job:{job}/task:{index}/device:CPU:0"):
-                    tf.io.write_file(
-                        ending.format(task=f"{job}-{index}"), str(exit_code)
-                    )
+                path = ending.format(task=f"{job}-{index}")
+                # A worker that is just back does not know this chief yet. It exits
+                # when it sees that the chief has ended.
+                with (
+                    contextlib.suppress(*LOSSES),
+                    tf.device(f"/job:{job}/task:{index}/device:CPU:0"),
+                ):
+                    tf.io.write_file(path, str(exit_code))

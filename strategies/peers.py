@@ -22,6 +22,10 @@ _SIGNS = (
 # What it raises besides, for work that was under way. These have other causes too, and
 # count only if a task is missing.
 _CONSEQUENCES = (tf.errors.CancelledError, tf.errors.InternalError)
+# All of them, and what it raises for a task that was started again in the meantime, at
+# the same address (tensorflow/core/distributed_runtime/eager/eager_service_impl.cc,
+# `GetServerContext`). Disk errors have other classes.
+LOSSES = (*_SIGNS, *_CONSEQUENCES, tf.errors.InvalidArgumentError)
 # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc, `GrpcServer::Init`.
 _NO_SERVER = "Could not start gRPC server"
 _MOST_NAMED = 4

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ from strategies.base import (
     Update,
 )
 from strategies.inner_loop import InnerLoop, Step
+from strategies.library_internals import own_executor
 from strategies.share_queues import ShareQueues
 from strategies.shares import scaled
 from strategies.step_input import ByIndex
@@ -135,7 +137,8 @@ class SynchronousSteps:
     def _lead(
         self, num_steps: int, observe: Observe, proposed: Agreed | None
     ) -> StepResults:
-        with tf.device(self._leader), _advice_hidden():
+        # It waits for workers, and the coordinator's threads must not wait for it.
+        with own_executor(), tf.device(self._leader), _advice_hidden():
             results = self._loop(None, num_steps, observe, proposed).fetch()
         if self._under_way is not None:
             self._under_way.raise_failure()
@@ -189,7 +192,7 @@ def _advice_hidden() -> Iterator[None]:
     """Hides the advice to run everything on workers. This belongs with the weights."""
     logger = tf.get_logger()
     level = logger.level
-    logger.setLevel("ERROR")
+    logger.setLevel(max(level, logging.ERROR))
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.base import Batch, GlobalBatches, ReplicaStep, Shares, Update
+from strategies.peers import LOSSES
 from strategies.settings import UsageError
 from strategies.share_queues import ShareQueues
 from strategies.turns import NO_MORE, NOTHING_YET, Turns
@@ -149,4 +151,6 @@ class WorkersUnderWay:
             self._coordinator.join()
         except BaseException as failure:
             self._failure = failure
-            self._give_up()
+            # If a server was lost, what waits there has ended already.
+            with contextlib.suppress(*LOSSES):
+                self._give_up()

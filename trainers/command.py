@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from strategies import discovery
 from strategies.end_with_launcher import end_with_launcher
 from strategies.rendezvous import PeerLostError
 from strategies.settings import UsageError, one_line, printable
@@ -36,7 +38,15 @@ def run(argv: Sequence[str]) -> int:
         return _refuse(error, flags.wants_tracebacks(argv))
     console = Console()
     try:
-        return _run(config, argv, console)
+        return _exit_code_of(lambda: _run(config, argv, console), config, console)
+    finally:
+        console.close()
+
+
+def _exit_code_of(work: Callable[[], int], config: Config, console: Console) -> int:
+    """Does the work, says why it fails if it does, and returns the exit code."""
+    try:
+        return work()
     except UsageError as error:
         return _refuse(error, config.run.verbose)
     except PeerLostError as error:
@@ -58,8 +68,6 @@ def run(argv: Sequence[str]) -> int:
             return _refuse(_does_not_fit(error), config.run.verbose)
         console.report_bug(error, config.run.verbose)
         return ExitCode.BUG
-    finally:
-        console.close()
 
 
 def _run(config: Config, argv: Sequence[str], console: Console) -> int:
@@ -75,7 +83,12 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     if needs_tensorflow(config):
         check_files(config, cluster)
         load_tensorflow(config)
-    return run_task(config, cluster, console)
+    work = functools.partial(run_task, config, cluster, console)
+    exit_code = _exit_code_of(work, config, console)
+    traits = discovery.traits(config.strategy.strategy)
+    if cluster.addresses and traits.serving_roles:
+        _leave(exit_code, console)
+    return exit_code
 
 
 # They print what they find, and start and write nothing.
@@ -96,10 +109,14 @@ def _look(config: Config, console: Console) -> int:
     return look(config, console)
 
 
-def _leave(exit_code: ExitCode, console: Console) -> NoReturn:
-    """Ends the process without an end in order, which needs the task that was lost.
+def _leave(exit_code: int, console: Console) -> NoReturn:
+    """Exits at once; a clean shutdown would block on other tasks.
 
-    TensorFlow 2.21 waits for it when its objects are deleted, and prints tracebacks.
+    When Python deletes TensorFlow's objects at exit, they release what they hold on
+    servers, some of which have ended: the destructor of each traced function waits for
+    an answer, with Python's lock, and others print tracebacks (TensorFlow 2.21,
+    tensorflow/python/eager/polymorphic_function/atomic_function.py, `__del__`, which
+    ends in `EagerContext::MaybeRemoveFunctionRemotely`).
     """
     console.close()
     for stream in (sys.stdout, sys.stderr):

@@ -10,6 +10,7 @@ from typing import Any
 from strategies.attendance import workers_attended
 from strategies.base import Strategy
 from strategies.cluster import EVALUATOR, Cluster
+from strategies.end_with_launcher import has_launcher
 from strategies.settings import UsageError
 from trainers.assembly import Assembly, assemble, create_strategy
 from trainers.checkpoints import Checkpoints, weights_sha256
@@ -39,28 +40,29 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     folder = RunFolder.for_training(config)
     outside = Outside(config.tracking, cluster, console)
     strategy = create_strategy(config, cluster)
-    stall = StallWatch(
-        config.guard.stall_timeout_seconds,
-        cluster,
-        console,
-        lambda exit_code: strategy.dismiss(folder.ending_path(), exit_code),
-    )
+    spell = Spell(console, "they see that the chief is gone")
+
+    def dismiss(exit_code: int) -> None:
+        spell.attempt(
+            "other tasks cannot be told how the run has ended",
+            lambda: strategy.dismiss(folder.ending_path(), exit_code),
+        )
+
+    stall = StallWatch(config.guard.stall_timeout_seconds, cluster, console, dismiss)
     try:
         with stall, _workers_attended(config, cluster, console):
             run = (config, cluster, strategy, folder, console, stall, outside)
             exit_code = _train(*run)
     except UsageError:
-        strategy.dismiss(folder.ending_path(), ExitCode.USAGE)
+        dismiss(ExitCode.USAGE)
         outside.wait()
         raise
-
-    def tell_others() -> None:
-        strategy.dismiss(folder.ending_path(), exit_code)
-        if EVALUATOR in cluster.addresses:
-            folder.write_ending(f"{EVALUATOR}-0", exit_code)
-
-    spell = Spell(console, "they see that the chief is gone")
-    spell.attempt("other tasks cannot be told how the run has ended", tell_others)
+    dismiss(exit_code)
+    if EVALUATOR in cluster.addresses:
+        spell.attempt(
+            "the evaluator cannot be told how the run has ended",
+            lambda: folder.write_ending(f"{EVALUATOR}-0", exit_code),
+        )
     # Nobody waits for this process any more.
     outside.wait()
     return exit_code
@@ -75,8 +77,14 @@ def _workers_attended(
         return contextlib.nullcontext()
     num_workers = len(cluster.addresses["worker"])
     num_required = config.strategy.num_required(num_workers)
-    patience_seconds = config.strategy.peer_timeout_seconds
-    return workers_attended(cluster, num_required, console.warn, patience_seconds)
+    patience_seconds = return_seconds = config.strategy.peer_timeout_seconds
+    if has_launcher():
+        # It starts lost workers again, or ends the run. To start takes longer than
+        # an answer.
+        return_seconds = max(patience_seconds, config.strategy.startup_timeout_seconds)
+    return workers_attended(
+        cluster, num_required, console.warn, patience_seconds, return_seconds
+    )
 
 
 def _train(
