@@ -18,7 +18,7 @@ from trainers.config import Config
 from trainers.console import Console, complain
 from trainers.custom.names import check_packages
 from trainers.launch import launch
-from trainers.outcome import ExitCode
+from trainers.outcome import ExitCode, what_happened
 from trainers.place import cluster_of, needs_tensorflow
 from trainers.refusals import refusal_of
 from trainers.runtime import load_tensorflow
@@ -123,7 +123,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def _does_not_fit(error: Exception) -> UsageError:
-    words = " ".join(str(error).split())[:200]
+    words = what_happened(error)[:200]
     refusal = UsageError(
         f"this does not fit into memory ({words}): lower --global_batch_size, or make "
         "the model or the data set smaller."

@@ -22,6 +22,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from trainers.outcome import what_happened
+
 # Of a parameter server that was lost TensorFlow tells in hundreds.
 _MOST_LINES_OF_A_CAUSE = 8
 
@@ -115,7 +117,7 @@ class Console:
         if verbose or self._log is None:
             complain(text)
         where = "" if self._log is None else f"; the traceback is in {self._log.name}"
-        words = " ".join(str(error).split())[:300]
+        words = what_happened(error)[:300]
         complain(f"error: {type(error).__name__}: {words}{where}")
 
     @contextlib.contextmanager

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import enum
 import pathlib
+import re
 
 from strategies.rendezvous import PeerLostError
+
+# TensorFlow 2.21 begins the message of an error in a function with where the operation
+# was made: "Graph execution error:", "Detected at node while/add defined at (most
+# recent call last):", and a line for each call.
+_WHERE_MADE = re.compile(
+    r'^(?:Graph execution error:|Detected at node .* defined at \(.*\):|  File ".*)$',
+    re.MULTILINE,
+)
 
 
 class ExitCode(enum.IntEnum):
@@ -67,3 +76,10 @@ class StopRequested(Exception):
     def __init__(self, exit_code: ExitCode):
         super().__init__(f"stopped by {exit_code.name.lower()}")
         self.exit_code = exit_code
+
+
+def what_happened(error: BaseException) -> str:
+    """Returns an error's message, from the cause on, in one line."""
+    message = str(error)
+    cause = _WHERE_MADE.sub("", message)
+    return " ".join((cause if cause.strip() else message).split())
