@@ -44,13 +44,22 @@ def as_argument(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
+# TensorFlow 2.21 begins the message of an error in a function with where the operation
+# was made: "Graph execution error:", "Detected at node while/add defined at (most
+# recent call last):", and a line for each call.
+_WHERE_MADE = re.compile(
+    r'^(?:Graph execution error:|Detected at node .* defined at \(.*\):|  File ".*)$',
+    re.MULTILINE,
+)
 # Of a terminal's colors: Keras writes some of its errors in bold.
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error's message in one line, without a terminal's colors."""
-    return " ".join(_COLOR.sub("", str(error)).split())
+    """Returns an error's message, from the cause on, in one line without colors."""
+    message = _COLOR.sub("", str(error))
+    cause = _WHERE_MADE.sub("", message)
+    return " ".join((cause if cause.strip() else message).split())
 
 
 def printable(text: str) -> str:

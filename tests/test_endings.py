@@ -80,3 +80,21 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: pathlib.Path) ->
     assert process.stderr.read() == ""
     process.stderr.close()
     assert result_of(run_dir)["status"] == "completed"
+
+
+def test_the_line_of_an_error_in_the_runtime_begins_with_its_cause(
+    tmp_path: pathlib.Path,
+) -> None:
+    """TensorFlow's message begins with the calls that made the operation."""
+    done = processes.run(
+        f"--run_dir={tmp_path / 'run'}",
+        "--model=tests.custom.made:asserting",
+        "--dataset=tests.custom.made:arrays",
+        "--train_steps=2",
+    )
+    assert done.returncode == 1
+    *_, line = done.stderr.splitlines()
+    assert line.startswith(
+        "error: InvalidArgumentError: assertion failed: [inputs are "
+    )
+    assert "the traceback is in" in line

@@ -9,7 +9,9 @@ import importlib
 import pathlib
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -562,3 +564,73 @@ def test_metrics_have_the_names_of_evaluate() -> None:
     of_output = found[2].of_output(labels, predictions)
     assert of_output[0] is labels[1]
     assert of_output[1] is predictions[1]
+
+
+def decayed_by_two_threads(decay: Callable[[tf.Variable], Any]) -> float:
+    """Returns what is left of one after 6,000 updates."""
+    average = tf.Variable(1.0, dtype=tf.float64)
+
+    def made() -> Any:
+        def body(step: tf.Tensor) -> tf.Tensor:
+            with tf.control_dependencies([decay(average)]):
+                return step + 1
+
+        return tf.function(
+            lambda: tf.while_loop(lambda step: step < 3000, body, [tf.constant(0)]),
+            autograph=False,
+        )
+
+    functions = [made().get_concrete_function() for _ in range(2)]
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return float(average.numpy())
+
+
+def test_momentum_decays_and_adds_in_one_operation() -> None:
+    """The reason why moving averages of overlapping updates are its accumulators.
+
+    `ResourceApplyMomentum` makes its accumulator momentum * accumulator + gradient,
+    and subtracts the rate times that from weights: nothing, if the rate is zero.
+    """
+    weights = tf.Variable(7.0, dtype=tf.float64)
+    nothing = tf.zeros([], tf.float64)
+
+    def at_once(average: tf.Variable) -> Any:
+        return tf.raw_ops.ResourceApplyMomentum(
+            var=weights.handle,
+            accum=average.handle,
+            lr=nothing,
+            grad=nothing,
+            momentum=tf.constant(0.999, tf.float64),
+            use_locking=True,
+        )
+
+    def read_and_assign(average: tf.Variable) -> Any:
+        return average.assign(0.999 * average.read_value()).op
+
+    expected = 0.999**6000
+    assert decayed_by_two_threads(at_once) == pytest.approx(expected, rel=1e-11)
+    assert weights.numpy() == 7
+    assert decayed_by_two_threads(read_and_assign) > 1.001 * expected
+
+
+def test_layers_of_keras_that_change_state_in_training_are_known() -> None:
+    """Each is tested in tests/conformance/test_layer_state.py, or changes it elsewhere.
+
+    Those that are quantized or adapted do so outside of training, as does `Layer` in
+    loading weights; the states of a recurrent layer are of one batch size.
+    """
+    folder = pathlib.Path(keras.__file__).parent / "src/layers"
+    found = {
+        path.stem
+        for path in folder.rglob("*.py")
+        if ".assign" in path.read_text(encoding="utf-8") and "_test" not in path.stem
+    }
+    elsewhere = {
+        *("layer", "base_conv", "dense", "einsum_dense", "embedding"),
+        *("reversible_embedding", "index_lookup", "normalization", "rnn"),
+    }
+    assert found - elsewhere == {"batch_normalization", "spectral_normalization"}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from strategies import discovery
 from tests.conformance.custom import assemble_custom, train
@@ -14,7 +18,7 @@ from tests.conformance.harness import (
     subjects,
     uneven,
 )
-from tests.further import chosen
+from tests.further import chosen, further
 from trainers.assembly import Assembly
 
 NUM_STEPS = 5
@@ -111,3 +115,135 @@ def test_synchronized_normalization_is_the_same_training(
         np.testing.assert_allclose(
             weight.numpy(), reference.numpy(), rtol=1e-10, atol=1e-15
         )
+
+
+class OwnState(keras.layers.Layer):
+    """Has one of each kind of state that a layer of a user's own may have."""
+
+    def build(self, input_shape: tuple[int, ...]) -> None:
+        del input_shape
+
+        def state(name: str, shape: tuple[int, ...] = (), **settings: Any) -> Any:
+            return self.add_weight(
+                name=name,
+                shape=shape,
+                trainable=False,
+                **{"initializer": "zeros", **settings},
+            )
+
+        self.average = state("average", (3,), initializer="ones")
+        self.total = state("total")
+        self.steps = state("steps", dtype="int32")
+        self.of_rows = state("of_rows", (4,), initializer="ones")
+        self.squared_steps = state("squared_steps", (2,))
+        self.queue = state("queue", (3,))
+        self.has_begun = state("has_begun", dtype="bool")
+
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        if training:
+            ops = keras.ops
+            self.average.assign(self.average * 0.98)
+            self.total.assign_add(0.5)
+            self.steps.assign(self.steps + 1)
+            used = ops.convert_to_tensor([True, False, True, False])
+            self.of_rows.assign(ops.where(used, self.of_rows * 0.99, self.of_rows))
+            steps = ops.cast(self.steps, "float32")
+            self.squared_steps.assign(ops.square(steps) * ops.ones([2]))
+            self.queue.assign(ops.concatenate([self.queue[1:], ops.ones([1])]))
+            self.has_begun.assign(True)
+        return inputs
+
+
+OVERLAPPING_STEPS = 460
+# Each update rounds twice to 24 bits, in the same direction at worst.
+ROUNDING = OVERLAPPING_STEPS * 2 * 2.0**-24
+
+
+def overlapping(
+    layers: Callable[[], list[keras.layers.Layer]],
+    features: np.ndarray,
+    **settings: Any,
+) -> Assembly:
+    """Three towers after their steps, some of which were of older weights."""
+    assembly = assemble_custom(
+        "tower",
+        3,
+        lambda: [*layers(), keras.layers.Dense(3)],
+        features,
+        update="async",
+        global_batch_size=8,
+        optimizer="sgd",
+        learning_rate=0.001,
+        train_steps=OVERLAPPING_STEPS,
+        **settings,
+    )
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    results = assembly.run_steps(batches, OVERLAPPING_STEPS).fetch()
+    assert results.applied_steps == OVERLAPPING_STEPS
+    # Without it nothing can be lost.
+    assert results.staleness is not None
+    assert results.staleness.max() > 0
+    return assembly
+
+
+def test_overlapping_updates_of_a_layers_own_state_are_all_kept() -> None:
+    assembly = overlapping(lambda: [OwnState()], np.zeros([26, 2], np.float32))
+    layer = assembly.model.layers[0]
+    average = np.full(3, 0.98**OVERLAPPING_STEPS)
+    np.testing.assert_allclose(layer.average.numpy(), average, rtol=ROUNDING)
+    assert layer.total.numpy() == OVERLAPPING_STEPS / 2
+    assert layer.steps.numpy() == OVERLAPPING_STEPS
+    # Differences are added, of older values: each counts, by nearly as much.
+    of_rows = layer.of_rows.numpy()
+    np.testing.assert_array_equal(of_rows[1::2], 1)
+    np.testing.assert_allclose(of_rows[::2], 0.99**OVERLAPPING_STEPS, rtol=0.2)
+    # What replaces the value before is that of one of the last steps, and no sum.
+    squared = np.sqrt(layer.squared_steps.numpy())
+    assert OVERLAPPING_STEPS - 50 < squared[0] == squared[1] <= OVERLAPPING_STEPS
+    np.testing.assert_array_equal(layer.queue.numpy(), 1)
+    assert layer.has_begun.numpy()
+
+
+@pytest.mark.parametrize("settings", [{}, further({"jit_compile": True})], ids=str)
+def test_overlapping_updates_of_shared_moving_statistics_are_all_kept(
+    settings: dict[str, Any],
+) -> None:
+    """A layer that is called twice decays twice in a step."""
+
+    def layers() -> list[keras.layers.Layer]:
+        shared = keras.layers.BatchNormalization(momentum=0.995)
+        return [shared, shared]
+
+    assembly = overlapping(layers, np.zeros([26, 2], np.float32), **settings)
+    variance = assembly.model.layers[0].moving_variance.numpy()
+    expected = np.full(2, 0.995 ** (2 * OVERLAPPING_STEPS))
+    np.testing.assert_allclose(variance, expected, rtol=2 * ROUNDING)
+
+
+def test_micro_batches_of_overlapping_updates_are_one_batch() -> None:
+    assembly = overlapping(
+        lambda: [keras.layers.BatchNormalization(momentum=0.9)],
+        FEATURES,
+        gradient_accumulation_steps=4,
+    )
+    mean, variance = moving_statistics(assembly)
+    # Of batches of 8 of 26 examples, the last of which are about as they all are.
+    np.testing.assert_allclose(mean, FEATURES.mean(axis=0), atol=1.5)
+    np.testing.assert_allclose(variance, FEATURES.var(axis=0), rtol=0.5)
+
+
+def test_overlapping_updates_of_renormalization_are_all_kept() -> None:
+    assembly = overlapping(
+        lambda: [keras.layers.BatchNormalization(momentum=0.99, renorm=True)],
+        np.ones([26, 2], np.float32),
+    )
+    layer = assembly.model.layers[0]
+    decayed = np.full(2, 0.99**OVERLAPPING_STEPS)
+    for average in (layer.moving_mean, layer.renorm_mean):
+        np.testing.assert_allclose(1 - average.numpy(), decayed, rtol=1e-3)
+    deviation = decayed + (1 - decayed) * np.sqrt(layer.epsilon)
+    for average in (layer.moving_stddev, layer.renorm_stddev):
+        np.testing.assert_allclose(average.numpy(), deviation, rtol=1e-3)
+    # Computed from the deviation that one of the last steps has read.
+    variance = np.square(deviation) - layer.epsilon
+    np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=0.5)

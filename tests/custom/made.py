@@ -250,3 +250,17 @@ def numbers_twice() -> Any:
     """The same to train and to evaluate on."""
     features, labels = numbers()
     return (features[:40], labels[:40]), (features[40:], labels[40:])
+
+
+class _Asserting(keras.layers.Layer):
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        tf.debugging.assert_less(inputs, -1000.0, message="inputs are too large")
+        return inputs
+
+
+def asserting() -> keras.Model:
+    """Fails in its first step, inside the runtime."""
+    layers = [keras.Input([5]), _Asserting(), keras.layers.Dense(3)]
+    made = keras.Sequential(layers)
+    made.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return made
