@@ -19,11 +19,14 @@ from tests.wrong_commands import (
     EVALUATE,
     NEEDS_DEVICES_OR_DATA,
     NO_FOLDER,
+    NO_PLAIN_FILE,
     NO_SUCH_DEVICES_OR_DATA,
+    NOT_USED,
     RECORDS,
     RESUME,
     RUN_EXISTS,
     SMALL_RUN,
+    TOO_LARGE,
     TRAIN,
     Row,
     damage_checkpoints,
@@ -75,7 +78,17 @@ def assert_refused_without_a_trace(
     assert processes.contents(folder) == before
 
 
-@pytest.mark.parametrize("wrong", [*BEFORE_TENSORFLOW, *DOES_NOT_FIT_TOGETHER], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *BEFORE_TENSORFLOW,
+        *NOT_USED,
+        *TOO_LARGE,
+        *NO_PLAIN_FILE,
+        *DOES_NOT_FIT_TOGETHER,
+    ],
+    ids=str,
+)
 def test_refused_in_one_line_without_a_trace(
     wrong: Row, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

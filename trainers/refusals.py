@@ -7,6 +7,7 @@ holds is known only once it runs.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 
 from strategies.settings import UsageError
@@ -45,6 +46,11 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
             f"a file cannot be written or read ({words}){_named(error)}: mend the disk "
             "or free space on it, then start again, a run with --resume=auto."
         )
+    elif _has_no_folder(error):
+        refusal = UsageError(
+            f"a folder was deleted or moved while it was in use, and what was in it is "
+            f"lost{_named(error)}: start again, in a folder that stays."
+        )
     elif config.model.replayable_dropout and rows:
         refusal = UsageError(rows.group())
     elif config.data.is_streamed and stream:
@@ -64,6 +70,16 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
         return None
     refusal.__cause__ = error
     return refusal
+
+
+def _has_no_folder(error: Exception) -> bool:
+    """Whether a file could not be opened because its folder is not there any more."""
+    name = getattr(error, "filename", None)
+    return (
+        isinstance(error, FileNotFoundError)
+        and isinstance(name, str)
+        and not os.path.isdir(os.path.dirname(os.path.abspath(name)))
+    )
 
 
 def _named(error: Exception) -> str:
