@@ -139,6 +139,23 @@ def test_a_terminal_without_the_characters_shows_escapes(folder: pathlib.Path) -
     assert_one_line(finished.stderr, ("--model=\\xe9",))
 
 
+@pytest.mark.parametrize("what", ["deleted", "moved"])
+def test_a_run_whose_folder_is_gone_says_so_and_leaves_nothing(
+    what: str, folder: pathlib.Path
+) -> None:
+    flags = ("--model=mlp", "--hidden_units=8", "--train_steps=1000000")
+    with processes.started(*flags, "--run_dir=here", folder=folder) as process:
+        metrics = folder / "here" / "metrics.jsonl"
+        processes.wait_until(metrics.exists, "a run folder", process)
+        (folder / "here").rename(folder / "elsewhere")
+        if what == "deleted":
+            shutil.rmtree(folder / "elsewhere")
+        ended = processes.end_of(process)
+    assert ended.returncode == 2
+    assert_one_line(ended.stderr, ("--run_dir=here was deleted or moved", "stopped"))
+    assert not (folder / "here").exists()
+
+
 # Known to be wrong only once there are devices, data, or a folder.
 
 

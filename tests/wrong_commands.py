@@ -835,7 +835,11 @@ RUN_EXISTS = [
     row("--run_dir=run", "--run_dir=run", "--resume=auto"),
     row("--config=run/config.json", "--run_dir=", "run already holds", "--resume=auto"),
     row(f"{RESUME} --seed=1", "--resume=auto", "--seed=1 (was 0)", "--run_dir"),
-    row(f"{RESUME} --model=convnet", "--model=convnet (was mlp)"),
+    row(
+        "--train_steps=20 --resume=auto --run_dir=run",
+        "--model=convnet (was mlp)",
+        "--hidden_units=128,64 (was 8)",
+    ),
     row(f"{RESUME} --hidden_units=9", "--hidden_units=9 (was 8)"),
     row(f"{RESUME} --learning_rate=0.5", "--learning_rate=0.5 (was 0.001)"),
     row(f"{RESUME} --clip_global_norm=1", "--clip_global_norm=1.0 (was none)"),

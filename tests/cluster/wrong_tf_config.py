@@ -85,7 +85,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         changed(cluster__worker=["127.0.0.1:9", "127.0.0.2:9", "h:3"]),
         "and so is cluster.worker[0]",
     ),
-    "loopback of IPv6": (changed(cluster__worker=["localhost:65535"]), "and so is"),
+    "loopback of IPv6": (
+        changed(cluster__worker=["localhost:9", "[::1]:9", "h:3"]),
+        "key cluster.worker[1] is '[::1]:9', and so is cluster.worker[0]",
+    ),
     "one host in capitals": (changed(cluster__ps=["HOST:1"]), "and so is"),
     "one host with a dot": (changed(cluster__ps=["host.:1"]), "and so is"),
     "one port with a zero": (changed(cluster__ps=["host:01"]), "and so is"),
