@@ -14,6 +14,8 @@ from typing import Any
 from models import catalogue
 
 FORM = "package.module:factory"
+# For `fnmatch`, where nothing else has a colon in it.
+PATTERN = "*:*"
 _FACTORY = re.compile(
     r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)"
 )

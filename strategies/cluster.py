@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategies.settings import UsageError
+from strategies.hosts import one_spelling
+from strategies.settings import UsageError, as_json, parse_json, shown
 
 EVALUATOR = "evaluator"
 JOBS = ("chief", "worker", "ps", EVALUATOR)
@@ -146,12 +147,12 @@ def parse_tf_config(text: str) -> Cluster:
       UsageError: naming the key that is wrong.
     """
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_json(text)
+    except ValueError as error:
         raise _refusal("", f"is not JSON ({' '.join(str(error).split())})") from error
     _check_keys("", value, required=("cluster", "task"), allowed=_TOP_LEVEL_KEYS)
     if value.get("rpc_layer", "grpc") != "grpc":
-        raise _refusal("rpc_layer", f"is {value['rpc_layer']!r}; leave it out")
+        raise _refusal("rpc_layer", f"is {_shown(value['rpc_layer'])}; leave it out")
     addresses = _parse_addresses(value["cluster"])
     job, index = _parse_task(value["task"], addresses)
     return Cluster(job=job, index=index, addresses=addresses)
@@ -164,7 +165,7 @@ def _parse_addresses(value: Any) -> dict[str, tuple[str, ...]]:
     _check_keys("cluster", value, required=(), allowed=JOBS)
     if not value:
         raise _refusal("cluster", "names no task")
-    seen: dict[str, str] = {}
+    seen: dict[str, tuple[str, str]] = {}
     addresses = {}
     for job, tasks in value.items():
         key = f"cluster.{job}"
@@ -175,9 +176,12 @@ def _parse_addresses(value: Any) -> dict[str, tuple[str, ...]]:
         for index, address in enumerate(tasks):
             place = f"{key}[{index}]"
             _check_address(place, address)
-            if address in seen:
-                raise _refusal(place, f"is {address!r}, and so is {seen[address]}")
-            seen[address] = place
+            socket = one_spelling(address)
+            if socket in seen:
+                other, spelling = seen[socket]
+                also = f" ({spelling})" if spelling != address else ""
+                raise _refusal(place, f"is '{shown(address)}', and so is {other}{also}")
+            seen[socket] = (place, address)
         addresses[job] = tuple(tasks)
     return addresses
 
@@ -187,9 +191,9 @@ def _check_address(key: str, address: Any) -> None:
         raise _refusal(key, f"is {_shown(address)}; it takes 'host:port'")
     host, separator, port = address.rpartition(":")
     if not separator or not _HOST.fullmatch(host):
-        raise _refusal(key, f"is {address!r}; it takes 'host:port'")
+        raise _refusal(key, f"is '{shown(address)}'; it takes 'host:port'")
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise _refusal(key, f"has port {port!r}; ports go from 1 to 65535")
+        raise _refusal(key, f"has port '{shown(port)}'; ports go from 1 to 65535")
 
 
 def _parse_task(value: Any, addresses: Mapping[str, Sequence[str]]) -> tuple[str, int]:
@@ -221,13 +225,13 @@ def _check_keys(
     for name in value:
         if name not in allowed:
             raise _refusal(
-                f"{key}.{name}".lstrip("."),
+                f"{key}.{shown(name)}".lstrip("."),
                 f"is not known; accepted are {', '.join(allowed)}",
             )
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value)
+    text = as_json(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -8,6 +8,7 @@ from strategies import confinement, discovery
 from strategies.device_choice import DeviceChoice, parse_devices
 from strategies.settings import (
     UsageError,
+    UsedBy,
     as_argument,
     check_settings,
     setting,
@@ -18,6 +19,30 @@ from strategies.traits import Traits
 DEFAULT_NUM_WORKERS = 2
 DEFAULT_SYNC_EVERY_STEPS = 10
 DEFAULT_MAX_RESTARTS = 3
+# Of a layer.
+_LONGEST_NAME = 1_000
+# More tasks on one machine would not fit into its memory.
+_MOST_TASKS = 1_000
+_MOST_REPLICAS = 1_000_000
+
+# By which strategies some settings are used.
+_OF_CLUSTERS: UsedBy = {
+    "strategy": discovery.names_where(lambda traits: traits.multi_process)
+}
+_OF_STAGES: UsedBy = {
+    "strategy": discovery.names_where(lambda traits: traits.splits_model)
+}
+# Ballast has a weight for each server, whichever strategy trains it.
+_OF_SERVERS: UsedBy = {
+    "strategy": discovery.names_where(lambda traits: "ps" in traits.roles),
+    "ballast": ("true",),
+}
+
+
+def _of_those_that_name(setting: str) -> UsedBy:
+    return {
+        "strategy": discovery.names_where(lambda traits: setting in traits.own_settings)
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,6 +59,7 @@ class StrategyConfig:
         "Copies of the computation. Default: every GPU; without a GPU, as many "
         "logical CPU devices as the strategy wants.",
         minimum=1,
+        maximum=_MOST_REPLICAS,
     )
     devices: tuple[str, ...] | None = setting(
         None,
@@ -51,6 +77,7 @@ class StrategyConfig:
         "How mirrored sums over devices: auto is nccl on several GPUs and "
         "one_device on CPUs.",
         choices=("auto", "nccl", "hierarchical", "one_device"),
+        used_by=_of_those_that_name("cross_device_reduction"),
     )
 
     update: str | None = setting(
@@ -89,6 +116,7 @@ class StrategyConfig:
         "Of the workers under --update=sync, how many an update does not wait for: "
         "the last to finish are dropped.",
         minimum=0,
+        maximum=_MOST_TASKS,
     )
     gradient_accumulation_steps: int = setting(
         1,
@@ -102,6 +130,7 @@ class StrategyConfig:
         "Type of gradients on the wire between processes; narrower ones halve the "
         "traffic and are no longer exactly the same training.",
         choices=("as_is", "bfloat16", "float16"),
+        used_by=_of_those_that_name("all_reduce_dtype"),
     )
 
     stages: tuple[str, ...] | None = setting(
@@ -110,6 +139,7 @@ class StrategyConfig:
         "their layers take, or the first layer of every stage but the first. Default: "
         "one for each GPU; 2 without GPUs.",
         heading="Stages of model_parallel",
+        used_by=_OF_STAGES,
     )
     num_micro_batches: int | None = setting(
         None,
@@ -117,29 +147,41 @@ class StrategyConfig:
         "Default: 4.",
         minimum=1,
         maximum=1_000,
+        used_by=_OF_STAGES,
     )
 
     num_workers: int | None = setting(
         None,
         "Worker processes of a strategy that has several. Default: 2.",
         minimum=1,
+        maximum=_MOST_TASKS,
+        used_by=_OF_CLUSTERS,
         heading="Clusters of several processes",
     )
     num_ps: int | None = setting(
         None,
         "Parameter server processes, of strategies that have them. Default: 1.",
         minimum=1,
+        maximum=_MOST_TASKS,
+        used_by=_OF_SERVERS,
     )
     collective_implementation: str = setting(
         "auto",
         "How multi_worker_mirrored sums: auto is nccl on GPUs and ring on CPUs.",
         choices=("auto", "ring", "nccl"),
+        used_by=_of_those_that_name("collective_implementation"),
     )
     peer_timeout_seconds: float = setting(
-        10.0, "How long a silent peer is waited for within a step.", above=0
+        10.0,
+        "How long a silent peer is waited for within a step.",
+        above=0,
+        used_by=_OF_CLUSTERS,
     )
     startup_timeout_seconds: float = setting(
-        60.0, "How long a cluster may take to assemble.", above=0
+        60.0,
+        "How long a cluster may take to assemble.",
+        above=0,
+        used_by=_OF_CLUSTERS,
     )
     max_restarts: int | None = setting(
         None,
@@ -148,6 +190,7 @@ class StrategyConfig:
         f"{DEFAULT_MAX_RESTARTS}.",
         minimum=0,
         maximum=1_000,
+        used_by=_OF_CLUSTERS,
     )
     confine_cluster: str = setting(
         confinement.AUTO,
@@ -155,11 +198,13 @@ class StrategyConfig:
         "which nobody else can reach: auto where the machine allows it; required, or "
         "not started.",
         choices=confinement.CHOICES,
+        used_by=_OF_CLUSTERS,
     )
     allow_remote_hosts: bool = setting(
         False,
         "Let TF_CONFIG or Slurm name other hosts than this one's loopback. TensorFlow "
         "servers ask for no password, encrypt nothing and run any graph sent to them.",
+        used_by=_OF_CLUSTERS,
     )
 
     def __post_init__(self) -> None:
@@ -176,12 +221,6 @@ class StrategyConfig:
         self._check_update()
         self._check_average()
         self._check_combine()
-        if self.max_restarts and not discovery.traits(self.strategy).multi_process:
-            raise UsageError(
-                f"--max_restarts={self.max_restarts} is not used by --strategy="
-                f"{self.strategy}, which has no other tasks to lose: leave it out, or "
-                "choose a strategy of several processes."
-            )
 
     @property
     def restarts_without_progress(self) -> int:
@@ -290,19 +329,14 @@ class StrategyConfig:
         return self.sync_every_steps or DEFAULT_SYNC_EVERY_STEPS
 
     def _check_stages(self) -> None:
-        for name in ("stages", "num_micro_batches"):
-            value = getattr(self, name)
-            if value is not None and not discovery.traits(self.strategy).splits_model:
-                raise UsageError(
-                    f"--{name}={as_argument(value)} is not used by --strategy="
-                    f"{self.strategy}, which does not split the model: add "
-                    "--strategy=model_parallel, or leave it out."
-                )
-        names_nothing = "" in (self.stages or ())
-        if names_nothing or (self.num_stages is not None and self.num_stages < 2):
+        names = self.stages or ()
+        # Python does not read numbers of more than 4,300 digits.
+        is_unusable = "" in names or any(len(n) > _LONGEST_NAME for n in names)
+        if is_unusable or (self.num_stages is not None and self.num_stages < 2):
+            received = shown(as_argument(self.stages))
             raise UsageError(
-                f"--stages={as_argument(self.stages)} is out of range: give 2 or more, "
-                "or names of layers; --strategy=one_device does not split the model."
+                f"--stages={received} is out of range: give 2 or more, or names of "
+                "layers; --strategy=one_device does not split the model."
             )
 
     def _check_update(self) -> None:

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import importlib
 import pathlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from strategies.settings import UsageError
@@ -35,6 +36,11 @@ class _Declaration:
 def names() -> tuple[str, ...]:
     """Every strategy, sorted by name."""
     return tuple(sorted(_declarations()))
+
+
+def names_where(condition: Callable[[Traits], object]) -> Callable[[], tuple[str, ...]]:
+    """Returns a function that lists the strategies whose traits meet a condition."""
+    return lambda: tuple(name for name in names() if condition(traits(name)))
 
 
 def traits(name: str) -> Traits:

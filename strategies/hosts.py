@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import socket
 from collections.abc import Iterable, Mapping
 
 from strategies.settings import UsageError, shown
@@ -24,6 +26,27 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host.lower() == "localhost"
+
+
+def one_spelling(address: str) -> str:
+    """Writes host:port in a way that is the same for all spellings of one socket.
+
+    All of loopback is one host: TensorFlow's servers listen on every interface, so that
+    two tasks of a machine cannot have one port (127.0.0.1:1 and 127.0.0.2:1, either).
+    Names are not looked up.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]").rstrip(".").lower()
+    with contextlib.suppress(ValueError, OSError):
+        # Also 127.1 and 0x7f000001, which the system takes for addresses.
+        is_number = not host.strip("0123456789abcdefx.")
+        host = socket.inet_ntoa(socket.inet_aton(host)) if is_number else host
+    with contextlib.suppress(ValueError):
+        parsed = ipaddress.ip_address(host)
+        parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+        host = "localhost" if parsed.is_unspecified else str(parsed)
+    host = "localhost" if is_loopback(host) else host
+    return f"{host}:{int(port)}"
 
 
 def has_remote(addresses: Iterable[str]) -> bool:

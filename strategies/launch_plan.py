@@ -13,13 +13,27 @@ from collections.abc import Callable, Mapping, Sequence
 from strategies.cluster import Cluster
 from strategies.confinement import AUTO
 from strategies.gpus import divide
+from strategies.settings import UsageError
 
 
 def local_cluster(num_tasks: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     """Addresses on free ports of this machine, by job.
 
     All ports are held until all are known, so that no two tasks get the same one.
+
+    Raises:
+      UsageError: there are more tasks than this process may open sockets.
     """
+    try:
+        return _on_free_ports(num_tasks)
+    except OSError as error:
+        raise UsageError(
+            f"{sum(num_tasks.values())} tasks cannot have a port of this machine each "
+            f"({error.strerror}): lower --num_workers or --num_ps."
+        ) from error
+
+
+def _on_free_ports(num_tasks: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
     with contextlib.ExitStack() as held:
         addresses = {}
         for job, count in num_tasks.items():

@@ -41,6 +41,7 @@ class Mirrored(Strategy):
         matches_one_device=True,
         takes_streams=True,
         exchange="one_place",
+        own_settings=("cross_device_reduction",),
         summary="A copy of the weights per device, gradients summed across devices.",
     )
 

@@ -61,6 +61,7 @@ class MultiWorkerMirrored(Strategy):
         roles=("worker",),
         optional_roles=("chief", "evaluator"),
         exchange="ring",
+        own_settings=("all_reduce_dtype", "collective_implementation"),
         summary="A copy of the weights per process, gradients summed over the network.",
     )
 

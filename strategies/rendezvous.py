@@ -13,6 +13,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from strategies.cluster import Cluster
 from strategies.settings import UsageError
@@ -150,6 +151,31 @@ def answering(cluster: Cluster) -> Iterator[socket.socket]:
         yield listener
 
 
+def _check_own_address(cluster: Cluster) -> None:
+    """Checks that no other task's host is another name of this task's.
+
+    This task would answer in its place, and TensorFlow would wait for it without limit.
+    """
+    own = _sockets(cluster.address)
+    for task, address in cluster.peers().items():
+        same_port = address.rpartition(":")[2] == cluster.address.rpartition(":")[2]
+        if same_port and own & _sockets(address):
+            raise UsageError(
+                f"the address {cluster.address} of {cluster.task} is {address} of "
+                f"{task} by another name: give each task a host and port of its own."
+            )
+
+
+def _sockets(address: str) -> set[tuple[Any, ...]]:
+    """Returns what a host:port leads to; nothing if its name is not known (yet)."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError:
+        return set()
+    return {place for *_, place in found}
+
+
 def _bind(listener: socket.socket, host: str, port: int) -> None:
     """At the host's own address; behind a translated one, at every address."""
     try:
@@ -198,8 +224,9 @@ def meet(cluster: Cluster, seconds: float) -> None:
     others that still look for it try again until then.
 
     Raises:
-      UsageError: this task's address is taken.
+      UsageError: this task's address is taken, or another task's as well.
       ClusterIncompleteError: a task did not come in time.
     """
+    _check_own_address(cluster)
     with answering(cluster):
         wait_for_tasks(cluster.peers(), seconds)

@@ -25,16 +25,28 @@ class UsageError(ValueError):
     """
 
 
+# For each setting that decides whether another one has an effect, the values with which
+# it has.
+UsedBy = Mapping[str, Sequence[str] | Callable[[], Sequence[str]]]
+
 # Enough of a value to recognize it by. A pasted page stays one readable line.
 _MOST_CHARACTERS_SHOWN = 100
 
 
 def shown(value: Any) -> str:
     """A value as a message shows it: words as they are, the rest as in JSON."""
-    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    text = value if isinstance(value, str) else as_json(value)
     if len(text) > _MOST_CHARACTERS_SHOWN:
         text = text[:_MOST_CHARACTERS_SHOWN] + "..."
     return printable(text)
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON, or dots if it is nested too deeply to be written."""
+    try:
+        return json.dumps(value, default=repr)
+    except RecursionError:
+        return "..."
 
 
 def as_argument(value: Any) -> str:
@@ -69,6 +81,29 @@ def printable(text: str) -> str:
     )
 
 
+def parse_json(text: str) -> Any:
+    """Parses JSON, of which nothing may be said twice.
+
+    Python's own parser takes the last of two equal keys, and lets the other one go.
+
+    Raises:
+      ValueError: it is not JSON, an object has a key twice, or it is nested too deeply.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_without_repetition)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"'{shown(name)}' is there twice")
+        found[name] = value
+    return found
+
+
 def setting(
     default: Any,
     help: str,
@@ -84,6 +119,8 @@ def setting(
     path: str | None = None,
     suggestions: Callable[[], Sequence[str]] | None = None,
     heading: str | None = None,
+    used_by: UsedBy | None = None,
+    most_items: int = 1_000,
 ) -> Any:
     """Declares a field of a configuration.
 
@@ -105,6 +142,10 @@ def setting(
       suggestions: for completion, words beside the choices, or where there are none.
       heading: for `--help`, what this field and those after it in their group are
         about. The first line of the group's docstring until then.
+      used_by: other settings by name, each with the values, or patterns of values such
+        as *:*, with which this field has an effect; one such value is enough. A
+        function lists them when asked. None if the field always has an effect.
+      most_items: how long a list may be.
     """
     metadata = {
         "help": help,
@@ -119,6 +160,8 @@ def setting(
         "path": path,
         "suggestions": suggestions,
         "heading": heading,
+        "used_by": used_by,
+        "most_items": most_items,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -170,6 +213,11 @@ def check_setting(config_class: type, field: dataclasses.Field, value: Any) -> N
         # An empty path could be taken for none.
         raise UsageError(
             f"--{field.name}= is empty: give a value after the equals sign, or none."
+        )
+    if isinstance(value, tuple) and len(value) > field.metadata["most_items"]:
+        raise UsageError(
+            f"--{field.name}={shown(as_argument(value))} lists {len(value)} values: "
+            f"give at most {field.metadata['most_items']}."
         )
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, str):
@@ -243,12 +291,12 @@ _BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
 )
 
 # TensorFlow counts in int64 and computes in float32, where more is infinite.
-_LARGEST_WHOLE_NUMBER = 2**63 - 1
+LARGEST_WHOLE_NUMBER = 2**63 - 1
 _LARGEST_NUMBER = 3.4e38
 
 
 def _check_bounds(field: dataclasses.Field, number: float) -> None:
-    largest = _LARGEST_WHOLE_NUMBER if isinstance(number, int) else _LARGEST_NUMBER
+    largest = LARGEST_WHOLE_NUMBER if isinstance(number, int) else _LARGEST_NUMBER
     # Every comparison with nan is false, so that it is out of range.
     holds = is_representable = -largest <= number <= largest
     words = []

@@ -16,6 +16,7 @@ from strategies.settings import UsageError, shown
 _FIRST_PORT = 10_000
 _PORTS_PER_STEP = 64
 _NUM_RANGES = 350
+_MOST_TASKS = 100_000
 
 
 def is_step(environment: Mapping[str, str]) -> bool:
@@ -60,6 +61,7 @@ def num_tasks_by_job(
       UsageError: the step has more or fewer tasks, or a variable is wrong.
     """
     total = _number(environment, "SLURM_STEP_NUM_TASKS")
+    _check_sizes(environment, total)
     left = total - sum(number or 0 for number in wanted.values())
     jobs = {job: left if n is None else n for job, n in wanted.items()}
     if min(jobs.values()) < 1 or sum(jobs.values()) != total:
@@ -115,6 +117,30 @@ def _check_node(environment: Mapping[str, str], cluster: Cluster) -> None:
             f"should be on {shown(host)}: ranks are taken to fill one node after the "
             "other; add --distribution=block to srun."
         )
+
+
+def _check_sizes(environment: Mapping[str, str], total: int) -> None:
+    """Checks that no variable names more nodes than tasks; the resolver lists them all.
+
+    Raises:
+      UsageError: naming the variable.
+    """
+    if total > _MOST_TASKS:
+        accepted = f"a number up to {_MOST_TASKS}"
+        raise _refusal(environment, "SLURM_STEP_NUM_TASKS", accepted)
+    name = "SLURM_STEP_NODELIST"
+    for part in re.findall(r"\[([^\]]*)\]", environment.get(name, "")):
+        for first, last in re.findall(r"([0-9]+)-([0-9]+)", part):
+            if _value(last) - _value(first) >= total:
+                raise _refusal(environment, name, f"the nodes of {total} tasks")
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    if any(_value(n) > total for n in re.findall("[0-9]+", environment.get(name, ""))):
+        raise _refusal(environment, name, f"tasks that are {total} in all")
+
+
+def _value(digits: str) -> float:
+    """Python reads no whole numbers of more than 4,300 digits."""
+    return float(digits)
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -29,6 +29,8 @@ class Traits:
         ring; at servers, which weights are read from; or none, if they do not.
       averages: what --average takes, the default first: what an update, if it is
         synchronous, averages over replicas; empty if there is nothing to average.
+      own_settings: names of the settings of `StrategyConfig` that only strategies which
+        name them here make use of.
       summary: one sentence for the table of strategies.
     """
 
@@ -44,4 +46,5 @@ class Traits:
     takes_streams: bool = False
     exchange: str = "none"
     averages: tuple[str, ...] = ("gradients",)
+    own_settings: tuple[str, ...] = ()
     summary: str = ""

@@ -19,11 +19,14 @@ from tests.wrong_commands import (
     EVALUATE,
     NEEDS_DEVICES_OR_DATA,
     NO_FOLDER,
+    NO_PLAIN_FILE,
     NO_SUCH_DEVICES_OR_DATA,
+    NOT_USED,
     RECORDS,
     RESUME,
     RUN_EXISTS,
     SMALL_RUN,
+    TOO_LARGE,
     TRAIN,
     Row,
     damage_checkpoints,
@@ -75,7 +78,17 @@ def assert_refused_without_a_trace(
     assert processes.contents(folder) == before
 
 
-@pytest.mark.parametrize("wrong", [*BEFORE_TENSORFLOW, *DOES_NOT_FIT_TOGETHER], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *BEFORE_TENSORFLOW,
+        *NOT_USED,
+        *TOO_LARGE,
+        *NO_PLAIN_FILE,
+        *DOES_NOT_FIT_TOGETHER,
+    ],
+    ids=str,
+)
 def test_refused_in_one_line_without_a_trace(
     wrong: Row, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +137,23 @@ def test_a_terminal_without_the_characters_shows_escapes(folder: pathlib.Path) -
     finished = processes.run("--model=é", "--seed=1", PYTHONIOENCODING="ascii")
     assert finished.returncode == 2
     assert_one_line(finished.stderr, ("--model=\\xe9",))
+
+
+@pytest.mark.parametrize("what", ["deleted", "moved"])
+def test_a_run_whose_folder_is_gone_says_so_and_leaves_nothing(
+    what: str, folder: pathlib.Path
+) -> None:
+    flags = ("--model=mlp", "--hidden_units=8", "--train_steps=1000000")
+    with processes.started(*flags, "--run_dir=here", folder=folder) as process:
+        metrics = folder / "here" / "metrics.jsonl"
+        processes.wait_until(metrics.exists, "a run folder", process)
+        (folder / "here").rename(folder / "elsewhere")
+        if what == "deleted":
+            shutil.rmtree(folder / "elsewhere")
+        ended = processes.end_of(process)
+    assert ended.returncode == 2
+    assert_one_line(ended.stderr, ("--run_dir=here was deleted or moved", "stopped"))
+    assert not (folder / "here").exists()
 
 
 # Known to be wrong only once there are devices, data, or a folder.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 from collections.abc import Callable
@@ -448,6 +449,140 @@ BEFORE_TENSORFLOW = [
 ]
 
 
+def make_pipe(folder: pathlib.Path) -> None:
+    """Makes one that nobody writes to."""
+    os.mkfifo(folder / "pipe")
+
+
+def write_sparse(name: str) -> Callable[[pathlib.Path], object]:
+    """Makes a file of 1 TiB that takes no room."""
+
+    def prepare(folder: pathlib.Path) -> None:
+        with (folder / name).open("wb") as file:
+            file.truncate(1 << 40)
+
+    return prepare
+
+
+_MANY_KEYS = ", ".join(f'"x{i}": 1' for i in range(100_000))
+
+# Each would be ignored without a word.
+NOT_USED = [
+    row("--num_ps=2 --strategy=multi_worker_mirrored", "--num_ps=2", "parameter_ser"),
+    row("--num_workers=3 --strategy=mirrored", "--num_workers=3", "multi_worker_mirr"),
+    row("--num_ps=1", "--num_ps=1", "--strategy=one_device"),
+    row("--max_restarts=0 --strategy=tower", "--max_restarts=0", "--strategy=tower"),
+    row("--cross_device_reduction=nccl --strategy=tower", "=nccl", "=mirrored."),
+    row("--all_reduce_dtype=float16 --strategy=mirrored", "=float16", "=multi_worker"),
+    row(
+        "--all_reduce_dtype=float16 --strategy=parameter_server",
+        "--all_reduce_dtype=float16",
+    ),
+    row("--collective_implementation=ring", "--collective_implementation=ring"),
+    row("--peer_timeout_seconds=3 --strategy=tower", "--peer_timeout_seconds=3"),
+    row("--startup_timeout_seconds=3", "--startup_timeout_seconds=3", "=one_device"),
+    row("--confine_cluster=required", "--confine_cluster=required", "=one_device"),
+    row("--allow_remote_hosts", "--allow_remote_hosts=True", "=one_device"),
+    row("--hidden_units=3", "--hidden_units=3", "--model=convnet", "mlp"),
+    row("--embedding_shards=3 --model=mlp", "--embedding_shards=3", "wide_embedding"),
+    row("--dropout=0.5 --model=keras:ResNet50", "--dropout=0.5", "keras:ResNet50"),
+    row("--num_examples=99", "--num_examples=99", "--dataset=digits", "synthetic"),
+    row("--input_shape=3 --dataset=clicks", "--input_shape=3", "--dataset=clicks"),
+    row("--num_columns=3 --dataset=synthetic", "--num_columns=3", "clicks"),
+    row("--eval_fraction=0.5 --dataset=clicks", "--eval_fraction=0.5", "digits"),
+    row("--record_schema=a:int64:1,b:int64", "--record_schema=a:int64", "tfrecord"),
+    row(
+        "--num_classes=3 --dataset=tfrecord --data_path=a",
+        "--num_classes=3",
+        "--dataset=tfrecord",
+    ),
+    row("--seeds=3", "--seeds=3", "--mode=train", "--mode=compare"),
+    row("--target_accuracy=0.5", "--target_accuracy=0.5", "--mode=compare"),
+    row("--accuracy_margin_points=3", "--accuracy_margin_points=3", "--mode=compare"),
+    row("--allow_different=model", "--allow_different=model", "--mode=compare"),
+    row("--tracker_group=a", "--tracker_group=a", "--trackers=none"),
+    row("--tracker_experiment=a", "--tracker_experiment=a", "--trackers=none"),
+    row(
+        "--mode=compare --strategies=tower,mirrored --num_ps=2",
+        "--num_ps=2",
+        "--strategy=tower, mirrored",
+    ),
+    row("--mode=verify --strategies=tower --num_workers=2", "--num_workers=2"),
+    row("--mode=verify --strategies=tower --seeds=2", "--seeds=2", "--mode=verify"),
+    Row(
+        ("--mode=compare", "--num_ps=2", "--arm=a:", "--arm=b: --jit_compile"),
+        ("--num_ps=2", "--strategy=one_device"),
+    ),
+    Row(
+        ("--mode=compare", "--arm=a: --num_ps=2", "--arm=b:"),
+        ("--arm=a: --num_ps=2", "--num_ps=2 is not used"),
+    ),
+    Row(
+        ("--mode=compare", "--replicas=4", "--arm=a:", "--arm=b: --jit_compile"),
+        ("--replicas=4", "--mode=predict"),
+    ),
+]
+
+TOO_LARGE = [
+    row(f"--{'x' * 1000}", "--xxxxx", "is unknown"),
+    row(f"--{'x' * 100_000}=3", "--xxxxx", "is unknown"),
+    row("-" * 50_000, "-----", "is unknown"),
+    row("--num_workers=100000 --strategy=multi_worker_mirrored", "at most 1000"),
+    row("--num_ps=100000 --strategy=parameter_server", "at most 1000"),
+    row(f"--num_replicas={2**62} --global_batch_size={2**62}", "at most 1000000"),
+    row(
+        "--strategy=parameter_server --num_workers=1000 --num_ps=1000",
+        "--num_workers=1000 --num_ps=1000 makes 2,001 processes",
+        "MiB",
+    ),
+    row(
+        f"--dataset=synthetic --model=mlp --input_shape={','.join('1' * 2000)}",
+        "--input_shape=1,1,1",
+        "lists 2000 values",
+        "at most 32",
+    ),
+    row(f"--model=mlp --hidden_units={','.join('1' * 5000)}", "--hidden_units=1,1,"),
+    row(f"--strategy=model_parallel --stages={'9' * 4301}", "--stages=9999", "out of"),
+    row(f"--devices={'gpu:1,' * 10_000}gpu:1", "--devices=gpu:1", "at most 1000"),
+    row(
+        "--mode=compare --strategies=tower,mirrored --seed=2147483647 --seeds=2",
+        "--seed=2147483647",
+        "--seeds=2",
+        "2147483648",
+    ),
+    row(
+        f"--run_dir={'x' * 100_000}",
+        "--run_dir=xxxxx",
+        "too long",
+    ),
+]
+
+NO_PLAIN_FILE = [
+    row("--config=pipe", "--config=pipe", "pipe or device", prepare=make_pipe),
+    row("--config=/dev/zero", "--config=/dev/zero", "pipe or device"),
+    row("--config=/dev/null", "--config=/dev/null", "pipe or device"),
+    row("--config=big", "--config=big", "16 MiB", prepare=write_sparse("big")),
+    row("--config=link", "--config=link", prepare=lambda f: make_loop(f)),
+    row(f"--config={'x' * 5000}", "--config=xxxxx", "too long"),
+    row(
+        "--config=a.json",
+        "--config=a.json",
+        "'x7' is there twice",
+        prepare=write("a.json", f'{{{_MANY_KEYS}, "x7": 1}}'),
+    ),
+    row(
+        "--config=a.json",
+        "'seed' is there twice",
+        prepare=write("a.json", '{"seed": 1, "seed": 1}'),
+    ),
+    row(
+        "--config=a.json",
+        "--learning_rate=nan",
+        prepare=write("a.json", '{"learning_rate": NaN}'),
+    ),
+]
+
+
 # What a model takes, and how many examples there are, is known to code of TensorFlow.
 DOES_NOT_FIT_TOGETHER = [
     row(
@@ -573,6 +708,7 @@ NO_SUCH_DEVICES_OR_DATA = [
     ),
     row("--stages=1000 --strategy=model_parallel", "--stages=1000", "logical devices"),
     row("--eval_fraction=0.0001", "--eval_fraction=0.0001"),
+    row("--epochs=4611686018427387904", "--epochs=4611686018427387904", "23 steps"),
     row(f"{RECORDS},nowhere", "'some.tfrecord' does not exist"),
     row(f"{RECORDS},some.tfrecord", "'some.tfrecord' twice", prepare=write_records),
     row(f"{RECORDS.replace('some', '*')}", "=*.tfrecord", "matches no file"),
@@ -612,6 +748,30 @@ NO_FOLDER = [
     row("--run_dir=link", "--run_dir=link", prepare=make_loop),
     row(f"--run_dir={'x' * 300}", f"--run_dir={'x' * 300}"),
     row(f"--run_dir={'x/' * 3000}", "--run_dir=x/x/"),
+    row("--run_dir=new/../f/x", "new is not a folder", prepare=write("f", "x")),
+    row("--run_dir=new/../x", "--run_dir=new/../x", "new is not a folder"),
+    row(
+        "--mode=verify --strategies=tower --run_dir=new/../f/x",
+        "new is not a folder",
+        prepare=write("f", "x"),
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --run_dir=new/../f/x",
+        "new is not a folder",
+        prepare=write("f", "x"),
+    ),
+    row(
+        "--mode=predict --strategies=tower --run_dir=f/x",
+        "f is not a folder",
+        prepare=write("f", "x"),
+    ),
+    row(
+        f"--mode=verify --strategies=tower --run_dir=a/{'x' * 300}",
+        "--run_dir=a/xxx",
+        "too long",
+    ),
+    row("--run_dir=pipe", "--run_dir=pipe", "not a folder", prepare=make_pipe),
+    row("--run_dir=/dev/full/x", "--run_dir=/dev/full/x", "not a folder"),
     row("--run_dir=.", "--run_dir=.", "not a run", prepare=write("notes.txt", "mine")),
     row("--run_dir=mine", "--run_dir=mine", prepare=write("mine/result.json", "{}")),
     row("--run_dir=mine", "--run_dir=mine", prepare=write("mine/.hidden", "")),
@@ -675,7 +835,11 @@ RUN_EXISTS = [
     row("--run_dir=run", "--run_dir=run", "--resume=auto"),
     row("--config=run/config.json", "--run_dir=", "run already holds", "--resume=auto"),
     row(f"{RESUME} --seed=1", "--resume=auto", "--seed=1 (was 0)", "--run_dir"),
-    row(f"{RESUME} --model=convnet", "--model=convnet (was mlp)"),
+    row(
+        "--train_steps=20 --resume=auto --run_dir=run",
+        "--model=convnet (was mlp)",
+        "--hidden_units=128,64 (was 8)",
+    ),
     row(f"{RESUME} --hidden_units=9", "--hidden_units=9 (was 8)"),
     row(f"{RESUME} --learning_rate=0.5", "--learning_rate=0.5 (was 0.001)"),
     row(f"{RESUME} --clip_global_norm=1", "--clip_global_norm=1.0 (was none)"),

@@ -14,7 +14,7 @@ from models.embedding import ShardedEmbedding
 from strategies import discovery
 from strategies.base import GlobalBatches, ReplicaStep, RunSteps, Strategy
 from strategies.cluster import Cluster
-from strategies.settings import UsageError
+from strategies.settings import LARGEST_WHOLE_NUMBER, UsageError
 from strategies.shares import bytes_of
 from trainers import inputs
 from trainers.accumulation import Accumulation
@@ -282,6 +282,13 @@ def _check_files(strategy: Strategy, data: Data) -> None:
 
 
 def _train_steps(config: Config, order: Order) -> int:
-    if config.length.epochs is not None:
-        return config.length.epochs * order.steps_per_epoch
+    epochs = config.length.epochs
+    if epochs is not None:
+        steps = epochs * order.steps_per_epoch
+        if steps > LARGEST_WHOLE_NUMBER:
+            raise UsageError(
+                f"--epochs={epochs} of {order.steps_per_epoch:,} steps each are more "
+                f"steps than can be counted, {LARGEST_WHOLE_NUMBER}: lower it."
+            )
+        return steps
     return config.length.train_steps or _DEFAULT_TRAIN_STEPS

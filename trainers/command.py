@@ -6,6 +6,7 @@ import contextlib
 import functools
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -156,8 +157,21 @@ def _does_not_fit(error: Exception) -> UsageError:
     return refusal
 
 
+def _shortened(line: str) -> str:
+    """Leaves out the middle of what has been pasted into a flag."""
+    line = re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", line)
+    if len(line) <= _LONGEST_LINE:
+        return line
+    half = _LONGEST_LINE // 2
+    return f"{line[:half]} ... {line[-half:]}"
+
+
+# Names of files have up to 255 characters.
+_LONGEST_WORD, _LONGEST_LINE = 600, 4_000
+
+
 def _refuse(error: UsageError, verbose: bool) -> ExitCode:
     if verbose:
         traceback.print_exception(error)
-    complain(f"error: {printable(str(error))}")
+    complain(f"error: {_shortened(printable(str(error)))}")
     return ExitCode.USAGE

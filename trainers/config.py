@@ -26,7 +26,13 @@ from trainers.guard_config import GuardConfig
 from trainers.model_config import ModelConfig
 from trainers.optimizer_config import OptimizerConfig
 from trainers.prediction.settings import PredictionConfig
-from trainers.run_config import LengthConfig, ReportConfig, RunConfig, ThreadsConfig
+from trainers.run_config import (
+    LARGEST_SEED,
+    LengthConfig,
+    ReportConfig,
+    RunConfig,
+    ThreadsConfig,
+)
 from trainers.tracking.settings import TrackingConfig
 
 GROUPS: Mapping[str, type] = {
@@ -127,14 +133,9 @@ class Config:
             raise UsageError(
                 "--mode=evaluate needs --run_dir: give the folder of a finished run."
             )
-        if self.report.exported_model is not None and self.run.mode != "evaluate":
-            raise UsageError(
-                f"--exported_model={self.report.exported_model} is not used by "
-                f"--mode={self.run.mode}: add --mode=evaluate, or leave it out."
-            )
         self.comparison.check_mode(self.run.mode, self.strategy.strategy)
-        self.prediction.check_mode(self.run.mode)
-        self.tracking.check_mode(self.run.mode)
+        if self.run.mode == "compare" and self.comparison.runs is None:
+            self.comparison.check_seed(self.run.seed, LARGEST_SEED)
         if self.data.is_streamed and not discovery.traits(name).takes_streams:
             others = (n for n in discovery.names() if discovery.traits(n).takes_streams)
             raise UsageError(

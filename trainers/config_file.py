@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from strategies.settings import UsageError, check_setting, shown
+from strategies.settings import UsageError, check_setting, parse_json, shown
 from trainers.config import Config, field_of, without_lists
+from trainers.files import read_small
 
 _REMEDY = "give a JSON file of settings, such as a run's config.json"
 
@@ -50,11 +50,11 @@ def settings_from_file(
     """
     name = name or f"--config={path}"
     try:
-        content = _read_json(path)
+        content = parse_json(read_small(path))
     except OSError as error:
         words = error.strerror
         raise UsageError(f"{name} cannot be read ({words}): {remedy}.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         words = " ".join(str(error).split())
         raise UsageError(f"{name} is not JSON ({words}): {remedy}.") from error
     if not isinstance(content, dict):
@@ -73,17 +73,3 @@ def _accepted(setting: str, value: Any) -> Any:
     value = without_lists(value)
     check_setting(group, field, value)
     return value
-
-
-def _read_json(path: str) -> Any:
-    with open(path, encoding="utf-8") as file:
-        return json.load(file, object_pairs_hook=_without_repetition)
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"'{shown(repeated)}' is there twice")
-    return found

@@ -59,6 +59,7 @@ class DataConfig:
         10_000,
         "Examples of a stream that are shuffled at a time, in each process.",
         minimum=1,
+        used_by={"sharding": ("example", "file")},
     )
     eval_data_path: str | None = setting(
         None,
@@ -66,12 +67,17 @@ class DataConfig:
         path="any",
     )
     eval_fraction: float = setting(
-        0.2, "Fraction of examples held out for evaluation.", above=0, below=1
+        0.2,
+        "Fraction of examples held out for evaluation.",
+        above=0,
+        below=1,
+        used_by={"dataset": ("digits", "tfrecord", factories.PATTERN)},
     )
     record_schema: str = setting(
         "sample:int64:5,label:int64",
         "Features of a TFRecord example as name:type:shape, the label last, such "
         "as image:float32:28x28x1,label:int64.",
+        used_by={"dataset": ("tfrecord",)},
     )
     augmentation: bool = setting(
         True,
@@ -82,24 +88,35 @@ class DataConfig:
         4096,
         "Training examples of synthetic and clicks; an eighth as many to evaluate.",
         minimum=8,
+        used_by={"dataset": ("synthetic", "clicks")},
         heading="Data that is generated (synthetic, clicks)",
     )
     input_shape: tuple[int, ...] = setting(
-        (32, 32, 3), "Shape of one example of synthetic.", minimum=1
+        (32, 32, 3),
+        "Shape of one example of synthetic.",
+        minimum=1,
+        most_items=32,
+        used_by={"dataset": ("synthetic",)},
     )
     num_classes: int = setting(
         10,
         "Classes of synthetic, and of tfrecord if it is read as a stream.",
         minimum=2,
         maximum=1_000_000,
+        used_by={"dataset": ("synthetic",), "sharding": ("example", "file")},
     )
     num_columns: int = setting(
-        8, "Categorical columns of clicks.", minimum=1, maximum=10_000
+        8,
+        "Categorical columns of clicks.",
+        minimum=1,
+        maximum=10_000,
+        used_by={"dataset": ("clicks",)},
     )
     num_categories: int = setting(
         1_000,
         "Categories of each column of clicks; the embedding has a row for each.",
         minimum=2,
+        used_by={"dataset": ("clicks",)},
     )
 
     def __post_init__(self) -> None:
@@ -136,14 +153,7 @@ class DataConfig:
         return self.sharding != "exact"
 
     def _check_stream(self) -> None:
-        default = DataConfig.__dataclass_fields__["shuffle_buffer_examples"].default
         if not self.is_streamed:
-            if self.shuffle_buffer_examples != default:
-                raise UsageError(
-                    f"--shuffle_buffer_examples={self.shuffle_buffer_examples} is of "
-                    "streams, and --sharding=exact shuffles all examples: leave it "
-                    "out, or add --sharding=example."
-                )
             return
         if self.dataset != "tfrecord":
             raise UsageError(

@@ -7,11 +7,39 @@ import json
 import math
 import os
 import pathlib
+import stat
 import time
 from collections.abc import Mapping
+from errno import EFBIG, EINVAL, EISDIR, ENAMETOOLONG
 from typing import Any
 
 from strategies.settings import UsageError
+
+# A run's config.json has 6 kB, its result.json of a cluster of 1,000 tasks 100 kB.
+MOST_BYTES = 16 << 20
+
+
+def read_small(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> str:
+    """Reads a text file that a person or a program has written by hand.
+
+    A pipe would be waited for, and a device such as /dev/zero read without an end.
+
+    Raises:
+      OSError: it cannot be read, is no file, or has more bytes than accepted.
+      ValueError: it is not UTF-8.
+    """
+    # Opened without waiting, and looked at afterwards, so that it is the same file.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR), path)
+        if not stat.S_ISREG(mode):
+            raise OSError(EINVAL, "it is a pipe or device, not a file", path)
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(EFBIG, f"it is larger than {most_bytes >> 20} MiB", path)
+    return content.decode("utf-8")
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
@@ -80,6 +108,51 @@ def new_folder(kind: str) -> pathlib.Path:
     """
     when = time.strftime("%Y%m%d-%H%M%S")
     return pathlib.Path(f"runs/{kind}-{when}-{os.getpid()}")
+
+
+def check_writable(path: pathlib.Path, name: str) -> None:
+    """Checks that something can be made at a path, without making anything.
+
+    Args:
+      path: that need not exist.
+      name: what messages call it, such as --run_dir=runs/one.
+
+    Raises:
+      UsageError: a file is in the way, or a folder that is not writable, or the path
+        goes up (..) from a folder that is not there and would be left behind.
+      OSError: the system cannot look there.
+    """
+    ups = [index for index, part in enumerate(path.parts) if part == ".."]
+    ways_up = [pathlib.Path(*path.parts[:index]) for index in ups]
+    missing = next((way for way in ways_up if not way.is_dir()), None)
+    existing = path.absolute()
+    while not is_there(existing):
+        existing = existing.parent
+    if missing is not None:
+        reason = f"{missing}/.. leads nowhere, because {missing} is not a folder"
+    elif not existing.is_dir():
+        reason = f"{existing} is not a folder"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        reason = f"{existing} is not writable"
+    elif _longest_part(path) > os.pathconf(existing, "PC_NAME_MAX"):
+        reason = f"{os.strerror(ENAMETOOLONG)} of a folder"
+    else:
+        return
+    raise UsageError(f"{name} cannot be used: {reason}; choose another.")
+
+
+def _longest_part(path: pathlib.Path) -> int:
+    """Returns the bytes of the longest name in a path."""
+    return max((len(os.fsencode(part)) for part in path.parts), default=0)
+
+
+def is_there(path: pathlib.Path) -> bool:
+    """Whether there is anything of that name, be it a link to nowhere."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def unusable(folder: pathlib.Path, error: OSError) -> UsageError:

@@ -26,6 +26,12 @@ from trainers.custom.names import check_given
 from trainers.flag_list import Flag, all_flags, named_like
 from trainers.manual import MODES
 from trainers.prediction.settings import PredictionConfig
+from trainers.used_settings import (
+    check_used,
+    check_used_by_one,
+    unused,
+    without_unused,
+)
 
 
 class HelpRequested(Exception):
@@ -49,10 +55,13 @@ def parse(argv: Sequence[str]) -> Config:
     in_file, given = _settings(argv)
     if "strategies" in given and "strategy" not in given:
         in_file.pop("strategy", None)
-    settings = {**in_file, **given}
+    settings = {**_of_use(in_file, given), **given}
     if settings.get("strategies") and "strategy" not in settings:
-        return _with_one_of_its_strategies(settings)
-    return Config().replace(**settings)
+        config = _with_one_of_its_strategies(settings)
+    else:
+        config = Config().replace(**settings)
+    check_used(config)
+    return config
 
 
 def parse_arm(words: Sequence[str], base: Config) -> Config:
@@ -67,7 +76,10 @@ def parse_arm(words: Sequence[str], base: Config) -> Config:
             raise UsageError(
                 f"--{name} is a setting of the whole comparison: give it outside --arm."
             )
-    return base.replace(**{**in_file, **given})
+    own = {**in_file, **given}
+    config = base.replace(**own)
+    check_used_by_one(own, [config.to_dict()])
+    return without_unused(config)
 
 
 _NOT_OF_AN_ARM = {
@@ -111,6 +123,25 @@ def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     return in_file, given
 
 
+def _of_use(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out of a file what belongs to a choice that the flags have changed.
+
+    A run's config.json with --strategy=mirrored is that run under mirrored, and its
+    --num_ps is of no use to it.
+    """
+    changed = {
+        name
+        for name, value in given.items()
+        if value != in_file.get(name, all_fields()[name][1].default)
+    }
+    dropped = {
+        name
+        for name, deciding in unused(in_file, {**in_file, **given}).items()
+        if changed & {*deciding}
+    }
+    return {name: value for name, value in in_file.items() if name not in dropped}
+
+
 def _answer(values: flags.FlagValues) -> None:
     """Raises HelpRequested if the program is asked about itself."""
     if values.help:
@@ -149,8 +180,12 @@ def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:
     """Sets the flags, and returns what is not a flag."""
     for argument in argv[1:]:
         # absl reads these two before any other, whether they are defined or not.
+        name = re.sub(r"^--?", "", argument).partition("=")[0]
         if re.fullmatch(r"--?(flagfile|undefok)(=.*)?", argument, re.DOTALL):
-            raise _unknown(argument.lstrip("-").partition("=")[0], ())
+            raise _unknown(name, ())
+        # absl compares a name with all flags by a recursion as deep as it is long.
+        if argument.startswith("-") and len(name) > _LONGEST_NAME:
+            raise _unknown(name, ())
     try:
         return values(argv)[1:]
     except flags.UnrecognizedFlagError as error:
@@ -169,6 +204,10 @@ def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:
         argument = str(error).partition(" ")[0]
         name = argument.removeprefix("--no").partition("=")[0]
         raise _not_a_switch(argument, name) from error
+
+
+# The longest flag has 28 characters. With 100 the comparison takes a second.
+_LONGEST_NAME = 40
 
 
 def _unknown(name: str, nearest: Sequence[str]) -> UsageError:

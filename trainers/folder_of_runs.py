@@ -6,7 +6,7 @@ import pathlib
 import shutil
 
 from strategies.settings import UsageError
-from trainers.files import FolderLock, new_folder, unusable
+from trainers.files import FolderLock, check_writable, new_folder, unusable
 
 
 class FolderOfRuns:
@@ -38,6 +38,7 @@ class FolderOfRuns:
           UsageError: it holds something already, or cannot be written.
         """
         try:
+            check_writable(self.path, f"--run_dir={self.path}")
             if self.path.exists() and any(self.path.iterdir()):
                 raise UsageError(
                     f"--run_dir={self.path} is not empty: choose a new or empty folder "

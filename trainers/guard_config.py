@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from strategies.settings import UsageError, check_settings, setting
+from strategies.settings import check_settings, setting
 
 _DEFAULT_MAX_ROLLBACKS = 3
 
@@ -25,6 +25,8 @@ class GuardConfig:
         "How often a run may go back before it stops after all. Default: "
         f"{_DEFAULT_MAX_ROLLBACKS}.",
         minimum=1,
+        maximum=1_000_000,
+        used_by={"on_divergence": ("rollback",)},
     )
     stall_timeout_seconds: float | None = setting(
         600.0,
@@ -36,11 +38,6 @@ class GuardConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.max_rollbacks is not None and not self.rolls_back:
-            raise UsageError(
-                f"--max_rollbacks={self.max_rollbacks} is not used by --on_divergence="
-                f"{self.on_divergence}: add --on_divergence=rollback, or leave it out."
-            )
 
     @property
     def rolls_back(self) -> bool:

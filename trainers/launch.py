@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+import psutil
+
 from strategies import discovery
 from strategies.config import DEFAULT_NUM_WORKERS
 from strategies.gpus import divide, visible_gpus
@@ -50,6 +52,9 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
         "worker": config.strategy.num_workers or DEFAULT_NUM_WORKERS,
         "ps": config.strategy.num_ps or 1,
     }
+    traits = discovery.traits(config.strategy.strategy)
+    num_tasks = {job: num_tasks[job] for job in traits.roles}
+    _check_memory(sum(num_tasks.values()), config)
     gpus = visible_gpus(os.environ)
     given = config.device.memory_settings()
     if given and not gpus:
@@ -58,14 +63,13 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
             "shows: leave it out."
         )
     divide(gpus, num_tasks["worker"])
-    traits = discovery.traits(config.strategy.strategy)
     return Plan(
         command=[
             *(sys.executable, "-m", "trainers.main"),
             *argv[1:],
             f"--run_dir={folder.path}",
         ],
-        addresses=local_cluster({job: num_tasks[job] for job in traits.roles}),
+        addresses=local_cluster(num_tasks),
         serving=traits.serving_roles,
         computing=("worker",),
         logs=folder.path / "logs",
@@ -77,3 +81,21 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
         saved_step=folder.saved_step,
         reached_step=folder.reached_step,
     )
+
+
+# A process that has loaded TensorFlow 2.21 and Keras, and done nothing yet, has 260 MiB
+# that no other one shares.
+_LEAST_BYTES_OF_A_TASK = 200 << 20
+
+
+def _check_memory(num_tasks: int, config: Config) -> None:
+    """Raises UsageError if there are more processes than memory, whatever they run."""
+    memory = psutil.virtual_memory().total + psutil.swap_memory().total
+    if num_tasks * _LEAST_BYTES_OF_A_TASK > memory:
+        given = {n: getattr(config.strategy, n) for n in ("num_workers", "num_ps")}
+        words = " ".join(f"--{n}={v}" for n, v in given.items() if v is not None)
+        raise UsageError(
+            f"{words} makes {num_tasks:,} processes on this machine, each of which "
+            f"needs {_LEAST_BYTES_OF_A_TASK >> 20} MiB at least, and it has "
+            f"{memory / 2**30:.1f} GiB: lower it."
+        )

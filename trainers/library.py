@@ -25,6 +25,7 @@ from trainers import flags
 from trainers.config import Config, without_lists
 from trainers.outcome import ExitCode
 from trainers.run_dir import RunFolder, default_path
+from trainers.used_settings import check_used
 
 _ROOT = pathlib.Path(__file__).parents[1]
 
@@ -35,7 +36,9 @@ def configure(**settings: Any) -> Config:
     Raises:
       UsageError: a name is unknown or a value not accepted.
     """
-    return Config().replace(**{n: without_lists(v) for n, v in settings.items()})
+    config = Config().replace(**{n: without_lists(v) for n, v in settings.items()})
+    check_used(config)
+    return config
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -39,12 +39,14 @@ class ModelConfig:
         "Width of each hidden layer of mlp and wide_embedding.",
         minimum=1,
         maximum=1_000_000,
+        used_by={"model": ("mlp", "wide_embedding")},
     )
     embedding_dimension: int = setting(
         16,
         "Numbers that stand for one category in wide_embedding.",
         minimum=1,
         maximum=1_000_000,
+        used_by={"model": ("wide_embedding",)},
     )
     embedding_shards: int = setting(
         2,
@@ -52,9 +54,14 @@ class ModelConfig:
         "parameter servers. Does not change the training.",
         minimum=1,
         maximum=1_000,
+        used_by={"model": ("wide_embedding",)},
     )
     dropout: float = setting(
-        0.0, "Fraction of activations dropped in training.", minimum=0, below=1
+        0.0,
+        "Fraction of activations dropped in training.",
+        minimum=0,
+        below=1,
+        used_by={"model": models.names},
     )
     switch_off: tuple[str, ...] | None = setting(
         None,

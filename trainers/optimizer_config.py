@@ -28,7 +28,10 @@ class OptimizerConfig:
         choices=("none", "linear", "sqrt"),
     )
     base_global_batch_size: int | None = setting(
-        None, "The global batch that --learning_rate was chosen for.", minimum=1
+        None,
+        "The global batch that --learning_rate was chosen for.",
+        minimum=1,
+        used_by={"lr_scaling": ("linear", "sqrt")},
     )
     learning_rate_schedule: str = setting(
         "constant",
@@ -40,7 +43,11 @@ class OptimizerConfig:
         0, "Steps over which the rate rises linearly from zero.", minimum=0
     )
     momentum: float = setting(
-        0.9, "Momentum of --optimizer=momentum.", minimum=0, below=1
+        0.9,
+        "Momentum of --optimizer=momentum.",
+        minimum=0,
+        below=1,
+        used_by={"optimizer": ("momentum",)},
     )
     weight_decay: float = setting(
         0.0, "Decoupled weight decay, multiplied by the learning rate.", minimum=0
@@ -59,14 +66,6 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        default = OptimizerConfig.__dataclass_fields__["momentum"].default
-        if self.optimizer != "momentum" and self.momentum != default:
-            raise UsageError(
-                f"--momentum={self.momentum} is not used by "
-                f"--optimizer={self.optimizer}: add --optimizer=momentum, or leave it "
-                "out."
-            )
-
         self._check_scaling()
 
     def peak_learning_rate(self, global_batch_size: int) -> float:
@@ -90,11 +89,6 @@ class OptimizerConfig:
             raise UsageError(
                 f"--lr_scaling={self.lr_scaling} needs --base_global_batch_size: give "
                 "the global batch that --learning_rate was chosen for."
-            )
-        if self.lr_scaling == "none" and base is not None:
-            raise UsageError(
-                f"--base_global_batch_size={base} is not used by --lr_scaling=none: "
-                "add --lr_scaling=linear or sqrt, or leave it out."
             )
 
     @property

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 from strategies import discovery, slurm
 from strategies.cluster import Cluster, check_roles, from_environment
+from strategies.confinement import REQUIRED
 from strategies.hosts import check_hosts
+from strategies.launched_task import LAUNCHER_PID
 from strategies.settings import UsageError
 from strategies.traits import Traits
 from trainers.config import Config
@@ -56,8 +58,11 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
         )
     if cluster is None and not slurm.is_step(environment):
         return None
+    if LAUNCHER_PID not in environment:
+        _check_not_of_a_launcher(config)
     if cluster is not None:
         check_roles(cluster, traits.roles, traits.optional_roles)
+        _check_sizes(config, cluster, traits)
     if not config.strategy.allow_remote_hosts:
         check_hosts(slurm.hosts(environment) if cluster is None else cluster.hosts())
     if config.run.run_dir is None:
@@ -70,6 +75,47 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
     if cluster is None:
         return _cluster_of_slurm(config, traits, environment)
     return cluster
+
+
+def _check_not_of_a_launcher(config: Config) -> None:
+    """Raises UsageError for settings that only who starts all tasks could act on."""
+    strategy = config.strategy
+    is_required = strategy.confine_cluster == REQUIRED
+    given = {
+        "max_restarts": strategy.max_restarts,
+        "confine_cluster": REQUIRED if is_required else None,
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"--{name}={value} is for tasks that one command starts on this "
+                "machine, and TF_CONFIG or Slurm says that this is one task of a "
+                "cluster: leave it out, or unset TF_CONFIG."
+            )
+
+
+def _check_sizes(config: Config, cluster: Cluster, traits: Traits) -> None:
+    """Checks that TF_CONFIG has as many tasks as flags ask for.
+
+    Raises:
+      UsageError: it has more or fewer, or too few for --backup_workers.
+    """
+    workers = cluster.computing
+    if "worker" in traits.serving_roles:
+        workers = cluster.addresses["worker"]
+    found = {"num_workers": workers, "num_ps": cluster.addresses.get("ps", ())}
+    for name, addresses in found.items():
+        wanted = getattr(config.strategy, name)
+        if wanted not in (None, len(addresses)):
+            raise UsageError(
+                f"--{name}={wanted} does not fit TF_CONFIG, which has "
+                f"{len(addresses)}: leave it out, or change TF_CONFIG."
+            )
+    if config.strategy.backup_workers >= len(workers):
+        raise UsageError(
+            f"--backup_workers={config.strategy.backup_workers} of the {len(workers)} "
+            "workers of TF_CONFIG leaves none to wait for: lower it."
+        )
 
 
 def _cluster_of_slurm(

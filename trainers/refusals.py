@@ -7,6 +7,7 @@ holds is known only once it runs.
 from __future__ import annotations
 
 import importlib
+import os
 import re
 
 from strategies.settings import UsageError
@@ -26,12 +27,12 @@ _MISSING_DEVICE = re.compile(
     r"(?:Could not satisfy (?:explicit )?device specification '|any devices for spec "
     r"|was explicitly assigned to )(?P<device>[\w/:*]+)"
 )
-# What is raised in Python while a stream is read comes with its traceback.
 # On a CPU; on a GPU the loss is not a number.
 _LABEL = re.compile(
     r"Received a label value of (-?\d+) which is outside the valid range of "
     r"\[0, (\d+)\)"
 )
+# What is raised in Python while a stream is read comes with its traceback.
 _STREAM = re.compile(r"\bUsageError: ([^\n]*)")
 _ROWS = re.compile(r"--replayable_dropout does not fit layer [^;]*; [^.]*\.")
 
@@ -57,6 +58,11 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
             f"{config.model.model} has {label[2]} outputs for classes, numbered from "
             "0: give it an output for each class, or number the classes from 0."
         )
+    elif _has_no_folder(error):
+        refusal = UsageError(
+            f"a folder was deleted or moved while it was in use, and what was in it is "
+            f"lost{_named(error)}: start again, in a folder that stays."
+        )
     elif config.model.replayable_dropout and rows:
         refusal = UsageError(rows.group())
     elif config.data.is_streamed and stream:
@@ -76,6 +82,16 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
         return None
     refusal.__cause__ = error
     return refusal
+
+
+def _has_no_folder(error: Exception) -> bool:
+    """Whether a file could not be opened because its folder is not there any more."""
+    name = getattr(error, "filename", None)
+    return (
+        isinstance(error, FileNotFoundError)
+        and isinstance(name, str)
+        and not os.path.isdir(os.path.dirname(os.path.abspath(name)))
+    )
 
 
 def _named(error: Exception) -> str:

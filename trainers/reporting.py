@@ -134,7 +134,10 @@ class Reporting:
 
         Raises:
           DivergedError: a weight is not finite; the checkpoints before are kept.
+          FolderGoneError: the folder of the run is gone.
         """
+        # Otherwise TensorFlow would make a new one, without what makes it a run.
+        self._folder.require()
         with self._clock.measure("checkpoint"):
             step = int(self._assembly.step.numpy())
             require_finite_weights(self._assembly.model, step)

@@ -16,6 +16,8 @@ from strategies.settings import (
 )
 from trainers.manual import MODES
 
+LARGEST_SEED = 2**31 - 1
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -42,7 +44,7 @@ class RunConfig:
         0,
         "Decides initial weights, the order of examples and dropout.",
         minimum=0,
-        maximum=2**31 - 1,
+        maximum=LARGEST_SEED,
     )
     verbose: bool = setting(False, "Show tracebacks and TensorFlow's own log.")
 
@@ -171,6 +173,7 @@ class ReportConfig:
         "Of --mode=evaluate: a .keras file of --export to take the weights from, in "
         "place of the newest checkpoint.",
         path="file",
+        used_by={"mode": ("evaluate",)},
     )
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from errno import EISDIR, ENOTDIR
 from typing import Any
 
-from strategies.settings import UsageError, as_argument
+from strategies.settings import UsageError, as_argument, parse_json
 from trainers.checkpoint_names import checkpoints_in
 from trainers.config import Config
 from trainers.config_file import config_from_file
@@ -19,7 +19,10 @@ from trainers.data_config import DataConfig
 from trainers.files import (
     FolderLock,
     append_whole,
+    check_writable,
+    is_there,
     new_folder,
+    read_small,
     unusable,
     without_nan,
     write_atomically,
@@ -57,6 +60,10 @@ _FIXED = ["seed", "global_batch_size", "combine"] + [
 _FIXED_WITH_A_SCHEDULE = ["train_steps", "epochs"]
 
 
+class FolderGoneError(UsageError):
+    """The folder of a run was deleted or moved while the run was at work."""
+
+
 class RunFolder:
     """Paths and files of one run. Making this object writes nothing."""
 
@@ -87,7 +94,7 @@ class RunFolder:
             else default_path(config)
         )
         try:
-            folder._check_writable()
+            check_writable(folder.path, f"--run_dir={folder.path}")
             if folder.holds_a_run:
                 folder.check_own()
                 folder._check_continues(config)
@@ -157,8 +164,8 @@ class RunFolder:
     def read_result(self) -> Mapping[str, Any] | None:
         """result.json, or None if the run has not ended properly."""
         try:
-            result = json.loads(self._result.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            result = parse_json(read_small(self._result))
+        except (OSError, ValueError):
             return None
         return result if isinstance(result, dict) else None
 
@@ -189,11 +196,26 @@ class RunFolder:
                     self.path.rmdir()
             raise unusable(self.path, error) from error
 
+    def require(self) -> None:
+        """Checks that the folder of a run that has begun is still there.
+
+        Raises:
+          FolderGoneError: it was deleted or moved.
+        """
+        if not self._config.exists():
+            raise FolderGoneError(
+                f"--run_dir={self.path} was deleted or moved while the run was writing "
+                "to it, and what it had saved there went with it: the run has stopped; "
+                "start it again in a folder that stays."
+            )
+
     def append_metrics(self, row: Mapping[str, Any]) -> None:
+        self.require()
         append_whole(self._metrics, json.dumps(without_nan(row)) + "\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Writes result.json, the last file of a run."""
+        self.require()
         write_json(self._result, {"schema_version": SCHEMA_VERSION, **result})
         self._lock.release()
 
@@ -243,21 +265,6 @@ class RunFolder:
                 rows.append(row)
         return rows
 
-    def _check_writable(self) -> None:
-        """Checks without making anything, so that a refused run leaves no folder."""
-        existing = self.path.absolute()
-        while not _is_there(existing):
-            existing = existing.parent
-        if not existing.is_dir():
-            reason = f"{existing} is not a folder"
-        elif not os.access(existing, os.W_OK | os.X_OK):
-            reason = f"{existing} is not writable"
-        else:
-            return
-        raise UsageError(
-            f"--run_dir={self.path} cannot be used: {reason}; choose another."
-        )
-
     def _check_empty(self) -> None:
         if not self.path.exists():
             return
@@ -276,7 +283,7 @@ class RunFolder:
                 "continue it, or choose another folder."
             )
         for path in self._folders:
-            if _is_there(path) and not path.is_dir():
+            if is_there(path) and not path.is_dir():
                 raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), str(path))
         for path in (self._metrics, self._result):
             if path.is_dir():
@@ -301,12 +308,3 @@ def default_path(config: Config) -> pathlib.Path:
     # Some programs take what stands before a colon for the name of a host.
     name = f"{config.strategy.strategy}-{config.model.model}-{config.data.dataset}"
     return new_folder(name.replace(":", "-"))
-
-
-def _is_there(path: pathlib.Path) -> bool:
-    """Whether there is anything of that name, be it a link to nowhere."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True

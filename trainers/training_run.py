@@ -71,6 +71,10 @@ class TrainingRun:
         except NotSavedError as error:
             exit_code = ExitCode.USAGE
             self.console.fail(str(error))
+        except Exception:
+            # Whatever could not be written there, this says why.
+            self.folder.require()
+            raise
         finally:
             self.console.stop_progress()
             self.reporting.close()

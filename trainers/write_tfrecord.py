@@ -27,6 +27,7 @@ from absl import flags
 
 from strategies.quiet import native_log_hidden
 from strategies.settings import UsageError
+from trainers.files import check_writable
 
 # Samples are made at once in memory, at 40 bytes each.
 _MOST_EXAMPLES = 10_000_000
@@ -148,7 +149,9 @@ def run(argv: Sequence[str]) -> str:
     path = Path(values.path)
     try:
         _check_path(path, values.overwrite)
-        write(path, *make_examples(values.num_examples, values.seed))
+        # What a link leads to is replaced, and not the link.
+        target = path.resolve() if path.is_symlink() else path
+        write(target, *make_examples(values.num_examples, values.seed))
     except OSError as error:
         raise UsageError(
             f"--path={path} cannot be written ({error.strerror}): name another file."
@@ -163,8 +166,12 @@ def run(argv: Sequence[str]) -> str:
 def _check_path(path: Path, overwrite: bool) -> None:
     if path.is_dir():
         raise UsageError(f"--path={path} is a folder: name a file in it.")
+    # A rename onto a device or pipe would put a file in its place.
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--path={path} is a pipe or device: name a file.")
     if path.exists() and not overwrite:
         raise UsageError(f"--path={path} exists: add --overwrite or name another file.")
+    check_writable(path.parent, f"--path={path}")
 
 
 def main(argv: Sequence[str]) -> int:

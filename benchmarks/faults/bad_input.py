@@ -19,10 +19,13 @@ from tests.wrong_commands import (
     DOES_NOT_FIT_TOGETHER,
     NEEDS_DEVICES_OR_DATA,
     NO_FOLDER,
+    NO_PLAIN_FILE,
     NO_SUCH_DEVICES_OR_DATA,
+    NOT_USED,
     RECORDS,
     RUN_EXISTS,
     SMALL_RUN,
+    TOO_LARGE,
     Row,
     row,
     write,
@@ -78,7 +81,13 @@ def _requests() -> Iterator[_Request]:
     # TensorFlow, which takes seconds and is not needed to list scenarios.
     from tests.inputs.test_cifar10 import DAMAGED as DAMAGED_CIFAR10
 
-    for wrong in (*BEFORE_TENSORFLOW, *NO_FOLDER):
+    for wrong in (
+        *BEFORE_TENSORFLOW,
+        *NOT_USED,
+        *TOO_LARGE,
+        *NO_PLAIN_FILE,
+        *NO_FOLDER,
+    ):
         yield _Request(wrong=wrong, is_early=True)
     for wrong in (
         *DOES_NOT_FIT_TOGETHER,

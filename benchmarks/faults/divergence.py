@@ -20,10 +20,9 @@ _FLAGS = (
     "--learning_rate=0.01",
     "--summary_every_steps=5",
     "--histogram_every_steps=none",
-    "--startup_timeout_seconds=120",
-    # Other programs may keep a task waiting.
-    "--peer_timeout_seconds=60",
 )
+# Other programs may keep a task waiting.
+_PATIENT = ("--startup_timeout_seconds=120", "--peer_timeout_seconds=60")
 _IN_ONE_PROCESS = (
     ("--strategy=one_device",),
     ("--strategy=tower",),
@@ -33,12 +32,12 @@ _IN_ONE_PROCESS = (
     ("--strategy=model_parallel",),
 )
 _WORKERS = (
-    ("--strategy=multi_worker_mirrored",),
-    ("--strategy=multi_worker_mirrored", "--average=parameters"),
+    ("--strategy=multi_worker_mirrored", *_PATIENT),
+    ("--strategy=multi_worker_mirrored", "--average=parameters", *_PATIENT),
 )
 _SERVERS = (
-    ("--strategy=parameter_server", "--update=async"),
-    ("--strategy=parameter_server", "--update=sync"),
+    ("--strategy=parameter_server", "--update=async", *_PATIENT),
+    ("--strategy=parameter_server", "--update=sync", *_PATIENT),
 )
 _WENT_BACK = re.compile(
     r"warning: .* step (\d+): back to step (\d+), with the learning rate times (\S+) "

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pathlib
+import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from strategies import hello_cluster
 from strategies.cluster import Cluster
 from strategies.hosts import is_loopback
+from strategies.launch_plan import local_cluster
+from strategies.launched_task import LAUNCHER_PID
+from strategies.rendezvous import meet
 from strategies.settings import UsageError
 from tests import processes
 from trainers.config import Config
@@ -78,6 +83,50 @@ def test_other_hosts_are_refused_unless_they_are_allowed(mode: str, case: str) -
         # What comes next says that this is not all of Slurm's variables.
         with pytest.raises(UsageError, match="SLURM_PROCID is missing"):
             cluster_of(allowed, environment)
+
+
+WRONG_NUMBERS: dict[str, tuple[dict[str, Any], str]] = {
+    "workers": ({"num_workers": 5}, "--num_workers=5 does not fit TF_CONFIG"),
+    "restarts": ({"max_restarts": 2}, "--max_restarts=2 is for tasks that one"),
+    "network": ({"confine_cluster": "required"}, "--confine_cluster=required is for"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_NUMBERS)
+def test_flags_that_contradict_tf_config_are_refused(case: str) -> None:
+    settings, expected = WRONG_NUMBERS[case]
+    environment = tf_config("127.0.0.1:1", "127.0.0.1:2")
+    with pytest.raises(UsageError, match=f"^{expected}"):
+        cluster_of(CONFIG.replace(**settings), environment)
+    assert cluster_of(CONFIG.replace(num_workers=2), environment) is not None
+
+
+def test_backups_are_counted_among_the_workers_of_tf_config() -> None:
+    addresses = {job: (f"127.0.0.1:{n}",) for n, job in enumerate(("chief", "ps"), 1)}
+    cluster = Cluster(addresses={**addresses, "worker": ("127.0.0.1:9",)})
+    config = Config().replace(
+        strategy="parameter_server", update="sync", backup_workers=1, run_dir="run"
+    )
+    with pytest.raises(UsageError, match="--backup_workers=1 of the 1 workers"):
+        cluster_of(config, {"TF_CONFIG": cluster.tf_config()})
+
+
+def test_what_a_launcher_gives_its_tasks_is_not_held_against_them() -> None:
+    environment = {**tf_config("127.0.0.1:1", "127.0.0.1:2"), LAUNCHER_PID: "1"}
+    assert cluster_of(CONFIG.replace(max_restarts=2), environment) is not None
+
+
+def test_one_host_by_two_names_is_refused_before_tensorflow_waits() -> None:
+    """This task would answer in the other's place."""
+    (own,) = local_cluster({"worker": 1})["worker"]
+    names = {"127.0.0.1", socket.gethostname()}
+    if socket.gethostbyname(socket.gethostname()) != "127.0.0.1":
+        pytest.skip("this machine has no second name of 127.0.0.1")
+    port = own.rpartition(":")[2]
+    addresses = tuple(f"{name}:{port}" for name in sorted(names))
+    cluster = Cluster(job="worker", addresses={"worker": addresses})
+    with pytest.raises(UsageError, match="by another name"):
+        meet(cluster, 1)
 
 
 def test_loopback_needs_no_permission() -> None:

@@ -21,6 +21,7 @@ def test_a_wrong_value_is_refused_in_one_line(case: str) -> None:
     assert expected in message
     assert len(message.splitlines()) == 1
     assert "An accepted value: " in message
+    assert len(message) < 600
 
 
 def test_a_good_value_is_this_task() -> None:

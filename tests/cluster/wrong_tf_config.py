@@ -76,6 +76,39 @@ WRONG: dict[str, tuple[Any, str]] = {
         changed(cluster__ps=["host:1"]),
         "and so is cluster.chief[0]",
     ),
+    "one address spelt two ways": (
+        changed(cluster__worker=["127.0.0.1:24601", "localhost:24601", "h:3"]),
+        "key cluster.worker[1] is 'localhost:24601', and so is cluster.worker[0] "
+        "(127.0.0.1:24601)",
+    ),
+    "loopback spelt two ways": (
+        changed(cluster__worker=["127.0.0.1:9", "127.0.0.2:9", "h:3"]),
+        "and so is cluster.worker[0]",
+    ),
+    "loopback of IPv6": (
+        changed(cluster__worker=["localhost:9", "[::1]:9", "h:3"]),
+        "key cluster.worker[1] is '[::1]:9', and so is cluster.worker[0]",
+    ),
+    "one host in capitals": (changed(cluster__ps=["HOST:1"]), "and so is"),
+    "one host with a dot": (changed(cluster__ps=["host.:1"]), "and so is"),
+    "one port with a zero": (changed(cluster__ps=["host:01"]), "and so is"),
+    "numbers of one host": (
+        changed(cluster__worker=["10.1:7", "10.0.0.1:7", "h:1"]),
+        "and so is cluster.worker[0] (10.1:7)",
+    ),
+    "a key twice": (
+        '{"cluster": {"worker": ["h:1"]}, "cluster": {"worker": ["h:1", "h:2"]}, '
+        '"task": {"type": "worker", "index": 0}}',
+        "TF_CONFIG is not JSON ('cluster' is there twice)",
+    ),
+    "a job twice": (
+        '{"cluster": {"worker": ["h:1"], "worker": ["h:2"]}, '
+        '"task": {"type": "worker", "index": 0}}',
+        "TF_CONFIG is not JSON ('worker' is there twice)",
+    ),
+    "nested too deeply": ("[" * 50_000, "TF_CONFIG is not JSON"),
+    "a long key": (changed(cluster={"x" * 50_000: []}), "key cluster.xxx"),
+    "a long address": (changed(cluster__ps=["x" * 50_000]), "key cluster.ps[0] is 'xx"),
     "task is a list": (changed(task=["worker", 0]), "key task is"),
     "no type": (without("task", "type"), "key task.type is missing"),
     "no index": (without("task", "index"), "key task.index is missing"),
@@ -86,5 +119,5 @@ WRONG: dict[str, tuple[Any, str]] = {
     "index is a boolean": (changed(task__index=True), "key task.index is true"),
     "index is negative": (changed(task__index=-1), "key task.index is -1"),
     "index too large": (changed(task__index=3), "key task.index is 3"),
-    "another protocol": (changed(rpc_layer="http"), "key rpc_layer is 'http'"),
+    "another protocol": (changed(rpc_layer="http"), 'key rpc_layer is "http"'),
 }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -95,7 +96,10 @@ def test_an_existing_file_stays_unless_it_may_be_replaced(tmp_path):
         (["--path=PATH", "--seed=2147483648"], "--seed=2147483648"),
         (["--path=PATH", "--overwrite=perhaps"], "--overwrite=perhaps"),
         (["--path=PATH/.."], "is a folder: name a file in it"),
-        (["--path=/dev/null/train.tfrecord"], "cannot be written"),
+        (["--path=/dev/null/train.tfrecord"], "/dev/null is not a folder"),
+        (["--path=/dev/full", "--overwrite"], "is a pipe or device: name a file"),
+        (["--path=/dev/null"], "is a pipe or device: name a file"),
+        (["--path=PATH/../../new/../x"], "new is not a folder"),
     ],
 )
 def test_a_wrong_command_line_is_refused(tmp_path, arguments, expected):
@@ -107,6 +111,24 @@ def test_a_wrong_command_line_is_refused(tmp_path, arguments, expected):
     message = refusal(*[word.replace("PATH", str(path)) for word in arguments])
     assert expected in message
     assert not path.is_file()
+
+
+def test_a_pipe_stays_a_pipe(tmp_path):
+    """As a device would, for which a test has no right to risk that of the machine."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert "pipe or device" in refusal(f"--path={path}", "--overwrite")
+    assert path.is_fifo()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_link_leads_to_is_replaced_and_not_the_link(tmp_path):
+    target, link = tmp_path / "real.tfrecord", tmp_path / "link.tfrecord"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_tfrecord.run(["write", f"--path={link}", "--num_examples=3", "--overwrite"])
+    assert link.is_symlink()
+    assert len(read_records(target).payloads) == 3
 
 
 def test_a_refusal_does_not_wait_for_tensorflow(tmp_path):

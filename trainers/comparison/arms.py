@@ -13,8 +13,9 @@ from strategies import discovery
 from strategies.settings import UsageError, shown
 from trainers import flags
 from trainers.comparison.settings import ComparisonConfig
-from trainers.config import Config
+from trainers.config import Config, all_fields
 from trainers.prediction.settings import PredictionConfig
+from trainers.used_settings import check_used_by_one, unused
 
 # An arm's name is the name of a folder, of a flag and of a line in a table.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,39}")
@@ -47,6 +48,7 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
     ]
     arms += [_from_flags(text, shared) for text in config.comparison.arm or ()]
     check_names([arm.name for arm in arms])
+    check_used_by_one(shared.to_dict(), [arm.config.to_dict() for arm in arms])
     return tuple(arms)
 
 
@@ -138,13 +140,18 @@ def under(strategy: str, shared: Config) -> Config:
     Raises:
       UsageError: the rest is not accepted either.
     """
+    settings = shared.to_dict()
+    of_no_use = {
+        name: all_fields()[name][1].default
+        for name in unused(settings, {**settings, "strategy": strategy})
+    }
     try:
-        return shared.replace(strategy=strategy)
+        return shared.replace(strategy=strategy, **of_no_use)
     except UsageError as error:
         refusal = error
     for changes in _reductions(shared):
         try:
-            return shared.replace(strategy=strategy, **changes)
+            return shared.replace(strategy=strategy, **{**of_no_use, **changes})
         except UsageError:
             continue
     raise refusal

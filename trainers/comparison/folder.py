@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategies.settings import UsageError, as_argument
+from strategies.settings import UsageError, as_argument, parse_json
 from trainers.comparison.arms import Arm
 from trainers.comparison.schedule import Turn
 from trainers.files import (
     FolderLock,
+    check_writable,
     new_folder,
+    read_small,
     unusable,
     write_atomically,
     write_json,
@@ -64,6 +65,7 @@ class ComparisonFolder:
             "arms": {arm.name: _settings(arm) for arm in arms},
         }
         try:
+            check_writable(self.path, f"--run_dir={self.path}")
             if self.path.is_dir():
                 check_own(self.path, _PARTS)
             existing = self._read_plan()
@@ -94,10 +96,10 @@ class ComparisonFolder:
 
     def _read_plan(self) -> Mapping[str, Any] | None:
         try:
-            plan = json.loads(self._plan.read_text(encoding="utf-8"))
+            plan = parse_json(read_small(self._plan))
         except FileNotFoundError:
             return None
-        except (ValueError, RecursionError):
+        except ValueError:
             plan = None
         if not _is_plan(plan):
             raise UsageError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -18,7 +17,8 @@ from typing import Any
 import psutil
 
 from strategies.launched_task import LAUNCHER_PID
-from trainers.files import write_json
+from strategies.settings import parse_json
+from trainers.files import read_small, write_json
 
 FILE_NAME = "measured.json"
 
@@ -58,8 +58,8 @@ class Measured:
 def read_measured(folder: pathlib.Path) -> dict[str, Any]:
     """What `Measured.write` left; nothing if it is absent or damaged."""
     try:
-        content = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = parse_json(read_small(folder / FILE_NAME))
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from strategies import discovery
-from strategies.settings import UsageError, check_settings, setting
+from strategies.settings import UsageError, UsedBy, check_settings, setting
 
 INITIAL_WEIGHTS = "initial_weights"
 
@@ -43,6 +43,8 @@ _USED_BY = {
     "predict": ("strategies",),
 }
 
+_OF_COMPARISONS: UsedBy = {"mode": ("compare",)}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComparisonConfig:
@@ -73,6 +75,7 @@ class ComparisonConfig:
         "conclude anything.",
         minimum=1,
         maximum=1000,
+        used_by=_OF_COMPARISONS,
     )
     accuracy_margin_points: float = setting(
         0.5,
@@ -80,6 +83,7 @@ class ComparisonConfig:
         "percentage points.",
         above=0,
         below=100,
+        used_by=_OF_COMPARISONS,
     )
     target_accuracy: float | None = setting(
         None,
@@ -87,11 +91,13 @@ class ComparisonConfig:
         "--eval_every_steps.",
         above=0,
         maximum=1,
+        used_by=_OF_COMPARISONS,
     )
     allow_different: tuple[str, ...] | None = setting(
         None,
         "Settings in which arms may differ although a comparison holds them fixed.",
         choices=tuple(HELD_FIXED),
+        used_by=_OF_COMPARISONS,
     )
 
     def __post_init__(self) -> None:
@@ -107,6 +113,15 @@ class ComparisonConfig:
             raise UsageError(
                 "--runs compares what has run already, --strategies and --arm run "
                 "something: give the one or the others."
+            )
+
+    def check_seed(self, seed: int, largest: int) -> None:
+        """Raises UsageError if the last run would have a seed that is too large."""
+        last = seed + self.seeds - 1
+        if last > largest:
+            raise UsageError(
+                f"--seed={seed} and --seeds={self.seeds} end at seed {last}, which is "
+                f"out of range: the last must be at most {largest}; lower one of them."
             )
 
     def check_mode(self, mode: str, strategy: str) -> None:

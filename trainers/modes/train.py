@@ -23,7 +23,7 @@ from trainers.outcome import ExitCode
 from trainers.pipeline.bubble import Bubble
 from trainers.reporting import Reporting
 from trainers.rollback import Rollbacks
-from trainers.run_dir import RunFolder
+from trainers.run_dir import FolderGoneError, RunFolder
 from trainers.stall import StallWatch
 from trainers.tally import Tally
 from trainers.tracking.outside import Outside
@@ -53,6 +53,11 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         with stall, _workers_attended(config, cluster, console):
             run = (config, cluster, strategy, folder, console, stall, outside)
             exit_code = _train(*run)
+    except FolderGoneError:
+        # Other tasks see that the chief is gone. A file that tells them so would make
+        # the folder anew.
+        outside.wait()
+        raise
     except UsageError:
         dismiss(ExitCode.USAGE)
         outside.wait()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from strategies.settings import UsageError, as_argument, check_settings, setting
+from strategies.settings import UsedBy, as_argument, check_settings, setting
 
 _DEFAULT_REPLICAS = (2, 8, 64, 512)
 _DEFAULT_BANDWIDTH_GBIT = 10.0
 # Between two machines of a data center, by way of a switch and two kernels.
 _DEFAULT_LATENCY_MICROSECONDS = 50.0
+_OF_PREDICTIONS: UsedBy = {"mode": ("predict",)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,33 +23,25 @@ class PredictionConfig:
         f"Default: {as_argument(_DEFAULT_REPLICAS)}.",
         minimum=1,
         maximum=1_000_000,
+        used_by=_OF_PREDICTIONS,
     )
     bandwidth_gbit: float | None = setting(
         None,
         "What the network between replicas carries to and from each of them, in "
         f"gigabits a second. Default: {_DEFAULT_BANDWIDTH_GBIT:g}.",
         above=0,
+        used_by=_OF_PREDICTIONS,
     )
     latency_microseconds: float | None = setting(
         None,
         "How long an empty message takes from one replica to another. Default: "
         f"{_DEFAULT_LATENCY_MICROSECONDS:g}.",
         minimum=0,
+        used_by=_OF_PREDICTIONS,
     )
 
     def __post_init__(self) -> None:
         check_settings(self)
-
-    def check_mode(self, mode: str) -> None:
-        """Raises UsageError if there is a setting that the mode does not use."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None and mode != "predict":
-                raise UsageError(
-                    f"--{field.name}={as_argument(value)} is not used by --mode={mode}"
-                    f"{_MEANT.get(field.name, '')}: add --mode=predict, or leave it "
-                    "out."
-                )
 
     @property
     def replica_counts(self) -> tuple[int, ...]:
@@ -63,6 +56,3 @@ class PredictionConfig:
     def seconds_per_message(self) -> float:
         given = self.latency_microseconds
         return 1e-6 * (_DEFAULT_LATENCY_MICROSECONDS if given is None else given)
-
-
-_MEANT = {"replicas": ", which takes --num_replicas"}

@@ -8,7 +8,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 
-from strategies.settings import UsageError, as_argument, check_settings, setting
+from strategies.settings import (
+    UsageError,
+    UsedBy,
+    as_argument,
+    check_settings,
+    setting,
+)
 
 # By tracker, which is also the name of its package, what its extra in pyproject.toml
 # installs. MLflow's whole package would bring a server and 60 others along.
@@ -18,8 +24,9 @@ EXTRAS = {
 }
 # MLflow's name for it is experiment, that of W&B project.
 _DEFAULT_EXPERIMENT = "distribution-strategies"
-# To whom a run is not the purpose, or who writes nothing.
-_MODES = ("train", "compare", "doctor")
+# To the others a run is not the purpose, or they write nothing.
+_OF_RUNS: UsedBy = {"mode": ("train", "compare", "doctor")}
+_OF_TRACKERS: UsedBy = {"trackers": tuple(EXTRAS)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +39,7 @@ class TrackingConfig:
         "goes on: anything that tf.io.gfile knows, such as gs://bucket/runs/one. Each "
         "run of a comparison has a folder in it.",
         path="folder",
+        used_by=_OF_RUNS,
     )
     trackers: tuple[str, ...] | None = setting(
         None,
@@ -39,14 +47,18 @@ class TrackingConfig:
         "their own environment variables, such as MLFLOW_TRACKING_URI and WANDB_MODE, "
         "tell where and as whom.",
         choices=tuple(EXTRAS),
+        used_by=_OF_RUNS,
     )
     tracker_experiment: str = setting(
-        _DEFAULT_EXPERIMENT, "MLflow's experiment, or the project of Weights & Biases."
+        _DEFAULT_EXPERIMENT,
+        "MLflow's experiment, or the project of Weights & Biases.",
+        used_by=_OF_TRACKERS,
     )
     tracker_group: str | None = setting(
         None,
         "What runs that belong together have in common, as a tag and as W&B's group. "
         "Default: none, or of a comparison the name of its folder.",
+        used_by=_OF_TRACKERS,
     )
 
     def __post_init__(self) -> None:
@@ -61,16 +73,6 @@ class TrackingConfig:
             raise UsageError(
                 "--tracker_experiment= is empty: give a name, or leave it out."
             )
-
-    def check_mode(self, mode: str) -> None:
-        """Raises UsageError if there is a setting that the mode does not use."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value != field.default and mode not in _MODES:
-                raise UsageError(
-                    f"--{field.name}={as_argument(value)} is not used by "
-                    f"--mode={mode}: leave it out."
-                )
 
     def check_packages(self) -> None:
         """Raises UsageError if the package of a tracker is not there."""
