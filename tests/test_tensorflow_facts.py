@@ -398,3 +398,14 @@ def test_squares_beyond_the_type_are_clipped_to_what_is_no_number() -> None:
     (clipped,), norm = tf.clip_by_global_norm([tf.constant([1e25, 1.0])], 1.0)
     assert np.isinf(norm)
     assert np.isnan(clipped).all()
+
+
+def test_keras_adagrad_squares_rows_of_one_id_one_by_one() -> None:
+    """Why tests/updates compares embeddings with a product, whose gradient is dense."""
+    variable = keras.Variable(np.zeros([2, 1]), dtype="float32")
+    optimizer = keras.optimizers.Adagrad(initial_accumulator_value=0.0)
+    optimizer.build([variable])
+    twice = tf.IndexedSlices(tf.ones([2, 1]), tf.zeros([2], tf.int64), [2, 1])
+    optimizer.apply([twice], [variable])
+    (accumulator,) = (v for v in optimizer.variables if v.shape == (2, 1))
+    np.testing.assert_array_equal(accumulator, [[1 + 1], [0]])
