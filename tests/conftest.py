@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import threading
 from collections.abc import Iterator
 
@@ -13,10 +14,20 @@ import pytest
 
 from tests import processes
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Container images like to set it. Every command that a test starts would then compile
-# this project's files again: 0.25 s of the 3.8 s that a short run takes.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Variables that the program or a library obeys, and that a shell, a scheduler or a
+# container image may have set. Tests set those that they are about.
+OBEYED = re.compile(
+    r"(TF|KERAS|SLURM|SLURMD|MLFLOW|WANDB)_.*"
+    # Of rich: width and colours.
+    r"|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|TTY_COMPATIBLE|TTY_INTERACTIVE"
+    r"|PYTHON(WARNINGS|OPTIMIZE|DEVMODE|INSPECT|IOENCODING|VERBOSE)"
+    # With this one every command that a test starts would compile this project's files
+    # again: 0.25 s of the 3.8 s that a short run takes.
+    r"|PYTHONDONTWRITEBYTECODE"
+)
+for _name in filter(OBEYED.fullmatch, list(os.environ)):
+    del os.environ[_name]
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 LOGICAL_CPUS = 4
 

@@ -315,24 +315,28 @@ def test_processes_of_tests_begin_with_default_signals() -> None:
 
 
 _STARTS_A_PROCESS = """
-import subprocess, sys
+import os, subprocess, sys
 
 def test() -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert b"KeyboardInterrupt" in done.stderr
+    assert not {"TF_CONFIG", "KERAS_BACKEND", "COLUMNS"} & set(os.environ)
 """
 
 
-def test_all_tests_start_processes_so_that_they_can_be_interrupted(
-    tmp_path: pathlib.Path,
-) -> None:
-    """As under nohup: pytest itself, in a process that ignores interrupts."""
+def test_tests_depend_on_nothing_that_they_inherit(tmp_path: pathlib.Path) -> None:
+    """Pytest itself, in a process that ignores interrupts, as in the background."""
     test = tmp_path / "test_one.py"
     test.write_text(_STARTS_A_PROCESS, encoding="utf-8")
     pytest_ = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q"]
     words = [*pytest_, "-p", "tests.conftest", str(test)]
-    done = processes.run_words([*processes.ignoring(signal.SIGINT), *words])
+    done = processes.run_words(
+        [*processes.ignoring(signal.SIGINT), *words],
+        TF_CONFIG="{}",
+        KERAS_BACKEND="jax",
+        COLUMNS="40",
+    )
     assert done.returncode == 0, done.stdout[-3000:]
 
 

@@ -634,3 +634,14 @@ def test_layers_of_keras_that_change_state_in_training_are_known() -> None:
         *("reversible_embedding", "index_lookup", "normalization", "rnn"),
     }
     assert found - elsewhere == {"batch_normalization", "spectral_normalization"}
+
+
+def test_keras_adagrad_squares_rows_of_one_id_one_by_one() -> None:
+    """Why tests/updates compares embeddings with a product, whose gradient is dense."""
+    variable = keras.Variable(np.zeros([2, 1]), dtype="float32")
+    optimizer = keras.optimizers.Adagrad(initial_accumulator_value=0.0)
+    optimizer.build([variable])
+    twice = tf.IndexedSlices(tf.ones([2, 1]), tf.zeros([2], tf.int64), [2, 1])
+    optimizer.apply([twice], [variable])
+    (accumulator,) = (v for v in optimizer.variables if v.shape == (2, 1))
+    np.testing.assert_array_equal(accumulator, [[1 + 1], [0]])
