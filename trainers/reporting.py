@@ -14,6 +14,7 @@ from trainers.checkpoints import Checkpoints
 from trainers.clock import Clock
 from trainers.confusion import CONFUSION_MATRIX, draw_confusion
 from trainers.console import Console, Figures
+from trainers.description import hyperparameters
 from trainers.disk import Spell
 from trainers.exports import BEST, LAST, Exports
 from trainers.inspection import Inspection
@@ -78,6 +79,7 @@ class Reporting:
         self._least_eval_loss = math.inf
         self.summaries = Summaries(folder.tensorboard, self._logging)
         self._profile = Profile(folder.tensorboard, self._logging)
+        self._has_dashboards = False
         self.final: dict[str, float] = {}
 
     def hooks(self) -> list[When]:
@@ -160,6 +162,7 @@ class Reporting:
         self._outside.end(result)
 
     def close(self) -> None:
+        self._describe_dashboards(("accuracy", "loss"))
         self._profile.close()
         self.summaries.close()
 
@@ -271,6 +274,7 @@ class Reporting:
         with self._clock.measure("summary"):
             finite = {name: v for name, v in means.items() if math.isfinite(v)}
             self._write_scalars(EVAL, finite, report.step)
+            self._describe_dashboards(list(means))
             counts = {}
             if confusion is not None:
                 counts = {f"eval_{CONFUSION_MATRIX}": confusion.tolist()}
@@ -289,6 +293,15 @@ class Reporting:
             self._export(BEST)
         if not report.is_last:
             self._console.say(f"eval  | step {report.step:>7} | {in_words(means)}")
+
+    def _describe_dashboards(self, metrics: Sequence[str]) -> None:
+        """Says once what TensorBoard's dashboards show, when the metrics are known."""
+        if not self._has_dashboards:
+            self._has_dashboards = True
+            self.summaries.layout(metrics)
+            self.summaries.hparam_columns(
+                list(hyperparameters(self._assembly)), metrics
+            )
 
     def _write_pictures(self, confusion: np.ndarray | None, step: int) -> None:
         grid = self._inspection.sample_grid()

@@ -76,6 +76,7 @@ def build_result(
     clock: Clock,
     rollbacks: int,
     initial_weights_sha256: str,
+    commit: str | None,
 ) -> dict[str, Any]:
     """Everything result.json holds but its schema_version."""
     strategy = assembly.strategy
@@ -108,7 +109,7 @@ def build_result(
         "pipeline": bubble.summary(),
         "weights_sha256": weights_sha256(assembly.model),
         "initial_weights_sha256": initial_weights_sha256,
-        "versions": versions(),
+        "versions": versions() | ({} if commit is None else {"commit": commit}),
         "hardware": hardware(),
     }
 

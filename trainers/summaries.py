@@ -7,6 +7,7 @@ tb/train, tb/eval and tb/evaluator, so that curves overlay.
 from __future__ import annotations
 
 import pathlib
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import summary as custom_scalars
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api as hparams_api
+from tensorboard.plugins.hparams import plugin_data_pb2
 
 from trainers.disk import Spell
 from trainers.step_graph import step_graph
@@ -26,15 +28,11 @@ EVAL = "eval"
 EVALUATOR = "evaluator"
 # More than what a run reports in one step, but for pictures.
 _LEAST_BYTES = 1 << 20
-_HPARAM_METRICS = (
-    (EVAL, "accuracy"),
-    (EVAL, "loss"),
-    (TRAIN, "loss"),
-    (TRAIN, "examples_per_second"),
-)
+# What of training the HParams dashboard shows.
+_TRAIN_METRICS = ("loss", "examples_per_second")
+_EVALUATED = "Train and eval"
 # By chart the tags in it, as regular expressions.
 _LAYOUT = {
-    "Train and eval": {"loss": "^loss$", "accuracy": "accuracy$"},
     "Where the time goes": {
         "milliseconds a step": "^step_milliseconds/",
         "examples a second": "^examples_per_second$",
@@ -128,9 +126,6 @@ class Summaries:
         metric in the run that is called after the row's own folder and the
         metric's group.
         """
-        metrics = [
-            hparams_api.Metric(tag, group=group) for group, tag in _HPARAM_METRICS
-        ]
         # By default a digest of the settings: runs that differ in none of them
         # would share a row.
         name = "/".join(self._folder.absolute().parent.parts[-2:])
@@ -138,18 +133,45 @@ class Summaries:
         def write() -> None:
             writer = tf.summary.create_file_writer(str(self._folder))
             with writer.as_default(step=0):
-                names = [hparams_api.HParam(name) for name in settings]
-                hparams_api.hparams_config(hparams=names, metrics=metrics)
                 hparams_api.hparams(dict(settings), trial_id=name)
             writer.close()
 
         self._attempt(write)
 
-    def layout(self) -> None:
+    def hparam_columns(self, settings: Sequence[str], metrics: Sequence[str]) -> None:
+        """Writes which columns the HParams dashboard has, the first setting first.
+
+        The dashboard sorts settings by name, but those that differ between runs come
+        before the others, which is said of the first setting alone
+        (tensorboard/plugins/hparams/backend_context.py,
+        `_sort_and_reduce_to_hparams_limit`).
+
+        Args:
+          settings: Names of the row's settings.
+          metrics: Names of what is evaluated.
+        """
+        summary = hparams_api.hparams_config_pb(
+            hparams=[hparams_api.HParam(name) for name in settings],
+            metrics=[
+                *(hparams_api.Metric(name, group=EVAL) for name in metrics),
+                *(hparams_api.Metric(name, group=TRAIN) for name in _TRAIN_METRICS),
+            ],
+        )
+        plugin = summary.value[0].metadata.plugin_data
+        content = plugin_data_pb2.HParamsPluginData.FromString(plugin.content)
+        content.experiment.hparam_infos[0].differs = True
+        plugin.content = content.SerializeToString()
+        self._attempt(lambda: self._write_above(summary))
+
+    def layout(self, metrics: Sequence[str]) -> None:
         """Writes what the Custom Scalars dashboard draws into one chart each.
 
         Train and eval have a run each in TensorBoard, with the same tags.
+
+        Args:
+          metrics: Names of what is evaluated.
         """
+        evaluated = {name: f"^{re.escape(name)}$" for name in metrics}
         content = layout_pb2.Layout(
             category=[
                 layout_pb2.Category(
@@ -162,18 +184,11 @@ class Summaries:
                         for name, tag in charts.items()
                     ],
                 )
-                for title, charts in _LAYOUT.items()
+                for title, charts in {_EVALUATED: evaluated, **_LAYOUT}.items()
             ]
         )
 
-        def write() -> None:
-            summary = custom_scalars.pb(content)
-            writer = tf.summary.create_file_writer(str(self._folder))
-            with writer.as_default(step=0):
-                tf.summary.experimental.write_raw_pb(summary.SerializeToString())
-            writer.close()
-
-        self._attempt(write)
+        self._attempt(lambda: self._write_above(custom_scalars.pb(content)))
 
     def flush(self) -> bool:
         """Brings all that was written to disk, and returns whether that succeeded."""
@@ -186,6 +201,13 @@ class Summaries:
     def close(self) -> None:
         for writer in list(self._writers.values()):
             self._attempt(writer.close)
+
+    def _write_above(self, summary: Any) -> None:
+        """Writes a protocol buffer into the folder above train and eval."""
+        writer = tf.summary.create_file_writer(str(self._folder))
+        with writer.as_default(step=0):
+            tf.summary.experimental.write_raw_pb(summary.SerializeToString())
+        writer.close()
 
     def _open(self) -> None:
         self._writers = {

@@ -25,6 +25,7 @@ from trainers.staleness import Staleness
 from trainers.stall import StallWatch
 from trainers.stopping import StopSignals
 from trainers.tally import Tally
+from trainers.tracking.tracked_run import code_version
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +43,9 @@ class TrainingRun:
       rollbacks: what it does if a step diverges.
       bubble: how long the stages of a model were idle.
       stall: is told of progress.
+      throughput: Speed of the steps.
+      staleness: Staleness of the updates.
+      commit: Version of the code when the run began; None if unknown.
     """
 
     assembly: Assembly
@@ -56,6 +60,7 @@ class TrainingRun:
     stall: StallWatch
     throughput: Throughput = dataclasses.field(default_factory=Throughput)
     staleness: Staleness = dataclasses.field(default_factory=Staleness)
+    commit: str | None = dataclasses.field(default_factory=code_version)
 
     def to_the_end(self, first_step: int, initial_weights_sha256: str) -> ExitCode:
         """Trains until the last step, a signal or a loss that is not finite.
@@ -99,6 +104,7 @@ class TrainingRun:
             clock=self.clock,
             rollbacks=self.rollbacks.count,
             initial_weights_sha256=initial_weights_sha256,
+            commit=self.commit,
         )
         self.reporting.tell_result(result)
         try:
@@ -172,7 +178,6 @@ class TrainingRun:
             summaries = self.reporting.summaries
             summaries.graph(graph)
             summaries.texts(describe_run(assembly))
-            summaries.layout()
             summaries.hparams(hyperparameters(assembly))
 
     def _advance(self, first_step: int, batches: Any, signals: StopSignals) -> None:

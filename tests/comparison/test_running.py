@@ -297,7 +297,7 @@ def test_the_report_is_readable_in_a_browser(comparison: Comparison, page: Any) 
     assert "too few seeds to conclude: 2 in common" in verdict.inner_text()
     assert "completed fewer than 3" in page.locator("#remarks").inner_text()
     # Speed, curves, step times, where the time went, memory; nothing is stale here.
-    pictures = page.locator("body > svg")
+    pictures = page.locator(".charts svg")
     assert pictures.count() == 5
     for index in range(5):
         box = pictures.nth(index).bounding_box()

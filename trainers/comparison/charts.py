@@ -19,6 +19,9 @@ _COLOURS = (
     *("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442"),
     "#000000",
 )
+# What matplotlib draws axes and text with. Text has no colour at all in its SVG, and
+# so that of the page's style.
+_INK = "#000000"
 _WIDTH_INCHES = 9.0
 _MOST_ON_A_LINEAR_AXIS = 4
 _PHASES = ("startup", "trace", "input", "compute", "eval", "checkpoint", "summary")
@@ -39,9 +42,16 @@ def _drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
         figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
         draw(figure, *content)
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    # Without the declaration of a file of its own, it can stand in a page.
-    return "<svg" + text.getvalue().partition("<svg")[2]
+        figure.savefig(
+            text,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None},
+        )
+    # Without the declaration of a file of its own, it can stand in a page; its ink is
+    # that of the page, dark or light.
+    drawing = "<svg" + text.getvalue().partition("<svg")[2]
+    return drawing.replace(_INK, "currentColor")
 
 
 def ratios(comparisons: Sequence[Mapping[str, Any]], control: str) -> str:
@@ -71,14 +81,19 @@ def _draw_ratios(
 
 
 def curves(runs: RunsByArm) -> str:
-    """Loss and accuracy by step: the mean over seeds, and all that lies between."""
+    """Draws train loss and accuracy, or eval loss where there is none, by step.
+
+    The line is the mean over seeds, the band all that lies between them.
+    """
     return _drawn(_draw_curves, runs, height=3.2)
 
 
 def _draw_curves(figure: Figure, runs: RunsByArm) -> None:
-    for axes, name in zip(
-        figure.subplots(1, 2), ("train_loss", "eval_accuracy"), strict=True
-    ):
+    all_runs = [run for completed in runs.values() for run in completed]
+    judged = "eval_accuracy"
+    if not any(run.curve(judged) for run in all_runs):
+        judged = "eval_loss"
+    for axes, name in zip(figure.subplots(1, 2), ("train_loss", judged), strict=True):
         for colour, (arm, completed) in zip(_cycle(runs), runs.items(), strict=True):
             _draw_band(axes, [run.curve(name) for run in completed], arm, colour)
         axes.set_xlabel("step")

@@ -26,25 +26,24 @@ from trainers.comparison.statistics import (
 
 SCHEMA_VERSION = 1
 
-# What is compared by its ratio, with the words for more of it, for less, and for no
-# difference that can be told.
+# What is compared by its ratio, with the words for more of it, for less, and its name.
 _RATIOS = {
-    "examples_per_second": ("faster", "slower", "no detectable difference"),
+    "examples_per_second": ("faster", "slower", "speed"),
     "step_milliseconds_p50": (
         *("longer steps", "shorter steps"),
-        "no detectable difference in the length of steps",
+        "the length of steps",
     ),
     "seconds_to_target_accuracy": (
         *("later at the target accuracy", "earlier at the target accuracy"),
-        "no detectable difference in the time to the target accuracy",
+        "the time to the target accuracy",
     ),
     "wall_seconds": (
         *("longer in all", "shorter in all"),
-        "no detectable difference in the time of the whole run",
+        "the time of the whole run",
     ),
     "peak_memory_mib": (
         *("more memory", "less memory"),
-        "no detectable difference in memory",
+        "memory",
     ),
 }
 _DIFFERENCES = ("eval_accuracy", "eval_loss", "train_loss")
@@ -130,8 +129,8 @@ def _arm(
 
 def _means(figures: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     found = {}
-    for name in figures[0] if figures else ():
-        values = [row[name] for row in figures]
+    for name in dict.fromkeys(name for row in figures for name in row):
+        values = [row.get(name) for row in figures]
         known = [value for value in values if value is not None]
         found[name] = sum(known) / len(known) if known else None
     return found
@@ -164,7 +163,7 @@ def _comparisons(
     """Every metric of every arm against the control."""
     others = [name for name in by_arm if name != control]
     found = []
-    for metric in (*_RATIOS, *_DIFFERENCES):
+    for metric in (*_RATIOS, *_DIFFERENCES, *other_metrics(by_arm)):
         if metric == "seconds_to_target_accuracy" and settings.target_accuracy is None:
             continue
         entries = [_compared(by_arm, arm, control, metric, settings) for arm in others]
@@ -177,6 +176,12 @@ def _comparisons(
                 entry["verdict"] = {"kind": kind, "words": words}
         found += entries
     return found
+
+
+def other_metrics(by_arm: Mapping[str, list[Run]]) -> list[str]:
+    """Names of what any arm evaluated besides loss and accuracy, in order."""
+    completed = (r for runs in by_arm.values() for r in runs if r.is_completed)
+    return sorted({name for run in completed for name in run.other_metrics()})
 
 
 def _correct(entries: Sequence[dict[str, Any] | None], key: str, into: str) -> None:
@@ -256,7 +261,7 @@ def _pairs(
     if not any(run.is_completed for run in arm):
         return [], "no run of this arm completed"
     ours, theirs = (
-        {run.seed: run.figures(target_accuracy)[metric] for run in runs}
+        {run.seed: run.figures(target_accuracy).get(metric) for run in runs}
         for runs in (arm, control)
     )
     found = []

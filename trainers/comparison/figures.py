@@ -14,6 +14,7 @@ from trainers.run_dir import RunFolder
 
 # A run that ended so would end so again.
 _FINAL = ("completed", "diverged")
+_ALWAYS = ("eval_loss", "eval_accuracy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,7 @@ class Run:
             "eval_accuracy": _at(result, "final", "eval_accuracy"),
             "eval_loss": _at(result, "final", "eval_loss"),
             "train_loss": _at(result, "final", "train_loss"),
+            **{name: _at(result, "final", name) for name in self.other_metrics()},
             "startup_seconds": _at(result, "seconds", "startup"),
             "trace_seconds": _at(result, "seconds", "trace"),
             "train_seconds": _at(result, "seconds", "train"),
@@ -76,6 +78,12 @@ class Run:
             "mean_staleness": _at(result, "staleness", "mean"),
         }
         return values if self.is_completed else dict.fromkeys(values)
+
+    def other_metrics(self) -> list[str]:
+        """Names of what was evaluated besides loss and accuracy, in order."""
+        final = self.result.get("final") or {}
+        names = [n for n in final if n.startswith("eval_") and n not in _ALWAYS]
+        return sorted(names)
 
     def curve(self, name: str) -> dict[int, float]:
         """A quantity of metrics.jsonl by step."""
@@ -146,6 +154,29 @@ def read_run(
         metrics=metrics,
         measured=measured,
     )
+
+
+def machines_of(runs: Sequence[Run]) -> list[str]:
+    """Describes the hardware that runs had, each kind once."""
+    described = (_machine(run.result.get("hardware") or {}) for run in runs)
+    return list(dict.fromkeys(machine for machine in described if machine))
+
+
+def commits_of(runs: Sequence[Run]) -> list[str]:
+    """Returns the commits of the code that runs were made with, each once."""
+    versions = (run.result.get("versions") or {} for run in runs)
+    return list(dict.fromkeys(str(v["commit"]) for v in versions if v.get("commit")))
+
+
+def _machine(hardware: Mapping[str, Any]) -> str:
+    parts = [str(hardware["cpu"])] if hardware.get("cpu") else []
+    if hardware.get("cpu_cores"):
+        parts.append(f"{hardware['cpu_cores']} cores")
+    if hardware.get("memory_mib"):
+        parts.append(f"{hardware['memory_mib'] / 1024:.0f} GiB")
+    gpus = list(map(str, hardware.get("gpus") or ()))
+    parts += [f"{gpus.count(gpu)} x {gpu}" for gpu in dict.fromkeys(gpus)]
+    return ", ".join(parts)
 
 
 def _metrics(folder: RunFolder) -> list[dict[str, Any]]:

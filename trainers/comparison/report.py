@@ -63,6 +63,7 @@ def write_report(
     content = {
         **conclusion,
         "verdicts": verdict_lines(conclusion),
+        "origin": origin(conclusion),
         "figures": figures_table(conclusion),
         "intervals": _intervals(conclusion),
         "words": _words,
@@ -75,6 +76,22 @@ def write_report(
     folder.write("report.html", html)
     text = json.dumps(without_nan(conclusion), indent=2)
     folder.write("comparison.json", text + "\n")
+
+
+def origin(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns when, on which machine and with which code: a name and words for each."""
+    commits = [_commit(commit) for commit in conclusion["commits"]]
+    date, _, rest = conclusion["created"].partition("T")
+    return [
+        ("date", f"{date} {rest[:5]} {rest[8:]}".strip()),
+        ("machine", "; ".join(conclusion["machines"]) or "unknown"),
+        ("commit", "; ".join(commits) or "unknown"),
+    ]
+
+
+def _commit(version: str) -> str:
+    commit, changed, _ = version.partition("+")
+    return commit[:12] + (" with uncommitted changes" if changed else "")
 
 
 def verdict_lines(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -98,7 +115,7 @@ _METRICS_OF_VERDICTS = (
 
 def figures_table(conclusion: Mapping[str, Any]) -> list[list[str]]:
     """Means over seeds, and scaling efficiency: a heading, then a row for each arm."""
-    rows = _figures(conclusion, _COLUMNS)
+    rows = _figures(conclusion, (*_COLUMNS, *_other_columns(conclusion)))
     efficiencies = [
         _shown(arm["scaling_efficiency"], "{:.2f}") for arm in conclusion["arms"]
     ]
@@ -124,6 +141,17 @@ def _figures(
     return rows
 
 
+def _other_columns(conclusion: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Of metrics that only some models have."""
+    metrics = [c["metric"] for c in conclusion["comparisons"]]
+    known = {name for _, name, _ in _COLUMNS}
+    others = (m for m in metrics if m.startswith("eval_") and m not in known)
+    return [
+        (name.removeprefix("eval_").replace("_", " "), name, "{:.4g}")
+        for name in dict.fromkeys(others)
+    ]
+
+
 def terminal_table(conclusion: Mapping[str, Any]) -> list[str]:
     """The figures most asked for, in 80 columns; long names are cut."""
     columns = [
@@ -131,6 +159,9 @@ def terminal_table(conclusion: Mapping[str, Any]) -> list[str]:
         for _, name, form in _COLUMNS
         if name in _IN_THE_TERMINAL
     ]
+    if all(arm["means"].get("eval_accuracy") is None for arm in conclusion["arms"]):
+        # One more fits where there is no accuracy.
+        columns.append(("eval loss", "eval_loss", "{:.4f}"))
     return aligned(_figures(conclusion, columns))
 
 
@@ -176,9 +207,7 @@ def _charts(conclusion: Mapping[str, Any], runs: Sequence[Run]) -> list[dict[str
         "Speed": charts.ratios(speeds, conclusion["control"])
         if any(c["interval"] for c in speeds)
         else None,
-        "Loss and accuracy (mean over seeds; the band is all seeds)": charts.curves(
-            by_arm
-        ),
+        "Curves (mean over seeds; the band is all seeds)": charts.curves(by_arm),
         "Step times": charts.step_times(by_arm),
         "Where the time went": charts.where_time_went(by_arm),
         "Peak memory of all tasks together": charts.memory(by_arm),

@@ -26,10 +26,10 @@ def of_ratio(comparison: Mapping[str, Any]) -> tuple[str, str]:
         return kind, words
     ratio = comparison["estimate"]
     low, high = comparison["interval"]
-    more, less, none = comparison["words"]
+    more, less, quantity = comparison["words"]
     if comparison["p_value_holm"] >= SIGNIFICANCE:
         least = _percent(comparison["detectable"])
-        return UNDETECTED, f"{none}; {_could_have_seen(least)}"
+        return UNDETECTED, _cannot_tell(f"{least} in {quantity}")
     if ratio >= 1:
         return DIFFERENT, f"{more} by {_times(ratio, low, high)}"
     return DIFFERENT, f"{less} by {_times(1 / ratio, 1 / high, 1 / low)}"
@@ -57,10 +57,7 @@ def of_accuracy(comparison: Mapping[str, Any]) -> tuple[str, str]:
     if equivalent:
         return EQUIVALENT, f"accuracy equivalent within {margin}"
     least = f"{_POINTS * comparison['detectable']:.2g} points"
-    return (
-        UNDETECTED,
-        f"no detectable difference in accuracy; {_could_have_seen(least)}",
-    )
+    return UNDETECTED, _cannot_tell(f"{least} of accuracy")
 
 
 def _without_an_answer(comparison: Mapping[str, Any]) -> tuple[str, str]:
@@ -76,8 +73,8 @@ def _without_an_answer(comparison: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-def _could_have_seen(least: str) -> str:
-    return f"this comparison could have seen {least}"
+def _cannot_tell(least: str) -> str:
+    return f"cannot tell: would need a difference of {least}"
 
 
 def _percent(ratio: float) -> str:

@@ -15,7 +15,7 @@ from trainers import flags
 from trainers.comparison.arms import Arm, arms_of
 from trainers.comparison.execution import Execution, command_in_words
 from trainers.comparison.existing import arms_and_runs
-from trainers.comparison.figures import Run
+from trainers.comparison.figures import Run, commits_of, machines_of
 from trainers.comparison.folder import ComparisonFolder
 from trainers.comparison.held_fixed import (
     check_configurations,
@@ -106,7 +106,12 @@ def _report(
 ) -> None:
     # SciPy and matplotlib take a second to import, too long before a refusal.
     from trainers.comparison.conclusion import conclude
-    from trainers.comparison.report import terminal_table, verdict_lines, write_report
+    from trainers.comparison.report import (
+        origin,
+        terminal_table,
+        verdict_lines,
+        write_report,
+    )
 
     conclusion = conclude(compared.arms, compared.runs, config.comparison)
     for arm in conclusion["arms"]:
@@ -115,6 +120,8 @@ def _report(
     conclusion = {
         "title": f"Comparison of {', '.join(arm.name for arm in compared.arms)}",
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "machines": machines_of(compared.runs),
+        "commits": commits_of(compared.runs),
         "command": _command(config, folder),
         "tensorboard": shlex.join(
             ["tensorboard", f"--logdir={shown}", "--host=localhost"]
@@ -123,6 +130,8 @@ def _report(
         **conclusion,
     }
     write_report(folder, conclusion, compared.runs)
+    for name, words in origin(conclusion):
+        console.say(f"{name:<9} {words}")
     for line in terminal_table(conclusion):
         console.say(line)
     for arm_name, words in verdict_lines(conclusion):

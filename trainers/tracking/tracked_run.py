@@ -99,9 +99,25 @@ def figures_of(result: Mapping[str, Any], path: str = "") -> dict[str, float]:
 
 def git_commit() -> str | None:
     """Of the folder that the program was started in; None if it is in no repository."""
+    commit = _git("rev-parse", "HEAD")
+    return commit if re.fullmatch(r"[0-9a-f]{40,64}", commit) else None
+
+
+def code_version() -> str | None:
+    """Returns the commit, followed by `+changes` if tracked files differ from it.
+
+    None outside of a repository, and without git.
+    """
+    words = ("describe", "--always", "--exclude=*", "--abbrev=40")
+    version = _git(*words, "--dirty=+changes")
+    return version if re.fullmatch(r"[0-9a-f]{40,64}(\+changes)?", version) else None
+
+
+def _git(*arguments: str) -> str:
+    """Returns what git prints; nothing if it fails."""
     try:
         done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
+            ["git", *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -109,6 +125,5 @@ def git_commit() -> str | None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    commit = done.stdout.strip()
-    return commit if re.fullmatch(r"[0-9a-f]{40,64}", commit) else None
+        return ""
+    return done.stdout.strip()
