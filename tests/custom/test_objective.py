@@ -213,7 +213,11 @@ def same_shape(y_true: Any, y_pred: Any) -> Any:
         ({"loss": ["mse"], "metrics": ["mae", "mae"]}, lambda words: np.eye(3)[words]),
         ({"loss": OF_IDS(reduction="sum")}, lambda words: words[..., np.newaxis]),
         (
-            {"loss": OF_IDS(), "metrics": [same_shape], "weighted_metrics": ["accuracy"]},
+            {
+                "loss": OF_IDS(),
+                "metrics": [same_shape],
+                "weighted_metrics": ["accuracy"],
+            },
             lambda words: words.astype(np.float64),
         ),
     ],
