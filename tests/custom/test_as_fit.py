@@ -24,9 +24,9 @@ from trainers.custom.objective import objective_of
 from trainers.custom.own_code import blamed
 
 # Examples, words of each, and classes: no two alike, so that no axis is mistaken.
-N, T, K = 6, 4, 3
+N, T, K = 7, 4, 3
 
-# Rounding of sums of 72 numbers in single precision, in another order.
+# Rounding of sums of 84 numbers in single precision, in another order.
 RTOL = 1e-5
 
 
@@ -71,6 +71,9 @@ def _classes(module: Any, base: type) -> list[type]:
     )
 
 
+# Of Circle alone, which of no pair at all is 0 in both ways.
+IS_OF_PAIRS = "'circle' leaves some values out of its mean"
+
 LOSSES = _classes(keras.losses, keras.losses.Loss)
 METRICS = _classes(keras.metrics, keras.metrics.MeanMetricWrapper)
 
@@ -112,7 +115,7 @@ def here(labels: Any, predictions: Any, settings: dict[str, Any]) -> np.ndarray:
     """The same for each example, computed in two parts of the batch."""
     with blamed("--model=some.module:model"):
         model = _compiled(predictions, **settings)
-        objective = objective_of(model, None, None, labels[:4], predictions[:4])
+        objective = objective_of(model, None, None, labels, predictions)
     parts = [
         objective.of_predictions(labels[rows], predictions[rows], N)
         for rows in (slice(0, 2), slice(2, N))
@@ -157,7 +160,8 @@ def _fault(labels: Any, predictions: Any, settings: dict[str, Any]) -> str | Non
             in_keras(converted[i : i + 1], predictions[i : i + 1], settings)
             for i in range(N)
         ]
-        if isinstance(found, UsageError) and not _close(np.mean(alone), expected):
+        is_mean = _close(np.mean(alone), expected)
+        if isinstance(found, UsageError) and (not is_mean or IS_OF_PAIRS in str(found)):
             return None
         return f"{expected} in Keras, refused here: {found!r}"
     mean = np.mean(found)

@@ -23,7 +23,7 @@ def test_it_is_that_of_the_exported_model(model: str, tmp_path: pathlib.Path) ->
     """With labels [n], predictions [n, 1], and penalties of weights and activations."""
     flag = f"--model=tests.custom.made:{model}"
     run_folder = tmp_path / "run"
-    result = train(run_folder, flag, DATASET, "--train_steps=3", "--export=last")
+    result = train(run_folder, flag, DATASET, "--train_steps=3", "--export=keras")
     in_keras = getattr(made, model)()
     in_keras.load_weights(run_folder / "export/last.keras")
     _, (features, labels) = made.numbers_twice()

@@ -25,11 +25,11 @@ class Judge(Protocol):
     """A loss or a metric.
 
     Attributes:
-      name: For messages.
+      title: For messages, such as `the loss 'huber'`.
     """
 
     @property
-    def name(self) -> str: ...
+    def title(self) -> str: ...
 
     def __call__(self, labels: Any, predictions: Any, global_size: Any = None) -> Any:
         """Returns values [n] of n examples."""
@@ -63,16 +63,17 @@ def _check_rows(judge: Judge, labels: Any, predictions: Any) -> None:
     values = judge(labels, predictions, count)
     if values.shape != (count,):
         raise UsageError(
-            f"{judge.name!r} gives {values.shape[0]} values for {count} examples: "
+            f"{judge.title} gives {values.shape[0]} values for {count} examples: "
             "return a tensor whose first axis is that of the examples."
         )
     alone = []
     for index in range(count):
         row = [_each(tf.gather, v, [index]) for v in (labels, predictions)]
         alone.append(judge(row[0], row[1], count)[0])
-    if not _agree(values, alone):
+    # Only sums over examples are ever used.
+    if not _agree(tf.reduce_mean(values), tf.reduce_mean(alone)):
         raise UsageError(
-            f"{judge.name!r} gives an example another value beside other examples, so "
+            f"{judge.title} gives examples another value beside other examples, so "
             f"that replicas cannot share a batch ({_shapes(labels, predictions)}): "
             "return a function of each example by itself, of labels and predictions "
             "of one shape."
@@ -84,7 +85,7 @@ def _check_mean(judge: Judge, labels: Any, predictions: Any) -> None:
     expected = judge.reduced(labels, predictions)
     if not _agree(found, expected):
         raise UsageError(
-            f"{judge.name!r} is {float(expected):g} in fit and {float(found):g} as the "
+            f"{judge.title} is {float(expected):g} in fit and {float(found):g} as the "
             f"mean of its examples' values ({_shapes(labels, predictions)}): return "
             "one value for each example, without their mean."
         )

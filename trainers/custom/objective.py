@@ -149,6 +149,10 @@ class _Loss:
         return self.resolved.name
 
     @property
+    def title(self) -> str:
+        return f"the loss {self.resolved.loss.name!r}"
+
+    @property
     def weight(self) -> float | None:
         return self.resolved.weight
 
@@ -165,8 +169,8 @@ class _Loss:
         loss = self.resolved.loss
         values = self.resolved.computed_by(Unreduced(loss))(labels, predictions)
         if loss.reduction != "sum":
-            return of_rows(tf.reduce_mean, values, predictions, self.name)
-        summed = of_rows(tf.reduce_sum, values, predictions, self.name)
+            return of_rows(tf.reduce_mean, values, predictions, self.title)
+        summed = of_rows(tf.reduce_sum, values, predictions, self.title)
         size = num_rows(predictions) if global_size is None else global_size
         return tf.cast(size, summed.dtype) * summed
 
@@ -182,6 +186,10 @@ class _Mean:
     name: str
     resolved: OutputMetric
 
+    @property
+    def title(self) -> str:
+        return f"the metric {self.name!r}"
+
     def __call__(
         self, labels: Any, predictions: Any, global_size: Any = None
     ) -> tf.Tensor:
@@ -190,7 +198,7 @@ class _Mean:
         of_output = self.resolved.of_output(labels, predictions)
         values = in_columns(function_of_metric(self.resolved.metric), *of_output)
         dtype = self.resolved.metric.dtype
-        return of_rows(tf.reduce_mean, tf.cast(values, dtype), of_output[1], self.name)
+        return of_rows(tf.reduce_mean, tf.cast(values, dtype), of_output[1], self.title)
 
     def reduced(self, labels: Any, predictions: Any) -> tf.Tensor:
         """Returns the metric of the batch, as its `update_state` counts it."""

@@ -1,4 +1,4 @@
-"""A few examples' labels, and predictions such as a model makes of them."""
+"""Labels of a few examples, and predictions such as a model makes of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import tensorflow as tf
 from strategies.base import Batch
 from trainers.custom.unreduced import refuse_masks
 
-# Two of each of two examples: losses of pairs need pairs of one label and of two.
-_NUM_ROWS = 4
+# Two examples several times: losses of pairs need pairs of one label and of two. It is
+# rarely the size of another axis, with which labels of too few axes would agree.
+_NUM_ROWS = 7
 
 
 def probe(model: keras.Model, batch: Batch) -> tuple[Any, Any]:
-    """Returns labels and predictions of four examples.
+    """Returns labels and predictions of seven examples.
 
     The model is traced, in training and without, and not run: on a cluster its
     variables may be on servers. Its errors appear here and not in the first step.

@@ -56,7 +56,7 @@ class Unreduced(keras.losses.Loss):
 
 
 def of_rows(
-    reduce: Callable[..., tf.Tensor], values: Any, predictions: Any, name: str
+    reduce: Callable[..., tf.Tensor], values: Any, predictions: Any, title: str
 ) -> tf.Tensor:
     """Reduces values to one for each example, such as the mean of one for each word.
 
@@ -64,7 +64,7 @@ def of_rows(
       reduce: Takes a tensor and the axes to reduce.
       values: [n, ...]; or one axis of as many for each example, one after another.
       predictions: Of the n examples.
-      name: Of the loss or metric, for messages.
+      title: The loss or metric, for messages.
 
     Returns:
       A tensor [n].
@@ -75,7 +75,7 @@ def of_rows(
     values = tf.convert_to_tensor(values)
     if not values.shape.rank:
         raise UsageError(
-            f"{name!r} gives one number for a whole batch, and each example's is "
+            f"{title} gives one number for a whole batch, and each example's is "
             "needed: return a tensor with a value of each, without its mean."
         )
     first = tf.nest.flatten(predictions)[0]
