@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -16,12 +17,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from models import factories
 from strategies import discovery
 from strategies.settings import UsageError, choices_of, field_types
 from tests.processes import environment, run_words
 from trainers import flags, version
+from trainers.comparison.arms import arms_of
 from trainers.config import GROUPS, Config, all_fields, config_from_dict
 from trainers.config_file import config_from_file
+from trainers.flag_list import all_flags
+from trainers.main import main
 from trainers.used_settings import without_unused
 
 NUMBERS = (int, float)
@@ -238,6 +243,84 @@ def test_an_absurd_number_is_refused_and_named(name: str, value: str) -> None:
     message = refusal(f"--{name}={value}")
     assert f"--{name}" in message
     assert len(message) < 400, "too long to read"
+
+
+LARGE = [
+    *("2147483648", str(2**53 + 1), str(2**62), str(2**63 - 1), str(2**63)),
+    *("1e308", "-1e400", "5e-324", "9" * 4301),
+    *("x" * 100_000, "x:" * 50_000, "a," * 30_000 + "a", "keras:" + "x" * 100_000),
+    *("-" * 1_000, "[" * 1_000, "\n" * 1_000, "é" * 1_000),
+]
+
+
+@pytest.mark.parametrize("value", LARGE, ids=short)
+def test_a_large_value_is_a_configuration_or_refused(value: str) -> None:
+    for flag in all_flags():
+        with contextlib.suppress(UsageError, flags.HelpRequested):
+            config = parse(f"--{flag.name}={value}")
+            assert parse(*flags.arguments_of(config)) == config
+
+
+def test_what_is_left_of_a_large_value_is_a_line_that_can_be_read(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["main", f"--data_path={'x' * 100_000}"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert len(line) < 1_000
+    assert line.endswith("or leave the path out.")
+
+
+# Which settings have an effect
+
+
+def test_every_setting_names_those_that_decide_about_it() -> None:
+    """By a name that exists and values that it takes."""
+    for name, (_, field) in all_fields().items():
+        for other, listed in (field.metadata["used_by"] or {}).items():
+            values = listed() if callable(listed) else listed
+            assert values, f"{name} is used by no {other}"
+            choices = choices_of(all_fields()[other][1])
+            own = {"true", factories.PATTERN}
+            assert choices is None or {*values} - own <= {*choices}, name
+
+
+def test_a_file_of_another_strategy_leaves_its_settings_behind(
+    tmp_path: pathlib.Path,
+) -> None:
+    was = parse("--strategy=parameter_server", "--num_ps=3", "--num_workers=4")
+    file = write_config(tmp_path, was.to_dict())
+    assert parse(file) == was
+    mirrored = parse(file, "--strategy=mirrored")
+    assert (mirrored.strategy.num_ps, mirrored.strategy.num_workers) == (None, None)
+    workers = parse(file, "--strategy=multi_worker_mirrored")
+    assert (workers.strategy.num_ps, workers.strategy.num_workers) == (None, 4)
+    assert "--num_ps=2 is not used" in refusal(file, "--strategy=tower", "--num_ps=2")
+
+
+def test_a_file_that_contradicts_itself_is_refused(tmp_path: pathlib.Path) -> None:
+    file = write_config(tmp_path, {"strategy": "mirrored", "num_ps": 3})
+    assert "--num_ps=3 is not used by --strategy=mirrored" in refusal(file)
+
+
+def test_an_arm_leaves_shared_settings_behind_that_others_use() -> None:
+    config = parse(
+        *("--mode=compare", "--num_workers=3", "--hidden_units=8"),
+        *("--arm=few: --strategy=multi_worker_mirrored", "--arm=one: --model=mlp"),
+    )
+    few, one = (arm.config for arm in arms_of(config))
+    assert (few.strategy.num_workers, few.model.hidden_units) == (3, (128, 64))
+    assert (one.strategy.num_workers, one.model.hidden_units) == (None, (8,))
+
+
+def test_strategies_that_are_compared_take_of_the_settings_what_they_use() -> None:
+    config = parse(
+        *("--mode=compare", "--strategies=mirrored,parameter_server"),
+        *("--num_ps=2", "--cross_device_reduction=hierarchical"),
+    )
+    mirrored, servers = (arm.config.strategy for arm in arms_of(config))
+    assert (mirrored.num_ps, servers.num_ps) == (None, 2)
+    assert mirrored.cross_device_reduction == "hierarchical"
+    assert servers.cross_device_reduction == "auto"
 
 
 def words() -> list[str]:

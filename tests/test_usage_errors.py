@@ -145,8 +145,10 @@ def test_a_run_whose_folder_is_gone_says_so_and_leaves_nothing(
 ) -> None:
     flags = ("--model=mlp", "--hidden_units=8", "--train_steps=1000000")
     with processes.started(*flags, "--run_dir=here", folder=folder) as process:
-        metrics = folder / "here" / "metrics.jsonl"
-        processes.wait_until(metrics.exists, "a run folder", process)
+        run = folder / "here"
+        processes.wait_until(
+            lambda: bool(processes.metrics_so_far(run)), "a line of metrics", process
+        )
         (folder / "here").rename(folder / "elsewhere")
         if what == "deleted":
             shutil.rmtree(folder / "elsewhere")

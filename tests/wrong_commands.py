@@ -455,11 +455,11 @@ def make_pipe(folder: pathlib.Path) -> None:
 
 
 def write_sparse(name: str) -> Callable[[pathlib.Path], object]:
-    """Makes a file of 1 TiB that takes no room."""
+    """Makes a file of 17 MiB that takes no room."""
 
     def prepare(folder: pathlib.Path) -> None:
         with (folder / name).open("wb") as file:
-            file.truncate(1 << 40)
+            file.truncate(17 << 20)
 
     return prepare
 
