@@ -10,8 +10,17 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tensorboard.backend.event_processing.data_provider import (
+    MultiplexerDataProvider,
+)
+from tensorboard.backend.event_processing.plugin_event_multiplexer import (
+    EventMultiplexer,
+)
 from tensorboard.compat.proto.graph_pb2 import GraphDef
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams.backend_context import Context
 
 from strategies import discovery
 from tests import processes
@@ -196,6 +205,7 @@ def test_tensorboard_shows_graph_texts_images_and_hparams(run: Run) -> None:
     hparams = described.plugins()["hparams"]
     assert {"_hparams_/session_start_info", "_hparams_/experiment"} <= hparams
     assert_charts_have_curves(described, tags_of(folder))
+    assert_columns_of_hparams(folder / "tb")
 
 
 def assert_layers_have_scopes(graph: GraphDef) -> None:
@@ -219,6 +229,25 @@ def assert_layers_have_scopes(graph: GraphDef) -> None:
         if node.name.endswith("logits/MatMul") and "gradient" not in node.name
     ][:1]
     assert any("hidden" in source or "dropout" in source for source in logits.input)
+
+
+def assert_columns_of_hparams(folder: pathlib.Path) -> None:
+    """As TensorBoard's server sends them to its page."""
+    multiplexer = EventMultiplexer().AddRunsFromDirectory(str(folder))
+    multiplexer.Reload()
+    provider = MultiplexerDataProvider(multiplexer, str(folder))
+    backend = Context(TBContext(data_provider=provider))
+    context = RequestContext()
+    content = backend.hparams_metadata(context, "")
+    experiment = backend.experiment_from_metadata(
+        context, "", True, content, backend.hparams_from_data_provider(context, "", 0)
+    )
+    columns = [info.name for info in experiment.hparam_infos]
+    assert columns[0] == "strategy"
+    assert {"learning_rate", "model", "seed"} <= set(columns)
+    metrics = {(info.name.group, info.name.tag) for info in experiment.metric_infos}
+    evaluated = {("eval", "loss"), ("eval", "accuracy")}
+    assert metrics == evaluated | {("train", "loss"), ("train", "examples_per_second")}
 
 
 def assert_charts_have_curves(described: Events, tags: dict[str, set[str]]) -> None:
