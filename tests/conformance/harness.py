@@ -6,13 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from models.base import ModelSpec
 from strategies import discovery
 from strategies.base import Observe
 from strategies.cluster import Cluster
-from trainers.assembly import Assembly, assemble, create_strategy
+from trainers import inputs
+from trainers.assembly import Assembly, assemble, assemble_parts, create_strategy
 from trainers.config import Config
 from trainers.inputs.data import Source
 from trainers.inputs.order import Order
@@ -135,19 +138,44 @@ class Subject:
         self._initial = [variable.numpy() for variable in self._variables]
 
     @classmethod
-    def of(cls, config: Config) -> Subject:
-        return cls(assemble(config, create_strategy(config, Cluster())))
+    def of(cls, config: Config, spec: ModelSpec | None = None) -> Subject:
+        """Assembles a run.
+
+        Args:
+          config: Settings of the run.
+          spec: Model in place of the one that the settings name.
+        """
+        strategy = create_strategy(config, Cluster())
+        if spec is None:
+            return cls(assemble(config, strategy))
+        data = inputs.load(config.data)
+        return cls(assemble_parts(config, strategy, data, spec))
 
     def run(
-        self, layout: Layout, num_steps: int = NUM_STEPS, calls: int = 1
+        self,
+        layout: Layout,
+        num_steps: int = NUM_STEPS,
+        calls: int = 1,
+        seed: int | None = None,
     ) -> Outcome:
-        """Trains from the initial weights, in one call of the inner loop or several."""
+        """Trains from the initial weights.
+
+        Args:
+          layout: Examples and global batches.
+          num_steps: Steps to train for.
+          calls: Calls of the inner loop that they are divided into.
+          seed: Decides initial weights and order, without a new trace; None for the
+            weights of the configuration's own seed.
+        """
         for variable, value in zip(self._variables, self._initial, strict=True):
             variable.assign(value)
+        if seed is not None:
+            keras.utils.set_random_seed(seed)
+            self.assembly.model.set_weights(self.assembly.rebuild().get_weights())
         order = Order(
             num_examples=layout.num_examples,
             global_batch_size=layout.global_batch_size,
-            seed=1,
+            seed=1 if seed is None else seed,
         )
         batches = self.assembly.strategy.distribute(
             SourceBatches(

@@ -26,7 +26,8 @@ from tests.conformance.harness import (
 from tests.conformance.test_same_training import (
     TOLERANCES,
     assert_same_training,
-    reference,
+    expected,
+    spec_of,
 )
 from tests.further import chosen, further
 from trainers.assembly import Assembly
@@ -60,10 +61,14 @@ def test_averaged_after_every_step_of_sgd_it_is_one_device(
         sync_every_steps=1,
         **UPDATES["sgd"],
     )
-    subject = Subject.of(config)
+    subject = Subject.of(config, spec_of(model, dtype))
     for name, layout in LAYOUTS.items():
-        expected = reference(model, "sgd", dtype)[name]
-        assert_same_training(subject.run(layout), expected, TOLERANCES[dtype, "sgd"])
+        for seed in (0, 1):
+            assert_same_training(
+                subject.run(layout, seed=seed),
+                expected(model, "sgd", dtype, name, seed),
+                TOLERANCES[dtype, "sgd"],
+            )
 
 
 def test_averaged_less_often_it_is_another_training() -> None:
@@ -77,9 +82,9 @@ def test_averaged_less_often_it_is_another_training() -> None:
         **UPDATES["sgd"],
     )
     outcome = Subject.of(config).run(LAYOUTS["even"])
-    expected = reference("mlp", "sgd", "float64")["even"]
-    assert outcome.losses[0] == pytest.approx(expected.losses[0], rel=1e-12)
-    assert outcome.losses[1] != pytest.approx(expected.losses[1], rel=1e-6)
+    losses = expected("mlp", "sgd", "float64", "even", None).losses
+    assert outcome.losses[0] == pytest.approx(losses[0], rel=1e-12)
+    assert outcome.losses[1] != pytest.approx(losses[1], rel=1e-6)
     assert not config.strategy.traits.matches_one_device
 
 
