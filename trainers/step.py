@@ -155,7 +155,12 @@ class TrainStep:
         ):
             tape.watch(weights)
             share, written, sums = self._forward(batch, mapped)
-        gradients = tape.gradient(share, weights)
+        rewritten = self._layer_state.rewritten(written)
+        trained = self._model.trainable_variables
+        gradients = tape.gradient(
+            share,
+            [rewritten.get(id(v), w) for v, w in zip(trained, weights, strict=True)],
+        )
         written = self._layer_state.changes(written, mapped, followed)
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
@@ -163,6 +168,7 @@ class TrainStep:
 
     def _undifferentiated(self, batch: Batch) -> Shares:
         loss, written, sums = self._forward(batch, [])
+        self._layer_state.check_keeps_weights(written, "--average=losses")
         state = self._layer_state.shares(written, batch)
         return Shares(gradients=[], state=state, sums=sums, loss=loss)
 

@@ -65,8 +65,9 @@ class ModelUpdate:
         return shares._replace(gradients=gradients)
 
     def change(self, ready: Shares) -> None:
-        self._optimizer.apply(list(ready.gradients), self._model.trainable_variables)
+        # First, because a layer may have written weights that are trained.
         self._layer_state.assign(ready.state)
+        self._optimizer.apply(list(ready.gradients), self._model.trainable_variables)
 
     def count(self) -> tf.Tensor:
         return self._step.assign_add(1, read_value=True)
