@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from strategies.base import Batch
 from strategies.library_internals import flat_layers
+from strategies.settings import UsageError
 from trainers.randomness import seed_states
 
 
@@ -50,6 +51,8 @@ class LayerState:
         self._variables = [
             v for v in model.non_trainable_variables if id(v) not in seeds
         ]
+        # A layer may also write weights that are trained, as SpectralNormalization.
+        self._written = [*self._variables, *model.trainable_variables]
         self._normalizations = [
             layer
             for layer in flat_layers(model)
@@ -114,13 +117,45 @@ class LayerState:
         given = {id(variable): value for variable, value in mapped}
         current = {
             str(index): (scope.get_current_value(variable), given.get(id(variable)))
-            for index, variable in enumerate(self._variables)
+            for index, variable in enumerate(self._written)
         }
         found = {index: new for index, (new, old) in current.items() if new is not old}
         for index, new in found.items():
             # What a layer computes from its inputs may have a shape that is not known.
-            new.set_shape(self._variables[int(index)].shape)
+            new.set_shape(self._written[int(index)].shape)
         return found
+
+    def rewritten(self, written: dict[str, Any]) -> dict[int, tf.Tensor]:
+        """Returns the new values of weights that are trained, by the variable's id.
+
+        As in `fit`, the gradient is with respect to the new value, and the optimizer
+        changes that.
+        """
+        first = len(self._variables)
+        return {
+            id(self._written[int(index)]): value
+            for index, value in written.items()
+            if int(index) >= first
+        }
+
+    def check_keeps_weights(self, written: dict[str, Any], how: str) -> None:
+        """Refuses layers that write weights which are trained.
+
+        Args:
+          written: new values, by a variable's position.
+          how: The setting under which they cannot.
+
+        Raises:
+          UsageError: one does.
+        """
+        for variable in self._written[len(self._variables) :]:
+            if id(variable) in self.rewritten(written):
+                raise UsageError(
+                    f"{how} does not fit this model: a layer assigns "
+                    f"{variable.path!r}, which is trained, in every step, as "
+                    "SpectralNormalization does; use another strategy or "
+                    "--update=sync, or leave the layer out."
+                )
 
     def shares(self, written: dict[str, tf.Tensor], batch: Batch) -> dict[str, Any]:
         """One replica's part of the new values.
@@ -148,11 +183,11 @@ class LayerState:
         shifts, values = (sorted(summed[k]) for k in ("squared_shifts", "values"))
         self._assigned = [
             *(self._normalizations[int(index)].moving_variance for index in shifts),
-            *(self._variables[int(index)] for index in values),
+            *(self._written[int(index)] for index in values),
         ]
         spread = self._spread_between_replicas(summed)
         for index, value in summed["values"].items():
-            variable = self._variables[int(index)]
+            variable = self._written[int(index)]
             if variable.value.dtype.is_bool:
                 value = tf.cast(value, tf.bool)
             else:
@@ -177,7 +212,7 @@ class LayerState:
         return spread
 
     def _positions(self) -> dict[int, str]:
-        return {id(v): str(index) for index, v in enumerate(self._variables)}
+        return {id(v): str(index) for index, v in enumerate(self._written)}
 
 
 class Change(NamedTuple):
@@ -233,6 +268,7 @@ class OverlappingLayerState(LayerState):
     def changes(
         self, written: dict[str, tf.Tensor], mapped: Mapped, tape: tf.GradientTape
     ) -> dict[str, Change]:
+        self.check_keeps_weights(written, "--update=async")
         values = {id(variable): value for variable, value in mapped}
         old = {index: values[id(self._variables[int(index)])] for index in written}
         return {

@@ -170,6 +170,12 @@ class TrainStep:
             share, written, sums = self._forward(batch, mapped)
             share, sums = scaled_loss(share, sums, scale, batch)
         gradients = unscaled(tape.gradient(share, weights), scale)
+        rewritten = self._layer_state.rewritten(written)
+        trained = self._model.trainable_variables
+        gradients = tape.gradient(
+            share,
+            [rewritten.get(id(v), w) for v, w in zip(trained, weights, strict=True)],
+        )
         written = self._layer_state.changes(written, mapped, followed)
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
@@ -178,6 +184,7 @@ class TrainStep:
     def _undifferentiated(self, batch: Batch) -> Shares:
         loss, written, sums = self._forward(batch, [])
         loss, sums = scaled_loss(loss, sums, self._scale(), batch)
+        self._layer_state.check_keeps_weights(written, "--average=losses")
         state = self._layer_state.shares(written, batch)
         return Shares(gradients=[], state=state, sums=sums, loss=loss)
 

@@ -70,8 +70,9 @@ class ModelUpdate:
         return shares._replace(gradients=gradients)
 
     def change(self, ready: Shares) -> None:
-        self._optimizer.apply(list(ready.gradients), self._model.trainable_variables)
+        # First, because a layer may have written weights that are trained.
         self._layer_state.assign(ready.state)
+        self._optimizer.apply(list(ready.gradients), self._model.trainable_variables)
 
     def again(
         self, sums: Mapping[str, tf.Tensor], is_finite: tf.Tensor

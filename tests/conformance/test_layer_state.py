@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from strategies import discovery
+from strategies.settings import UsageError
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import (
     alone_and_uneven,
@@ -247,3 +248,73 @@ def test_overlapping_updates_of_renormalization_are_all_kept() -> None:
     # Computed from the deviation that one of the last steps has read.
     variance = np.square(deviation) - layer.epsilon
     np.testing.assert_allclose(layer.moving_variance.numpy(), variance, rtol=0.5)
+
+
+# Keras rounds it to single precision.
+RATE = 2.0**-7
+
+
+def spectral(strategy: str, replicas: int, **settings: Any) -> Assembly:
+    return assemble_custom(
+        strategy,
+        replicas,
+        lambda: [
+            keras.layers.SpectralNormalization(keras.layers.Dense(4)),
+            keras.layers.Dense(3),
+        ],
+        FEATURES,
+        **{
+            "global_batch_size": NUM_EXAMPLES,
+            "optimizer": "sgd",
+            "learning_rate": RATE,
+            "dtype": "float64",
+            **settings,
+        },
+    )
+
+
+def test_spectral_normalization_trains_as_with_fit() -> None:
+    """Its kernel is trained and also assigned, and evaluation uses it as it is."""
+    assembly = spectral("one_device", 1)
+    fitted = keras.models.clone_model(assembly.model)
+    fitted.set_weights(assembly.model.get_weights())
+    fitted.compile(
+        optimizer=keras.optimizers.SGD(RATE),
+        loss=lambda labels, outputs: keras.ops.mean(keras.ops.square(outputs), -1),
+    )
+    labels = np.zeros([NUM_EXAMPLES, 3])
+    fitted.fit(FEATURES, labels, NUM_EXAMPLES, epochs=NUM_STEPS, verbose=0)
+    train(assembly, NUM_STEPS)
+    for got, want in zip(assembly.model.weights, fitted.weights, strict=True):
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas"), [("tower", 3), further("mirrored", 3)]
+)
+def test_spectral_normalization_is_the_same_training(
+    strategy: str, replicas: int
+) -> None:
+    expected = spectral("one_device", 1, global_batch_size=8)
+    assembly = spectral(strategy, replicas, global_batch_size=8)
+    train(expected, NUM_STEPS)
+    train(assembly, NUM_STEPS)
+    for got, want in zip(assembly.model.weights, expected.model.weights, strict=True):
+        np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        ("tower", {"update": "async"}),
+        ("tower", {"average": "losses"}),
+        ("model_parallel", {}),
+    ],
+    ids=str,
+)
+def test_spectral_normalization_is_refused_where_it_is_not_the_same(
+    strategy: str, settings: dict[str, str]
+) -> None:
+    assembly = spectral(strategy, 1 if strategy == "model_parallel" else 2, **settings)
+    with pytest.raises(UsageError, match=r"which is trained, in every step"):
+        train(assembly, 1)

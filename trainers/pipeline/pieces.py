@@ -85,6 +85,8 @@ class Forward:
                 loss = sums["loss"]
             added = added_losses(self._stage.trainable_variables, scope)
             loss += in_proportion(added, part, loss.dtype)
+        written = self._layer_state.written(scope, [])
+        self._layer_state.check_keeps_weights(written, "--strategy=model_parallel")
         sums["loss"] = loss
         sums = reported(sums, part)
         if not self._stage.is_last:
@@ -93,7 +95,7 @@ class Forward:
             outputs=outputs,
             share=loss / tf.cast(part.global_size, loss.dtype),
             sums=sums,
-            state=self._layer_state.shares(self._layer_state.written(scope, []), part),
+            state=self._layer_state.shares(written, part),
         )
 
     def _replayed_dropout(self, part: Batch) -> Any:
