@@ -14,6 +14,7 @@ from trainers.comparison.measure import measure
 from trainers.config import Config
 from trainers.console import Console
 from trainers.folder_of_runs import FolderOfRuns
+from trainers.model_config import DTYPES
 from trainers.outcome import ExitCode, StopRequested
 from trainers.recording import Recording
 from trainers.stopping import StopSignals
@@ -90,7 +91,20 @@ class Execution:
         run = read_run(path, arm=name, seed=config.run.seed, log=log)
         seconds = time.monotonic() - began
         self._console.say(f"ran       {name}: {run.status}, {seconds:.0f} s")
+        config = _with_own_policy(config, run)
         return Executed(config, run, Recording(path), measured.exit_code)
+
+
+def _with_own_policy(config: Config, run: Run) -> Config:
+    """Returns a configuration with the types that the module of a model has set.
+
+    How far apart two runs may be depends on them, and this process does not run the
+    module.
+    """
+    policy = run.result.get("dtype_policy", config.model.dtype)
+    if not config.model.is_custom or policy not in DTYPES:
+        return config
+    return config.replace(dtype=policy)
 
 
 def with_runs(

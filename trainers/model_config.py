@@ -10,6 +10,8 @@ from models import factories
 from strategies.config import StrategyConfig
 from strategies.settings import UsageError, as_argument, check_settings, setting
 
+DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -82,9 +84,8 @@ class ModelConfig:
     dtype: str = setting(
         "float32",
         "Precision: the mixed ones compute in 16 bits and keep float32 weights; "
-        "mixed_float16 scales the loss. Default: float32, or what the module of a "
-        "model of your own sets.",
-        choices=("float32", "float64", "mixed_bfloat16", "mixed_float16"),
+        "mixed_float16 scales the loss. A model of your own may set another policy.",
+        choices=DTYPES,
     )
 
     ballast: bool = setting(

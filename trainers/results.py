@@ -20,6 +20,7 @@ import tensorflow as tf
 from strategies.base import Communication
 from strategies.cluster import Cluster
 from strategies.devices import cpu_model
+from strategies.library_internals import flat_layers
 from trainers.assembly import Assembly
 from trainers.checkpoints import weights_sha256
 from trainers.clock import Clock
@@ -63,6 +64,15 @@ class Throughput:
 ALWAYS_FINAL = ("train_loss", "eval_loss", "eval_accuracy")
 
 
+def _dtype_policy(model: keras.Model) -> str:
+    """Returns the coarsest policy that a layer has, or else Keras's default."""
+    computed = {layer.compute_dtype for layer in flat_layers(model)}
+    for dtype in ("bfloat16", "float16"):
+        if dtype in computed:
+            return f"mixed_{dtype}"
+    return keras.config.dtype_policy().name
+
+
 def build_result(
     assembly: Assembly,
     cluster: Cluster,
@@ -84,6 +94,7 @@ def build_result(
         "status": status,
         "strategy": strategy.name,
         "traits": _traits(assembly),
+        "dtype_policy": _dtype_policy(assembly.model),
         "num_replicas": strategy.num_replicas,
         "cluster": dict(cluster.addresses) or None,
         # The launcher, who is told of lost tasks, adds up those that it has made.

@@ -200,7 +200,7 @@ def test_a_flag_that_contradicts_the_module_is_refused(
         f"--run_dir={tmp_path / 'run'}",
     )
     assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "--dtype=mixed_bfloat16 contradicts mixed_float16" in line
     assert not (tmp_path / "run").exists()
 

@@ -45,8 +45,18 @@ def subject(strategy: str, name: str, num_replicas: int) -> Subject:
     )
 
 
-@pytest.mark.parametrize("strategy", ["tower", "mirrored"])
-@pytest.mark.parametrize("name", FACTORIES)
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        *((name, "mirrored") for name in FACTORIES),
+        ("backbone", "tower"),
+        *(
+            pytest.param(name, "tower", marks=pytest.mark.exhaustive)
+            for name in FACTORIES
+            if name != "backbone"
+        ),
+    ],
+)
 def test_they_are_trained_as_on_one_device(name: str, strategy: str) -> None:
     several = subject(strategy, name, 2)
     initial = [weight.numpy() for weight in several.assembly.model.weights]
