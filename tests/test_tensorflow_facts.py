@@ -36,6 +36,7 @@ from strategies.library_internals import (
     stop_reducing_gradients,
     takes_weights,
 )
+from tests.processes import ROOT
 
 
 def two_devices() -> tf.distribute.MirroredStrategy:
@@ -645,3 +646,54 @@ def test_keras_adagrad_squares_rows_of_one_id_one_by_one() -> None:
     optimizer.apply([twice], [variable])
     (accumulator,) = (v for v in optimizer.variables if v.shape == (2, 1))
     np.testing.assert_array_equal(accumulator, [[1 + 1], [0]])
+
+
+_WAITS_FOR_A_SERVER = """
+import contextlib, os, sys, threading, time
+import tensorflow as tf
+from tensorflow.python.eager import context, executor
+from strategies.library_internals import own_executor
+
+server = tf.distribute.Server.create_local_server()
+tf.config.experimental_connect_to_host(server.target, "server")
+device = "/job:server/replica:0/task:0/device:CPU:0"
+with tf.device(device):
+    queue = tf.queue.FIFOQueue(1, [tf.bool])
+
+@tf.function
+def wait():
+    with tf.device(device):
+        return queue.dequeue()
+
+def run():
+    apart = own_executor() if sys.argv[1] == "own" else contextlib.nullcontext()
+    with apart, tf.device(device):
+        wait()
+
+def end_a_closure(ended):
+    with context.executor_scope(executor.new_executor(enable_async=False)):
+        pass
+    ended.set()
+
+wait.get_concrete_function()
+threading.Thread(target=run, daemon=True).start()
+deadline, ends = time.monotonic() + 5, True
+while ends and time.monotonic() < deadline:
+    ended = threading.Event()
+    threading.Thread(target=end_a_closure, args=(ended,), daemon=True).start()
+    ends = ended.wait(5)
+    time.sleep(0.1)
+print(ends, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "ends"), [("default", False), ("own", True)])
+def test_a_closure_ends_when_the_default_executor_has_nothing_to_do(
+    where: str, ends: bool
+) -> None:
+    """A worker that was lost gave back no closure while an update waited for it."""
+    program = [sys.executable, "-c", _WAITS_FOR_A_SERVER, where]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(ends)], done.stderr[-2000:]
