@@ -19,7 +19,7 @@ from tests.conformance.harness import LAYOUTS, UPDATES, Subject, small_config
 from tests.conformance.test_same_training import (
     TOLERANCES,
     assert_same_training,
-    reference,
+    of_one_device,
 )
 from tests.event_files import read_events
 from tests.further import chosen, further
@@ -77,7 +77,7 @@ def test_a_single_tower_is_one_device(update: str) -> None:
     for name, layout in LAYOUTS.items():
         # Anew for each: towers are traced with the data set they read.
         subject = Subject.of(config)
-        expected = reference("mlp", update, "float64")[name]
+        expected = of_one_device("mlp", update, "float64", name)
         for calls in (1, 10):
             outcome = subject.run(layout, calls=calls)
             assert_same_training(outcome, expected, TOLERANCES["float64", update])

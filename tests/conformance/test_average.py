@@ -17,7 +17,7 @@ from tests.conformance.harness import (
 from tests.conformance.test_same_training import (
     TOLERANCES,
     assert_same_training,
-    reference,
+    of_one_device,
 )
 from tests.conformance.test_sparse_gradients import clicks_config
 from tests.further import chosen
@@ -47,7 +47,7 @@ def test_one_gradient_of_the_mean_loss_is_the_mean_of_gradients(
         outcome, expected = losses.run(layout), gradients.run(layout)
         assert_same_training(outcome, expected, tolerance)
         assert_same_training(
-            outcome, reference("mlp", update, "float64")[name], tolerance
+            outcome, of_one_device("mlp", update, "float64", name), tolerance
         )
         assert outcome.gradient_norm == pytest.approx(
             expected.gradient_norm, rel=tolerance

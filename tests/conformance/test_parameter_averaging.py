@@ -26,7 +26,7 @@ from tests.conformance.harness import (
 from tests.conformance.test_same_training import (
     TOLERANCES,
     assert_same_training,
-    expected,
+    of_one_device,
     spec_of,
 )
 from tests.further import chosen, further
@@ -66,7 +66,7 @@ def test_averaged_after_every_step_of_sgd_it_is_one_device(
         for seed in (0, 1):
             assert_same_training(
                 subject.run(layout, seed=seed),
-                expected(model, "sgd", dtype, name, seed),
+                of_one_device(model, "sgd", dtype, name, seed),
                 TOLERANCES[dtype, "sgd"],
             )
 
@@ -82,7 +82,7 @@ def test_averaged_less_often_it_is_another_training() -> None:
         **UPDATES["sgd"],
     )
     outcome = Subject.of(config).run(LAYOUTS["even"])
-    losses = expected("mlp", "sgd", "float64", "even", None).losses
+    losses = of_one_device("mlp", "sgd", "float64", "even").losses
     assert outcome.losses[0] == pytest.approx(losses[0], rel=1e-12)
     assert outcome.losses[1] != pytest.approx(losses[1], rel=1e-6)
     assert not config.strategy.traits.matches_one_device

@@ -72,14 +72,14 @@ def subject(
 
 @functools.cache
 def reference(model: str, update: str, dtype: str) -> Subject:
-    """One device, not built by a call of `subject` because both are needed."""
+    """Returns one device, beside the one subject that is kept."""
     config = small_config(model=model, dtype=dtype, **UPDATES[update])
     return Subject.of(config, spec_of(model, dtype))
 
 
 @functools.cache
-def expected(
-    model: str, update: str, dtype: str, layout: str, seed: int | None
+def of_one_device(
+    model: str, update: str, dtype: str, layout: str, seed: int | None = None
 ) -> Outcome:
     """What one device does."""
     outcome = reference(model, update, dtype).run(LAYOUTS[layout], seed=seed)
@@ -111,7 +111,7 @@ def test_same_training_as_one_device(
     outcome = subject(strategy, replicas, model, update, "float64").run(LAYOUTS[layout])
     assert_same_training(
         outcome,
-        expected(model, update, "float64", layout, None),
+        of_one_device(model, update, "float64", layout),
         TOLERANCES["float64", update],
     )
 
@@ -129,6 +129,6 @@ def test_same_training_in_single_precision(
     for seed in seeds:
         assert_same_training(
             single.run(LAYOUTS[layout], seed=seed),
-            expected(model, update, "float32", layout, seed),
+            of_one_device(model, update, "float32", layout, seed),
             TOLERANCES["float32", update],
         )
