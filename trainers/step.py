@@ -169,13 +169,13 @@ class TrainStep:
             tape.watch(weights)
             share, written, sums = self._forward(batch, mapped)
             share, sums = scaled_loss(share, sums, scale, batch)
-        gradients = unscaled(tape.gradient(share, weights), scale)
         rewritten = self._layer_state.rewritten(written)
         trained = self._model.trainable_variables
         gradients = tape.gradient(
             share,
             [rewritten.get(id(v), w) for v, w in zip(trained, weights, strict=True)],
         )
+        gradients = unscaled(gradients, scale)
         written = self._layer_state.changes(written, mapped, followed)
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
