@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from strategies.base import Shares
-from strategies.shares import with_known_shapes
+from strategies.shares import scaled, with_known_shapes
 from trainers.histograms import histogram
 from trainers.layer_state import LayerState
 from trainers.optimizers import LOSS_SCALE, LossScale
@@ -134,7 +134,7 @@ class ModelUpdate:
         weights = [v.value for v in self._model.trainable_variables]
         gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
         details = {
-            "gradient_norm": tf.linalg.global_norm(gradients),
+            "gradient_norm": _global_norm(gradients),
         }
         paths = [variable.path for variable in self._model.trainable_variables]
         for name, weight, gradient in zip(
@@ -158,8 +158,11 @@ def _clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
     The squares of finite numbers may add up to more than their type holds, of which
     `tf.clip_by_global_norm` makes gradients that are not numbers.
     """
-    present = tf.linalg.global_norm(gradients)
+    present = _global_norm(gradients)
     present = tf.minimum(present, present.dtype.max)
+    if len(_dtypes(gradients)) > 1:
+        factor = norm / tf.maximum(present, norm)
+        return [scaled(gradient, factor) for gradient in gradients]
     clipped, _ = tf.clip_by_global_norm(gradients, norm, use_norm=present)
     return clipped
 
@@ -170,4 +173,22 @@ def _norm_where_they_are(variables: Sequence[tf.Variable]) -> tf.Tensor:
     for variable in variables:
         with tf.device(variable.device):
             squares.append(tf.nn.l2_loss(variable))
+    if len({square.dtype for square in squares}) > 1:
+        squares = [tf.cast(square, tf.float64) for square in squares]
     return tf.sqrt(2 * tf.add_n(squares))
+
+
+def _global_norm(gradients: Sequence[Any]) -> tf.Tensor:
+    """Returns the norm of all together, in float64 if layers have several types."""
+    if len(_dtypes(gradients)) < 2:
+        return tf.linalg.global_norm(gradients)
+    norms = [
+        tf.cast(tf.linalg.global_norm([gradient]), tf.float64)
+        for gradient in gradients
+        if gradient is not None
+    ]
+    return tf.norm(tf.stack(norms))
+
+
+def _dtypes(gradients: Sequence[Any]) -> set[tf.DType]:
+    return {gradient.dtype for gradient in gradients if gradient is not None}
