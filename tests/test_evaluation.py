@@ -126,7 +126,10 @@ def test_every_metric_is_in_the_result_as_keras_computes_it(
 ) -> None:
     folder, _ = regression
     final = result_of(folder)["final"]
-    model = keras.models.load_model(folder / "export" / "last.keras")
+    trained = keras.models.load_model(folder / "export" / "last.keras")
+    # Exported models are not compiled.
+    model = made.regression()
+    model.set_weights(trained.get_weights())
     _, (features, labels) = made.quantities()
     expected = model.evaluate(features, labels, verbose=0, return_dict=True)
     assert set(expected) == REPORTED
