@@ -30,8 +30,9 @@ N, T, K = 7, 4, 3
 RTOL = 1e-5
 
 
-def _drawn(*shape: int) -> np.ndarray:
-    drawn = np.random.default_rng(len(shape)).uniform(0.1, 0.9, shape)
+def _drawn(*shape: int, seed: int = 1) -> np.ndarray:
+    """Labels have the seed 1, and predictions others: equal ones would show nothing."""
+    drawn = np.random.default_rng(seed).uniform(0.1, 0.9, shape)
     return drawn.astype(np.float32)
 
 
@@ -40,11 +41,11 @@ def _ids(most: int, *shape: int) -> np.ndarray:
 
 
 PREDICTIONS = {
-    "[n]": _drawn(N),
-    "[n, 1]": _drawn(N, 1),
-    "[n, k]": _drawn(N, K),
-    "[n, t, 1]": _drawn(N, T, 1),
-    "[n, t, k]": _drawn(N, T, K),
+    "[n]": _drawn(N, seed=2),
+    "[n, 1]": _drawn(N, 1, seed=2),
+    "[n, k]": _drawn(N, K, seed=2),
+    "[n, t, 1]": _drawn(N, T, 1, seed=2),
+    "[n, t, k]": _drawn(N, T, K, seed=2),
 }
 LABELS = {
     "[n] float": _drawn(N),
