@@ -31,6 +31,8 @@ FLAGS = (
     "--train_steps=1000000",
     "--summary_every_steps=5",
     "--histogram_every_steps=none",
+    # An evaluation is divided among all workers, and waits for a suspended one.
+    "--eval_every_steps=none",
     # So that the workers do not fight for cores, of which there are fewer.
     "--step_delay_milliseconds=10",
 )
