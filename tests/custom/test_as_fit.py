@@ -37,7 +37,7 @@ def _drawn(*shape: int, seed: int = 1) -> np.ndarray:
 
 
 def _ids(most: int, *shape: int) -> np.ndarray:
-    return np.random.default_rng(7).integers(0, most, shape)
+    return np.arange(np.prod(shape)).reshape(shape) % most
 
 
 PREDICTIONS = {

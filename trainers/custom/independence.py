@@ -66,12 +66,19 @@ def _check_rows(judge: Judge, labels: Any, predictions: Any) -> None:
             f"{judge.title} gives {values.shape[0]} values for {count} examples: "
             "return a tensor whose first axis is that of the examples."
         )
-    alone = []
-    for index in range(count):
-        row = [_each(tf.gather, v, [index]) for v in (labels, predictions)]
-        alone.append(judge(row[0], row[1], count)[0])
+    alone = [
+        judge(_rows(labels, [index]), _rows(predictions, [index]), count)
+        for index in range(count)
+    ]
+    found = tf.reduce_mean(values)
+    _require_additive(judge, found, tf.concat(alone, 0), labels, predictions)
+
+
+def _require_additive(
+    judge: Judge, found: Any, of_parts: Any, labels: Any, predictions: Any
+) -> None:
     # Only sums over examples are ever used.
-    if not _agree(tf.reduce_mean(values), tf.reduce_mean(alone)):
+    if not _agree(found, tf.reduce_mean(of_parts)):
         raise UsageError(
             f"{judge.title} gives examples another value beside other examples, so "
             f"that replicas cannot share a batch ({_shapes(labels, predictions)}): "
@@ -81,7 +88,15 @@ def _check_rows(judge: Judge, labels: Any, predictions: Any) -> None:
 
 
 def _check_mean(judge: Judge, labels: Any, predictions: Any) -> None:
-    found = tf.reduce_mean(judge(labels, predictions))
+    values = judge(labels, predictions)
+    count = values.shape[0]
+    parts = [
+        judge(_rows(labels, rows), _rows(predictions, rows), count)
+        for rows in (range(count // 2), range(count // 2, count))
+        if rows
+    ]
+    found = tf.reduce_mean(values)
+    _require_additive(judge, found, tf.concat(parts, 0), labels, predictions)
     expected = judge.reduced(labels, predictions)
     if not _agree(found, expected):
         raise UsageError(
@@ -89,6 +104,10 @@ def _check_mean(judge: Judge, labels: Any, predictions: Any) -> None:
             f"mean of its examples' values ({_shapes(labels, predictions)}): return "
             "one value for each example, without their mean."
         )
+
+
+def _rows(values: Any, rows: Sequence[int]) -> Any:
+    return _each(tf.gather, values, list(rows))
 
 
 def _each(function: Callable[..., Any], values: Any, *arguments: Any) -> Any:
