@@ -39,7 +39,8 @@ def flags_of(example: str) -> list[str]:
 @pytest.mark.parametrize(
     ("example", "strategies"),
     [
-        ("text_classifier", "tower"),
+        ("text_classifier", "parameter_server"),
+        further("text_classifier", "tower"),
         ("multi_output", "parameter_server"),
         ("consistent_digits", "mirrored"),
         further("text_classifier", ",".join(SAME)),
