@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pathlib
+import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from models import catalogue, factories
@@ -20,6 +22,35 @@ def names() -> tuple[str, ...]:
     """Every model, sorted by name. Does not import TensorFlow."""
     folder = pathlib.Path(__file__).parent
     return tuple(sorted({path.stem for path in folder.glob("*.py")} - _NOT_MODELS))
+
+
+def reading(setting: str) -> Callable[[], tuple[str, ...]]:
+    """Returns a function that lists the models that read a setting.
+
+    It looks at the sources, because importing a model loads TensorFlow.
+
+    Args:
+      setting: Name of a field of `models.base.Settings`.
+
+    Returns:
+      A function without arguments that returns names, and `keras:*` for the classifiers
+      of keras.applications.
+    """
+
+    def found() -> tuple[str, ...]:
+        folder = pathlib.Path(__file__).parent
+        sources = {p.stem: p.read_text(encoding="utf-8") for p in folder.glob("*.py")}
+
+        def reads(name: str) -> bool:
+            # A model may hand its settings on to another one, as wide_embedding does.
+            text = sources[name]
+            others = re.findall(r"^from models\.(\w+) import", text, re.MULTILINE)
+            return f"settings.{setting}" in text or any(map(reads, others))
+
+        of_keras = [f"{catalogue.PREFIX}*"] if reads("keras_applications") else []
+        return (*filter(reads, names()), *of_keras)
+
+    return found
 
 
 def of_keras() -> tuple[str, ...]:

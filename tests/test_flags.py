@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models import factories
+from models import catalogue, factories
 from strategies import discovery
 from strategies.settings import UsageError, choices_of, field_types
 from tests.processes import environment, run_words
@@ -280,8 +280,21 @@ def test_every_setting_names_those_that_decide_about_it() -> None:
             values = listed() if callable(listed) else listed
             assert values, f"{name} is used by no {other}"
             choices = choices_of(all_fields()[other][1])
-            own = {"true", factories.PATTERN}
+            own = {"true", factories.PATTERN, f"{catalogue.PREFIX}*"}
             assert choices is None or {*values} - own <= {*choices}, name
+
+
+def test_a_model_takes_the_settings_that_its_file_reads() -> None:
+    """Also those that it hands on to another model, as wide_embedding does to mlp."""
+    for model in ("mlp", "convnet", "wide_embedding", "keras:MobileNetV2"):
+        assert parse(f"--model={model}", "--dropout=0.1").model.dropout == 0.1
+    assert parse("--model=wide_embedding", "--hidden_units=8").model.hidden_units == (
+        8,
+    )
+    with pytest.raises(
+        UsageError, match="--hidden_units=8 is not used by --model=conv"
+    ):
+        parse("--model=convnet", "--hidden_units=8")
 
 
 def test_a_file_of_another_strategy_leaves_its_settings_behind(

@@ -41,14 +41,14 @@ class ModelConfig:
         "Width of each hidden layer of mlp and wide_embedding.",
         minimum=1,
         maximum=1_000_000,
-        used_by={"model": ("mlp", "wide_embedding")},
+        used_by={"model": models.reading("hidden_units")},
     )
     embedding_dimension: int = setting(
         16,
         "Numbers that stand for one category in wide_embedding.",
         minimum=1,
         maximum=1_000_000,
-        used_by={"model": ("wide_embedding",)},
+        used_by={"model": models.reading("embedding_dimension")},
     )
     embedding_shards: int = setting(
         2,
@@ -56,14 +56,14 @@ class ModelConfig:
         "parameter servers. Does not change the training.",
         minimum=1,
         maximum=1_000,
-        used_by={"model": ("wide_embedding",)},
+        used_by={"model": models.reading("embedding_shards")},
     )
     dropout: float = setting(
         0.0,
         "Fraction of activations dropped in training.",
         minimum=0,
         below=1,
-        used_by={"model": models.names},
+        used_by={"model": models.reading("dropout")},
     )
     switch_off: tuple[str, ...] | None = setting(
         None,

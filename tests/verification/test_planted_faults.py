@@ -19,7 +19,8 @@ from models.base import classifier
 
 def build(data, settings):
     features = keras.Input(data.input_shape)
-    hidden = keras.layers.Dense(8)(keras.layers.Flatten()(features))
+    width = settings.hidden_units[0]
+    hidden = keras.layers.Dense(width)(keras.layers.Flatten()(features))
     hidden = keras.layers.BatchNormalization(name="normalize")(hidden)
     hidden = keras.layers.Dense(8)(keras.ops.relu(hidden))
     hidden = keras.layers.BatchNormalization(name="again")(hidden)
