@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -73,6 +74,26 @@ def check_numbers(data: Data) -> None:
                 )
 
 
+@contextlib.contextmanager
+def labels_blamed(batch: Batch) -> Iterator[None]:
+    """Turns an error of the block into one line if labels are not real numbers.
+
+    Args:
+      batch: Examples that the block computes a loss of.
+
+    Raises:
+      UsageError: The block failed, and labels are strings or complex numbers.
+    """
+    try:
+        yield
+    except Exception as error:
+        for label in tf.nest.flatten(batch.labels):
+            unfit = _UNFIT.get(label.dtype.as_datatype_enum)
+            if unfit is not None:
+                raise UsageError(f"the data has labels of {unfit}") from error
+        raise
+
+
 _COMPLEX = (
     "complex numbers, of which the model takes the real parts alone: give real and "
     "imaginary parts as features of their own, as by numpy.stack([x.real, x.imag], -1)."
@@ -114,7 +135,11 @@ class IdRange(NamedTuple):
 
 
 def check_ids(
-    loss: Any, names: Sequence[str] | None, data: Data, predictions: Callable[[], Any]
+    loss: Any,
+    names: Sequence[str] | None,
+    data: Data,
+    few: Batch,
+    predictions: Callable[[], Any],
 ) -> None:
     """Refuses ids of classes that the model has no output for.
 
@@ -125,7 +150,8 @@ def check_ids(
       loss: What the model is compiled with: Keras's name, an object or a function, or a
         list or dict of those by output.
       names: Of the model's outputs, in order; None if they are not known.
-      data: Whose labels are checked, where they are in memory.
+      data: Data whose labels are checked, where they are in memory.
+      few: A few examples, which are checked where labels are not in memory.
       predictions: Returns the model's outputs, of which only shapes matter.
 
     Raises:
@@ -138,8 +164,8 @@ def check_ids(
         source.tensors()[1]
         for source in (data.train, data.evaluation)
         if isinstance(source, ArraySource)
-    ]
-    if not sparse or not sources:
+    ] or [few.labels]
+    if not sparse:
         return
     outputs = _by_output(predictions(), names)
     for name, ignored in sparse.items():

@@ -17,7 +17,7 @@ from models.base import Build, Examples, Objective, Settings
 from strategies.base import Batch
 from strategies.library_internals import make_anew
 from strategies.settings import UsageError, one_line
-from trainers.custom.checks import check_ids, check_methods, check_values
+from trainers.custom.checks import check_ids, check_methods, check_values, labels_blamed
 from trainers.custom.objective import objective_of
 from trainers.custom.own_code import blamed
 from trainers.custom.probe import probe
@@ -62,25 +62,23 @@ class CustomModel:
                 objective = own_objective(
                     self.replica_step, lambda: self._compiled(model)
                 )
-            self._check(objective, model)
+            check_values(objective, model, self.few())
         return objective
 
     def _compiled(self, model: keras.Model) -> Objective:
-        examples = probe(model, self.few())
-        return objective_of(model, self.loss, self.metrics, *examples)
-
-    def _check(self, objective: Objective, model: keras.Model) -> None:
-        """Refuses examples that the model cannot take, before anything is written."""
+        """Returns the objective of `fit`, on data that it can be computed of."""
         few = self.few()
-        check_values(objective, model, few)
-        if self.replica_step is None:
+        examples = probe(model, few)
 
-            def predictions() -> Any:
-                return model.compute_output_spec(_specified(few.features))
+        def predictions() -> Any:
+            return model.compute_output_spec(_specified(few.features))
 
-            loss = self.loss or getattr(model, "loss", None)
-            names = getattr(model, "output_names", None)
-            check_ids(loss, names, self.data, predictions)
+        loss = self.loss or getattr(model, "loss", None)
+        names = getattr(model, "output_names", None)
+        # Keras computes the loss of these examples to find out what it is made of.
+        check_ids(loss, names, self.data, few, predictions)
+        with labels_blamed(few):
+            return objective_of(model, self.loss, self.metrics, *examples)
 
 
 def custom_model(config: ModelConfig, data: Data) -> CustomModel:
