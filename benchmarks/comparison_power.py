@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import psutil
 
-from trainers.comparison import verdicts
-from trainers.comparison.figures import Run, read_run
-from trainers.comparison.measure import measure
-from trainers.comparison.statistics import detectable, paired
-from trainers.files import write_json
+from strategies.common.files import write_json
+from trainers.experiments.compare import verdicts
+from trainers.experiments.compare.statistics import detectable, paired
+from trainers.experiments.measurement import measure
+from trainers.experiments.run_record import Run, read_run
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 RUNS = RESULTS / "comparison_power_runs.json"

@@ -22,15 +22,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.machine import RESULTS, machine, name_in_files
-from trainers import flags
-from trainers.comparison.arms import Arm
-from trainers.config import Config
-from trainers.console import Console
-from trainers.execution import Executed, Execution, with_runs
-from trainers.files import write_json
-from trainers.folder_of_runs import FolderOfRuns
-from trainers.outcome import ExitCode
-from trainers.prediction.experiments import (
+from strategies.common.console import Console
+from strategies.common.errors import ExitCode
+from strategies.common.files import write_json
+from strategies.common.text import aligned
+from trainers.cli import flags
+from trainers.config.config import Config
+from trainers.experiments.arms import Arm
+from trainers.experiments.experiment_dir import FolderOfRuns
+from trainers.experiments.predict.experiments import (
     REFERENCE,
     Experiment,
     arms_of,
@@ -38,10 +38,9 @@ from trainers.prediction.experiments import (
     on_one_device,
     with_replicas,
 )
-from trainers.prediction.fitting import Fitted, exchange_of, fit, measured
-from trainers.prediction.measurement import Compute, Measurement
-from trainers.prediction.model import Model
-from trainers.table import aligned
+from trainers.experiments.predict.fitting import Fitted, exchange_of, fit, measured
+from trainers.experiments.predict.performance_model import Compute, Measurement, Model
+from trainers.experiments.runner import Executed, Execution, with_runs
 
 _STRATEGIES = "mirrored,multi_worker_mirrored,parameter_server"
 _WIDTH, _BATCH, _REPLICAS = 512, 64, 2

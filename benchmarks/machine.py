@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from strategies.quiet import native_log_hidden
+from strategies.common.native_log import native_log_hidden
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -16,7 +16,7 @@ def machine() -> Mapping[str, Any]:
     """Its `name`, such as `2x Intel(R) Xeon(R) Processor`, and what result.json has."""
     # TensorFlow, which takes seconds and is not needed before.
     with native_log_hidden():
-        from trainers.results import hardware
+        from trainers.reporting.result import hardware
 
         found = hardware()
     return {"name": f"{found['cpu_cores']}x {found['cpu']}", **found}

@@ -20,10 +20,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
-from trainers.inputs.order import Order
-from trainers.inputs.record_files import count_records, read_records
-from trainers.inputs.record_schema import RecordSchema, parse_schema
-from trainers.inputs.record_stream import open_stream
+from trainers.inputs.shuffling import Order
+from trainers.inputs.tfrecord.reader import count_records, read_records
+from trainers.inputs.tfrecord.schema import RecordSchema, parse_schema
+from trainers.inputs.tfrecord.stream import open_stream
 
 NUM_FILES = 8
 BATCH = 256

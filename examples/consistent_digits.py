@@ -12,7 +12,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from strategies.base import Batch
+from strategies.common.types import Batch
 
 _WEIGHT = 0.5
 

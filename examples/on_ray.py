@@ -30,9 +30,9 @@ from collections.abc import Mapping, Sequence
 import ray
 from ray.util.placement_group import placement_group
 
-from strategies.cluster import Cluster
-from strategies.launched_task import LAUNCHER_PID
-from strategies.rendezvous import PeerLostError
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import PeerLostError
+from strategies.launcher.process import LAUNCHER_PID
 
 _SECONDS_TO_BE_PLACED = 600.0
 _SECONDS_BETWEEN_LOOKS = 0.5

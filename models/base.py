@@ -109,7 +109,7 @@ class Objective(Protocol):
 
         Args:
           model: to be called with `batch.features`.
-          batch: n examples, as `strategies.base.Batch` has them.
+          batch: n examples, as `strategies.common.types.Batch` has them.
           training: whether the model is to do what it does in training.
         """
 

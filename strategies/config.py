@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from strategies import confinement, discovery
-from strategies.device_choice import DeviceChoice, parse_devices
-from strategies.settings import (
-    UsageError,
-    UsedBy,
-    as_argument,
-    check_settings,
-    setting,
-    shown,
-)
-from strategies.traits import Traits
+from strategies import registry
+from strategies.base import Traits
+from strategies.common.errors import UsageError
+from strategies.common.fields import UsedBy, check_settings, setting
+from strategies.common.text import as_argument, shown
+from strategies.devices.parsing import DeviceChoice, parse_devices
+from strategies.launcher import network_isolation
 
 DEFAULT_NUM_WORKERS = 2
 DEFAULT_SYNC_EVERY_STEPS = 10
@@ -27,21 +23,21 @@ _MOST_REPLICAS = 1_000_000
 
 # By which strategies some settings are used.
 _OF_CLUSTERS: UsedBy = {
-    "strategy": discovery.names_where(lambda traits: traits.multi_process)
+    "strategy": registry.names_where(lambda traits: traits.multi_process)
 }
 _OF_STAGES: UsedBy = {
-    "strategy": discovery.names_where(lambda traits: traits.splits_model)
+    "strategy": registry.names_where(lambda traits: traits.splits_model)
 }
 # Ballast has a weight for each server, whichever strategy trains it.
 _OF_SERVERS: UsedBy = {
-    "strategy": discovery.names_where(lambda traits: "ps" in traits.roles),
+    "strategy": registry.names_where(lambda traits: "ps" in traits.roles),
     "ballast": ("true",),
 }
 
 
 def _of_those_that_name(setting: str) -> UsedBy:
     return {
-        "strategy": discovery.names_where(lambda traits: setting in traits.own_settings)
+        "strategy": registry.names_where(lambda traits: setting in traits.own_settings)
     }
 
 
@@ -52,7 +48,7 @@ class StrategyConfig:
     strategy: str = setting(
         "one_device",
         "How training is distributed.",
-        choices=discovery.names,
+        choices=registry.names,
     )
     num_replicas: int | None = setting(
         None,
@@ -193,11 +189,11 @@ class StrategyConfig:
         used_by=_OF_CLUSTERS,
     )
     confine_cluster: str = setting(
-        confinement.AUTO,
+        network_isolation.AUTO,
         "Whether a cluster that is started on this machine has a network of its own, "
         "which nobody else can reach: auto where the machine allows it; required, or "
         "not started.",
-        choices=confinement.CHOICES,
+        choices=network_isolation.CHOICES,
         used_by=_OF_CLUSTERS,
     )
     allow_remote_hosts: bool = setting(
@@ -209,7 +205,7 @@ class StrategyConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        most = discovery.traits(self.strategy).max_replicas
+        most = registry.traits(self.strategy).max_replicas
         if most is not None and (self.num_replicas or 1) > most:
             raise UsageError(
                 f"--num_replicas={self.num_replicas} does not fit "
@@ -256,12 +252,12 @@ class StrategyConfig:
         """Whether every update uses gradients of the current weights."""
         if self.update is not None:
             return self.update == "sync"
-        return discovery.traits(self.strategy).synchronous
+        return registry.traits(self.strategy).synchronous
 
     @property
     def traits(self) -> Traits:
         """What the strategy declares, as it holds for this configuration."""
-        declared = discovery.traits(self.strategy)
+        declared = registry.traits(self.strategy)
         matches = declared.matches_one_device
         if declared.updates:
             matches = self.is_synchronous and not self.backup_workers
@@ -283,7 +279,7 @@ class StrategyConfig:
         return num_workers - self.backup_workers if self.is_synchronous else 1
 
     def _check_devices(self) -> None:
-        choice, traits = self.device_choice, discovery.traits(self.strategy)
+        choice, traits = self.device_choice, registry.traits(self.strategy)
         if not choice.num_devices:
             return
         if traits.multi_process:
@@ -340,7 +336,7 @@ class StrategyConfig:
             )
 
     def _check_update(self) -> None:
-        accepted = discovery.traits(self.strategy).updates
+        accepted = registry.traits(self.strategy).updates
         if self.update is not None and self.update not in accepted:
             raise UsageError(
                 f"--update={self.update} does not fit --strategy={self.strategy}, "
@@ -412,8 +408,8 @@ class StrategyConfig:
 def _strategies_that_average(what: str) -> str:
     """By their flags, with what is not their default."""
     found = []
-    for name in discovery.names():
-        traits = discovery.traits(name)
+    for name in registry.names():
+        traits = registry.traits(name)
         if what in traits.averages and traits.synchronous:
             update = " --update=sync" * bool(traits.updates)
             average = f" --average={what}" * (what != traits.averages[0])

@@ -8,22 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import (
-    Batch,
-    Communication,
-    GlobalBatches,
-    ReplicaStep,
-    Strategy,
-    Update,
-)
-from strategies.batch import take_share
-from strategies.cluster import Cluster
+from strategies.base import Communication, Strategy, Traits
+from strategies.cluster.spec import Cluster
+from strategies.common.types import Batch, GlobalBatches, ReplicaStep, Update
 from strategies.config import StrategyConfig
-from strategies.devices import replica_devices, require_gpus
-from strategies.inner_loop import InnerLoop
-from strategies.replicated import compile_replicated, sum_in_one_process
-from strategies.step_input import Spans
-from strategies.traits import Traits
+from strategies.devices.assignment import replica_devices, require_gpus
+from strategies.inner_loop.input import Spans
+from strategies.inner_loop.loop import InnerLoop
+from strategies.inner_loop.replicated import compile_replicated, sum_in_one_process
+from strategies.inner_loop.sharding import take_share
 
 
 class Mirrored(Strategy):

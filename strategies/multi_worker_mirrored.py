@@ -13,39 +13,37 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import (
+from strategies.base import Communication, Strategy, Traits
+from strategies.cluster.rendezvous import meet
+from strategies.cluster.resolver import resolver_of
+from strategies.cluster.spec import Cluster
+from strategies.cluster.startup_watchdog import StartUpWatch
+from strategies.common.private_apis import give_up_connecting
+from strategies.common.types import (
     Batch,
-    Communication,
     GlobalBatches,
     ReplicaStep,
     RunSteps,
     Shares,
-    Strategy,
     Update,
 )
-from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
-from strategies.devices import require_gpus
-from strategies.library_internals import give_up_connecting
-from strategies.local_updates import (
+from strategies.devices.assignment import require_gpus
+from strategies.inner_loop.input import Spans
+from strategies.inner_loop.reduction import bytes_of
+from strategies.inner_loop.replicated import (
+    compile_replicated,
+    sum_by_type,
+    sum_in_few_collectives,
+)
+from strategies.local_sgd.local_steps import (
     StepsOnCopies,
     alone,
     average_if_due,
     averaged_variables,
     sum_what_is_reported,
 )
-from strategies.rendezvous import meet
-from strategies.replicated import (
-    compile_replicated,
-    sum_by_type,
-    sum_in_few_collectives,
-)
-from strategies.resolver import resolver_of
-from strategies.shares import bytes_of
-from strategies.startup_watch import StartUpWatch
-from strategies.step_input import Spans
-from strategies.traits import Traits
-from strategies.worker_copies import WorkerCopies
+from strategies.local_sgd.replica_variables import WorkerCopies
 
 
 class MultiWorkerMirrored(Strategy):

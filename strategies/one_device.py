@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import Batch, GlobalBatches, ReplicaStep, Shares, Strategy, Update
-from strategies.cluster import Cluster
+from strategies.base import Strategy, Traits
+from strategies.cluster.spec import Cluster
+from strategies.common.types import Batch, GlobalBatches, ReplicaStep, Shares, Update
 from strategies.config import StrategyConfig
-from strategies.devices import replica_devices
-from strategies.inner_loop import InnerLoop, Step
-from strategies.step_input import Spans
-from strategies.traits import Traits
+from strategies.devices.assignment import replica_devices
+from strategies.inner_loop.input import Spans
+from strategies.inner_loop.loop import InnerLoop, Step
 
 
 class OneDevice(Strategy):

@@ -21,32 +21,30 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import (
+from strategies.base import Communication, Strategy, Traits
+from strategies.cluster.spec import Cluster
+from strategies.common.types import (
     Batch,
-    Communication,
     GlobalBatches,
     ReplicaStep,
     RunSteps,
     Shares,
-    Strategy,
     Update,
 )
-from strategies.batch import take_share
-from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
-from strategies.copies import Copies
-from strategies.devices import replica_devices
-from strategies.local_updates import (
+from strategies.devices.assignment import replica_devices
+from strategies.inner_loop.input import Spans
+from strategies.inner_loop.reduction import bytes_of
+from strategies.inner_loop.replicated import compile_replicated, sum_in_one_process
+from strategies.inner_loop.sharding import take_share
+from strategies.local_sgd.local_steps import (
     StepsOnCopies,
     alone,
     average_if_due,
     averaged_variables,
     sum_what_is_reported,
 )
-from strategies.replicated import compile_replicated, sum_in_one_process
-from strategies.shares import bytes_of
-from strategies.step_input import Spans
-from strategies.traits import Traits
+from strategies.local_sgd.replica_variables import Copies
 
 
 class ParameterAveraging(Strategy):

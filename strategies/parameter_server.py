@@ -9,26 +9,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.asynchronous_steps import AsynchronousSteps, Feed
-from strategies.base import (
-    Communication,
-    GlobalBatches,
-    ReplicaStep,
-    RunSteps,
-    Strategy,
-    Update,
-)
-from strategies.cluster import Cluster
+from strategies.base import Communication, Strategy, Traits
+from strategies.cluster.failure_detection import LOSSES
+from strategies.cluster.rendezvous import is_answering, meet
+from strategies.cluster.resolver import resolver_of
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import UsageError
+from strategies.common.types import GlobalBatches, ReplicaStep, RunSteps, Update
 from strategies.config import StrategyConfig
-from strategies.messages import read_here
-from strategies.peers import LOSSES
-from strategies.placement import BySize
-from strategies.rendezvous import is_answering, meet
-from strategies.resolver import resolver_of
-from strategies.server import serve
-from strategies.settings import UsageError
-from strategies.synchronous_steps import SynchronousSteps
-from strategies.traits import Traits
+from strategies.ps.async_coordinator import AsynchronousSteps, Feed
+from strategies.ps.server import serve
+from strategies.ps.sync_coordinator import SynchronousSteps
+from strategies.ps.tensor_packing import read_here
+from strategies.ps.variable_placement import BySize
 
 _SECONDS_TO_GIVE_BACK = 5.0
 

@@ -11,7 +11,7 @@ weights live on one device, the parameter device. For every step
 4. the weights are changed once, and the next step reads the new ones.
 
 With `--update=async` no tower waits for another: each takes whole global batches, and
-applies its gradient by itself (`strategies/asynchronous_towers.py`).
+applies its gradient by itself (`strategies/inner_loop/async_towers.py`).
 
 `tf.distribute` has no part in it: a tower is a `tf.device` scope and a loop.
 """
@@ -24,25 +24,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.asynchronous_towers import AsynchronousTowers, TowerFeed
-from strategies.base import (
+from strategies.base import Communication, Strategy, Traits
+from strategies.cluster.spec import Cluster
+from strategies.common.types import (
     Batch,
-    Communication,
     GlobalBatches,
     ReplicaStep,
     RunSteps,
     Shares,
-    Strategy,
     Update,
 )
-from strategies.batch import take_share
-from strategies.cluster import Cluster
 from strategies.config import StrategyConfig
-from strategies.devices import CPU, replica_devices
-from strategies.inner_loop import InnerLoop, Step
-from strategies.shares import sum_gradients, sum_structures
-from strategies.step_input import Spans
-from strategies.traits import Traits
+from strategies.devices.assignment import CPU, replica_devices
+from strategies.inner_loop.async_towers import AsynchronousTowers, TowerFeed
+from strategies.inner_loop.input import Spans
+from strategies.inner_loop.loop import InnerLoop, Step
+from strategies.inner_loop.reduction import sum_gradients, sum_structures
+from strategies.inner_loop.sharding import take_share
 
 
 class Tower(Strategy):

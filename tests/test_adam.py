@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainers.adam import Adam, AdamW
+from trainers.model.optimizers import Adam, AdamW
 
 # Of 20 updates, each a few roundings. In double precision Keras's own rounds its betas
 # to single, and differs by 4e-7 from the formula, which ours is compared with there.
@@ -31,7 +31,7 @@ def trained(
         variable = keras.Variable(np.linspace(-1, 1, 12).reshape(4, 3), dtype=dtype)
         optimizer = make(**SETTINGS)
         optimizer.build([variable])
-    # A replica's gradient counts as it is; see strategies/library_internals.py.
+    # A replica's gradient counts as it is; see strategies/common/private_apis.py.
     optimizer._all_reduce_sum_gradients = list
 
     @tf.function

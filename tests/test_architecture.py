@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from strategies import discovery
+from strategies import registry
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGES = ("strategies", "models", "trainers")
@@ -114,7 +114,7 @@ def test_no_import_goes_against_the_drawing() -> None:
 
 def test_only_flags_reads_the_command_line() -> None:
     readers = {name_of(path) for path in FILES if imports_package(path, "absl")}
-    assert readers == {"trainers/flags.py"} | TOOLS
+    assert readers == {"trainers/cli/flags.py"} | TOOLS
 
 
 def test_only_summaries_writes_event_files() -> None:
@@ -125,7 +125,7 @@ def test_only_summaries_writes_event_files() -> None:
         if isinstance(node, ast.Attribute)
         and ast.unparse(node).startswith("tf.summary")
     }
-    assert writers == {"trainers/summaries.py"}
+    assert writers == {"trainers/reporting/tensorboard.py"}
 
 
 def test_private_names_of_libraries_are_in_one_place() -> None:
@@ -140,7 +140,7 @@ def test_private_names_of_libraries_are_in_one_place() -> None:
         # Public, whatever its name looks like.
         and ast.unparse(node) != "os._exit"
         and node.attr not in own_private_names(path) | {"_replace"}
-        and name_of(path) != "strategies/library_internals.py"
+        and name_of(path) != "strategies/common/private_apis.py"
     }
     assert offenders == set()
 
@@ -169,7 +169,7 @@ def test_nothing_branches_on_the_name_of_a_strategy() -> None:
         if isinstance(node, (ast.Compare, ast.match_case))
         for constant in ast.walk(node)
         if isinstance(constant, ast.Constant)
-        and constant.value in discovery.names()
+        and constant.value in registry.names()
         and path.stem != constant.value
     }
     assert offenders == set()
@@ -188,17 +188,17 @@ RUNS_WHAT_IT_READS = {
     *("allow_pickle", "safe_mode", "load_data"),
 }
 IMPORT_BY_NAME = {
-    *("models/__init__.py", "strategies/discovery.py", "trainers/inputs/__init__.py"),
+    *("models/__init__.py", "strategies/registry.py", "trainers/inputs/__init__.py"),
     # These say the name themselves, or have it from --mode.
-    *("trainers/__init__.py", "trainers/main.py", "trainers/command.py"),
-    *("trainers/refusals.py", "trainers/tasks.py"),
+    *("trainers/__init__.py", "trainers/main.py", "trainers/cli/app.py"),
+    *("trainers/fault_tolerance/tensorflow_errors.py", "trainers/cli/app.py"),
     # A name that only the command line gives; tests/custom/test_names.py.
     "models/factories.py",
 }
 
 
 # Reads files of Keras's own form, in its safe mode; tests/faults/test_malicious_files.
-READS_KERAS_FILES = {"trainers/exports.py": {"load_model", "safe_mode"}}
+READS_KERAS_FILES = {"trainers/run_dir/export.py": {"load_model", "safe_mode"}}
 
 
 def names_in(path: pathlib.Path) -> set[str]:
@@ -249,38 +249,38 @@ def test_library_code_has_no_assert_and_swallows_nothing() -> None:
 
 def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
     light = (
-        "strategies/settings.py",
+        "strategies/common/fields.py",
         "strategies/base.py",
-        "strategies/cluster.py",
-        "strategies/confinement.py",
-        "strategies/device_choice.py",
-        "strategies/device_config.py",
-        "strategies/discovery.py",
-        "strategies/end_with_launcher.py",
-        "strategies/gpu_memory.py",
-        "strategies/gpus.py",
-        "strategies/hello_cluster.py",
-        "strategies/hosts.py",
-        "strategies/launch_plan.py",
-        "strategies/launched_task.py",
-        "strategies/launcher.py",
-        "strategies/network_namespace.py",
-        "strategies/quiet.py",
-        "strategies/rendezvous.py",
-        "strategies/restarts.py",
-        "strategies/slurm.py",
-        "strategies/survey.py",
-        "strategies/task_group.py",
+        "strategies/cluster/spec.py",
+        "strategies/launcher/network_isolation.py",
+        "strategies/devices/parsing.py",
+        "strategies/devices/config.py",
+        "strategies/registry.py",
+        "strategies/launcher/process.py",
+        "strategies/devices/gpu.py",
+        "strategies/devices/gpu.py",
+        "strategies/hello_cluster/__main__.py",
+        "strategies/cluster/security.py",
+        "strategies/launcher/launch_config.py",
+        "strategies/launcher/process.py",
+        "strategies/launcher/launcher.py",
+        "strategies/launcher/_enter_namespace.py",
+        "strategies/common/native_log.py",
+        "strategies/cluster/rendezvous.py",
+        "strategies/launcher/launcher.py",
+        "strategies/cluster/slurm.py",
+        "strategies/cluster/node_info.py",
+        "strategies/launcher/process_group.py",
         "models/__init__.py",
         "models/factories.py",
-        "trainers/custom/names.py",
-        "trainers/comparison/settings.py",
-        "trainers/config.py",
+        "trainers/config/user_code.py",
+        "trainers/config/comparison.py",
+        "trainers/config/config.py",
         "trainers/completion/script.py",
-        "trainers/flag_list.py",
-        "trainers/flags.py",
-        "trainers/help_pages.py",
-        "trainers/manual.py",
+        "trainers/cli/flag_list.py",
+        "trainers/cli/flags.py",
+        "trainers/cli/help.py",
+        "trainers/cli/help.py",
         "trainers/inputs/cifar10_download.py",
         "trainers/matpow.py",
     )

@@ -10,15 +10,15 @@ import keras
 import pytest
 import tensorflow as tf
 
-from strategies.cluster import Cluster
-from strategies.settings import UsageError
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import UsageError
 from tests.conformance.harness import small_config
 from tests.custom.made import Nested
 from tests.further import further
-from trainers import flags
-from trainers.assembly import assemble, create_strategy
-from trainers.ballast import LEAST_BYTES, MOST_BYTES, add_ballast
+from trainers.cli import flags
+from trainers.loop.builder import assemble, create_strategy
 from trainers.main import main
+from trainers.model.padding_weights import LEAST_BYTES, MOST_BYTES, add_ballast
 
 FEATURES = (5,)
 

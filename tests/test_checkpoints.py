@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests import processes
-from trainers import checkpoints, commit
-from trainers.checkpoints import Checkpoints, has_checkpoint, weights_sha256
-from trainers.run_state import RollbackHistory
-from trainers.tally import Tally
+from trainers.run_dir import checkpoint_manifest, checkpoints
+from trainers.run_dir.checkpoints import Checkpoints, has_checkpoint, weights_sha256
+from trainers.run_dir.train_state import RollbackHistory, Tally
 
 INDEX = "variables.index"
 DATA = "variables.data-00000-of-00001"
@@ -210,7 +209,7 @@ MOMENTS = {
     "before anything": (checkpoints.Checkpoints, "remove_unfinished"),
     "before the variables": (tf.train.Checkpoint, "write"),
     "before the commit": (checkpoints, "write_commit"),
-    "while the commit is written": (commit, "_digest"),
+    "while the commit is written": (checkpoint_manifest, "_digest"),
     "before the rename": (pathlib.Path, "rename"),
     "after the rename": (checkpoints, "sync_to_disk"),
     "before the oldest is removed": (shutil, "rmtree"),
@@ -285,7 +284,7 @@ def forge(change: Callable[[dict[str, Any]], object]) -> Damage:
         content = json.loads(path.read_text(encoding="utf-8"))
         del content["sha256"]
         change(content)
-        content["sha256"] = commit._digest(content)
+        content["sha256"] = checkpoint_manifest._digest(content)
         path.write_text(json.dumps(content), encoding="utf-8")
 
     return damage
@@ -368,7 +367,7 @@ def names_a_file(name: str) -> Damage:
         entry = {"bytes": 0, "sha256": "0" * 64}
         if name.endswith(("precious", COMMIT)) and target.exists():
             size = len(target.read_bytes())
-            entry = {"bytes": size, "sha256": commit._sha256(target)}
+            entry = {"bytes": size, "sha256": checkpoint_manifest._sha256(target)}
         path = name.replace("OUTSIDE", str(outside))
         forge(lambda content: content["files"].update({path: entry}))(newest, outside)
 
@@ -678,10 +677,10 @@ def test_a_bit_flipped_anywhere_in_a_large_file_is_seen(tmp_path: pathlib.Path) 
         at_borders = {n * MEBIBYTE + i for n in range(1, 5) for i in (-1, 0, 1)}
         for position in sorted({p for p in evenly | at_borders if p < size}):
             flip_bit(newest / name, position)
-            with pytest.raises(commit.DamagedError):
-                commit.read_commit(newest, 20)
+            with pytest.raises(checkpoint_manifest.DamagedError):
+                checkpoint_manifest.read_commit(newest, 20)
             flip_bit(newest / name, position)
-    commit.read_commit(newest, 20)
+    checkpoint_manifest.read_commit(newest, 20)
     flip_bit(newest / DATA, (newest / DATA).stat().st_size - 1)
     run.restore()
     assert run.values() == run.values_at(10)

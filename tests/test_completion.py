@@ -15,12 +15,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from strategies import discovery
-from strategies.settings import UsageError
+from strategies import registry
+from strategies.common.errors import UsageError
 from tests import processes
-from trainers import flags
+from trainers.cli import flags
+from trainers.cli.flag_list import SHELLS, all_flags
 from trainers.completion.script import script
-from trainers.flag_list import SHELLS, all_flags
 
 CALL = "python -m trainers.main "
 
@@ -206,7 +206,7 @@ def test_what_is_typed_is_completed(name: str, folder: pathlib.Path) -> None:
 
 def test_what_there_is_to_choose_is_listed(name: str, folder: pathlib.Path) -> None:
     with terminal(name, folder) as shell:
-        assert {*discovery.names()} <= shell.listed(f"{CALL}--strategy=")
+        assert {*registry.names()} <= shell.listed(f"{CALL}--strategy=")
         names = {word.rstrip("=") for word in shell.listed(f"{CALL}--")}
         assert {f"--{flag.name}" for flag in all_flags()} <= names
         listed = shell.listed(f"{CALL}--strategies=tower,mirrored,")
@@ -224,7 +224,7 @@ def test_fish_offers_the_same(folder: pathlib.Path) -> None:
         w.rstrip("=") for w in offered
     }
     for words, expected in {
-        "--strategy=": {f"--strategy={name}" for name in discovery.names()},
+        "--strategy=": {f"--strategy={name}" for name in registry.names()},
         "--strategy mi": {"mirrored"},
         "--strategies=tower,mi": {"--strategies=tower,mirrored"},
         "--run_dir=runs/": {"--run_dir=runs/four/"},

@@ -10,15 +10,15 @@ import pytest
 import tensorflow as tf
 from sklearn.metrics import confusion_matrix
 
-from strategies.cluster import Cluster
+from strategies.cluster.spec import Cluster
 from tests.conformance.harness import alone_and_uneven, small_config, subjects
 from tests.event_files import read_events
 from tests.further import chosen, further
 from tests.processes import metrics_of, result_of, train
 from trainers import inputs
-from trainers.assembly import assemble, create_strategy
-from trainers.config import Config
-from trainers.confusion import draw_confusion
+from trainers.config.config import Config
+from trainers.loop.builder import assemble, create_strategy
+from trainers.model.confusion_matrix import draw_confusion
 
 TRAINED = (
     *("--model=mlp", "--hidden_units=16", "--train_steps=60", "--learning_rate=0.003"),

@@ -15,7 +15,7 @@ pytest.importorskip("coverage", reason="coverage is missing: make install-test")
 # A task that has lost its peers leaves by os._exit.
 _STARTS_ONE_THAT_LEAVES = """
 import subprocess, sys
-task = "from trainers.command import _leave, Console; _leave(138, Console())"
+task = "from trainers.cli.app import _leave, Console; _leave(138, Console())"
 assert subprocess.run([sys.executable, "-c", task]).returncode == 138
 """
 
@@ -49,7 +49,7 @@ def test_lines_of_a_process_that_ends_at_once_are_counted(
     script = tmp_path / "starts_one.py"
     script.write_text(_STARTS_ONE_THAT_LEAVES, encoding="utf-8")
     lines = executed(tmp_path, str(script))
-    name = "trainers/command.py"
+    name = "trainers/cli/app.py"
     assert numbers_of(name, "os._exit(exit_code)") <= set(lines[name])
     assert not numbers_of(name, "_run(config, argv, console)") <= set(lines[name])
 
@@ -64,9 +64,9 @@ def test_lines_that_tasks_of_a_cluster_run_are_counted(tmp_path: pathlib.Path) -
     )
     for name, words in {
         # The launcher itself, the chief, a worker, and what a server ends with.
-        "strategies/launcher.py": "self._tasks.start()",
+        "strategies/launcher/launcher.py": "self._tasks.start()",
         "trainers/modes/train.py": "run = TrainingRun(",
-        "strategies/asynchronous_worker.py": "self._",
-        "strategies/server.py": "return _wait_until_gone(address, exit_code)",
+        "strategies/ps/async_worker.py": "self._",
+        "strategies/ps/server.py": "return _wait_until_gone(address, exit_code)",
     }.items():
         assert numbers_of(name, words) & set(lines[name]), name

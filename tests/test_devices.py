@@ -14,26 +14,26 @@ import tensorflow as tf
 
 import models
 from models.base import classifier
-from strategies import discovery
-from strategies.device_choice import DeviceChoice, parse_devices
-from strategies.device_config import DeviceConfig
-from strategies.devices import (
+from strategies import registry
+from strategies.common.errors import UsageError
+from strategies.devices.assignment import (
     configure_devices,
     describe,
     replica_devices,
     take_devices,
 )
-from strategies.gpu_memory import load_driver, memory_limit_mib, total_memory_mib
-from strategies.settings import UsageError
+from strategies.devices.config import DeviceConfig
+from strategies.devices.gpu import load_driver, memory_limit_mib, total_memory_mib
+from strategies.devices.parsing import DeviceChoice, parse_devices
 from tests import processes
 from tests.conformance.harness import in_one_process, small_config
 from tests.event_files import read_events
 from tests.further import chosen
-from trainers.comparison.arms import Arm, arms_of
-from trainers.config import Config
+from trainers.config.config import Config
+from trainers.experiments.arms import Arm, arms_of
+from trainers.experiments.verify.arms import reference_of
 from trainers.main import main
 from trainers.modes.devices import gpu_in_words
-from trainers.verification.subjects import reference_of
 
 NO_GPU = pytest.mark.skipif(
     bool(tf.config.list_physical_devices("GPU")), reason="is about a missing GPU"
@@ -42,7 +42,7 @@ SMALL_RUN = ("--model=mlp", "--hidden_units=8", "--train_steps=3")
 
 
 def several_replicas() -> list[str]:
-    return [n for n in in_one_process() if discovery.traits(n).max_replicas is None]
+    return [n for n in in_one_process() if registry.traits(n).max_replicas is None]
 
 
 # Which they are
@@ -66,7 +66,7 @@ def test_a_list_of_devices_is_read(listed: str, expected: DeviceChoice) -> None:
 @pytest.mark.parametrize("strategy", several_replicas())
 def test_every_strategy_takes_the_devices_that_are_chosen(strategy: str) -> None:
     config = small_config(strategy=strategy, devices=("cpu:3",)).strategy
-    devices = discovery.load(strategy).create(config, cluster=None).devices  # type: ignore[arg-type]
+    devices = registry.load(strategy).create(config, cluster=None).devices  # type: ignore[arg-type]
     numbers = [tf.DeviceSpec.from_string(device).device_index for device in devices]
     assert numbers == [0, 1, 2]
     assert {tf.DeviceSpec.from_string(d).device_type for d in devices} == {"CPU"}
@@ -96,7 +96,9 @@ class Gpus:
             "experimental.set_memory_growth": self._grow,
         }.items():
             monkeypatch.setattr(f"tensorflow.config.{name}", replacement)
-        monkeypatch.setattr("strategies.devices.total_mib", lambda: (1000,) * count)
+        monkeypatch.setattr(
+            "strategies.devices.assignment.total_mib", lambda: (1000,) * count
+        )
 
     def _limit(self, gpu: Any, parts: list[Any]) -> None:
         self.limits[gpu.name[-5:]] = [part.memory_limit for part in parts]
@@ -296,7 +298,7 @@ def test_devices_are_listed_and_nothing_is_written(tmp_path: pathlib.Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("strategy", discovery.names())
+@pytest.mark.parametrize("strategy", registry.names())
 def test_devices_are_listed_for_every_strategy(
     strategy: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 import psutil
 import pytest
 
-from strategies.base import Agreed, StepResults
+from strategies.common.errors import ExitCode, StopRequested
+from strategies.common.types import Agreed, StepResults
 from tests import processes
 from tests.further import further
-from trainers.loop import StepReport
+from trainers.fault_tolerance.preemption import StopSignals
+from trainers.loop.loop import StepReport
 from trainers.main import main
-from trainers.outcome import ExitCode, StopRequested
-from trainers.stopping import StopSignals
 
 pytestmark = pytest.mark.slow
 
@@ -180,7 +180,7 @@ def test_asynchronous_towers_end_on_a_signal_and_go_on_to_the_last_step(
 # Takes so long to save that there is time for a second signal.
 _SLOW = """
 import sys, time
-from trainers.checkpoints import Checkpoints
+from trainers.run_dir.checkpoints import Checkpoints
 
 def save(self, state):
     print("saving", flush=True)

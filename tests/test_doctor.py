@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from strategies import discovery
+from strategies import registry
 from tests import processes
 from tests.cluster.test_confinement import WITHOUT_NAMESPACES, possible
 from tests.further import chosen
-from trainers.card import SUPPORTED
-from trainers.config import Config
-from trainers.slowness import Means, what_is_slow
+from trainers.config.config import Config
+from trainers.modes.doctor_hints import Means, what_is_slow
+from trainers.modes.node_card import SUPPORTED
 
 
 def consult(
@@ -34,9 +34,7 @@ def findings_of(done: subprocess.CompletedProcess[str], kind: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "strategy",
-    chosen(
-        discovery.names(), ["mirrored", "multi_worker_mirrored", "parameter_server"]
-    ),
+    chosen(registry.names(), ["mirrored", "multi_worker_mirrored", "parameter_server"]),
 )
 def test_every_strategy_would_start_here(strategy: str, tmp_path: pathlib.Path) -> None:
     done = consult(f"--strategy={strategy}", folder=tmp_path)
@@ -50,7 +48,7 @@ def test_every_strategy_would_start_here(strategy: str, tmp_path: pathlib.Path) 
     assert expected <= labels
     assert max(map(len, report)) <= 80
     tasks = [line.split()[0] for line in report if line.startswith(" ")]
-    roles = discovery.traits(strategy).roles
+    roles = registry.traits(strategy).roles
     assert {task.rpartition("-")[0] for task in tasks} == set(roles)
 
 

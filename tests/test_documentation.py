@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from models.base import ModelSpec
-from strategies import discovery
+from strategies import registry
+from strategies.common.errors import ExitCode
+from strategies.common.fields import choices_of
 from strategies.config import StrategyConfig
-from strategies.settings import choices_of
 from tests import processes
 from tests.event_files import read_events
 from tests.processes import ROOT
 from trainers import matpow, write_tfrecord
-from trainers.config import all_fields
-from trainers.flag_list import all_flags
-from trainers.inputs.data import ArraySource, Data
-from trainers.model_config import ModelConfig
-from trainers.outcome import ExitCode
+from trainers.cli.flag_list import all_flags
+from trainers.config.config import all_fields
+from trainers.config.model import ModelConfig
+from trainers.inputs.sources import ArraySource, Data
 
 # Pages that are tested elsewhere, or are made of docstrings.
 OTHER_PAGES = {"docs/add_a_strategy.md", "docs/reference.md"}
@@ -95,8 +95,8 @@ def strategies_table() -> str:
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     kinds = [
         (name, update)
-        for name in discovery.names()
-        for update in discovery.traits(name).updates or (None,)
+        for name in registry.names()
+        for update in registry.traits(name).updates or (None,)
     ]
     for name, update in kinds:
         traits = StrategyConfig(strategy=name, update=update).traits

@@ -8,7 +8,7 @@ import sys
 
 from tests import processes
 from tests.processes import ROOT, result_of, train
-from trainers.results import ALWAYS_FINAL
+from trainers.reporting.result import ALWAYS_FINAL
 
 QUICK = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
 

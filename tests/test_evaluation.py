@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import trainers
-from strategies import discovery
-from strategies.cluster import Cluster
+from strategies import registry
+from strategies.cluster.spec import Cluster
 from tests import processes
 from tests.conformance.harness import in_one_process
 from tests.custom import made
 from tests.event_files import read_events
 from tests.further import chosen
 from tests.processes import metrics_of, result_of, train
-from trainers.assembly import Assembly, assemble, create_strategy
-from trainers.config import Config
+from trainers.config.config import Config
+from trainers.loop.builder import Assembly, assemble, create_strategy
 
 SMALL = ("--model=mlp", "--hidden_units=8", "--histogram_every_steps=none")
 REGRESSION = (
@@ -206,7 +206,7 @@ def test_processes_evaluate_at_the_same_steps(
     result = train(
         tmp_path / "run", *REGRESSION, f"--strategy={strategy}", "--num_workers=2"
     )
-    assert discovery.traits(strategy).multi_process
+    assert registry.traits(strategy).multi_process
     rows = [row for row in metrics_of(tmp_path / "run") if "eval_loss" in row]
     assert [row["step"] for row in rows] == list(range(4, 41, 4))
     assert {f"eval_{name}" for name in REPORTED} <= set(result["final"])

@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 from models.embedding import ShardedEmbedding
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests.further import further
 from tests.processes import metrics_of, run, train
-from trainers.config import Config
-from trainers.exports import Exports, read_keras
+from trainers.config.config import Config
+from trainers.run_dir.export import Exports, read_keras
 
 EXPORT = ("--export=keras,saved_model", "--train_steps=60")
 EVERY = ("--eval_every_steps=20", "--checkpoint_every_steps=20")

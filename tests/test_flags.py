@@ -18,16 +18,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from models import catalogue, factories
-from strategies import discovery
-from strategies.settings import UsageError, choices_of, field_types
+from strategies import registry
+from strategies.common.errors import UsageError
+from strategies.common.fields import choices_of, field_types
 from tests.processes import environment, run_words
-from trainers import flags, version
-from trainers.comparison.arms import arms_of
-from trainers.config import GROUPS, Config, all_fields, config_from_dict
-from trainers.config_file import config_from_file
-from trainers.flag_list import all_flags
+from trainers.cli import flags, version
+from trainers.cli.flag_list import all_flags
+from trainers.config.config import GROUPS, Config, all_fields, config_from_dict
+from trainers.config.file import config_from_file
+from trainers.config.used_settings import without_unused
+from trainers.experiments.arms import arms_of
 from trainers.main import main
-from trainers.used_settings import without_unused
 
 NUMBERS = (int, float)
 
@@ -383,7 +384,7 @@ def test_a_flag_without_its_value_is_refused(name: str) -> None:
 def test_a_choice_names_all_choices() -> None:
     message = refusal("--strategy=magic")
     assert message.startswith("--strategy=magic")
-    for name in discovery.names():
+    for name in registry.names():
         assert name in message
 
 

@@ -9,15 +9,15 @@ import shlex
 import pytest
 
 import models
-from strategies import discovery
-from strategies.cluster import Cluster
-from strategies.settings import UsageError
+from strategies import registry
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import UsageError
 from tests import processes
-from trainers import flags
-from trainers.config import Config, all_fields
-from trainers.flag_list import all_flags
-from trainers.manual import MODES
-from trainers.place import cluster_of
+from trainers.cli import flags
+from trainers.cli.flag_list import all_flags
+from trainers.cli.help import MODES
+from trainers.cli.role import cluster_of
+from trainers.config.config import Config, all_fields
 
 PAGES = ["--help", "--helpshort", *(f"--mode={mode} --help" for mode in MODES)]
 
@@ -77,7 +77,7 @@ def test_every_flag_has_one_entry_under_one_heading() -> None:
 
 def test_it_names_every_choice_and_default() -> None:
     page = page_of("--help")
-    for name in (*discovery.names(), *models.names(), *MODES):
+    for name in (*registry.names(), *models.names(), *MODES):
         assert name in page
     for line in ("  --learning_rate=0.001", "  --hidden_units=128,64"):
         assert line in page.splitlines()

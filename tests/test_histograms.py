@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainers.histograms import NUM_BUCKETS, histogram
+from trainers.model.histograms import NUM_BUCKETS, histogram
 
 
 def test_every_value_is_counted_once_in_its_bucket() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.journal import Journal
+from strategies.ps.applied_steps import Journal
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests import processes
 from tests.event_files import read_events
+from trainers.config.optimizer import OptimizerConfig
 from trainers.main import main
-from trainers.optimizer_config import OptimizerConfig
-from trainers.optimizers import LearningRate
+from trainers.model.optimizers import LearningRate
 
 
 @pytest.mark.parametrize(

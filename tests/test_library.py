@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 from rich.console import Console
 
 import trainers
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests import processes
 
 SMALL = trainers.configure(model="mlp", hidden_units=[8], train_steps=20)

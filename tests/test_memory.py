@@ -8,12 +8,17 @@ import pathlib
 import psutil
 import pytest
 
-from strategies.cluster import Cluster
+from strategies.cluster.spec import Cluster
 from tests.conformance.harness import small_config
-from trainers import memory
-from trainers.assembly import Assembly, assemble, create_strategy
+from trainers.loop import memory_estimate
+from trainers.loop.builder import Assembly, assemble, create_strategy
+from trainers.loop.memory_estimate import (
+    MemoryEstimate,
+    capacity_of,
+    estimate_memory,
+    warning_of,
+)
 from trainers.main import main
-from trainers.memory import MemoryEstimate, capacity_of, estimate_memory, warning_of
 
 # mlp of 8x8x1 inputs, 16 hidden units and 5 classes.
 PARAMETERS = 64 * 16 + 16 + 16 * 5 + 5
@@ -87,11 +92,11 @@ def test_replicas_that_do_not_wait_compute_whole_batches() -> None:
 
 
 def test_precision_counts() -> None:
-    assert memory.bytes_of_activations(assembled().model) == 4 * ACTIVATIONS
+    assert memory_estimate.bytes_of_activations(assembled().model) == 4 * ACTIVATIONS
     double = assembled(dtype="float64")
-    assert memory.bytes_of_activations(double.model) == 8 * ACTIVATIONS
+    assert memory_estimate.bytes_of_activations(double.model) == 8 * ACTIVATIONS
     half = assembled(dtype="mixed_bfloat16")
-    assert memory.bytes_of_activations(half.model) == 2 * ACTIVATIONS
+    assert memory_estimate.bytes_of_activations(half.model) == 2 * ACTIVATIONS
     assert estimate_memory(half)["CPU"].weights == 4 * PARAMETERS
 
 
@@ -117,7 +122,7 @@ def test_a_gpu_has_the_memory_that_its_driver_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The driver is not there on most machines that run this."""
-    monkeypatch.setattr(memory, "total_memory_mib", lambda driver: (100, 200))
+    monkeypatch.setattr(memory_estimate, "total_memory_mib", lambda driver: (100, 200))
     assert capacity_of("GPU:1") == 200 << 20
     assert capacity_of("worker-0 GPU:0") == 100 << 20
     assert capacity_of("GPU:2") is None

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.asynchronous_steps import divided
-from strategies.envelope import Envelope
-from strategies.messages import read_here, sent
+from strategies.ps.async_coordinator import divided
+from strategies.ps.tensor_packing import Envelope, read_here, sent
 
 DEVICES = ("/job:localhost/replica:0/task:0/device:CPU:1",) * 2 + (
     "/job:localhost/replica:0/task:0/device:CPU:2",

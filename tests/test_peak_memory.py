@@ -29,7 +29,10 @@ import subprocess, sys
 held = b"x" * (1 << 31)
 subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
 """
-    tells = "from trainers.results import peak_memory_mib; print(peak_memory_mib())"
+    tells = (
+        "from trainers.reporting.result import peak_memory_mib; "
+        "print(peak_memory_mib())"
+    )
     told = subprocess.run(
         [sys.executable, "-c", starts, tells],
         cwd=ROOT,

@@ -7,11 +7,11 @@ import pathlib
 import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests.further import further
 from tests.processes import train
-from trainers.config import Config
-from trainers.loop import At
+from trainers.config.config import Config
+from trainers.loop.loop import At
 
 SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=30", "--steps_per_loop=5")
 

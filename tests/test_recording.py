@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests import processes
-from trainers.recording import RecordedStep, Recording, unique_names
+from trainers.run_dir.step_recording import RecordedStep, Recording, unique_names
 
 LEARNING_RATE = 0.5
 

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from strategies import discovery
+from strategies import registry
 from tests import processes
 from tests.further import chosen
 from trainers.main import main
@@ -30,7 +30,7 @@ FLAGS = (
 )
 
 IN_ONE_PROCESS = [
-    name for name in discovery.names() if not discovery.traits(name).multi_process
+    name for name in registry.names() if not registry.traits(name).multi_process
 ]
 
 

@@ -7,15 +7,15 @@ import re
 
 import pytest
 
-from strategies import discovery
+from strategies import registry
+from strategies.common.errors import DivergedError
 from tests import processes
 from tests.conformance.harness import in_one_process
 from tests.further import further
 from tests.test_checkpoints import Run
+from trainers.fault_tolerance.rollback import Rollbacks
 from trainers.main import main
-from trainers.optimizers import RateFactor
-from trainers.outcome import DivergedError
-from trainers.rollback import Rollbacks
+from trainers.model.optimizers import RateFactor
 
 # A step makes -2.5 w of a weight w, as 1 - 0.01 * 350 is that, and float32 ends after
 # some fifty. With half the rate it makes -0.75 w. Gradients count for little here.
@@ -40,7 +40,7 @@ def strategies() -> list[tuple[str, ...]]:
     """Every strategy of one process, with all its ways to update."""
     found: list[tuple[str, ...]] = []
     for name in in_one_process():
-        ways = [f"--update={way}" for way in discovery.traits(name).updates]
+        ways = [f"--update={way}" for way in registry.traits(name).updates]
         found += [(f"--strategy={name}", way) for way in ways]
         found += [(f"--strategy={name}",)] * (not ways)
     return found

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
+from strategies.common.files import FolderLock, write_atomically
 from tests import processes
-from trainers import run_dir
-from trainers.config import Config
-from trainers.files import FolderLock, write_atomically
-from trainers.run_dir import RunFolder
+from trainers.config.config import Config
+from trainers.run_dir import run_dir
+from trainers.run_dir.run_dir import RunFolder
 
 
 def config(path: pathlib.Path | str, **settings: Any) -> Config:

@@ -10,8 +10,8 @@ from tests.processes import ROOT
 
 SCRIPT = """
 import gc, json, sys
-from trainers import flags
-from trainers.runtime import load_tensorflow
+from trainers.cli import flags
+from trainers.cli.tensorflow_setup import load_tensorflow
 
 load_tensorflow(flags.parse(["main", "--model=mlp"]))
 absent = [name for name in ("sklearn", "matplotlib") if name not in sys.modules]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.base import Shares
-from strategies.devices import logical_cpus
-from strategies.share_queues import ShareQueues, Taken
+from strategies.common.types import Shares
+from strategies.devices.assignment import logical_cpus
+from strategies.ps.gradient_queues import ShareQueues, Taken
 
 NUM_WORKERS = 3
 

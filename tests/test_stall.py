@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from strategies.rendezvous import is_answering, is_listening
+from strategies.cluster.rendezvous import is_answering, is_listening
 from tests.conformance.harness import Subject, in_one_process, small_config
-from trainers.clock import Clock
+from trainers.loop.timing import Clock
 
 
 @pytest.mark.parametrize("strategy", in_one_process())

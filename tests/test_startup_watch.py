@@ -12,16 +12,16 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from strategies.cluster import Cluster
-from strategies.startup_watch import StartUpWatch
-from strategies.stop_signals import PASSED_ON
+from strategies.cluster.spec import Cluster
+from strategies.cluster.startup_watchdog import StartUpWatch
+from strategies.common.signals import PASSED_ON
 from tests.processes import ROOT
 
 # Begins to watch for a peer, says so, and is then busy in a way of its own.
 _WATCHING = """
 import ctypes, sys, time
-from strategies import startup_watch
-from strategies.cluster import Cluster
+from strategies.cluster import startup_watchdog as startup_watch
+from strategies.cluster.spec import Cluster
 
 startup_watch._SECONDS_UNTIL_LOST = 0.5
 startup_watch._SECONDS_UNTIL_ENDED_FROM_OUTSIDE = 1.0
@@ -145,7 +145,7 @@ def test_signals_have_their_handlers_again_and_are_not_blocked() -> None:
 
 def test_the_one_outside_needs_little() -> None:
     """It is started by every task, beside TensorFlow's own start."""
-    code = "import sys, strategies.outside_watch; print(*sys.modules)"
+    code = "import sys, strategies.cluster.watchdog_process; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True
     ).stdout.split()

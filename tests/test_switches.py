@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from trainers.switches import switch_off
+from trainers.model.layer_switches import switch_off
 
 
 class Block(keras.layers.Layer):

@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from strategies.library_internals import (
+from strategies.common.private_apis import (
     adagrad_accumulator,
     calls_of,
     flat_layers,
@@ -421,7 +421,7 @@ def test_to_depend_on_a_call_is_not_to_wait_for_what_it_computes() -> None:
 
 
 def test_squares_beyond_the_type_are_clipped_to_what_is_no_number() -> None:
-    """The reason why the norm is bounded before (trainers/update.py)."""
+    """The reason why the norm is bounded before (trainers/model/update.py)."""
     (clipped,), norm = tf.clip_by_global_norm([tf.constant([1e25, 1.0])], 1.0)
     assert np.isinf(norm)
     assert np.isnan(clipped).all()
@@ -433,8 +433,8 @@ import sys
 
 import tensorflow as tf
 
-from strategies.base import Shares
-from strategies.replicated import sum_in_few_collectives
+from strategies.common.types import Shares
+from strategies.inner_loop.replicated import sum_in_few_collectives
 
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(
@@ -652,7 +652,7 @@ _WAITS_FOR_A_SERVER = """
 import contextlib, os, sys, threading, time
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
-from strategies.library_internals import own_executor
+from strategies.common.private_apis import own_executor
 
 server = tf.distribute.Server.create_local_server()
 tf.config.experimental_connect_to_host(server.target, "server")

@@ -22,13 +22,13 @@ from tensorboard.plugins.base_plugin import TBContext
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 
-from strategies import discovery
+from strategies import registry
 from tests import processes
 from tests.conformance.harness import in_one_process
 from tests.event_files import Events, read_events
 from tests.further import chosen
 from tests.processes import ROOT, metrics_of, result_of, train
-from trainers import flags
+from trainers.cli import flags
 from trainers.main import main
 
 STEPS = 60
@@ -84,7 +84,7 @@ def test_result_holds_what_the_schema_asks_for(run: Run) -> None:
     result = result_of(folder)
     schema = json.loads((ROOT / "docs" / "result.schema.json").read_text("utf-8"))
     jsonschema.Draft202012Validator(schema).validate(result)
-    traits = discovery.traits(strategy)
+    traits = registry.traits(strategy)
     assert result["status"] == "completed"
     assert result["strategy"] == strategy
     assert result["traits"]["synchronous"] == traits.synchronous
@@ -195,7 +195,7 @@ def test_tensorboard_shows_graph_texts_images_and_hparams(run: Run) -> None:
     assert "| dropout | 0.1 |" in configuration
     variables = text_of(train_events, "variables")
     assert "| convolution_1/kernel | (3, 3, 1, 32) | float32 | CPU:0" in variables
-    kind = "stage" if discovery.traits(strategy).splits_model else "replica"
+    kind = "stage" if registry.traits(strategy).splits_model else "replica"
     assert f"| {kind} | device |" in text_of(train_events, "devices")
     images = read_events(folder / "tb" / "eval").points["samples"]
     assert [point.step for point in images] == [30, 60]

@@ -9,7 +9,7 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-from strategies import discovery
+from strategies import registry
 
 SMALL_RUN = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
 
@@ -53,7 +53,7 @@ def write(name: str, content: str | bytes) -> Callable[[pathlib.Path], object]:
 
 # Known to be wrong before TensorFlow is loaded.
 BEFORE_TENSORFLOW = [
-    row("--strategy=magic", "--strategy=magic", ", ".join(discovery.names())),
+    row("--strategy=magic", "--strategy=magic", ", ".join(registry.names())),
     row("--strategy=", "--strategy= ", "mirrored"),
     row("--strategy=Mirrored", "--strategy=Mirrored"),
     row("--strateg=tower", "--strateg ", "--strategy"),

@@ -6,8 +6,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from strategies.quiet import prepare_standard_streams
-from trainers.outcome import ExitCode
+from strategies.common.errors import ExitCode
+from strategies.common.native_log import prepare_standard_streams
 
 _OWN = ("models", "strategies", "trainers")
 
@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> int:
     # Not at the top: where .venv is not active, the first package that is missing would
     # end the process with a traceback.
     try:
-        command = importlib.import_module("trainers.command")
+        command = importlib.import_module("trainers.cli.app")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in _OWN:
             raise

@@ -24,11 +24,10 @@ import numpy as np
 import psutil
 from absl import flags
 
-from strategies.device_choice import DeviceChoice, parse_devices
-from strategies.quiet import native_log_hidden, prepare_standard_streams
-from strategies.settings import UsageError, shown
-from trainers.outcome import ExitCode
-from trainers.table import aligned
+from strategies.common.errors import ExitCode, UsageError
+from strategies.common.native_log import native_log_hidden, prepare_standard_streams
+from strategies.common.text import aligned, shown
+from strategies.devices.parsing import DeviceChoice, parse_devices
 
 _GIB = 2**30
 
@@ -144,7 +143,7 @@ def measure_tensorflow(task: Task, devices: Sequence[str], repeats: int) -> Meas
     """
     import tensorflow as tf
 
-    from strategies.devices import CPU, name_of
+    from strategies.devices.assignment import CPU, name_of
 
     places = [devices[i % len(devices)] for i in range(len(task.matrices))]
     placed = []
@@ -279,7 +278,7 @@ def _take_devices(choice: DeviceChoice) -> list[str]:
     with native_log_hidden():
         import tensorflow as tf
 
-        from strategies.devices import substitution, take_devices
+        from strategies.devices.assignment import substitution, take_devices
 
         # Looking for GPUs logs as well.
         tf.config.list_physical_devices()

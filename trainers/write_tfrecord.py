@@ -25,9 +25,9 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from strategies.quiet import native_log_hidden
-from strategies.settings import UsageError
-from trainers.files import check_writable
+from strategies.common.errors import UsageError
+from strategies.common.files import check_writable
+from strategies.common.native_log import native_log_hidden
 
 # Samples are made at once in memory, at 40 bytes each.
 _MOST_EXAMPLES = 10_000_000

@@ -8,7 +8,7 @@ import re
 import tempfile
 
 from tests import processes
-from trainers.commit import DamagedError, read_commit
+from trainers.run_dir.checkpoint_manifest import DamagedError, read_commit
 
 SYNCHRONOUS = ("one_device", "multi_worker_mirrored")
 

@@ -13,8 +13,8 @@ import psutil
 
 from benchmarks.faults.continuation import SMALL
 from benchmarks.faults.scenario import Scenario
-from strategies.launched_task import LAUNCHER_PID
-from strategies.rendezvous import is_listening
+from strategies.cluster.rendezvous import is_listening
+from strategies.launcher.process import LAUNCHER_PID
 from tests import processes
 
 STRATEGIES = ("multi_worker_mirrored", "parameter_server")

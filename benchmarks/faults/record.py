@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.faults.scenario import Row
 from benchmarks.machine import RESULTS, machine, name_in_files
-from trainers.files import write_json
+from strategies.common.files import write_json
 
 HEADINGS = ("scenario", "tries", "failures", "worst", "at most", "result")
 

@@ -34,7 +34,7 @@ _STUCK = f"""
 import sys, time
 import numpy as np
 import tensorflow as tf
-from trainers.inputs.source_batches import SourceBatches
+from trainers.inputs.batches import SourceBatches
 
 def sleeps_in_the_input(step):
     print(step, flush=True)

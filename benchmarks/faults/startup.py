@@ -86,7 +86,7 @@ def _one_refused(*tasks: Task) -> Task:
 # Meets the others and is gone a moment later.
 _DIES = """
 import importlib, os, signal, sys, threading, time
-from strategies import rendezvous
+from strategies.cluster import rendezvous
 
 def meet(cluster, seconds):
     with rendezvous.answering(cluster):

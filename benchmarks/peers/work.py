@@ -74,7 +74,7 @@ class Stopwatch:
 
     def report(self, **versions: str) -> None:
         """Prints a line of JSON: the median over calls, as the project takes it."""
-        # The first two trace and warm up, as in trainers/results.py.
+        # The first two trace and warm up, as in trainers/reporting/result.py.
         warm = self._examples_per_second[2:] or self._examples_per_second[-1:]
         measured = {
             "examples_per_second": float(np.median(warm)),

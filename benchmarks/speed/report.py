@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.machine import RESULTS, machine, name_in_files
 from benchmarks.speed.sides import Measured
 from benchmarks.speed.subject import Outcome
-from trainers.files import write_json
+from strategies.common.files import write_json
 
 HEADINGS = ("subject", "ratio", "spread", "goal", "project", "peer", "wall", "memory")
 

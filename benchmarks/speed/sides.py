@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from strategies.cluster import Cluster
-from strategies.launch_plan import local_cluster
+from strategies.cluster.spec import Cluster
+from strategies.launcher.launch_config import local_cluster
 
 ROOT = pathlib.Path(__file__).parents[2]
 _PATIENCE_SECONDS = 900.0

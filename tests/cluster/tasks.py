@@ -10,8 +10,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from strategies.cluster import Cluster
-from strategies.launch_plan import local_cluster
+from strategies.cluster.spec import Cluster
+from strategies.launcher.launch_config import local_cluster
 from tests import processes
 
 _SECONDS_BETWEEN_LOOKS = 0.05

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from strategies import attendance
-from strategies.rendezvous import Presence
+from strategies.cluster import failure_detection
+from strategies.cluster.rendezvous import Presence
 from tests.cluster.separate_hosts import reason_for_none, separate_hosts
 from tests.processes import ROOT
 
 LOOK = """
 import sys, time
-from strategies.rendezvous import presence
+from strategies.cluster.rendezvous import presence
 
 deadline = time.monotonic() + float(sys.argv[2])
 found = {presence(sys.argv[1]).name}
@@ -54,12 +54,14 @@ def test_one_that_was_missing_is_so_until_it_talks(
 ) -> None:
     there, gone, silent = Presence.THERE, Presence.GONE, Presence.SILENT
     seconds, disconnected = [0.0], list[str]()
-    monkeypatch.setattr("strategies.attendance.time.monotonic", lambda: seconds[0])
-    monkeypatch.setattr(attendance, "disconnect", disconnected.append)
-    tasks = attendance._Attendance({"worker-0": "host:1"}, patience_seconds=3)
+    monkeypatch.setattr(
+        "strategies.cluster.failure_detection.time.monotonic", lambda: seconds[0]
+    )
+    monkeypatch.setattr(failure_detection, "disconnect", disconnected.append)
+    tasks = failure_detection._Attendance({"worker-0": "host:1"}, patience_seconds=3)
 
     def look(present: Presence) -> str | None:
-        monkeypatch.setattr(attendance, "presence", lambda address: present)
+        monkeypatch.setattr(failure_detection, "presence", lambda address: present)
         seconds[0] += 1
         return tasks.missing().get("worker-0")
 

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tests import processes
 from tests.further import further
 from tests.updates import made
-from trainers.inputs.order import Order
-from trainers.recording import RecordedStep, Recording
+from trainers.inputs.shuffling import Order
+from trainers.run_dir.step_recording import RecordedStep, Recording
 
 pytestmark = pytest.mark.cluster
 

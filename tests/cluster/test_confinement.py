@@ -19,11 +19,11 @@ import psutil
 import pytest
 
 from tests import processes
-from trainers.comparison.measure import measure
+from trainers.experiments.measurement import measure
 
 TASK = """
 import json, os, pathlib, socket, sys, time
-from strategies.end_with_launcher import end_with_launcher
+from strategies.launcher.process import end_with_launcher
 
 end_with_launcher()
 config = json.loads(os.environ["TF_CONFIG"])
@@ -47,8 +47,8 @@ time.sleep(600)
 
 LAUNCH = """
 import pathlib, sys
-from strategies.launch_plan import Plan, local_cluster
-from strategies.launcher import Launcher
+from strategies.launcher.launch_config import Plan, local_cluster
+from strategies.launcher.launcher import Launcher
 
 folder, confine, task = sys.argv[1:]
 plan = Plan(
@@ -173,7 +173,7 @@ def test_where_it_is_required_and_not_allowed_nothing_is_started(
 
 TRAFFIC = """
 import subprocess, sys
-from strategies.confinement import network_of_its_own
+from strategies.launcher.network_isolation import network_of_its_own
 
 SEND = '''
 import socket, time

@@ -11,9 +11,9 @@ import sys
 import psutil
 import pytest
 
-from strategies.cluster import Cluster
-from strategies.hello_cluster import main
-from strategies.rendezvous import is_listening
+from strategies.cluster.rendezvous import is_listening
+from strategies.cluster.spec import Cluster
+from strategies.hello_cluster.__main__ import main
 from tests import processes
 from tests.cluster.test_confinement import possible
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from strategies import hello_cluster
-from strategies.cluster import Cluster
-from strategies.hosts import is_loopback
-from strategies.launch_plan import local_cluster
-from strategies.launched_task import LAUNCHER_PID
-from strategies.rendezvous import meet
-from strategies.settings import UsageError
+from strategies.cluster.rendezvous import meet
+from strategies.cluster.security import is_loopback
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import UsageError
+from strategies.hello_cluster import __main__
+from strategies.launcher.launch_config import local_cluster
+from strategies.launcher.process import LAUNCHER_PID
 from tests import processes
-from trainers.config import Config
-from trainers.place import cluster_of
+from trainers.cli.role import cluster_of
+from trainers.config.config import Config
 
 CONFIG = Config().replace(strategy="multi_worker_mirrored", run_dir="run")
 
@@ -190,5 +190,5 @@ def test_the_first_cluster_is_for_one_machine(
     addresses = {"ps": ("10.0.0.1:1",), "worker": ("10.0.0.1:2", "10.0.0.1:3")}
     cluster = Cluster(job="ps", addresses=addresses)
     monkeypatch.setenv("TF_CONFIG", cluster.tf_config())
-    assert hello_cluster.main(["hello_cluster"]) == 2
+    assert __main__.main(["hello_cluster"]) == 2
     assert "hosts other than this machine's loopback" in capfd.readouterr().err

@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from strategies.gpus import divide, visible_gpus
-from strategies.launch_plan import Plan, local_cluster
-from strategies.launcher import Launcher
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
+from strategies.devices.gpu import divide, visible_gpus
+from strategies.launcher.launch_config import Plan, local_cluster
+from strategies.launcher.launcher import Launcher
 from tests.processes import ROOT, run
 
 # What a task does here: it tells what it was given.
@@ -99,10 +99,10 @@ def test_a_number_of_replicas_that_nothing_would_use_is_refused(
 def test_threads_are_set_before_tensorflow_starts() -> None:
     program = """
 import tensorflow as tf
-from trainers import flags, runtime
+from trainers.cli import flags, tensorflow_setup as runtime
 config = flags.parse(["", "--intra_op_threads=3", "--inter_op_threads=5"])
 runtime.load_tensorflow(config)
-from strategies.server import server_threads
+from strategies.ps.server import server_threads
 tf.zeros([])
 threading = tf.config.threading
 print(

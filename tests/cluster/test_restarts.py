@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 import pytest
 
-from strategies import launcher, task_group
-from strategies.launch_plan import Plan, local_cluster
-from strategies.launched_task import LaunchedTask
-from strategies.launcher import Launcher
+from strategies.launcher import launcher, process_group
+from strategies.launcher.launch_config import Plan, local_cluster
+from strategies.launcher.launcher import Launcher
+from strategies.launcher.process import LaunchedTask
 
 # A task that appends to a file how it was started, and then does what the test says:
 # a word for each start, the last one for all further ones.
@@ -161,14 +161,14 @@ def test_what_is_not_a_loss_does_not_start_again(
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, set[str]]]:
     """How long a launcher was ready to wait, each time, and for tasks of which jobs."""
     waited: list[tuple[float, set[str]]] = []
-    wait = task_group.wait_for_ends
+    wait = process_group.wait_for_ends
 
     def noting(seconds: float, tasks: Sequence[LaunchedTask]) -> None:
         running = {t.cluster.job for t in tasks if t.process.poll() is None}
         waited.append((seconds, running))
         wait(seconds, tasks)
 
-    monkeypatch.setattr(task_group, "wait_for_ends", noting)
+    monkeypatch.setattr(process_group, "wait_for_ends", noting)
     return waited
 
 

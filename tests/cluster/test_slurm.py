@@ -9,9 +9,9 @@ import subprocess
 
 import pytest
 
-from strategies import slurm
-from strategies.cluster import Cluster
-from strategies.settings import UsageError
+from strategies.cluster import slurm
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import UsageError
 from tests import processes
 from tests.processes import result_of
 

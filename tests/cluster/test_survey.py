@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from strategies import survey
-from strategies.cluster import Cluster
-from strategies.launch_plan import local_cluster
-from strategies.settings import UsageError
+from strategies.cluster import node_info
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import UsageError
+from strategies.launcher.launch_config import local_cluster
 from tests import processes
 from tests.further import further
-from trainers.card import differences, make_card
-from trainers.config import Config
+from trainers.config.config import Config
+from trainers.modes.node_card import differences, make_card
 
 # An exchange takes a fraction of a second; the rest is for a busy machine.
 SECONDS = 60.0
@@ -36,7 +36,9 @@ def test_every_task_gets_the_card_of_every_other() -> None:
     with ThreadPoolExecutor(3) as pool:
         found = list(
             pool.map(
-                lambda i: survey.exchange(worker(i, addresses), {"rank": i}, SECONDS),
+                lambda i: node_info.exchange(
+                    worker(i, addresses), {"rank": i}, SECONDS
+                ),
                 range(3),
             )
         )
@@ -53,7 +55,7 @@ def test_a_task_that_is_not_there_is_told_from_a_name_that_is_unknown() -> None:
     addresses = local_cluster({"worker": 2})
     # RFC 2606 keeps this name from ever existing.
     cluster = worker(0, {"worker": (*addresses["worker"], "host.invalid:1")})
-    answers = survey.exchange(cluster, {}, seconds=0.1)
+    answers = node_info.exchange(cluster, {}, seconds=0.1)
     assert answers["worker-1"].silence == "nothing listens there"
     assert answers["worker-2"].silence == "the host name host.invalid is not known here"
 
@@ -63,7 +65,7 @@ def test_an_address_that_is_taken_is_refused() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         cluster = worker(0, {"worker": (address, "127.0.0.1:1")})
         with pytest.raises(UsageError, match=f"address {address} of worker-0 cannot"):
-            survey.exchange(cluster, {}, seconds=0.1)
+            node_info.exchange(cluster, {}, seconds=0.1)
 
 
 @contextlib.contextmanager
@@ -124,15 +126,15 @@ def test_a_stranger_is_not_taken_for_a_task(case: str) -> None:
     (own,) = local_cluster({"worker": 1})["worker"]
     with stranger(answer) as address:
         cluster = worker(0, {"worker": (own, address)})
-        (found,) = survey.exchange(cluster, {}, seconds=0.1).values()
-    assert found == survey.Answer(silence=expected)
+        (found,) = node_info.exchange(cluster, {}, seconds=0.1).values()
+    assert found == node_info.Answer(silence=expected)
 
 
 def test_strangers_do_not_keep_tasks_from_meeting() -> None:
     addresses = local_cluster({"worker": 2})
     host, _, port = addresses["worker"][0].rpartition(":")
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(survey.exchange, worker(0, addresses), {"n": 0}, SECONDS)
+        first = pool.submit(node_info.exchange, worker(0, addresses), {"n": 0}, SECONDS)
         for message in (b"\n", b"GET / HTTP/1.1\r\n", b"[" * 60_000 + b"\n", b""):
             deadline = time.monotonic() + SECONDS
             while time.monotonic() < deadline:
@@ -140,7 +142,7 @@ def test_strangers_do_not_keep_tasks_from_meeting() -> None:
                     with socket.create_connection((host, int(port))) as connection:
                         connection.sendall(message)
                     break
-        second = survey.exchange(worker(1, addresses), {"n": 1}, SECONDS)
+        second = node_info.exchange(worker(1, addresses), {"n": 1}, SECONDS)
         assert second["worker-0"].card == {"n": 0, "task": "worker-0"}
         assert first.result()["worker-1"].card == {"n": 1, "task": "worker-1"}
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from strategies.cluster import check_roles, from_environment, parse_tf_config
-from strategies.settings import UsageError
+from strategies.cluster.spec import check_roles, from_environment, parse_tf_config
+from strategies.common.errors import UsageError
 from tests.cluster.wrong_tf_config import GOOD, WRONG, without
 
 

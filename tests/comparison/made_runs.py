@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from strategies import discovery
-from trainers.config import Config
+from strategies import registry
+from trainers.config.config import Config
 
 SHA = "0" * 64
 
@@ -28,7 +28,7 @@ def make_run(
     config = Config().replace(
         **{"train_steps": 20, "seed": seed, "run_dir": str(path), **settings}
     )
-    traits = discovery.traits(config.strategy.strategy)
+    traits = registry.traits(config.strategy.strategy)
     seconds = {"startup": 3.0, "trace": 0.5, "input": 0.1, "train": 1.0}
     result = {
         "schema_version": 1,

@@ -14,7 +14,7 @@ import pytest
 
 from tests.comparison.made_runs import make_arm, make_run
 from tests.processes import ROOT, contents
-from trainers.comparison.figures import read_run
+from trainers.experiments.run_record import read_run
 from trainers.main import main
 
 SPEEDS = (1000.0, 1100.0, 900.0, 1050.0, 950.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.comparison.arms import Arm
-from trainers.comparison.remarks import remarks_on_batches
-from trainers.config import Config
+from trainers.config.config import Config
+from trainers.experiments.arms import Arm
+from trainers.experiments.compare.caveats import remarks_on_batches
 
 
 @pytest.mark.parametrize("sharding", ["exact", "example", "file"])

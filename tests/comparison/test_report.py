@@ -14,7 +14,7 @@ import pytest
 from tests.comparison.made_runs import make_arm
 from tests.processes import ROOT
 from trainers.main import main
-from trainers.tracking.tracked_run import code_version
+from trainers.reporting.tracking.base import code_version
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 HARDWARE = {"cpu": "Some CPU", "cpu_cores": 4, "memory_mib": 8192, "gpus": ["X", "X"]}

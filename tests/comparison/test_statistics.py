@@ -18,8 +18,8 @@ from benchmarks.comparison_power import (
     share_different,
     verdict,
 )
-from trainers.comparison import verdicts
-from trainers.comparison.statistics import (
+from trainers.experiments.compare import verdicts
+from trainers.experiments.compare.statistics import (
     bootstrap_interval,
     detectable,
     equivalence_p_value,

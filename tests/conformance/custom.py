@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from models.base import Build, Examples, ModelSpec, PerExample, Settings
-from strategies import discovery
-from strategies.cluster import Cluster
-from trainers.assembly import Assembly, assemble_parts
-from trainers.inputs.data import ArraySource, Data
+from strategies import registry
+from strategies.cluster.spec import Cluster
+from trainers.inputs.sources import ArraySource, Data
+from trainers.loop.builder import Assembly, assemble_parts
 
 from tests.conformance.harness import small_config  # isort: skip
 
@@ -62,7 +62,7 @@ def assemble_model(
         input_shape=features.shape[1:],
         num_classes=2,
     )
-    created = discovery.load(strategy).create(config.strategy, Cluster())
+    created = registry.load(strategy).create(config.strategy, Cluster())
     return assemble_parts(config, created, data, spec)
 
 

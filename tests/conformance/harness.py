@@ -11,15 +11,15 @@ import numpy as np
 import tensorflow as tf
 
 from models.base import ModelSpec
-from strategies import discovery
-from strategies.base import Observe
-from strategies.cluster import Cluster
+from strategies import registry
+from strategies.cluster.spec import Cluster
+from strategies.common.types import Observe
 from trainers import inputs
-from trainers.assembly import Assembly, assemble, assemble_parts, create_strategy
-from trainers.config import Config
-from trainers.inputs.data import Source
-from trainers.inputs.order import Order
-from trainers.inputs.source_batches import SourceBatches
+from trainers.config.config import Config
+from trainers.inputs.batches import SourceBatches
+from trainers.inputs.shuffling import Order
+from trainers.inputs.sources import Source
+from trainers.loop.builder import Assembly, assemble, assemble_parts, create_strategy
 
 NUM_STEPS = 30
 REPLICAS = (1, 2, 3, 4)
@@ -76,7 +76,7 @@ class Outcome:
 def in_one_process() -> list[str]:
     """The strategies that this suite runs, by trait."""
     return [
-        name for name in discovery.names() if not discovery.traits(name).multi_process
+        name for name in registry.names() if not registry.traits(name).multi_process
     ]
 
 
@@ -86,7 +86,7 @@ def subjects() -> list[tuple[str, int]]:
         (name, replicas)
         for name in in_one_process()
         for replicas in REPLICAS
-        if replicas <= (discovery.traits(name).max_replicas or max(REPLICAS))
+        if replicas <= (registry.traits(name).max_replicas or max(REPLICAS))
     ]
 
 
@@ -95,7 +95,7 @@ def same_training() -> list[tuple[str, int]]:
     return [
         (name, replicas)
         for name, replicas in subjects()
-        if discovery.traits(name).matches_one_device
+        if registry.traits(name).matches_one_device
     ]
 
 

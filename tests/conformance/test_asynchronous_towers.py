@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.base import Observe, StepResults
+from strategies.common.types import Observe, StepResults
 from tests import processes
 from tests.conformance.custom import assemble_custom
 from tests.conformance.harness import LAYOUTS, UPDATES, Subject, small_config
@@ -23,10 +23,10 @@ from tests.conformance.test_same_training import (
 )
 from tests.event_files import read_events
 from tests.further import chosen, further
-from trainers.assembly import Assembly
-from trainers.config import Config
+from trainers.config.config import Config
+from trainers.experiments.verify.arms import is_comparable
+from trainers.loop.builder import Assembly
 from trainers.main import main
-from trainers.verification.subjects import is_comparable
 
 # Far more than two threads take to meet, so that a test fails rather than hangs.
 PATIENCE_SECONDS = 60.0

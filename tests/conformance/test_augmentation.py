@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 import models
+from strategies.cluster.spec import Cluster
 from tests.conformance.harness import UPDATES, same_training
 from tests.conformance.harness import small_config as small_config_of
 from tests.conformance.test_same_training import TOLERANCES
 from tests.further import chosen
-from trainers.assembly import Assembly, assemble_parts, create_strategy
 from trainers.inputs.augmentation import DistortedImages
-from trainers.inputs.data import ArraySource, Data
-
-from strategies.cluster import Cluster  # isort: skip
+from trainers.inputs.sources import ArraySource, Data
+from trainers.loop.builder import Assembly, assemble_parts, create_strategy
 
 NUM_STEPS = 8
 SEVERAL_REPLICAS = chosen(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from strategies import discovery
+from strategies import registry
 from tests.conformance.harness import (
     LAYOUTS,
     UPDATES,
@@ -26,7 +26,7 @@ AVERAGING_LOSSES = [
     (name, replicas)
     for name, replicas in subjects()
     # With one replica there is nothing to average; with three, some have no rows.
-    if replicas in (1, 3) and "losses" in discovery.traits(name).averages
+    if replicas in (1, 3) and "losses" in registry.traits(name).averages
 ]
 
 

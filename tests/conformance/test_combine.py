@@ -6,7 +6,7 @@ import pytest
 
 from tests.conformance.harness import LAYOUTS, Subject, same_training, small_config
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
-from trainers.verification.subjects import is_comparable
+from trainers.experiments.verify.arms import is_comparable
 
 RATE = 0.02
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import pathlib
 
-from strategies import discovery
+from strategies import registry
 from tests import processes
 from tests.conformance.harness import in_one_process, same_training, subjects
 
@@ -33,13 +33,13 @@ def test_every_strategy_equals_one_device_or_something_else() -> None:
 def test_every_strategy_is_in_the_suite_or_excused() -> None:
     covered = {name for name, _ in subjects()}
     assert covered == set(in_one_process())
-    assert covered | set(EXCEPTIONS) == set(discovery.names())
+    assert covered | set(EXCEPTIONS) == set(registry.names())
     assert not covered & set(EXCEPTIONS)
 
 
 def test_every_class_that_calls_itself_a_strategy_is_discovered() -> None:
     """Counts in another way than discovery does: by the attribute `traits`."""
-    folder = pathlib.Path(discovery.__file__).parent
+    folder = pathlib.Path(registry.__file__).parent
     declaring = {
         node.name
         for path in folder.glob("*.py")
@@ -51,12 +51,12 @@ def test_every_class_that_calls_itself_a_strategy_is_discovered() -> None:
             for statement in node.body
         )
     }
-    assert declaring == {discovery.load(name).__name__ for name in discovery.names()}
+    assert declaring == {registry.load(name).__name__ for name in registry.names()}
 
 
 def test_what_is_read_from_the_source_is_what_an_import_gives() -> None:
-    for name in discovery.names():
-        loaded = discovery.load(name)
+    for name in registry.names():
+        loaded = registry.load(name)
         assert loaded.name == name
-        assert loaded.traits == discovery.traits(name)
+        assert loaded.traits == registry.traits(name)
         assert loaded.traits.summary

@@ -11,14 +11,14 @@ import pytest
 import tensorflow as tf
 
 from models.base import Build, Examples, Settings
-from strategies import discovery
-from strategies.base import Agreed, StepResults
-from strategies.stale_updates import joined
+from strategies import registry
+from strategies.common.types import Agreed, StepResults
+from strategies.inner_loop.staleness import joined
 from tests.conformance.custom import assemble_custom, assemble_model
 from tests.conformance.harness import subjects
 from tests.further import chosen
-from trainers.assembly import Assembly
-from trainers.diagnosis import Diagnosis
+from trainers.fault_tolerance.non_finite import Diagnosis
+from trainers.loop.builder import Assembly
 
 # The last batch of an epoch is smaller, and leaves some replicas without examples.
 NUM_EXAMPLES, GLOBAL_BATCH_SIZE = 43, 8
@@ -117,7 +117,7 @@ def assert_left_out(assembly: Assembly, expected: str) -> None:
 SUBJECTS = [
     (name, replicas)
     for name, replicas in subjects()
-    if replicas == min(2, discovery.traits(name).max_replicas or 2)
+    if replicas == min(2, registry.traits(name).max_replicas or 2)
     or (name, replicas) == ("mirrored", 4)
 ]
 

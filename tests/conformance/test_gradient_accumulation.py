@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import (
     LAYOUTS,
@@ -32,7 +32,7 @@ from tests.conformance.test_sparse_gradients import (
 )
 from tests.conformance.test_sparse_gradients import reference as sparse_reference
 from tests.further import chosen, further
-from trainers.assembly import Assembly
+from trainers.loop.builder import Assembly
 
 # 24 examples in 3 x 3 parts, 10 in 3 x 3, and the last one of 97 alone: parts of
 # unequal size, more parts than examples, and replicas without any.

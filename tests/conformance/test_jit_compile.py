@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import (
     LAYOUTS,
@@ -21,7 +21,7 @@ from tests.conformance.harness import (
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from tests.further import chosen
-from trainers.refusals import refusal_of
+from trainers.fault_tolerance.tensorflow_errors import refusal_of
 
 # Compiling takes seconds for each number of rows and each replica.
 TWO_REPLICAS = chosen(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies import discovery
-from strategies.settings import UsageError
+from strategies import registry
+from strategies.common.errors import UsageError
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import (
     alone_and_uneven,
@@ -21,7 +21,7 @@ from tests.conformance.harness import (
     uneven,
 )
 from tests.further import chosen, further
-from trainers.assembly import Assembly
+from trainers.loop.builder import Assembly
 
 NUM_STEPS = 5
 # 26 = 3 x 8 + 2: the last batch leaves one of three replicas without an example.
@@ -105,7 +105,7 @@ def test_synchronized_normalization_is_the_same_training(
     Even batches only: the stand-in row of an empty share would count in Keras's
     own sum over replicas.
     """
-    assert discovery.traits(strategy).matches_one_device
+    assert registry.traits(strategy).matches_one_device
     expected = normalized("one_device", 1)
     assembly = normalized(strategy, replicas, synchronized=True)
     want, got = train(expected, 3), train(assembly, 3)

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tests.conformance.harness import Layout, Subject, small_config
 from tests.custom import half
 from tests.processes import result_of, run, train
-from trainers.inputs.order import Order
-from trainers.optimizers import LossScale, needs_loss_scale
+from trainers.inputs.shuffling import Order
+from trainers.model.optimizers import LossScale, needs_loss_scale
 
 LAYOUT = Layout(num_examples=48, global_batch_size=12)
 NUM_STEPS = 6

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from models.base import Examples, Settings
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests.conformance.custom import assemble_custom, assemble_model, train
 from tests.conformance.harness import (
     LAYOUTS,
@@ -33,7 +33,7 @@ from tests.conformance.test_sparse_gradients import (
 )
 from tests.conformance.test_sparse_gradients import reference as sparse_reference
 from tests.further import further
-from trainers.assembly import Assembly
+from trainers.loop.builder import Assembly
 
 FEATURES = np.random.default_rng(2).normal(1, 2, size=(30, 6)).astype(np.float32)
 

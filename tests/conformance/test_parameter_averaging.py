@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 
-from strategies import discovery
+from strategies import registry
 from tests import processes
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import (
@@ -30,13 +30,13 @@ from tests.conformance.test_same_training import (
     spec_of,
 )
 from tests.further import chosen, further
-from trainers.assembly import Assembly
+from trainers.loop.builder import Assembly
 from trainers.main import main
 
 AVERAGING = [
     (name, replicas)
     for name, replicas in subjects()
-    if "parameters" in discovery.traits(name).averages
+    if "parameters" in registry.traits(name).averages
 ]
 STRATEGY, _ = AVERAGING[0]
 

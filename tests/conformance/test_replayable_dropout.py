@@ -11,8 +11,8 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from strategies.base import Batch
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
+from strategies.common.types import Batch
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import (
     LAYOUTS,
@@ -24,9 +24,9 @@ from tests.conformance.harness import (
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from tests.further import chosen
-from trainers.assembly import Assembly
-from trainers.refusals import refusal_of
-from trainers.replayable_dropout import ReplayableDropout, keep, key_of
+from trainers.fault_tolerance.tensorflow_errors import refusal_of
+from trainers.loop.builder import Assembly
+from trainers.model.replica_invariant_dropout import ReplayableDropout, keep, key_of
 
 SEVERAL_REPLICAS = chosen(
     [subject for subject in same_training() if subject[1] in (2, 3)],

@@ -6,20 +6,20 @@ import keras
 import numpy as np
 import pytest
 
-from strategies import discovery
-from strategies.base import Agreed, Observe, StepResults
-from strategies.settings import UsageError
+from strategies import registry
+from strategies.common.errors import UsageError
+from strategies.common.types import Agreed, Observe, StepResults
 from tests.conformance.custom import assemble_custom
 from tests.conformance.harness import in_one_process
-from trainers.config import Config
-from trainers.replica_statistics import ReplicaStatistics
+from trainers.config.config import Config
+from trainers.model.gradient_noise_scale import ReplicaStatistics
 
 DIVIDE = [
     name
     for name in in_one_process()
-    if discovery.traits(name).matches_one_device
-    and not discovery.traits(name).splits_model
-    and discovery.traits(name).max_replicas is None
+    if registry.traits(name).matches_one_device
+    and not registry.traits(name).splits_model
+    and registry.traits(name).max_replicas is None
 ]
 
 

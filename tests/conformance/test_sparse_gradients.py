@@ -21,8 +21,8 @@ from tests.conformance.harness import (
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from tests.further import further
-from trainers.assembly import Assembly
-from trainers.config import Config
+from trainers.config.config import Config
+from trainers.loop.builder import Assembly
 
 # Clips always, so that a norm in which a row counts twice shows.
 ADAGRAD = {"optimizer": "adagrad", "learning_rate": 0.1, "clip_global_norm": 0.05}

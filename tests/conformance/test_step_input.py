@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.step_input import FromSpans, Spans, Steps, Taken
+from strategies.inner_loop.input import FromSpans, Spans, Steps, Taken
 
 STEPS_OF_SPAN = 2
 NUM_STEPS = 20

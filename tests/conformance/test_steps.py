@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.base import Observe
+from strategies.common.types import Observe
 from tests.conformance.custom import assemble_custom
 from tests.conformance.harness import (
     LAYOUTS,
@@ -151,8 +151,8 @@ def test_nothing_is_left_after_close() -> None:
     """In a process of its own, because TensorFlow's pools outlive every strategy."""
     program = f"""
 import threading, psutil
-from strategies import discovery
-from strategies.cluster import Cluster
+from strategies import registry as discovery
+from strategies.cluster.spec import Cluster
 from tests.conformance.harness import LAYOUTS, Subject, small_config
 for strategy in {in_one_process()}:
     subject = Subject.of(small_config(strategy=strategy, model="mlp"))

@@ -7,14 +7,14 @@ import pathlib
 import numpy as np
 import pytest
 
-from strategies import discovery
-from strategies.cluster import Cluster
+from strategies import registry
+from strategies.cluster.spec import Cluster
 from strategies.config import StrategyConfig
 from tests.conformance.harness import in_one_process, small_config
 from tests.conformance.test_same_training import TOLERANCES
 from tests.inputs.made_records import write_folder
-from trainers.assembly import Assembly, assemble, create_strategy
-from trainers.config import Config
+from trainers.config.config import Config
+from trainers.loop.builder import Assembly, assemble, create_strategy
 
 NUM_STEPS = 9
 
@@ -55,9 +55,9 @@ def of_several_replicas() -> list[str]:
     return [
         name
         for name in in_one_process()
-        if discovery.traits(name).takes_streams
-        and discovery.traits(name).matches_one_device
-        and discovery.traits(name).max_replicas != 1
+        if registry.traits(name).takes_streams
+        and registry.traits(name).matches_one_device
+        and registry.traits(name).max_replicas != 1
     ]
 
 
@@ -92,12 +92,12 @@ def test_a_run_that_goes_on_sees_what_it_would_have_seen(data: pathlib.Path) -> 
 
 
 @pytest.mark.parametrize("sharding", ["exact", "example", "file"])
-@pytest.mark.parametrize("strategy", discovery.names())
+@pytest.mark.parametrize("strategy", registry.names())
 def test_what_is_declared_holds_for_the_data_as_well(
     data: pathlib.Path, strategy: str, sharding: str
 ) -> None:
     """Processes with files of their own train on other global batches."""
-    declared = discovery.traits(strategy)
+    declared = registry.traits(strategy)
     if sharding != "exact" and not declared.takes_streams:
         with pytest.raises(ValueError, match=f"--sharding={sharding} does not"):
             config_of(data, sharding, strategy=strategy)

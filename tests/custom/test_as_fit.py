@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.settings import UsageError
-from trainers.custom.objective import objective_of
-from trainers.custom.own_code import blamed
+from strategies.common.errors import UsageError
+from trainers.user_code import blamed
+from trainers.user_code.losses import objective_of
 
 # Examples, words of each, and classes: no two alike, so that no axis is mistaken.
 N, T, K = 7, 4, 3

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests.custom import made
-from trainers.custom.data import load
-from trainers.data_config import DataConfig
-from trainers.inputs.data import Source
+from trainers.config.data import DataConfig
+from trainers.inputs.sources import Source
+from trainers.user_code.data import load
 
 
 def loaded(name: str, **settings: Any) -> Any:

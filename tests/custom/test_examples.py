@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from strategies import discovery
+from strategies import registry
 from tests.further import further
 from tests.processes import run, train
 from tests.verification.projects import verify
@@ -24,8 +24,8 @@ EXAMPLES = {
 }
 SAME = [
     name
-    for name in discovery.names()
-    if discovery.traits(name).matches_one_device and name != "one_device"
+    for name in registry.names()
+    if registry.traits(name).matches_one_device and name != "one_device"
 ]
 
 

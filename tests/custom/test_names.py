@@ -7,9 +7,9 @@ import pathlib
 
 import pytest
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests.processes import run
-from trainers import flags
+from trainers.cli import flags
 from trainers.main import main
 
 MODEL = "tests.custom.made:subclassed"

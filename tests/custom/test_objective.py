@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests.custom import made
-from trainers.custom.objective import objective_of
+from trainers.user_code.losses import objective_of
 
 
 def means(

@@ -16,12 +16,12 @@ import yaml
 from kubeflow.training import models as kubeflow_models
 from kubernetes.client import models as kubernetes_models
 
-from strategies.cluster import Cluster
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import ExitCode
 from tests import processes
 from tests.cluster.separate_hosts import Hosts, reason_for_none, separate_hosts
 from tests.further import further
 from tests.processes import ROOT, result_of
-from trainers.outcome import ExitCode
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 # Since 1.31 podFailurePolicy is no longer an experiment.

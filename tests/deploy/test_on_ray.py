@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from strategies.common.errors import ExitCode
 from tests import processes
 from tests.cluster.separate_hosts import reason_for_none, separate_hosts
 from tests.processes import ROOT, checkpoints_of, result_of
-from trainers.outcome import ExitCode
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from strategies.common.errors import ExitCode
 from tests import processes
 from tests.deploy import stand_in_slurm
 from tests.further import further
 from tests.processes import ROOT, checkpoints_of, result_of
-from trainers.outcome import ExitCode
 
 FOLDER = ROOT / "deploy" / "slurm"
 SCRIPTS = {

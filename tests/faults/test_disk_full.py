@@ -13,13 +13,13 @@ import tensorflow as tf
 from benchmarks.faults import disk_full
 from benchmarks.faults.disk_full import SmallDisk, small_disk, small_disks_exist
 from benchmarks.faults.scenario import assert_promise_holds
+from strategies.common.console import Console
+from strategies.common.files import append_whole
+from strategies.common.write_errors import Spell, disk_error
 from tests.event_files import read_events
 from tests.processes import ROOT
 from tests.test_checkpoints import Run, names_in
-from trainers.console import Console
-from trainers.disk import Spell, disk_error
-from trainers.files import append_whole
-from trainers.summaries import TRAIN, Summaries
+from trainers.reporting.tensorboard import TRAIN, Summaries
 
 pytestmark = pytest.mark.skipif(
     not small_disks_exist(), reason="no file system may be mounted here"
@@ -104,7 +104,7 @@ def _fail(error: Exception) -> None:
 
 def test_nothing_can_be_printed_and_the_exit_code_stays() -> None:
     program = (
-        "from trainers.console import Console\n"
+        "from strategies.common.console import Console\n"
         "console = Console()\n"
         "console.say('one'); console.warn('two'); console.say('three')\n"
         "console.fail('four'); console.close()\n"

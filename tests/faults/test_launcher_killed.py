@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from benchmarks.faults.launcher_killed import killed_after
-from strategies.launched_task import LAUNCHER_PID
+from strategies.launcher.process import LAUNCHER_PID
 from tests import processes
 
 pytestmark = pytest.mark.cluster

@@ -20,7 +20,7 @@ import tensorflow as tf
 from benchmarks.faults.tampering import LENGTH, RESUME, SMALL_RUN
 from tests.processes import result_of
 from trainers.main import main
-from trainers.recording import Recording
+from trainers.run_dir.step_recording import Recording
 
 
 class Harm:

@@ -16,8 +16,8 @@ from benchmarks.faults.continuation import assert_continues
 from benchmarks.faults.saves import FLAGS, killed_inside_a_save
 from tests import processes
 from tests.test_checkpoints import names_in
-from trainers.checkpoints import Checkpoints
 from trainers.main import main
+from trainers.run_dir.checkpoints import Checkpoints
 
 
 @pytest.mark.slow

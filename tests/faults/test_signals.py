@@ -14,9 +14,9 @@ import time
 import pytest
 
 from benchmarks.faults.signals import stopped
-from strategies.stop_signals import PASSED_ON
+from strategies.common.signals import PASSED_ON
 from tests import processes
-from trainers.stopping import StopSignals
+from trainers.fault_tolerance.preemption import StopSignals
 
 
 @pytest.mark.cluster
@@ -58,8 +58,8 @@ def test_what_a_launcher_passes_on_is_no_second_signal() -> None:
 # A launcher with one task that does not end when it is told to.
 _STUBBORN = """
 import pathlib, sys
-from strategies.launch_plan import Plan, local_cluster
-from strategies.launcher import Launcher
+from strategies.launcher.launch_config import Plan, local_cluster
+from strategies.launcher.launcher import Launcher
 task = "import signal, time\\nfor n in range(1, 65):\\n"
 task += "  if n not in (9, 19, 32, 33): signal.signal(n, signal.SIG_IGN)\\n"
 task += f"open({sys.argv[1]!r}, 'w').close()\\ntime.sleep(600)"

@@ -10,11 +10,11 @@ import pytest
 from benchmarks.faults import tampering
 from benchmarks.faults.scenario import assert_promise_holds
 from benchmarks.faults.tampering import LENGTH, RESUME, SMALL_RUN, TAMPERINGS
-from strategies.cluster import Cluster
+from strategies.cluster.spec import Cluster
 from tests import processes
-from trainers import flags
-from trainers.comparison.arms import arms_of
-from trainers.comparison.folder import ComparisonFolder
+from trainers.cli import flags
+from trainers.experiments.arms import arms_of
+from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.main import main
 
 

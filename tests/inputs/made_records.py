@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from trainers.inputs.record_files import read_records
+from trainers.inputs.tfrecord.reader import read_records
 
 
 def number(value: int, label: int = 0) -> bytes:

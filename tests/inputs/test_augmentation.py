@@ -8,9 +8,9 @@ import scipy.stats
 import tensorflow as tf
 
 from trainers.inputs.augmentation import CentralCrops, DistortedImages
-from trainers.inputs.data import ArraySource
-from trainers.inputs.order import Order
-from trainers.inputs.source_batches import SourceBatches
+from trainers.inputs.batches import SourceBatches
+from trainers.inputs.shuffling import Order
+from trainers.inputs.sources import ArraySource
 
 # Statistics are held against a chance of 1e-6, so that no fixed seed is unlucky.
 UNLIKELY = 1e-6

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests import processes
 from tests.inputs import made_cifar10
 from tests.inputs.made_cifar10 import (
@@ -28,11 +28,11 @@ from tests.inputs.made_cifar10 import (
     write_folder,
 )
 from trainers import inputs
-from trainers.data_config import DataConfig
+from trainers.config.data import DataConfig
 from trainers.inputs import cifar10_download
 from trainers.inputs.cifar10 import load
 from trainers.inputs.cifar10_files import read_images
-from trainers.inputs.data import Data, Source
+from trainers.inputs.sources import Data, Source
 
 KINDS = ["binary", "python"]
 

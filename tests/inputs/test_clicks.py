@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.processes import train
-from trainers.data_config import DataConfig
+from trainers.config.data import DataConfig
 from trainers.inputs.clicks import load
-from trainers.inputs.data import Source
+from trainers.inputs.sources import Source
 
 
 def arrays_of(source: Source) -> tuple[np.ndarray, np.ndarray]:

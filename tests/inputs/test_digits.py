@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from trainers.data_config import DataConfig
+from trainers.config.data import DataConfig
 from trainers.inputs import digits
-from trainers.inputs.data import Data, hold_out
+from trainers.inputs.sources import Data, hold_out
 
 
 def rows(data: Data) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -11,11 +11,11 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as generate
 
-from strategies.base import Batch
-from strategies.batch import row_weights, take_share
-from trainers.inputs.data import ArraySource
-from trainers.inputs.order import Order
-from trainers.inputs.source_batches import SourceBatches
+from strategies.common.types import Batch
+from strategies.inner_loop.sharding import row_weights, take_share
+from trainers.inputs.batches import SourceBatches
+from trainers.inputs.shuffling import Order
+from trainers.inputs.sources import ArraySource
 
 
 def make_source(num_examples: int) -> ArraySource:

@@ -14,9 +14,10 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.settings import UsageError
-from trainers.inputs import crc32c, record_walk
-from trainers.inputs.record_files import count_records, read_pieces, read_records
+from strategies.common.errors import UsageError
+from trainers.inputs import crc32c
+from trainers.inputs.tfrecord import reader
+from trainers.inputs.tfrecord.reader import count_records, read_pieces, read_records
 
 
 def write(path: Path, payloads: list[bytes]) -> Path:
@@ -86,7 +87,7 @@ def test_records_as_long_as_a_chunk_are_read_back(tmp_path, difference):
 def test_records_that_lie_across_pieces_are_read_back(tmp_path, difference):
     """A piece may end in a header, in data, between records, or within one alone."""
     random = np.random.default_rng(0)
-    piece = record_walk.PIECE_BYTES
+    piece = reader.PIECE_BYTES
     sizes = [piece - 16 + difference, 5, 2 * piece + difference, 0, piece // 2, 3]
     payloads = [random.bytes(size) for size in sizes]
     path = write(tmp_path / "across.tfrecord", payloads)
@@ -301,7 +302,7 @@ def test_what_decompresses_to_more_than_there_is_room_for_is_refused_early(tmp_p
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # One piece at a time, and what looking at it takes.
-    assert most < 16 * record_walk.PIECE_BYTES
+    assert most < 16 * reader.PIECE_BYTES
 
 
 def test_what_is_behind_a_length_beyond_the_end_is_not_read(tmp_path):
@@ -313,7 +314,7 @@ def test_what_is_behind_a_length_beyond_the_end_is_not_read(tmp_path):
     assert f"it claims {2**40} bytes of data, beyond the end" in refusal(path)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 16 * record_walk.PIECE_BYTES
+    assert most < 16 * reader.PIECE_BYTES
 
 
 def test_a_length_that_looks_like_gzip_is_a_length(tmp_path):

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from trainers.inputs.record_paths import find_files
 
 

@@ -12,16 +12,16 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from strategies.base import Batch
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
+from strategies.common.types import Batch
 from tests import processes
 from tests.conformance.harness import small_config
 from tests.inputs.made_records import damage_data, number, write, write_folder
-from trainers.data_config import DataConfig
-from trainers.inputs import tfrecord
-from trainers.inputs.order import Order
-from trainers.inputs.record_stream import RecordStream
-from trainers.refusals import refusal_of
+from trainers.config.data import DataConfig
+from trainers.fault_tolerance.tensorflow_errors import refusal_of
+from trainers.inputs.shuffling import Order
+from trainers.inputs.tfrecord import dataset
+from trainers.inputs.tfrecord.stream import RecordStream
 
 SIZES = (7, 5, 9, 3)
 NUM_EXAMPLES = sum(SIZES)
@@ -41,7 +41,7 @@ def open_stream(path: Path | str, sharding: str, **settings: Any) -> RecordStrea
     config = DataConfig(
         dataset="tfrecord", data_path=str(path), sharding=sharding, **values
     )
-    stream = tfrecord.load(config).train
+    stream = dataset.load(config).train
     assert isinstance(stream, RecordStream)
     return stream
 

@@ -11,11 +11,11 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.settings import UsageError
-from trainers.data_config import DataConfig
-from trainers.inputs.data import Data, Source
-from trainers.inputs.record_schema import Feature, RecordSchema, parse_schema
-from trainers.inputs.tfrecord import load
+from strategies.common.errors import UsageError
+from trainers.config.data import DataConfig
+from trainers.inputs.sources import Data, Source
+from trainers.inputs.tfrecord.dataset import load
+from trainers.inputs.tfrecord.schema import Feature, RecordSchema, parse_schema
 
 
 def example(**values: list[int] | list[float] | list[bytes]) -> bytes:

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tests.processes import ROOT, run_module
 from trainers import write_tfrecord
-from trainers.data_config import DataConfig
-from trainers.inputs.record_files import read_records
-from trainers.inputs.record_schema import parse_schema
-from trainers.inputs.tfrecord import load
+from trainers.config.data import DataConfig
+from trainers.inputs.tfrecord.dataset import load
+from trainers.inputs.tfrecord.reader import read_records
+from trainers.inputs.tfrecord.schema import parse_schema
 from trainers.write_tfrecord import label_of, make_examples
 
 

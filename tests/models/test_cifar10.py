@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from models.cifar10 import LocalResponseNormalization, build
-from trainers.inputs.data import ArraySource, Data
-from trainers.model_config import ModelConfig
-from trainers.step import weight_penalties
+from trainers.config.model import ModelConfig
+from trainers.inputs.sources import ArraySource, Data
+from trainers.model.train_step import weight_penalties
 
 
 def make_model(dropout: float = 0.0) -> keras.Model:

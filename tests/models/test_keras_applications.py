@@ -11,11 +11,11 @@ import pytest
 import models
 from models import catalogue
 from models.base import ModelSpec
-from strategies.settings import UsageError
-from trainers.config import Config
-from trainers.inputs.data import ArraySource, Data
-from trainers.model_config import ModelConfig
-from trainers.run_dir import default_path
+from strategies.common.errors import UsageError
+from trainers.config.config import Config
+from trainers.config.model import ModelConfig
+from trainers.inputs.sources import ArraySource, Data
+from trainers.run_dir.run_dir import default_path
 
 
 def exported() -> list[str]:

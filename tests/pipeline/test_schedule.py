@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from trainers.pipeline.schedule import (
+from trainers.pipeline_parallel.schedule import (
     Piece,
     idle_share_of_equal_stages,
     order_of_pieces,

@@ -8,9 +8,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from strategies.settings import UsageError
-from trainers.pipeline.graph import LayerGraph
-from trainers.pipeline.split import cut_at_layers, cut_evenly
+from strategies.common.errors import UsageError
+from trainers.pipeline_parallel.layer_graph import LayerGraph
+from trainers.pipeline_parallel.partition import cut_at_layers, cut_evenly
 
 
 def stack(*names: str) -> LayerGraph:

@@ -8,9 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from trainers.prediction.measurement import Compute, Measurement
-from trainers.prediction.model import Crowding, Model, Network, leave_one_out
-from trainers.prediction.traffic import Exchange
+from trainers.experiments.predict.communication_model import Exchange
+from trainers.experiments.predict.performance_model import (
+    Compute,
+    Crowding,
+    Measurement,
+    Model,
+    Network,
+    leave_one_out,
+)
 
 CORES = 2
 COMPUTE = Compute(seconds=1e-3, seconds_per_example=1e-4, seconds_of_ballast=5e-4)

@@ -9,12 +9,12 @@ import jsonschema
 
 from tests.prediction.test_model import ASYNCHRONOUS, COMPUTE, RING, model_of
 from tests.prediction.test_predict import SCHEMA
-from trainers.config import Config
-from trainers.prediction.experiments import arms_of, of_an_arm, on_one_device
-from trainers.prediction.fitting import Fitted, FittedArm
-from trainers.prediction.measurement import Measurement
-from trainers.prediction.report import Report
-from trainers.prediction.traffic import Exchange
+from trainers.config.config import Config
+from trainers.experiments.predict.communication_model import Exchange
+from trainers.experiments.predict.experiments import arms_of, of_an_arm, on_one_device
+from trainers.experiments.predict.fitting import Fitted, FittedArm
+from trainers.experiments.predict.performance_model import Measurement
+from trainers.experiments.predict.report import Report
 
 CONFIG = Config().replace(
     mode="predict",

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests.event_files import read_events
 from tests.processes import PATIENCE_SECONDS, contents, environment, result_of, run
 from tests.tracking.google_storage import google_storage
-from trainers.config import Config
+from trainers.config.config import Config
 
 SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=30", "--steps_per_loop=10")
 

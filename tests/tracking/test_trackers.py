@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 from tests.processes import (
     checkpoints_of,
     end_of,
@@ -25,12 +25,12 @@ from tests.processes import (
     wait_until,
 )
 from tests.tracking.offline_wandb import sessions_below
-from trainers.comparison.arms import arms_of
-from trainers.comparison.execution import command_of
-from trainers.comparison.folder import ComparisonFolder
-from trainers.comparison.schedule import schedule
-from trainers.config import Config
-from trainers.tracking.tracked_run import figures_of, git_commit
+from trainers.config.config import Config
+from trainers.experiments.arms import arms_of
+from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.execution import command_of
+from trainers.experiments.compare.schedule import schedule
+from trainers.reporting.tracking.base import figures_of, git_commit
 
 SMALL = ("--model=mlp", "--hidden_units=8", "--steps_per_loop=10")
 SHORT = ("--train_steps=60", "--summary_every_steps=20", "--eval_every_steps=30")

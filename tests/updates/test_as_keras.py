@@ -19,10 +19,10 @@ from tests import processes
 from tests.further import chosen
 from tests.updates import made
 from tests.updates.cases import CASES, GLOBAL_BATCH_SIZE, STEPS, Case, Rates
-from trainers.config import Config, field_of
-from trainers.flags import parse
+from trainers.cli.flags import parse
+from trainers.config.config import Config, field_of
+from trainers.config.optimizer import OptimizerConfig
 from trainers.main import main
-from trainers.optimizer_config import OptimizerConfig
 
 POINTS = range(2, STEPS + 1, 2)
 

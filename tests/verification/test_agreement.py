@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from trainers.config import Config
-from trainers.recording import RecordedStep
-from trainers.verification.agreement import agreement
-from trainers.verification.tolerance import tolerance
+from trainers.config.config import Config
+from trainers.experiments.verify.differences import agreement
+from trainers.experiments.verify.tolerance import tolerance
+from trainers.run_dir.step_recording import RecordedStep
 
 STEP = RecordedStep(
     loss=6.0,

@@ -22,12 +22,12 @@ SHORT = ("--strategies=one_device", "--train_steps=2")
 # check of a few examples.
 CALLED_DIRECTLY = (
     Fault(
-        file="trainers/custom/unreduced.py",
+        file="trainers/user_code/unreduced.py",
         right="values = in_columns(self._loss.call, y_true, y_pred)",
         wrong="values = getattr(self._loss, 'fn', self._loss.call)(y_true, y_pred)",
     ),
     Fault(
-        file="trainers/custom/independence.py",
+        file="trainers/user_code/independence.py",
         right="    for judge in judges:",
         wrong="    for judge in ():",
     ),

@@ -67,7 +67,7 @@ CASES = {
     ),
     "clip before the sum": Case(
         fault=Fault(
-            file="trainers/learner.py",
+            file="trainers/loop/builder.py",
             right="        return TrainStep(",
             wrong="""        clip = config.optimizer.clip_global_norm
 
@@ -118,7 +118,7 @@ CASES = {
     ),
     "identical dropout masks": Case(
         fault=Fault(
-            file="trainers/replayable_dropout.py",
+            file="trainers/model/replica_invariant_dropout.py",
             right="examples = tf.identity(self._batch.indices)",
             wrong="examples = tf.range(tf.size(self._batch.indices, tf.int64))",
         ),
@@ -129,7 +129,7 @@ CASES = {
     ),
     "another weight under mixed precision": Case(
         fault=Fault(
-            file="trainers/step.py",
+            file="trainers/model/train_step.py",
             right="gradients = tape.gradient(share, weights)",
             wrong="""gradients = tape.gradient(share, weights)
         if self._model.compute_dtype == "bfloat16":
@@ -143,7 +143,7 @@ CASES = {
     ),
     "another weight where XLA compiles": Case(
         fault=Fault(
-            file="trainers/step.py",
+            file="trainers/model/train_step.py",
             right="gradients, written, sums = compute(batch, weights, state)",
             wrong="""if self._compiled is not None:
             size = batch.global_size * (1 + batch.replica)
@@ -156,7 +156,7 @@ CASES = {
     ),
     "statistics of the first replica": Case(
         fault=Fault(
-            file="trainers/layer_state.py",
+            file="trainers/model/layer_state.py",
             right="return value * tf.cast(weight, value.dtype)",
             wrong="return value * tf.cast(tf.equal(replica, 0), value.dtype)",
         ),

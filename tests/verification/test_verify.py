@@ -11,8 +11,8 @@ import pytest
 
 from tests import processes
 from tests.verification.projects import SMALL, Fault, plant, verify
-from trainers.config import Config
-from trainers.verification.subjects import reference_of, subjects_of
+from trainers.config.config import Config
+from trainers.experiments.verify.arms import reference_of, subjects_of
 
 SCHEMA = json.loads((processes.ROOT / "docs/verify.schema.json").read_text("utf-8"))
 

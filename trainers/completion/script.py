@@ -12,8 +12,8 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 
-from strategies.settings import UsageError
-from trainers.flag_list import SHELLS, Flag, all_flags
+from strategies.common.errors import UsageError
+from trainers.cli.flag_list import SHELLS, Flag, all_flags
 
 _FOLDER = pathlib.Path(__file__).parent
 _COMMANDS = ("python", "python3", *(f"python3.{minor}" for minor in range(10, 14)))

@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 from models import factories
-from trainers.data_config import DataConfig
+from trainers.config.data import DataConfig
 from trainers.inputs.record_paths import find_files
 
 if TYPE_CHECKING:
-    from trainers.inputs.data import Data
+    from trainers.inputs.sources import Data
 
 
 # Data sets that may be downloaded, and the module that does it.
@@ -49,5 +49,5 @@ def load(config: DataConfig) -> Data:
       UsageError: it is not there, is damaged, or does not fit its description.
     """
     if factories.is_factory(config.dataset):
-        return importlib.import_module("trainers.custom.data").load(config)
+        return importlib.import_module("trainers.user_code.data").load(config)
     return importlib.import_module(f"trainers.inputs.{config.dataset}").load(config)

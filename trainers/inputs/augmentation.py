@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from trainers import hashing
+from strategies.common import hashing
 
 # Tells these numbers apart from others that are keyed by (seed, step).
 _PURPOSE = 0x6175676D656E74

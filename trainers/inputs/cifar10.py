@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainers.data_config import DataConfig
+from trainers.config.data import DataConfig
 from trainers.inputs.augmentation import CentralCrops, DistortedImages
 from trainers.inputs.cifar10_download import archive
 from trainers.inputs.cifar10_files import NUM_CLASSES, read_images
-from trainers.inputs.data import ArraySource, Data, PreparedSource
+from trainers.inputs.sources import ArraySource, Data, PreparedSource
 
 # Of what the model sees, as in the TensorFlow 1 tutorial.
 _CROP_PIXELS = 24

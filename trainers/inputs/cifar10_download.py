@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from strategies.quiet import native_log_hidden
-from strategies.settings import UsageError
-from trainers.data_config import DataConfig
+from strategies.common.errors import UsageError
+from strategies.common.native_log import native_log_hidden
+from trainers.config.data import DataConfig
 
 ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"

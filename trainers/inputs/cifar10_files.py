@@ -17,7 +17,8 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from strategies.settings import UsageError, shown
+from strategies.common.errors import UsageError
+from strategies.common.text import shown
 from trainers.inputs.cifar10_pickles import read_pickle
 
 NUM_CLASSES = 10

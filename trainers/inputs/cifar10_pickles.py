@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from strategies.settings import UsageError, shown
+from strategies.common.errors import UsageError
+from strategies.common.text import shown
 
 
 def read_pickle(place: str, content: bytes) -> dict[bytes, Any]:

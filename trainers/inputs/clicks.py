@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from trainers.data_config import DataConfig
-from trainers.inputs.data import ArraySource, Data
+from trainers.config.data import DataConfig
+from trainers.inputs.sources import ArraySource, Data
 
 # Of the sum of all columns' weights, its standard deviation where all categories are
 # equally frequent: clicks can be told, but far from surely.

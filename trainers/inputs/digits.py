@@ -11,8 +11,8 @@ import pathlib
 
 import numpy as np
 
-from trainers.data_config import DataConfig
-from trainers.inputs.data import Data, hold_out
+from trainers.config.data import DataConfig
+from trainers.inputs.sources import Data, hold_out
 
 # What `sklearn.datasets.load_digits` reads. To import that takes 0.7 s of processor
 # time, in each worker.

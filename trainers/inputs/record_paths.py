@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from strategies.settings import UsageError
+from strategies.common.errors import UsageError
 
 _PATTERNS = ("*.tfrecord", "*.tfrecord.gz")
 _ADVICE = (

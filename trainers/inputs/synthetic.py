@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainers.data_config import DataConfig
-from trainers.inputs.data import ArraySource, Data
+from trainers.config.data import DataConfig
+from trainers.inputs.sources import ArraySource, Data
 
 
 def load(config: DataConfig) -> Data:

@@ -10,24 +10,24 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategies.cluster import Cluster
-from trainers import flags
-from trainers.comparison.arms import Arm, arms_of
-from trainers.comparison.execution import Execution, command_in_words
-from trainers.comparison.existing import arms_and_runs
-from trainers.comparison.figures import Run, commits_of, machines_of
-from trainers.comparison.folder import ComparisonFolder
-from trainers.comparison.held_fixed import (
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
+from strategies.common.errors import ExitCode, StopRequested
+from trainers.cli import flags
+from trainers.config.config import Config
+from trainers.experiments.arms import Arm, arms_of
+from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.controlled_settings import (
     check_configurations,
     check_initial_weights,
     differing_settings,
 )
-from trainers.comparison.progress import Progress
-from trainers.comparison.schedule import schedule
-from trainers.config import Config
-from trainers.console import Console
-from trainers.outcome import ExitCode, StopRequested
-from trainers.stopping import StopSignals
+from trainers.experiments.compare.execution import Execution, command_in_words
+from trainers.experiments.compare.existing_runs import arms_and_runs
+from trainers.experiments.compare.progress import Progress
+from trainers.experiments.compare.schedule import schedule
+from trainers.experiments.run_record import Run, commits_of, machines_of
+from trainers.fault_tolerance.preemption import StopSignals
 
 
 def compare(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -105,8 +105,8 @@ def _report(
     console: Console,
 ) -> None:
     # SciPy and matplotlib take a second to import, too long before a refusal.
-    from trainers.comparison.conclusion import conclude
-    from trainers.comparison.report import (
+    from trainers.experiments.compare.analysis import conclude
+    from trainers.experiments.compare.report import (
         origin,
         terminal_table,
         verdict_lines,

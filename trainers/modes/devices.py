@@ -9,8 +9,10 @@ from typing import Any
 import psutil
 import tensorflow as tf
 
-from strategies.cluster import Cluster
-from strategies.devices import (
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
+from strategies.common.errors import ExitCode
+from strategies.devices.assignment import (
     configure_devices,
     cpu_model,
     describe,
@@ -19,12 +21,10 @@ from strategies.devices import (
     substitution,
     total_mib,
 )
-from strategies.gpus import visible_gpus
-from trainers.assembly import create_strategy
-from trainers.config import Config
-from trainers.console import Console
-from trainers.outcome import ExitCode
-from trainers.slowness import gpus_left_out
+from strategies.devices.gpu import visible_gpus
+from trainers.config.config import Config
+from trainers.loop.builder import create_strategy
+from trainers.modes.doctor_hints import gpus_left_out
 
 
 def devices(config: Config, console: Console) -> ExitCode:

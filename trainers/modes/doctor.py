@@ -12,24 +12,30 @@ from typing import Any
 
 import keras
 
-from strategies import discovery, survey
-from strategies.cluster import Cluster
+from strategies import registry
+from strategies.base import Traits
+from strategies.cluster import node_info
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
+from strategies.common.errors import ExitCode, UsageError
+from strategies.common.text import shown
 from strategies.config import StrategyConfig
-from strategies.confinement import network_of_its_own
-from strategies.devices import configure_devices, describe, substitution
-from strategies.gpus import visible_gpus
-from strategies.settings import UsageError, shown
-from strategies.traits import Traits
-from trainers.assembly import Assembly, assemble, create_strategy
-from trainers.card import differences, in_words, make_card, unsupported
-from trainers.config import Config
-from trainers.console import Console
-from trainers.launch import plan_of
-from trainers.memory import capacity_of, estimate_memory, largest, warning_of
-from trainers.outcome import ExitCode
-from trainers.place import cluster_of
-from trainers.run_dir import RunFolder
-from trainers.slowness import Means, what_is_slow
+from strategies.devices.assignment import configure_devices, describe, substitution
+from strategies.devices.gpu import visible_gpus
+from strategies.launcher.network_isolation import network_of_its_own
+from trainers.cli.launch import plan_of
+from trainers.cli.role import cluster_of
+from trainers.config.config import Config
+from trainers.loop.builder import Assembly, assemble, create_strategy
+from trainers.loop.memory_estimate import (
+    capacity_of,
+    estimate_memory,
+    largest,
+    warning_of,
+)
+from trainers.modes.doctor_hints import Means, what_is_slow
+from trainers.modes.node_card import differences, in_words, make_card, unsupported
+from trainers.run_dir.run_dir import RunFolder
 
 _LEAST_FREE_BYTES = 1 << 30
 
@@ -88,7 +94,7 @@ class _Visit:
             words = substitution(config.strategy.device_choice)
             self.findings["warning"].extend([words] if words else [])
         with self._noting():
-            strategy = discovery.load(config.strategy.strategy)
+            strategy = registry.load(config.strategy.strategy)
             strategy.check_devices(config.strategy)
         replicas = self._rehearse(cluster)
         if cluster.addresses:
@@ -250,7 +256,7 @@ class _Visit:
         )
         states = {cluster.task: "this task"}
         with self._noting():
-            for task, answer in survey.exchange(cluster, card, seconds).items():
+            for task, answer in node_info.exchange(cluster, card, seconds).items():
                 if answer.card is not None:
                     states[task] = in_words(answer.card)
                     for kind, text in differences(task, answer.card, card):

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 
 from models import factories
-from strategies.cluster import Cluster
-from strategies.settings import UsageError, shown
-from trainers.assembly import assemble, create_strategy
-from trainers.checkpoints import Checkpoints
-from trainers.config import Config
-from trainers.console import Console
-from trainers.custom.names import check_given
-from trainers.data_config import PATHS, DataConfig
-from trainers.exports import read_keras
-from trainers.model_config import ModelConfig
-from trainers.outcome import ExitCode
-from trainers.reporting import in_words
-from trainers.run_dir import RunFolder
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
+from strategies.common.errors import ExitCode, UsageError
+from strategies.common.text import shown
+from trainers.config.config import Config
+from trainers.config.data import PATHS, DataConfig
+from trainers.config.model import ModelConfig
+from trainers.config.user_code import check_given
+from trainers.loop.builder import assemble, create_strategy
+from trainers.reporting.reporter import in_words
+from trainers.run_dir.checkpoints import Checkpoints
+from trainers.run_dir.export import read_keras
+from trainers.run_dir.run_dir import RunFolder
 
 
 def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from strategies.base import Strategy
-from strategies.cluster import Cluster
-from trainers.assembly import Assembly, assemble, create_strategy
-from trainers.clock import Clock
-from trainers.config import Config
-from trainers.console import Console
-from trainers.loop import Always, CallLength, StepReport, When, run_loop
-from trainers.outcome import DivergedError, ExitCode, StopRequested
-from trainers.rollback import agree_on_step
-from trainers.stall import StallWatch
-from trainers.stopping import StopSignals
-from trainers.tally import Tally
-from trainers.turns import require_finite_weights, turns
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
+from strategies.common.errors import DivergedError, ExitCode, StopRequested
+from trainers.config.config import Config
+from trainers.fault_tolerance.preemption import StopSignals
+from trainers.fault_tolerance.rollback import agree_on_step
+from trainers.fault_tolerance.watchdog import StallWatch
+from trainers.loop.builder import Assembly, assemble, create_strategy
+from trainers.loop.loop import Always, CallLength, StepReport, When, run_loop
+from trainers.loop.timing import Clock
+from trainers.reporting.turns import require_finite_weights, turns
+from trainers.run_dir.train_state import Tally
 
 
 def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from strategies.cluster import Cluster
-from strategies.gpus import visible_gpus
-from strategies.settings import UsageError
-from trainers.config import Config
-from trainers.console import Console
-from trainers.execution import Executed, Execution, command_again, with_runs
-from trainers.files import write_json
-from trainers.folder_of_runs import FolderOfRuns
-from trainers.outcome import ExitCode
-from trainers.prediction.experiments import (
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
+from strategies.common.errors import ExitCode, UsageError
+from strategies.common.files import write_json
+from strategies.devices.gpu import visible_gpus
+from trainers.config.config import Config
+from trainers.experiments.experiment_dir import FolderOfRuns
+from trainers.experiments.predict.experiments import (
     Experiment,
     arms_of,
     of_an_arm,
     on_one_device,
 )
+from trainers.experiments.runner import Executed, Execution, command_again, with_runs
 
 
 def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -91,8 +90,8 @@ def _report(
     console: Console,
 ) -> None:
     # SciPy takes half a second to import, too long before a refusal.
-    from trainers.prediction.fitting import fit
-    from trainers.prediction.report import Report
+    from trainers.experiments.predict.fitting import fit
+    from trainers.experiments.predict.report import Report
 
     report = Report(config, fit(runs))
     write_json(folder.result, report.content(command_again(config)))

@@ -7,28 +7,27 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from strategies.attendance import workers_attended
 from strategies.base import Strategy
-from strategies.cluster import EVALUATOR, Cluster
-from strategies.end_with_launcher import has_launcher
-from strategies.settings import UsageError
-from trainers.assembly import Assembly, assemble, create_strategy
-from trainers.checkpoints import Checkpoints, weights_sha256
-from trainers.clock import Clock
-from trainers.config import Config
-from trainers.console import Console
-from trainers.disk import Spell
-from trainers.introduction import introduce
-from trainers.outcome import ExitCode
-from trainers.pipeline.bubble import Bubble
-from trainers.reporting import Reporting
-from trainers.rollback import Rollbacks
-from trainers.run_dir import FolderGoneError, RunFolder
-from trainers.stall import StallWatch
-from trainers.tally import Tally
-from trainers.tracking.outside import Outside
-from trainers.training_run import TrainingRun
-from trainers.verification.keras_step import record_keras_step
+from strategies.cluster.failure_detection import workers_attended
+from strategies.cluster.spec import EVALUATOR, Cluster
+from strategies.common.console import Console
+from strategies.common.errors import ExitCode, UsageError
+from strategies.common.write_errors import Spell
+from strategies.launcher.process import has_launcher
+from trainers.config.config import Config
+from trainers.experiments.verify.keras_step import record_keras_step
+from trainers.fault_tolerance.rollback import Rollbacks
+from trainers.fault_tolerance.watchdog import StallWatch
+from trainers.loop.builder import Assembly, assemble, create_strategy
+from trainers.loop.timing import Clock
+from trainers.modes.training_run import TrainingRun
+from trainers.reporting.metrics import Bubble
+from trainers.reporting.reporter import Reporting
+from trainers.reporting.startup_report import introduce
+from trainers.reporting.tracking.tracking import Outside
+from trainers.run_dir.checkpoints import Checkpoints, weights_sha256
+from trainers.run_dir.run_dir import FolderGoneError, RunFolder
+from trainers.run_dir.train_state import Tally
 
 
 def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strategies.cluster import Cluster
-from strategies.settings import UsageError
-from trainers.comparison.arms import Arm
-from trainers.config import Config
-from trainers.console import Console
-from trainers.execution import Executed, Execution, command_again, with_runs
-from trainers.files import write_json
-from trainers.folder_of_runs import FolderOfRuns
-from trainers.outcome import ExitCode
-from trainers.verification.cause import find_cause
-from trainers.verification.judgement import Verdict, judge
-from trainers.verification.keras_arm import KerasFinding, judge_keras
-from trainers.verification.report import Finding, content, explanations, table
-from trainers.verification.subjects import is_comparable, reference_of, subjects_of
-from trainers.verification.tolerance import in_words
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
+from strategies.common.errors import ExitCode, UsageError
+from strategies.common.files import write_json
+from trainers.config.config import Config
+from trainers.experiments.arms import Arm
+from trainers.experiments.experiment_dir import FolderOfRuns
+from trainers.experiments.runner import Executed, Execution, command_again, with_runs
+from trainers.experiments.verify.arms import is_comparable, reference_of, subjects_of
+from trainers.experiments.verify.diagnosis import find_cause
+from trainers.experiments.verify.keras_arm import KerasFinding, judge_keras
+from trainers.experiments.verify.report import Finding, content, explanations, table
+from trainers.experiments.verify.tolerance import in_words
+from trainers.experiments.verify.verdict import Verdict, judge
 
 
 def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:

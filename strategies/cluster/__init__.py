@@ -1,0 +1,1 @@
+"""The tasks of a cluster: their addresses, start-up and failures."""

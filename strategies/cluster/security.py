@@ -1,0 +1,73 @@
+"""Which hosts a cluster may be on without being asked. Does not import TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping
+
+from strategies.common.errors import UsageError
+from strategies.common.text import shown
+
+# What TensorFlow's servers are, whatever their network is (TensorFlow 2.21, and
+# SECURITY.md of its sources).
+WHAT_IT_MEANS = (
+    "TensorFlow's servers ask for no password and encrypt nothing, and whoever can "
+    "connect to one can run any program there"
+)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host of host:port is this machine and nothing else.
+
+    Names other than localhost are not looked up: what they lead to can change.
+    """
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def one_spelling(address: str) -> str:
+    """Writes host:port in a way that is the same for all spellings of one socket.
+
+    All of loopback is one host: TensorFlow's servers listen on every interface, so that
+    two tasks of a machine cannot have one port (127.0.0.1:1 and 127.0.0.2:1, either).
+    Names are not looked up.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]").rstrip(".").lower()
+    with contextlib.suppress(ValueError, OSError):
+        # Also 127.1 and 0x7f000001, which the system takes for addresses.
+        is_number = not host.strip("0123456789abcdefx.")
+        host = socket.inet_ntoa(socket.inet_aton(host)) if is_number else host
+    with contextlib.suppress(ValueError):
+        parsed = ipaddress.ip_address(host)
+        parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+        host = "localhost" if parsed.is_unspecified else str(parsed)
+    host = "localhost" if is_loopback(host) else host
+    return f"{host}:{int(port)}"
+
+
+def has_remote(addresses: Iterable[str]) -> bool:
+    """Whether one of many host:port is not on the loopback interface."""
+    return not all(is_loopback(each.rpartition(":")[0]) for each in addresses)
+
+
+def check_hosts(hosts: Mapping[str, str]) -> None:
+    """Checks that all tasks are on this machine, for a user who has not said more.
+
+    Args:
+      hosts: by where each stands, such as a key of TF_CONFIG.
+
+    Raises:
+      UsageError: naming the first that is not.
+    """
+    for where, host in hosts.items():
+        if not is_loopback(host):
+            raise UsageError(
+                f"{where} is {shown(host)}, which is not this machine's loopback: "
+                f"{WHAT_IT_MEANS}; add --allow_remote_hosts if the network keeps "
+                "everybody else out, or use 127.0.0.1."
+            )

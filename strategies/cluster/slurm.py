@@ -1,0 +1,159 @@
+"""Who this process is among those that Slurm's `srun` has started.
+
+The cluster is that of `tf.distribute.cluster_resolver.SlurmClusterResolver`. Only
+`identify` needs TensorFlow, so that a process that Slurm did not start never loads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import UsageError
+from strategies.common.text import shown
+
+# Below Linux's ports for outgoing connections, 32768 and up.
+_FIRST_PORT = 10_000
+_PORTS_PER_STEP = 64
+_NUM_RANGES = 350
+_MOST_TASKS = 100_000
+
+
+def is_step(environment: Mapping[str, str]) -> bool:
+    """Whether `srun` has started this process as one of several.
+
+    A batch script outside `srun` has the variables of its job, and is alone.
+    """
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
+    return tasks.strip() not in ("", "1")
+
+
+def hosts(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The step's hosts as Slurm writes them, by the variable that names them.
+
+    A range such as node[1-3] stays one name: only those of one node can be loopback.
+    """
+    name = "SLURM_STEP_NODELIST"
+    listed = environment.get(name, "").strip()
+    return {name: listed} if listed else {}
+
+
+def first_port(job: int, step: int) -> int:
+    """The lowest port of a step's tasks on every node, which count up from it.
+
+    Steps that run next to each other have other ranges, until numbers of jobs are
+    350 apart. Slurm has no port to give: SLURM_STEP_RESV_PORTS is only there where the
+    administrator has set MpiParams, and SLURM_SRUN_COMM_PORT is srun's own.
+    """
+    return _FIRST_PORT + (31 * job + step) % _NUM_RANGES * _PORTS_PER_STEP
+
+
+def num_tasks_by_job(
+    environment: Mapping[str, str], wanted: Mapping[str, int | None]
+) -> dict[str, int]:
+    """Divides a step's tasks among jobs.
+
+    Args:
+      environment: Slurm's variables.
+      wanted: tasks by job; None for as many as are left, at least one.
+
+    Raises:
+      UsageError: the step has more or fewer tasks, or a variable is wrong.
+    """
+    total = _number(environment, "SLURM_STEP_NUM_TASKS")
+    _check_sizes(environment, total)
+    left = total - sum(number or 0 for number in wanted.values())
+    jobs = {job: left if n is None else n for job, n in wanted.items()}
+    if min(jobs.values()) < 1 or sum(jobs.values()) != total:
+        words = ", ".join(f"{n or '1 or more'} {job}" for job, n in wanted.items())
+        raise UsageError(
+            f"Slurm has started {total} tasks, and the strategy needs {words}: change "
+            "srun's --ntasks, or --num_workers and --num_ps."
+        )
+    return jobs
+
+
+def identify(environment: Mapping[str, str], jobs: Mapping[str, int]) -> Cluster:
+    """This process's task in the step; imports TensorFlow.
+
+    Args:
+      environment: `os.environ`, which the resolver reads as well.
+      jobs: tasks by job; Slurm's ranks go to jobs in the order of their names.
+
+    Raises:
+      UsageError: a variable is missing or malformed, or says that tasks are in
+        another order than the resolver takes them to be.
+    """
+    rank, total = _number(environment, "SLURM_PROCID"), sum(jobs.values())
+    if rank >= total:
+        raise _refusal(environment, "SLURM_PROCID", f"a number below {total}")
+    for name in ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"):
+        if not environment.get(name):
+            raise _refusal(environment, name, "what srun sets")
+    port = first_port(
+        _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")
+    )
+    # Imports TensorFlow.
+    from strategies.common.private_apis import slurm_addresses
+
+    try:
+        addresses, job, index = slurm_addresses(jobs, port)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"Slurm's variables are not a cluster ({error}): start every task by srun."
+        ) from error
+    cluster = Cluster(job=job, index=index, addresses=addresses)
+    _check_node(environment, cluster)
+    return cluster
+
+
+def _check_node(environment: Mapping[str, str], cluster: Cluster) -> None:
+    """Tasks in another order, such as a cyclic one, would all be someone else."""
+    node = environment.get("SLURMD_NODENAME")
+    host = cluster.address.rpartition(":")[0]
+    if node and node != host:
+        raise UsageError(
+            f"SLURM_PROCID={environment['SLURM_PROCID']} is on {shown(node)}, and "
+            f"should be on {shown(host)}: ranks are taken to fill one node after the "
+            "other; add --distribution=block to srun."
+        )
+
+
+def _check_sizes(environment: Mapping[str, str], total: int) -> None:
+    """Checks that no variable names more nodes than tasks; the resolver lists them all.
+
+    Raises:
+      UsageError: naming the variable.
+    """
+    if total > _MOST_TASKS:
+        accepted = f"a number up to {_MOST_TASKS}"
+        raise _refusal(environment, "SLURM_STEP_NUM_TASKS", accepted)
+    name = "SLURM_STEP_NODELIST"
+    for part in re.findall(r"\[([^\]]*)\]", environment.get(name, "")):
+        for first, last in re.findall(r"([0-9]+)-([0-9]+)", part):
+            if _value(last) - _value(first) >= total:
+                raise _refusal(environment, name, f"the nodes of {total} tasks")
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    if any(_value(n) > total for n in re.findall("[0-9]+", environment.get(name, ""))):
+        raise _refusal(environment, name, f"tasks that are {total} in all")
+
+
+def _value(digits: str) -> float:
+    """Python reads no whole numbers of more than 4,300 digits."""
+    return float(digits)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "")
+    if not re.fullmatch(r"[0-9]{1,10}", text):
+        raise _refusal(environment, name, "a whole number")
+    return int(text)
+
+
+def _refusal(environment: Mapping[str, str], name: str, accepted: str) -> UsageError:
+    value = environment.get(name)
+    received = f"{name} is missing" if value is None else f"{name}={shown(value)}"
+    return UsageError(
+        f"{received}: it takes {accepted}; start every task by srun, or set TF_CONFIG."
+    )

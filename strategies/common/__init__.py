@@ -1,0 +1,1 @@
+"""Building blocks below all other packages: errors, settings, text, files."""

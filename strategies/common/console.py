@@ -1,0 +1,201 @@
+"""What a person sees: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pathlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import IO
+
+import rich.console
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from strategies.common.text import one_line
+
+# Of a parameter server that was lost TensorFlow tells in hundreds.
+_MOST_LINES_OF_A_CAUSE = 8
+
+
+class _Terminal(rich.console.Console):
+    """Falls silent when its reader has gone, as after `| head -1`."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process, and the run with it."""
+        self.quiet = True
+        # Python flushes standard output once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def complain(line: str) -> None:
+    """Prints to standard error; on a disk that is full, that is not possible."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
+
+
+class Console:
+    """Prints lines and progress, and keeps the lines in a log file.
+
+    On a terminal progress is a bar. Elsewhere it is a line every few seconds, so
+    that a log stays short however fast steps are.
+    """
+
+    _SECONDS_BETWEEN_LINES = 5.0
+
+    def __init__(self) -> None:
+        self._rich = _Terminal(highlight=False, soft_wrap=True)
+        self._log: IO[str] | None = None
+        self._progress: Progress | None = None
+        self._last_line = time.monotonic()
+
+    def open_log(self, path: pathlib.Path) -> None:
+        """Keeps what is said from here on in a file as well."""
+        self._log = path.open("a", encoding="utf-8")
+
+    @property
+    def log_name(self) -> str | None:
+        """Path of the log, if there is one."""
+        return None if self._log is None else self._log.name
+
+    def dump_stacks(self) -> None:
+        """Where every thread of this process is in Python: in the log, if there is one.
+
+        It takes no lock and allocates nothing in Python, whatever the threads hold.
+        """
+        stream = self._log or sys.stderr
+        stream.write("Where every thread is, its last call first:\n")
+        stream.flush()
+        faulthandler.dump_traceback(file=stream, all_threads=True)
+
+    def say(self, line: str) -> None:
+        """One line for the reader."""
+        # Output may go to a file, whose disk may be full.
+        with contextlib.suppress(OSError):
+            self._rich.print(line, markup=False)
+        self._write_log(line)
+
+    def note(self, text: str) -> None:
+        """What is too long for a reader; it goes to the log alone."""
+        self._write_log(text)
+
+    def warn(self, line: str) -> None:
+        """One line that asks for attention, on standard error."""
+        if self._progress is not None:
+            self._progress.console.print(f"warning: {line}", markup=False)
+        else:
+            complain(f"warning: {line}")
+        self._write_log(f"warning: {line}")
+
+    def fail(
+        self, line: str, cause: BaseException | None = None, verbose: bool = False
+    ) -> None:
+        """One line that says why the run ends; the end of its cause goes to the log."""
+        self.stop_progress()
+        if cause is not None:
+            lines = "".join(traceback.format_exception(cause)).splitlines()
+            self._write_log("\n".join(lines[-_MOST_LINES_OF_A_CAUSE:]))
+            if verbose:
+                complain("\n".join(lines))
+        complain(f"error: {line}")
+        self._write_log(f"error: {line}")
+
+    def report_bug(self, error: Exception, verbose: bool) -> None:
+        """One line on standard error; the traceback goes to the log of the run."""
+        text = "".join(traceback.format_exception(error))
+        self._write_log(text)
+        if verbose or self._log is None:
+            complain(text)
+        where = "" if self._log is None else f"; the traceback is in {self._log.name}"
+        words = one_line(error)[:300]
+        complain(f"error: {type(error).__name__}: {words}{where}")
+
+    @contextlib.contextmanager
+    def live(self, render: Callable[[], rich.console.RenderableType]) -> Iterator[None]:
+        """Keeps something up to date on a terminal; elsewhere shows nothing."""
+        if not self._rich.is_terminal:
+            yield
+            return
+        with Live(get_renderable=render, console=self._rich, refresh_per_second=2):
+            yield
+
+    def narrate(self, line: str) -> None:
+        """One line for a log, where no terminal shows the same by `live`."""
+        if not self._rich.is_terminal:
+            self.say(line)
+
+    def start_progress(self, step: int, last_step: int) -> None:
+        """Shows the bar, if this is a terminal."""
+        if not self._rich.is_terminal:
+            return
+        self._progress = Progress(
+            TextColumn("train"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            console=self._rich,
+        )
+        self._progress.start()
+        self._progress.add_task("train", total=last_step, completed=step, figures="")
+
+    def advance(self, step: int, last_step: int, figures: Figures) -> None:
+        """Shows how far training is."""
+        if self._progress is not None:
+            task = self._progress.task_ids[0]
+            self._progress.update(task, completed=step, figures=figures.short())
+        elif self._line_is_due(step, last_step):
+            self.say(f"train | step {step:>7}/{last_step} | {figures.long()}")
+
+    def stop_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def close(self) -> None:
+        self.stop_progress()
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                self._log.close()
+            self._log = None
+
+    def _line_is_due(self, step: int, last_step: int) -> bool:
+        now = time.monotonic()
+        due = step == last_step or now - self._last_line >= self._SECONDS_BETWEEN_LINES
+        if due:
+            self._last_line = now
+        return due
+
+    def _write_log(self, line: str) -> None:
+        if self._log is None:
+            return
+        # It says what was printed. That the disk is full is said by those whose files
+        # are missed.
+        with contextlib.suppress(OSError):
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            self._log.flush()
+
+
+class Figures:
+    """Loss and speed of the steps just run, as text."""
+
+    def __init__(self, loss: float, examples_per_second: float, step_seconds: float):
+        self._loss = f"loss {loss:.4f}"
+        self._speed = f"{examples_per_second:,.1f} examples/s"
+        self._step = f"{1e3 * step_seconds:.1f} ms/step"
+
+    def short(self) -> str:
+        return f"{self._loss} {self._speed}"
+
+    def long(self) -> str:
+        return f"{self._loss} | {self._speed} | {self._step}"

@@ -1,0 +1,256 @@
+"""A dataclass field that knows its help text, bounds and choices.
+
+Flags, `--help`, the configuration file and the checks are all derived from
+these fields, so that a setting is described in exactly one place. Nothing here
+imports TensorFlow: a wrong flag is refused in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from strategies.common.errors import UsageError
+from strategies.common.text import as_argument, shown
+
+# For each setting that decides whether another one has an effect, the values with which
+# it has.
+UsedBy = Mapping[str, Sequence[str] | Callable[[], Sequence[str]]]
+
+
+def parse_json(text: str) -> Any:
+    """Parses JSON, of which nothing may be said twice.
+
+    Python's own parser takes the last of two equal keys, and lets the other one go.
+
+    Raises:
+      ValueError: it is not JSON, an object has a key twice, or it is nested too deeply.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_without_repetition)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"'{shown(name)}' is there twice")
+        found[name] = value
+    return found
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[str] | Callable[[], Sequence[str]] | None = None,
+    why_not: Callable[[str], str | None] | None = None,
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    below: float | None = None,
+    has_flag: bool = True,
+    repeatable: bool = False,
+    path: str | None = None,
+    suggestions: Callable[[], Sequence[str]] | None = None,
+    heading: str | None = None,
+    used_by: UsedBy | None = None,
+    most_items: int = 1_000,
+) -> Any:
+    """Declares a field of a configuration.
+
+    Args:
+      default: value when neither a flag nor the configuration file gives one.
+      help: one sentence for `--help`, with the unit where there is one.
+      choices: accepted words, or a function that lists them when asked.
+      why_not: of a word that is not among the choices, what is wrong with it, as the
+        end of a sentence that begins with it; None if it is accepted all the same.
+      minimum: smallest accepted number.
+      above: every accepted number is larger than this.
+      maximum: largest accepted number.
+      below: every accepted number is smaller than this.
+      has_flag: False for settings that live in the configuration file only.
+      repeatable: each use of the flag adds an item to a list, which it does not
+        split at commas.
+      path: for completion in a shell, if it is the name of a `folder`, of a `file`, or
+        of `any` of them.
+      suggestions: for completion, words beside the choices, or where there are none.
+      heading: for `--help`, what this field and those after it in their group are
+        about. The first line of the group's docstring until then.
+      used_by: other settings by name, each with the values, or patterns of values such
+        as *:*, with which this field has an effect; one such value is enough. A
+        function lists them when asked. None if the field always has an effect.
+      most_items: how long a list may be.
+    """
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "why_not": why_not,
+        "minimum": minimum,
+        "above": above,
+        "maximum": maximum,
+        "below": below,
+        "has_flag": has_flag,
+        "repeatable": repeatable,
+        "path": path,
+        "suggestions": suggestions,
+        "heading": heading,
+        "used_by": used_by,
+        "most_items": most_items,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def choices_of(field: dataclasses.Field) -> tuple[str, ...] | None:
+    """The accepted words of a field, or None where any value will do."""
+    choices = field.metadata["choices"]
+    return tuple(choices()) if callable(choices) else choices
+
+
+@functools.cache
+def field_types(config_class: type) -> Mapping[str, tuple[type, bool]]:
+    """For each field of a configuration: its type, and whether None is allowed.
+
+    A list of numbers or words (`tuple[int, ...]`) is returned as that alias.
+    """
+    found = {}
+    for name, hint in typing.get_type_hints(config_class).items():
+        optional = False
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            (hint,) = (a for a in typing.get_args(hint) if a is not type(None))
+            optional = True
+        found[name] = (hint, optional)
+    return found
+
+
+def check_settings(config: Any) -> None:
+    """Checks every field of a configuration against its declaration.
+
+    Raises:
+      UsageError: a value has the wrong type, is out of bounds or not a choice.
+    """
+    config_class: type = type(config)
+    for field in dataclasses.fields(config):
+        check_setting(config_class, field, getattr(config, field.name))
+
+
+def check_setting(config_class: type, field: dataclasses.Field, value: Any) -> None:
+    """Checks the value of one field of a configuration.
+
+    Raises:
+      UsageError: it has the wrong type, is out of bounds or not a choice.
+    """
+    hint, optional = field_types(config_class)[field.name]
+    if value is None and optional:
+        return
+    _check_type(field.name, value, hint, optional)
+    if optional and value == "":
+        # An empty path could be taken for none.
+        raise UsageError(
+            f"--{field.name}= is empty: give a value after the equals sign, or none."
+        )
+    if isinstance(value, tuple) and len(value) > field.metadata["most_items"]:
+        raise UsageError(
+            f"--{field.name}={shown(as_argument(value))} lists {len(value)} values: "
+            f"give at most {field.metadata['most_items']}."
+        )
+    for item in value if isinstance(value, tuple) else (value,):
+        if isinstance(item, str):
+            _check_word(field, item)
+        elif not isinstance(item, bool):
+            _check_bounds(field, item)
+
+
+_TYPE_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a word",
+}
+
+
+def _check_type(name: str, value: Any, hint: Any, optional: bool) -> None:
+    item = hint
+    values: tuple[Any, ...] = (value,)
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        values = value if isinstance(value, tuple) and value else (None,)
+    accepted = (int, float) if item is float else (item,)
+    if all(type(v) in accepted for v in values):
+        return
+    words = _TYPE_WORDS[item]
+    if item is not hint:
+        words = f"a list of one or more, each {words}"
+    if optional:
+        words += ", or none"
+    received = f"'{shown(value)}'" if isinstance(value, str) else shown(value)
+    raise UsageError(f"--{name}={received} is not accepted: it takes {words}.")
+
+
+def _check_word(field: dataclasses.Field, value: str) -> None:
+    choices = choices_of(field)
+    if choices is not None:
+        if value not in choices:
+            _check_beyond(field, value, choices)
+    elif "\0" in value or not _is_unicode(value):
+        raise UsageError(
+            f"--{field.name}={shown(value)} is not accepted: it takes text in UTF-8 "
+            "without null characters."
+        )
+
+
+def _check_beyond(field: dataclasses.Field, value: str, choices: Sequence[str]) -> None:
+    """Refuses a word that is not among the choices, unless there are others."""
+    why_not: Callable[[str], str | None] | None = field.metadata["why_not"]
+    problem: str | None = f"is unknown; choose one of {', '.join(choices)}."
+    if why_not is not None:
+        problem = why_not(value)
+    if problem is not None:
+        raise UsageError(f"--{field.name}={shown(value)} {problem}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Bytes of a command line that are not UTF-8 arrive as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_BOUNDS: tuple[tuple[str, str, Callable[[float, float], bool]], ...] = (
+    ("minimum", "{} or more", lambda number, bound: number >= bound),
+    ("above", "more than {}", lambda number, bound: number > bound),
+    ("maximum", "at most {}", lambda number, bound: number <= bound),
+    ("below", "less than {}", lambda number, bound: number < bound),
+)
+
+# TensorFlow counts in int64 and computes in float32, where more is infinite.
+LARGEST_WHOLE_NUMBER = 2**63 - 1
+_LARGEST_NUMBER = 3.4e38
+
+
+def _check_bounds(field: dataclasses.Field, number: float) -> None:
+    largest = LARGEST_WHOLE_NUMBER if isinstance(number, int) else _LARGEST_NUMBER
+    # Every comparison with nan is false, so that it is out of range.
+    holds = is_representable = -largest <= number <= largest
+    words = []
+    for key, phrase, within in _BOUNDS:
+        bound = field.metadata[key]
+        if bound is not None:
+            words.append(phrase.format(bound))
+            holds = holds and within(number, bound)
+    if holds:
+        return
+    has_upper_bound = any(field.metadata[k] is not None for k in ("maximum", "below"))
+    if not is_representable and not has_upper_bound:
+        words.append(f"at most {largest}")
+    received, accepted = shown(str(number)), " and ".join(words)
+    raise UsageError(f"--{field.name}={received} is out of range: give {accepted}.")

@@ -1,0 +1,243 @@
+"""Durable writes, and protection from a hostile run folder.
+
+A run folder may come from somebody else. A link in it could make a resumed run write or
+delete files anywhere on this machine, and a pipe could make it wait for ever.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import math
+import os
+import pathlib
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from errno import EFBIG, EINVAL, EISDIR, ENAMETOOLONG
+from typing import Any
+
+from strategies.common.errors import UsageError
+
+# A run's config.json has 6 kB, its result.json of a cluster of 1,000 tasks 100 kB.
+MOST_BYTES = 16 << 20
+
+
+def read_small(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> str:
+    """Reads a text file that a person or a program has written by hand.
+
+    A pipe would be waited for, and a device such as /dev/zero read without an end.
+
+    Raises:
+      OSError: it cannot be read, is no file, or has more bytes than accepted.
+      ValueError: it is not UTF-8.
+    """
+    # Opened without waiting, and looked at afterwards, so that it is the same file.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR), path)
+        if not stat.S_ISREG(mode):
+            raise OSError(EINVAL, "it is a pipe or device, not a file", path)
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(EFBIG, f"it is larger than {most_bytes >> 20} MiB", path)
+    return content.decode("utf-8")
+
+
+def write_atomically(path: pathlib.Path, text: str) -> None:
+    """Readers see the old file or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.writing")
+    temporary.unlink(missing_ok=True)
+    try:
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_to_disk(path.parent)
+
+
+def append_whole(path: pathlib.Path, text: str) -> None:
+    """Adds all of a text to a file, or, on a full disk, nothing of it.
+
+    Raises:
+      OSError: it could not be written.
+    """
+    with path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        content = text.encode("utf-8")
+        try:
+            # What fits on a nearly full disk is written, and reported as a success.
+            while content:
+                content = content[file.write(content) :]
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+    """The same for an object that is to be read by people, too."""
+    write_atomically(path, json.dumps(without_nan(content), indent=2) + "\n")
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no word for numbers that are not finite; null stands for them."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    is_nan = isinstance(value, float) and not math.isfinite(value)
+    return None if is_nan else value
+
+
+def sync_to_disk(path: pathlib.Path) -> None:
+    """Without this a power cut can keep the new name and lose the content."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def new_folder(kind: str) -> pathlib.Path:
+    """A name below runs/ that tells what is in it; time and process keep names apart.
+
+    Args:
+      kind: the part of the name that tells.
+    """
+    when = time.strftime("%Y%m%d-%H%M%S")
+    return pathlib.Path(f"runs/{kind}-{when}-{os.getpid()}")
+
+
+def check_writable(path: pathlib.Path, name: str) -> None:
+    """Checks that something can be made at a path, without making anything.
+
+    Args:
+      path: that need not exist.
+      name: what messages call it, such as --run_dir=runs/one.
+
+    Raises:
+      UsageError: a file is in the way, or a folder that is not writable, or the path
+        goes up (..) from a folder that is not there and would be left behind.
+      OSError: the system cannot look there.
+    """
+    ups = [index for index, part in enumerate(path.parts) if part == ".."]
+    ways_up = [pathlib.Path(*path.parts[:index]) for index in ups]
+    missing = next((way for way in ways_up if not way.is_dir()), None)
+    existing = path.absolute()
+    while not is_there(existing):
+        existing = existing.parent
+    if missing is not None:
+        reason = f"{missing}/.. leads nowhere, because {missing} is not a folder"
+    elif not existing.is_dir():
+        reason = f"{existing} is not a folder"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        reason = f"{existing} is not writable"
+    elif _longest_part(path) > os.pathconf(existing, "PC_NAME_MAX"):
+        reason = f"{os.strerror(ENAMETOOLONG)} of a folder"
+    else:
+        return
+    raise UsageError(f"{name} cannot be used: {reason}; choose another.")
+
+
+def _longest_part(path: pathlib.Path) -> int:
+    """Returns the bytes of the longest name in a path."""
+    return max((len(os.fsencode(part)) for part in path.parts), default=0)
+
+
+def is_there(path: pathlib.Path) -> bool:
+    """Whether there is anything of that name, be it a link to nowhere."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def unusable(folder: pathlib.Path, error: OSError) -> UsageError:
+    """What is to be said of a --run_dir that cannot be read or written."""
+    where = f"{error.filename}: " if error.filename else ""
+    return UsageError(
+        f"--run_dir={folder} cannot be used ({where}{error.strerror}): mend that, or "
+        "choose another folder."
+    )
+
+
+class FolderLock:
+    """Keeps other processes from using a folder as long as this process lives.
+
+    The system gives the lock back however the process ends, and it leaves no file.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self._path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Takes the lock.
+
+        Raises:
+          UsageError: another process has it.
+        """
+        descriptor = os.open(self._path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise UsageError(
+                f"--run_dir={self._path} is being written to by another process: wait "
+                "for it, end it, or choose another folder."
+            ) from error
+        except OSError:
+            # Some network file systems have no locks. One process is the rule, and
+            # works without.
+            os.close(descriptor)
+            return
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Gives the lock back, if it was taken."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __del__(self) -> None:
+        self.release()
+
+
+def check_own(folder: pathlib.Path, parts: Sequence[str]) -> None:
+    """Checks that what is read, written and deleted in a folder is in it.
+
+    That somebody puts a link there later, while a run is at work, is not seen.
+
+    Args:
+      folder: which may be a link itself, as the user has named it.
+      parts: of it that are used, such as logs/*, with all on the way there; they need
+        not exist.
+
+    Raises:
+      OSError: naming one that is neither a file nor a folder.
+    """
+    for part in parts:
+        for path in _existing(folder, part.split("/")):
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                raise OSError(errno.ELOOP, "it is a link, which may lead out", path)
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise OSError(errno.EINVAL, "it is no file and no folder", path)
+
+
+def _existing(folder: pathlib.Path, names: Sequence[str]) -> Iterator[pathlib.Path]:
+    """What is there of a path, from the top; a link is not followed."""
+    first, *rest = names
+    for path in sorted(folder.iterdir()):
+        if first in ("*", path.name):
+            yield path
+            if rest and path.is_dir() and not path.is_symlink():
+                yield from _existing(path, rest)

@@ -1,0 +1,536 @@
+"""Every private name of TensorFlow and Keras that this project relies on.
+
+Each is here for want of a public one, and tests/test_tensorflow_facts.py fails
+when one changes its meaning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+from keras.src.trainers import compile_utils
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context, executor
+
+
+def stop_reducing_gradients(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer apply gradients as they are.
+
+    In a replica context a Keras 3 optimizer sums gradients over replicas by
+    itself. Ours are summed before, since clipping has to come after the sum;
+    summing twice multiplies them by the number of replicas. Keras has no public
+    switch (keras/src/backend/tensorflow/optimizer.py, `_all_reduce_sum_gradients`).
+    """
+    optimizer._all_reduce_sum_gradients = list
+
+
+def count_atomically(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer's step counter lose no count when several workers add to it.
+
+    A Keras variable reads, adds and writes: 300 steps of two asynchronous workers
+    left it at 236, and Adam's bias correction and schedules read it. The variable
+    below it adds in one operation (keras/src/backend/common/variables.py,
+    `assign_add`; the counter is `Optimizer.iterations`, a read-only property).
+    """
+    counter = optimizer._iterations
+    counter.assign_add = lambda value: counter.value.assign_add(
+        tf.cast(value, counter.value.dtype)
+    )
+
+
+def adagrad_accumulator(
+    optimizer: keras.optimizers.Adagrad, variable: tf.Variable
+) -> keras.Variable:
+    """The sum of squared gradients that Adagrad keeps for a variable.
+
+    Keras's own `update_step` finds it like this, and no public name leads there
+    (keras/src/optimizers/adagrad.py).
+    """
+    return optimizer._accumulators[optimizer._get_variable_index(variable)]
+
+
+def adam_moments(
+    optimizer: keras.optimizers.Adam, variable: tf.Variable
+) -> tuple[keras.Variable, keras.Variable]:
+    """The means of gradients and of their squares that Adam keeps for a variable.
+
+    Keras's own `update_step` finds them like this, and no public name leads there
+    (keras/src/optimizers/adam.py).
+    """
+    index = optimizer._get_variable_index(variable)
+    return optimizer._momentums[index], optimizer._velocities[index]
+
+
+def values_where_they_are(
+    result: tf.distribute.experimental.coordinator.RemoteValue,
+) -> Any:
+    """What a scheduled function returned, once it has, left on its devices.
+
+    `RemoteValue.get` copies all of it, and so fails if the worker is lost afterwards;
+    and it does not say which worker it was (tensorflow/python/distribute/coordinator/
+    values.py, `RemoteValueImpl._get_values`).
+    """
+    return result._get_values()
+
+
+@contextlib.contextmanager
+def own_executor() -> Iterator[None]:
+    """Runs what this thread executes in the block where no other thread waits for it.
+
+    Otherwise all threads share the default executor, and the coordinator's threads wait
+    until it has nothing to do whenever a closure ends or fails: `executor_scope`
+    deletes a wrapper of it, whose `__del__` waits (tensorflow/python/eager/
+    executor.py). A function that waits for a worker must not run there: if that worker
+    is killed, its closure can neither fail nor be handed on before the function ends.
+    """
+    with context.executor_scope(executor.new_executor(enable_async=False)):
+        yield
+
+
+def run_after(operation: tf.Operation, other: tf.Operation) -> None:
+    """Makes an operation of a graph wait for another one, after both were made.
+
+    `tf.control_dependencies` does so only for operations that are made inside of it,
+    and then for all of them (tensorflow/python/framework/ops.py,
+    `Operation._add_control_input`).
+    """
+    operation._add_control_input(other)
+
+
+def keep_sums_in_order() -> None:
+    """Makes TensorFlow add three or more tensors in one order. Call it before any work.
+
+    If a function is estimated to need more than 0.8 of a device's memory, of which a
+    CPU is said to have 256 MiB, sums in it are rewritten to additions to a temporary
+    variable in the order in which the tensors are ready. 15 equal calls gave 6
+    different sums; and in loops on several devices training ended, for the variable
+    "already exists" (tensorflow/core/grappler/optimizers/memory_optimizer.cc,
+    `SchedulingPass`; https://github.com/tensorflow/tensorflow/issues/23780, open since
+    2018). `tf.config.optimizer.set_experimental_options` has no switch for it. What
+    else the same optimizer does, swapping GPU memory out to the host, stays.
+    """
+    config = config_pb2.ConfigProto()
+    rewriting = config.graph_options.rewrite_options
+    rewriting.memory_optimization = (
+        rewriter_config_pb2.RewriterConfig.SWAPPING_HEURISTICS
+    )
+    context.context()._config = config
+
+
+def gather_by_key(
+    context: tf.distribute.ReplicaContext,
+    value: tf.Tensor,
+    key: tf.Tensor,
+    options: tf.distribute.experimental.CommunicationOptions | None = None,
+) -> tf.Tensor:
+    """Returns the tensors of all replicas, one behind the other.
+
+    `ReplicaContext.all_gather` and `all_reduce` take the key of a collective when the
+    outermost function is called, so that all iterations of a loop share it
+    (tensorflow/python/distribute/cross_device_utils.py, `_next_instance_key`). It
+    keeps the shape that a key has first had, and refuses another one (tensorflow/core/
+    common_runtime/collective_param_resolver_local.cc, "Shape mismatch"). So a loop
+    cannot gather tensors whose shape differs from step to step. The operation is public
+    (`tf.raw_ops.CollectiveGatherV2`). What it shares with the strategy's own
+    collectives is not: the group, and the token that orders them on a device.
+
+    Args:
+      context: of the calling replica of a `MultiWorkerMirroredStrategy`, in a function.
+      value: of one shape on all replicas.
+      key: int32 scalar, the same on all replicas, and always of tensors of this shape
+        and type. From 2 ** 30 on, which TensorFlow does not use: it counts from 100.
+      options: other than the strategy's own.
+    """
+    extended = context.strategy.extended
+    launcher = extended._cross_device_ops._launchers[context._replica_id]
+    options = launcher._options.merge(options)
+    with tf.device(launcher._device):
+        return tf.raw_ops.CollectiveGatherV2(
+            input=value,
+            group_size=launcher._group_size,
+            group_key=launcher._group_key,
+            instance_key=key,
+            ordering_token=[launcher._get_ordering_token()],
+            communication_hint=options.implementation.value.lower(),
+            timeout_seconds=options.timeout_seconds or 0,
+        )
+
+
+def name_operations_after_layers() -> None:
+    """Makes the operations of a layer stand in a scope of exactly the layer's name.
+
+    Keras opens a layer's scope twice in each call, once to build it, and TensorFlow
+    numbers scopes of one name: those of layers `dense` and `dense_1` would be `dense_1`
+    and `dense_1_2` in the graph (keras/src/layers/layer.py, `Layer.__call__`; the scope
+    is `name_scope._tf_name_scope` of keras/src/backend/tensorflow/core.py). A name with
+    a slash at its end opens the same scope again. Names of variables stay as they are.
+    """
+    usual = super(keras.name_scope, keras.name_scope).__enter__
+
+    def enter(scope: Any) -> Any:
+        if isinstance(scope.caller, keras.layers.Layer):
+            outer = tf.get_current_name_scope()
+            path = f"{outer}/{scope.name}/" if outer else f"{scope.name}/"
+            scope._tf_name_scope = tf.name_scope(path)
+        return usual(scope)
+
+    keras.name_scope.__enter__ = enter
+
+
+def give_up_connecting(num_tasks: Mapping[str, int], seconds: float) -> None:
+    """Limits how long processes that compute wait for each other while they connect.
+
+    Otherwise they wait for an hour, in C++ that no thread of Python's can interrupt,
+    for one that was killed just then. Call it before `MultiWorkerMirroredStrategy` is
+    made, which has no argument for it and leaves alone what is configured already
+    (tensorflow/python/distribute/collective_all_reduce_strategy.py,
+    `_initialize_multi_worker`).
+
+    Args:
+      num_tasks: by job, of those that compute; the chief leads if there is one.
+      seconds: until `tf.errors.DeadlineExceededError` is raised.
+    """
+    jobs = [
+        coordination_config_pb2.CoordinatedJob(name=job, num_tasks=count)
+        for job, count in num_tasks.items()
+    ]
+    leader = "chief" if "chief" in num_tasks else "worker"
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{leader}/replica:0/task:0",
+        cluster_register_timeout_in_ms=round(1e3 * seconds),
+        coordinated_jobs=jobs,
+    )
+
+
+def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:
+    """All layers of a model at any depth, itself included.
+
+    `Model.layers` lists one level, and none of those that a layer of the user's
+    own keeps in its attributes (keras/src/layers/layer.py, `_flatten_layers`).
+    """
+    return model._flatten_layers()
+
+
+@contextlib.contextmanager
+def takes_weights(model: keras.Model) -> Iterator[None]:
+    """Inside, `add_weight` works for a model that has been built.
+
+    A class of the user's own refuses it from then on, and there is no public way back;
+    functional and sequential models never do (keras/src/layers/layer.py,
+    `_lock_state`).
+    """
+    was_locked = model._tracker.locked
+    model._tracker.unlock()
+    try:
+        yield
+    finally:
+        if was_locked:
+            model._lock_state()
+
+
+@contextlib.contextmanager
+def graphs_collected() -> Iterator[list[Any]]:
+    """Fills a list with the graphs of functions as this process's devices run them.
+
+    There is one GraphDef for each device of each function that is run inside the block:
+    functions that are called are part of it, and every operation has its device. What
+    `tf.debugging.set_log_device_placement` prints is from C++ and goes to standard
+    output, and `tf.summary.trace_export` writes the graphs to a file it does not read
+    (tensorflow/python/eager/context.py, `Context.enable_graph_collection`).
+    """
+    graphs: list[Any] = []
+    running = context.context()
+    running.enable_graph_collection()
+    try:
+        yield graphs
+        graphs.extend(running.export_run_metadata().partition_graphs)
+    finally:
+        running.disable_graph_collection()
+
+
+class Call(NamedTuple):
+    """One call of a layer in a model made of connected layers.
+
+    Attributes:
+      layer: that is called, or an operation of `keras.ops`.
+      inputs: symbolic tensors.
+      outputs: symbolic tensors.
+      is_masked: whether a mask goes along with an output.
+    """
+
+    layer: Any
+    inputs: Sequence[keras.KerasTensor]
+    outputs: Sequence[keras.KerasTensor]
+    is_masked: bool
+
+
+def calls_of(model: keras.Function) -> Sequence[Call]:
+    """All calls of layers, each after those whose outputs it takes.
+
+    `Function.operations` lists a layer once, however often it is called, and does not
+    tell what a call takes (keras/src/ops/function.py, `_run_through_graph`). Masks are
+    attributes of tensors (keras/src/backend/common/masking.py).
+    """
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
+    return [
+        Call(
+            layer=node.operation,
+            inputs=node.input_tensors,
+            outputs=node.outputs,
+            is_masked=any(hasattr(t, "_keras_mask") for t in node.outputs),
+        )
+        for node in nodes
+        if not node.is_input
+    ]
+
+
+def move_variable(variable: keras.Variable, device: str) -> None:
+    """Puts the present value of a variable on another device.
+
+    Which device that is depends on the whole model, and Keras makes variables while a
+    model is put together (keras/src/backend/tensorflow/core.py, `_initialize`).
+    """
+    with tf.device(device):
+        variable._value = tf.Variable(
+            variable.value, trainable=variable.trainable, name=variable.name
+        )
+
+
+def make_anew(variable: keras.Variable) -> None:
+    """Makes the variable below a Keras variable once more, with its present value.
+
+    What a user's module has made belongs to no strategy. Made anew in a strategy's
+    scope it is one of the strategy's, and layers, which hold the Keras variable, use it
+    from then on (keras/src/backend/tensorflow/core.py, `_initialize`).
+    """
+    value = variable.numpy()
+    # A strategy asks for it once for each copy.
+    variable._initialize(lambda: tf.constant(value))
+
+
+def slurm_addresses(
+    jobs: Mapping[str, int], first_port: int
+) -> tuple[dict[str, tuple[str, ...]], str, int]:
+    """Addresses by job, own job and own index, from Slurm's variables.
+
+    The resolver sorts hosts as text, so that rank 0 of node[9-10] takes itself to be
+    on node10. Numbered, they stay in Slurm's order (tensorflow/python/distribute/
+    cluster_resolver/slurm_cluster_resolver.py, `cluster_spec`). GPUs are left to Slurm:
+    asked for them, the resolver calls nvidia-smi, and a machine without one fails.
+
+    Raises:
+      RuntimeError: the variables describe another number of tasks.
+      ValueError: a list of nodes or of tasks per node is malformed.
+    """
+    resolver = _SlurmResolver(
+        jobs=dict(jobs),
+        port_base=first_port,
+        gpus_per_node=sum(jobs.values()),
+        gpus_per_task=1,
+        auto_set_gpu=False,
+    )
+    addresses = {
+        job: tuple(numbered.partition("/")[2] for numbered in found)
+        for job, found in resolver.cluster_spec().as_dict().items()
+    }
+    return addresses, *resolver.get_task_info()
+
+
+class _SlurmResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
+    def _resolve_task_configuration(self) -> dict[str, int]:
+        found = super()._resolve_task_configuration()
+        return {
+            f"{position:06d}/{host}": num_tasks
+            for position, (host, num_tasks) in enumerate(found.items())
+        }
+
+
+class Compiled(NamedTuple):
+    """The arguments of `keras.Model.compile` besides a loss.
+
+    Attributes:
+      loss_weights: A number, or a list or dict by output; None for 1 each.
+      metrics: A list or dict by output; None for none.
+      weighted_metrics: The same, for metrics that sample weights apply to.
+    """
+
+    loss_weights: Any
+    metrics: Any
+    weighted_metrics: Any
+
+
+def compiled_with(model: keras.Model) -> Compiled:
+    """Returns the arguments that a model was compiled with.
+
+    `Model.loss` is public. `Model.metrics` is empty until `fit` has run, and
+    `get_compile_config` describes functions of a user's own by names from which they
+    cannot be had back (keras/src/trainers/compile_utils.py, `CompileMetrics` and
+    `CompileLoss`).
+    """
+    loss, metrics = model._compile_loss, model._compile_metrics
+    return Compiled(
+        loss_weights=None if loss is None else loss._user_loss_weights,
+        metrics=None if metrics is None else metrics._user_metrics,
+        weighted_metrics=None if metrics is None else metrics._user_weighted_metrics,
+    )
+
+
+class OutputLoss(NamedTuple):
+    """The loss of one output of a model, as `fit` resolves it.
+
+    Attributes:
+      name: Name of the output, or of the loss where outputs have no names.
+      loss: A Keras loss; a function is wrapped as `fit` wraps it.
+      weight: Factor of the loss in the total; None for 1.
+      compiled: The `CompileLoss` of all outputs.
+      position: Position of this loss among those of all outputs.
+    """
+
+    name: str
+    loss: keras.losses.Loss
+    weight: float | None
+    compiled: Any
+    position: int
+
+    def computed_by(self, loss: keras.losses.Loss) -> Callable[[Any, Any], Any]:
+        """Returns a function of all labels and predictions: the loss of this output.
+
+        The rest is Keras's own: pairing labels with outputs, and the dtype.
+
+        Args:
+          loss: Takes the place of this output's loss.
+        """
+        # `copy.copy` of a Keras object would save it to a file and load that.
+        alone = object.__new__(type(self.compiled))
+        alone.__dict__.update(self.compiled.__dict__)
+        flat = alone._flat_losses[self.position]
+        alone._flat_losses = [flat._replace(loss=loss, loss_weights=None)]
+        # Otherwise each call would add to running means, which are variables.
+        alone._metrics = [None]
+        return alone
+
+
+def losses_by_output(
+    loss: Any,
+    loss_weights: Any,
+    output_names: Sequence[str] | None,
+    labels: Any,
+    predictions: Any,
+) -> Sequence[OutputLoss]:
+    """Resolves the loss argument of `compile` as `fit` does with its first batch.
+
+    Names such as "crossentropy" are resolved by shapes, functions are wrapped, and
+    structures are matched with the model's outputs. No public function does this
+    (keras/src/trainers/compile_utils.py, `CompileLoss.call`). Call it outside of a
+    strategy's scope: Keras makes a running mean for each of several losses.
+
+    Raises:
+      Exception: of any kind, where `fit` raises it.
+    """
+    compiled = compile_utils.CompileLoss(loss, loss_weights, output_names=output_names)
+    compiled(labels, predictions)
+    return [
+        OutputLoss(flat.name, flat.loss, flat.loss_weights, compiled, position)
+        for position, flat in enumerate(compiled._flat_losses)
+    ]
+
+
+class OutputMetric(NamedTuple):
+    """A metric of one output of a model, as `fit` resolves it.
+
+    Attributes:
+      metric: A Keras metric; a function is wrapped as `fit` wraps it.
+      position: Position of the output among all.
+      compiled: The `CompileMetrics` of all outputs.
+    """
+
+    metric: keras.metrics.Metric
+    position: int
+    compiled: Any
+
+    def of_output(self, labels: Any, predictions: Any) -> tuple[Any, Any]:
+        """Returns the labels and predictions of this metric's output."""
+        flatten = self.compiled._flatten_y
+        return flatten(labels)[self.position], flatten(predictions)[self.position]
+
+
+def metrics_by_output(
+    metrics: Any,
+    weighted_metrics: Any,
+    output_names: Sequence[str] | None,
+    labels: Any,
+    predictions: Any,
+) -> Sequence[OutputMetric]:
+    """Resolves the metrics arguments of `compile` as `fit` does with its first batch.
+
+    "accuracy" is one of three metrics, chosen by shapes. No public function does this
+    (keras/src/trainers/compile_utils.py, `CompileMetrics.build`). Call it outside of a
+    strategy's scope: metrics have variables.
+
+    Raises:
+      Exception: of any kind, where `fit` raises it.
+    """
+    compiled = compile_utils.CompileMetrics(
+        metrics, weighted_metrics, output_names=output_names
+    )
+    compiled.build(labels, predictions)
+    groups = (compiled._flat_metrics, compiled._flat_weighted_metrics)
+    return [
+        OutputMetric(metric, position, compiled)
+        for group in groups
+        for position, listed in enumerate(group)
+        if listed is not None
+        for metric in listed.metrics
+    ]
+
+
+def metric_names(metrics: Sequence[OutputMetric]) -> Sequence[str]:
+    """Returns the names that `evaluate` reports these metrics by.
+
+    They have the output's name in front where there are several, and a number where
+    two are alike (keras/src/trainers/compile_utils.py, `CompileMetrics.result`).
+
+    Args:
+      metrics: All of one call of `metrics_by_output`.
+    """
+    if not metrics:
+        return []
+    compiled = metrics[0].compiled
+    # The names need no values, and to read those of a strategy is a collective call.
+    zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in compiled.variables]
+    with keras.StatelessScope(zeros):
+        return list(compiled.result())
+
+
+def function_of_metric(
+    metric: keras.metrics.MeanMetricWrapper,
+) -> Callable[[Any, Any], tf.Tensor]:
+    """What such a metric is the mean of, of labels and predictions.
+
+    Metrics that Keras has by a name only, such as `TopKCategoricalAccuracy`, hold their
+    function and its arguments and do not show them (keras/src/metrics/
+    reduction_metrics.py, `MeanMetricWrapper.update_state`).
+    """
+    return functools.partial(metric._fn, **metric._fn_kwargs)
+
+
+def mask_of(tensor: Any) -> Any:
+    """Which parts of a layer's output count; None for all.
+
+    `keras.layers.Layer.compute_mask` would need the layer (keras/src/backend/common/
+    masking.py, `get_keras_mask`).
+    """
+    return getattr(tensor, "_keras_mask", None)
+
+
+def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:
+    """A mirrored variable holds one copy per device in `values`."""
+    return getattr(variable, "values", (variable,))

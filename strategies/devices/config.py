@@ -1,0 +1,82 @@
+"""How a process uses the devices it takes. Does not import TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from strategies.base import Traits
+from strategies.common.errors import UsageError
+from strategies.common.fields import check_settings, setting
+from strategies.config import StrategyConfig
+
+_OF_MEMORY = ("memory_growth", "memory_limit_mib", "memory_fraction")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Memory of GPUs, and where operations are."""
+
+    log_device_placement: bool = setting(
+        False,
+        "Write the device of every operation and variable, as TensorFlow placed them, "
+        "to the log of the run and to TensorBoard.",
+    )
+    memory_growth: bool = setting(
+        False,
+        "Take the memory of a GPU as it is needed. Default: nearly all of it at once.",
+    )
+    memory_limit_mib: int | None = setting(
+        None, "Most memory to take of each GPU, MiB.", minimum=1
+    )
+    memory_fraction: float | None = setting(
+        None, "The same as a fraction of the GPU's whole memory.", above=0, maximum=1
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        given = self.memory_settings()
+        if len(given) > 1:
+            raise UsageError(
+                f"{' and '.join(given)} say in different ways how much memory of a "
+                "GPU to take: give one of them."
+            )
+
+    def memory_settings(self) -> list[str]:
+        """What is given about memory, as on the command line."""
+        values = {name: getattr(self, name) for name in _OF_MEMORY}
+        return [
+            f"--{name}" if value is True else f"--{name}={value}"
+            for name, value in values.items()
+            if value not in (None, False)
+        ]
+
+    def check_strategy(self, config: StrategyConfig) -> None:
+        """Checks that the settings suit a strategy and its devices.
+
+        Raises:
+          UsageError: they do not.
+        """
+        traits, choice = config.traits, config.device_choice
+        given = self.memory_settings()
+        if given and choice.num_cpus:
+            raise UsageError(
+                f"{given[0]} is about GPUs, and {choice} chooses none: leave one of "
+                "them out."
+            )
+        if traits.serving_roles:
+            self._check_serving(config.strategy, traits, given)
+
+    def _check_serving(self, strategy: str, traits: Traits, given: list[str]) -> None:
+        jobs = " and ".join(traits.serving_roles)
+        if given:
+            raise UsageError(
+                f"{given[0]} does not reach the {jobs} tasks of --strategy={strategy}: "
+                "leave it out; TF_FORCE_GPU_ALLOW_GROWTH=true in their environment is "
+                "TensorFlow's own setting."
+            )
+        if self.log_device_placement:
+            raise UsageError(
+                "--log_device_placement sees the operations of its own process, and "
+                f"those of --strategy={strategy} are in {jobs} tasks: leave it out, or "
+                "choose another strategy."
+            )

@@ -1,0 +1,1 @@
+"""The first cluster of the TensorFlow 1 tutorials."""

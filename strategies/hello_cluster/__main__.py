@@ -1,0 +1,218 @@
+"""The first cluster of the TensorFlow 1 texts: a parameter server and two workers.
+
+    python -m strategies.hello_cluster
+
+A parameter server holds a = 3 and b = 4. One worker multiplies them and prints 12. The
+other sets a = 10, multiplies, and prints 40: both see the same variables. Each is a
+process of its own, and all of them end with this command.
+
+Every task runs the same program, which makes it a server (`tf.train.Server` then,
+`tf.distribute.Server` now) and opens a session there. Sessions, which TensorFlow 2 has
+kept in `tf.compat.v1`, find a variable of another program by its name. With
+`--strategy=parameter_server` one program, the chief, makes all variables, and workers
+run the functions that it sends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from strategies.cluster.rendezvous import answering, is_listening, wait_for_tasks
+from strategies.cluster.security import has_remote
+from strategies.cluster.spec import Cluster, check_roles, from_environment
+from strategies.common.errors import PeerLostError, UsageError
+from strategies.common.native_log import native_log_hidden, prepare_standard_streams
+from strategies.common.signals import requests_to_stop
+from strategies.common.text import shown
+from strategies.launcher.launch_config import Plan, local_cluster
+from strategies.launcher.launcher import Launcher
+from strategies.launcher.process import end_with_launcher
+
+_NUM_WORKERS = 2
+_SECONDS_TO_START = 60.0
+_SECONDS_TO_END = 10.0
+_POLL_SECONDS = 0.05
+
+
+def main(argv: Sequence[str]) -> int:
+    """Starts the cluster, or is the task of it that TF_CONFIG says.
+
+    Returns:
+      0 if all went well, 2 for a usage error, 138 if a task was lost, 1 otherwise.
+    """
+    if argv[1:] in (["--help"], ["-h"]):
+        print(__doc__)
+        return 0
+    try:
+        if argv[1:]:
+            raise UsageError(
+                f"{shown(argv[1])!r} is not accepted: this command takes no flags."
+            )
+        cluster = from_environment(os.environ)
+        if cluster is None:
+            return _launch()
+        return _run_task(cluster)
+    except (UsageError, PeerLostError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, PeerLostError) else 2
+
+
+def _launch() -> int:
+    addresses = local_cluster({"ps": 1, "worker": _NUM_WORKERS})
+    plan = Plan(
+        command=[sys.executable, "-m", "strategies.hello_cluster"],
+        addresses=addresses,
+        serving=(),
+        computing=("worker",),
+        logs=pathlib.Path(os.devnull),
+        shows_all=True,
+    )
+
+    def complain(line: str) -> None:
+        print(f"warning: {line}", file=sys.stderr)
+
+    exit_code = Launcher(plan, complain).run()
+    tasks = Cluster(addresses=addresses).tasks()
+    # Those of a confined cluster are free with its last process.
+    left = [address for address in tasks.values() if is_listening(address)]
+    if exit_code == 0 and left:
+        print(f"error: {', '.join(left)} is still in use", file=sys.stderr)
+        return 1
+    if exit_code == 0:
+        print(f"{'ended':<9} {', '.join(tasks)}; their ports are free")
+    return exit_code
+
+
+def _run_task(cluster: Cluster) -> int:
+    """One task from its start to its end.
+
+    Raises:
+      UsageError: the cluster is another, or the address is taken.
+      PeerLostError: a task did not start, or was lost.
+    """
+    check_roles(cluster, ("ps", "worker"), ())
+    if len(cluster.addresses["worker"]) != _NUM_WORKERS:
+        raise UsageError(
+            f"TF_CONFIG key cluster.worker lists {len(cluster.addresses['worker'])} "
+            f"task(s): this program has {_NUM_WORKERS}."
+        )
+    if has_remote(cluster.tasks().values()):
+        raise UsageError(
+            "TF_CONFIG names hosts other than this machine's loopback: this program is "
+            "for one machine, use 127.0.0.1."
+        )
+    end_with_launcher()
+    # Python's own handler would wait for the session, which waits for other tasks.
+    if signal.SIGINT in requests_to_stop():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with answering(cluster):
+        pass
+    with _session(cluster) as values:
+        if cluster.job == "ps":
+            _hold(cluster, values)
+        else:
+            _work(cluster, values)
+    if cluster.job == "ps":
+        _wait_for_workers(cluster)
+    return 0
+
+
+class _Values:
+    """What all tasks find on the parameter server, by name, and how to run it."""
+
+    def __init__(self, tensorflow: Any):
+        tf = tensorflow
+        with tf.device("/job:ps/task:0"):
+            self.a = tf.compat.v1.get_variable("a", initializer=3)
+            self.b = tf.compat.v1.get_variable("b", initializer=4)
+            # A queue is how tasks of those days waited for each other.
+            self._turns = [
+                tf.queue.FIFOQueue(1, [tf.bool], [[]], shared_name=f"turn-{turn}")
+                for turn in range(_NUM_WORKERS + 1)
+            ]
+        self.initialize = tf.compat.v1.global_variables_initializer()
+        self.product = self.a * self.b
+        self.set_a = self.a.assign(10)
+        self._give = [turn.enqueue(True) for turn in self._turns]
+        self._wait = [turn.dequeue() for turn in self._turns]
+        self.run: Any = None
+
+    def give_turn(self, turn: int) -> None:
+        self.run(self._give[turn])
+
+    def wait_for_turn(self, turn: int) -> None:
+        self.run(self._wait[turn])
+
+
+@contextlib.contextmanager
+def _session(cluster: Cluster) -> Iterator[_Values]:
+    """A server of this task, and a session of the shared values there."""
+    with native_log_hidden():
+        import tensorflow as tf
+
+        from strategies.cluster.failure_detection import lost_peers_named
+        from strategies.cluster.resolver import cluster_spec
+        from strategies.ps.server import server_threads
+    config = server_threads()
+    # Without it a session waits for all tasks, and one of them may have ended.
+    config.device_filters[:] = ["/job:ps", f"/job:{cluster.job}/task:{cluster.index}"]
+    config.operation_timeout_in_ms = int(1e3 * _SECONDS_TO_START)
+    server = tf.distribute.Server(
+        cluster_spec(cluster),
+        job_name=cluster.job,
+        task_index=cluster.index,
+        protocol="grpc",
+        config=config,
+    )
+    # A worker may have ended before another has started: none needs another's server.
+    servers = {t: a for t, a in cluster.peers().items() if t.startswith("ps-")}
+    wait_for_tasks(servers, _SECONDS_TO_START)
+    with lost_peers_named(cluster), tf.Graph().as_default():
+        values = _Values(tf)
+        with tf.compat.v1.Session(server.target, config=config) as session:
+            values.run = session.run
+            yield values
+
+
+def _hold(cluster: Cluster, values: _Values) -> None:
+    """What `server.join()` did, but for its end."""
+    values.run(values.initialize)
+    a, b = values.run((values.a, values.b))
+    _say(cluster, f"holds a = {a} and b = {b} at {cluster.address}")
+    values.give_turn(0)
+    values.wait_for_turn(_NUM_WORKERS)
+
+
+def _work(cluster: Cluster, values: _Values) -> None:
+    values.wait_for_turn(cluster.index)
+    if cluster.index == 0:
+        _say(cluster, f"a * b = {values.run(values.product)}")
+    else:
+        values.run(values.set_a)
+        _say(cluster, f"sets a = 10: a * b = {values.run(values.product)}")
+    values.give_turn(cluster.index + 1)
+
+
+def _say(cluster: Cluster, words: str) -> None:
+    print(f"{cluster.task:<9} {words}", flush=True)
+
+
+def _wait_for_workers(cluster: Cluster) -> None:
+    """Until their sessions are closed, which still need this server."""
+    deadline = time.monotonic() + _SECONDS_TO_END
+    workers = cluster.addresses["worker"]
+    while any(map(is_listening, workers)) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+if __name__ == "__main__":
+    prepare_standard_streams()
+    sys.exit(main(sys.argv))

@@ -1,0 +1,153 @@
+"""What the steps of a call report: in one vector a step, and read from it again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.common.types import Agreed, StepResults
+
+# Figures of a step that travel with the sums of losses and metrics.
+STAGE_BUSY_SECONDS = "stage_busy_seconds/"
+PIPELINE_SECONDS = "pipeline_seconds"
+# Where replicas keep gradients of their own: `totals` of all of them, added up.
+OWN_TOTALS = "own_totals"
+# Which of the totals is the first that is not finite; NOTHING if all are.
+NOT_FINITE = "not_finite"
+NOTHING = -1
+# When a step began, by the clock of who ran it, and how long its batch took to come.
+START = "clock/start"
+WAIT = "clock/wait"
+_AGREED = "agreed/"
+_REPLICAS = _AGREED + "replicas"
+_NOT_METRICS = (
+    *("staleness", "late_gradients", NOT_FINITE, START, WAIT),
+    *(STAGE_BUSY_SECONDS, PIPELINE_SECONDS, _AGREED),
+)
+
+
+def proposal(proposed: tf.Tensor) -> dict[str, tf.Tensor]:
+    """What a replica adds to the sums, besides one to count the replicas.
+
+    Args:
+      proposed: the values of an `Agreed`, float64.
+    """
+    names = [_AGREED + field.name for field in dataclasses.fields(Agreed)]
+    values = dict(zip(names, tf.unstack(proposed), strict=True))
+    return {**values, _REPLICAS: tf.ones([], tf.float64)}
+
+
+class Packing:
+    """Named tensors in one float64 vector, so that a loop can carry them.
+
+    Which names there are is known only once the step has been traced, too late
+    to declare them as variables of a `tf.while_loop`; one vector needs no names.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def pack(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        # Scalars first, as `in_a_vector` has them.
+        names = sorted(values, key=lambda name: (values[name].shape.rank != 0, name))
+        self._shapes = {name: tuple(values[name].shape) for name in names}
+        return in_a_vector([values[name] for name in names])
+
+    def unpack(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """The named arrays, from a vector or from rows of them ([..., length])."""
+        values = {}
+        start = 0
+        for name, shape in self._shapes.items():
+            stop = start + int(np.prod(shape))
+            part = vector[..., start:stop]
+            values[name] = part.reshape((*vector.shape[:-1], *shape))
+            start = stop
+        return values
+
+
+def in_a_vector(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """All numbers of some tensors, float64: first the scalars, then the others.
+
+    Scalars need only one operation for all of them.
+    """
+    tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
+    scalars = [tensor for tensor in tensors if not tensor.shape.rank]
+    others = [tf.reshape(tensor, [-1]) for tensor in tensors if tensor.shape.rank]
+    stacked = [tf.stack(scalars)] if scalars else []
+    parts = [*stacked, *others]
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+
+
+def step_results(
+    figures: Mapping[str, np.ndarray],
+    *,
+    applied_steps: int,
+    stop: float,
+    details: Mapping[str, np.ndarray],
+) -> StepResults:
+    """Of one call of a loop.
+
+    Args:
+      figures: by name what each step reported, [attempted, ...].
+      applied_steps: how many of them changed the weights.
+      stop: when the last one had ended, in seconds.
+      details: of the last step, if it was observed.
+    """
+    return StepResults(
+        applied_steps=applied_steps,
+        sums={
+            name: values
+            for name, values in figures.items()
+            if not name.startswith(_NOT_METRICS)
+        },
+        staleness=figures.get("staleness"),
+        late_gradients=figures.get("late_gradients"),
+        stage_busy_seconds=_by_stage(figures),
+        pipeline_seconds=figures.get(PIPELINE_SECONDS),
+        attempted_steps=len(figures[START]),
+        first_not_finite=_last_or_nothing(figures.get(NOT_FINITE)),
+        agreed=_mean_of_last(figures),
+        step_seconds=np.diff(np.append(figures[START], stop)),
+        input_seconds=figures[WAIT],
+        details=dict(details),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ready:
+    """Results that need not be waited for. Satisfies `Pending`."""
+
+    results: StepResults
+
+    def fetch(self) -> StepResults:
+        return self.results
+
+
+def _by_stage(figures: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """[attempted, stages]; None where there are none."""
+    num_stages = sum(name.startswith(STAGE_BUSY_SECONDS) for name in figures)
+    if not num_stages:
+        return None
+    names = [f"{STAGE_BUSY_SECONDS}{index}" for index in range(num_stages)]
+    return np.stack([figures[name] for name in names], axis=1)
+
+
+def _last_or_nothing(positions: np.ndarray | None) -> int | None:
+    """Of the last step, the only one that can have one."""
+    if positions is None or not len(positions) or positions[-1] == NOTHING:
+        return None
+    return int(positions[-1])
+
+
+def _mean_of_last(figures: Mapping[str, np.ndarray]) -> Agreed:
+    """Over replicas, of the last step: the same on every process."""
+    replicas = figures[_REPLICAS][-1:]
+    if not len(replicas):
+        return Agreed()
+    names = [field.name for field in dataclasses.fields(Agreed)]
+    return Agreed(
+        **{name: float(figures[_AGREED + name][-1] / replicas[0]) for name in names}
+    )

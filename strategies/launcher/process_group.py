@@ -1,0 +1,151 @@
+"""All tasks of a cluster on this machine: started, waited for and ended together.
+
+What to do when one of them fails is the launcher's to decide. Nothing here imports
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import PeerLostError
+from strategies.common.signals import as_passed_on
+from strategies.launcher.launch_config import Plan, cores_of, resources_of
+from strategies.launcher.network_isolation import Network
+from strategies.launcher.process import LaunchedTask
+
+SECONDS_TO_STOP = 10.0
+_SECONDS_FOR_OTHERS_TO_END = 20.0
+_SECONDS_TO_NOTICE = 1.0
+# They look for their dismissal five times a second.
+_SECONDS_TO_BE_DISMISSED = 3.0
+_SECONDS_TO_END = 1.0
+
+
+class TaskGroup:
+    """The processes of one plan."""
+
+    def __init__(self, plan: Plan, network: Network, say: Callable[[str], None]):
+        """Starts nothing yet.
+
+        Args:
+          plan: what to start.
+          network: where all of them run.
+          say: told which task is killed, line by line.
+        """
+        self._plan = plan
+        self._network = network
+        self._say = say
+        self._tasks: list[LaunchedTask] = []
+
+    def start(self) -> None:
+        """Starts every task."""
+        for job, addresses in self._plan.addresses.items():
+            for index in range(len(addresses)):
+                cluster = Cluster(job=job, index=index, addresses=self._plan.addresses)
+                self._tasks.append(self._start(cluster))
+
+    def start_again(self, ended: LaunchedTask) -> None:
+        """Starts one in place of a task that has ended, where others look for it."""
+        ended.close()
+        task = self._start(ended.cluster)
+        task.is_replacement = True
+        self._tasks[self._tasks.index(ended)] = task
+
+    def _start(self, cluster: Cluster) -> LaunchedTask:
+        task = LaunchedTask(
+            cluster,
+            self._plan.command,
+            self._network,
+            resources_of(self._plan, cluster),
+            self._plan.logs / f"{cluster.task}.log",
+            self._plan.shows_all,
+        )
+        cores = cores_of(self._plan, cluster)
+        if cores:
+            task.run_on(cores)
+        return task
+
+    def chief(self) -> LaunchedTask:
+        """The one whose end is the run's."""
+        return next(task for task in self._tasks if task.cluster.is_chief)
+
+    def failed(self) -> LaunchedTask | None:
+        """A task that failed; rather one that was killed than one that missed it."""
+        failed = [task for task in self._tasks if task.process.poll()]
+
+        def rank(task: LaunchedTask) -> tuple[bool, bool, bool]:
+            code = task.process.returncode
+            return not task.was_killed, code > 0, code == PeerLostError.exit_code
+
+        return min(failed, key=rank, default=None)
+
+    def tell(self, number: int) -> None:
+        """Passes a signal on to the tasks that train, to each once."""
+        for task in self._training():
+            task.tell(as_passed_on(number))
+
+    def stop_training(self, number: int) -> None:
+        """Tells the tasks that train, and waits for them."""
+        self.tell(number)
+        wait_for_ends(SECONDS_TO_STOP, self._training())
+
+    def wait_for_those_that_stayed(self) -> None:
+        """One that came again may not have found the others before they ended."""
+        stayed = [task for task in self._tasks if not task.is_replacement]
+        wait_for_ends(_SECONDS_FOR_OTHERS_TO_END, stayed)
+
+    def wait_for_those_that_serve(self) -> None:
+        """They end when the chief lets them, which is its last deed."""
+        if self.chief().ended_in_order:
+            wait_for_ends(_SECONDS_TO_BE_DISMISSED, self._tasks)
+
+    def wait_for_the_cause(self) -> None:
+        """What brought a task down may end a moment after those that missed it."""
+        wait_for_ends(_SECONDS_TO_NOTICE, self._tasks)
+        for task in self._tasks:
+            if task.is_stopped:
+                self._kill(task, "is stopped")
+
+    def kill_those_that_stand_still(self) -> None:
+        """A stopped process keeps its connections, and others may wait for ever."""
+        for task in self._tasks:
+            seconds = task.seconds_stopped()
+            if seconds >= self._plan.patience_seconds:
+                self._kill(task, f"has been stopped for {seconds:.0f} s")
+
+    def kill(self) -> None:
+        """Ends all tasks at once, and does not wait for their ends."""
+        for task in self._tasks:
+            task.send(signal.SIGKILL)
+
+    def end(self) -> None:
+        """Ends all tasks, and waits until they have."""
+        for task in self._tasks:
+            task.send(signal.SIGTERM)
+        wait_for_ends(_SECONDS_TO_END, self._tasks)
+        for task in self._tasks:
+            task.send(signal.SIGKILL)
+            task.close()
+
+    def _kill(self, task: LaunchedTask, why: str) -> None:
+        """Of a task that is stopped: it could not end by itself."""
+        self._say(f"{task.cluster.task} {why}, as by SIGSTOP, and is killed.")
+        task.send(signal.SIGKILL)
+        task.process.wait()
+
+    def _training(self) -> list[LaunchedTask]:
+        return [t for t in self._tasks if t.cluster.job not in self._plan.serving]
+
+
+def wait_for_ends(seconds: float, tasks: Sequence[LaunchedTask]) -> None:
+    """Waits until all have ended, or the seconds are over."""
+    deadline = time.monotonic() + seconds
+    for task in tasks:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            task.process.wait(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,1 @@
+"""Local SGD: replicas train alone and average their weights at times."""

@@ -1,0 +1,1 @@
+"""Machinery of parameter servers, TensorFlow's job `ps`."""

@@ -1,0 +1,292 @@
+"""Packing of many tensors into one message between tasks.
+
+A tensor that an operation takes from another task is a message of its own, which costs
+both tasks about a tenth of a millisecond at any size: more than all of a small model's
+arithmetic. So all values that one task sends to another at a time travel as one vector
+of bytes. Large tensors travel unpacked, because copying them twice costs more than a
+message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+# Copied twice on either side, so many bytes take as long as a message, on a core that
+# copies some gigabytes a second.
+_LARGE_BYTES = 1 << 18
+
+
+def read_here(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    """The present values of variables that other tasks hold, on this one.
+
+    Args:
+      variables: each on one device.
+    """
+    values: list[Any] = [None] * len(variables)
+    for device, positions in _by_device([v.device for v in variables]).items():
+        with tf.device(device):
+            held = {p: variables[p].read_value() for p in positions}
+            small = {p: v for p, v in held.items() if not _is_large(v)}
+            letter = _packed([*small.values()]) if small else None
+        values_here = {p: tf.identity(v) for p, v in held.items() if p not in small}
+        if letter is not None:
+            parts = _unpacked(letter, [*small.values()])
+            values_here.update(zip(small, parts, strict=True))
+        for position, value in values_here.items():
+            values[position] = value
+    return values
+
+
+def sent(values: Sequence[Any], devices: Sequence[str]) -> list[Any]:
+    """Values of this task, each where it is needed.
+
+    Args:
+      values: tensors, IndexedSlices, and None for nothing.
+      devices: of each.
+    """
+    there: list[Any] = [None] * len(values)
+    for device, positions in _by_device(devices).items():
+        present = {p: values[p] for p in positions if values[p] is not None}
+        small = {p: v for p, v in present.items() if not _is_large(v)}
+        letter = _packed([*small.values()]) if small else None
+        with tf.device(device):
+            for position, value in present.items():
+                if position not in small:
+                    there[position] = tf.identity(value)
+            if letter is None:
+                continue
+            parts = _unpacked(tf.identity(letter), [*small.values()])
+        for position, value in zip(small, parts, strict=True):
+            there[position] = value
+    return there
+
+
+def _packed(values: Sequence[Any]) -> tf.Tensor:
+    """Values as bytes: uint8 [n], first how many rows each IndexedSlices has."""
+    counts = [tf.shape(v.indices, tf.int64) for v in values if _is_sparse(v)]
+    return tf.concat([_bytes(t) for t in (*counts, *_tensors(values))], axis=0)
+
+
+def _unpacked(letter: tf.Tensor, values: Sequence[Any]) -> list[Any]:
+    """The values again, of the types and shapes of those that were packed."""
+    num_sparse = sum(map(_is_sparse, values))
+    head = num_sparse * tf.int64.size
+    counts = iter(tf.unstack(_of_bytes(letter[:head], tf.int64), num_sparse))
+    shapes: list[Any] = []
+    for value in values:
+        if _is_sparse(value):
+            count = next(counts)
+            shapes += [[count], [count, *value.values.shape[1:]]]
+        else:
+            shapes.append(value.shape)
+    tensors = list(_tensors(values))
+    sizes = [
+        _size(shape) * _on_the_wire(tensor.dtype).size
+        for shape, tensor in zip(shapes, tensors, strict=True)
+    ]
+    parts = iter(
+        tf.reshape(_of_bytes(part, tensor.dtype), shape)
+        for part, tensor, shape in zip(
+            tf.split(letter[head:], sizes, num=len(sizes)), tensors, shapes, strict=True
+        )
+    )
+    return [_put_together(value, parts) for value in values]
+
+
+def _put_together(value: Any, parts: Iterator[tf.Tensor]) -> Any:
+    if not _is_sparse(value):
+        return next(parts)
+    indices, rows = next(parts), next(parts)
+    rows = tf.ensure_shape(rows, value.values.shape)
+    shape = tf.constant(value.shape.as_list(), tf.int64)
+    return tf.IndexedSlices(rows, indices, shape)
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[tf.Tensor]:
+    for value in values:
+        if _is_sparse(value):
+            yield from (value.indices, value.values)
+        else:
+            yield value
+
+
+def _bytes(tensor: tf.Tensor) -> tf.Tensor:
+    flat = tf.reshape(tf.cast(tensor, _on_the_wire(tensor.dtype)), [-1])
+    return tf.reshape(tf.bitcast(flat, tf.uint8), [-1])
+
+
+def _of_bytes(vector: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    wire = _on_the_wire(dtype)
+    if wire.size > 1:
+        vector = tf.reshape(vector, [-1, wire.size])
+    return tf.cast(tf.bitcast(vector, wire), dtype)
+
+
+def _on_the_wire(dtype: tf.DType) -> tf.DType:
+    """A truth value has no bits that could be taken as they are."""
+    return tf.uint8 if dtype == tf.bool else dtype
+
+
+def _size(shape: Any) -> Any:
+    """Numbers in a shape, of which the first length may be a tensor."""
+    size = 1
+    for length in shape:
+        size *= length
+    return tf.cast(size, tf.int64) if tf.is_tensor(size) else np.int64(size)
+
+
+def _is_large(value: Any) -> bool:
+    """Whether a tensor is known to be."""
+    if _is_sparse(value) or not value.shape.is_fully_defined():
+        return False
+    return value.shape.num_elements() * value.dtype.size >= _LARGE_BYTES
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, tf.IndexedSlices)
+
+
+def _by_device(devices: Sequence[str]) -> dict[str, list[int]]:
+    """The positions of each device's name."""
+    found: dict[str, list[int]] = {}
+    for position, device in enumerate(devices):
+        found.setdefault(device, []).append(position)
+    return found
+
+
+class Envelope:
+    """Puts tensors of any shape into one vector, and takes them out of it again."""
+
+    def __init__(self) -> None:
+        """Empty. Which types and ranks there are is known when it is traced."""
+        self._kinds: list[tuple[tf.DType, int]] = []
+
+    def seal(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """One vector of float64, in which whole numbers are exact up to 2 ** 53.
+
+        Args:
+          tensors: of known rank; how long each dimension is may differ from call to
+            call.
+        """
+        self._kinds = [(tensor.dtype, tensor.shape.rank) for tensor in tensors]
+        shapes = [tf.shape(tensor) for tensor in tensors]
+        values = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        return tf.concat([tf.cast(v, tf.float64) for v in (*shapes, *values)], axis=0)
+
+    def open(self, vector: np.ndarray) -> list[np.ndarray]:
+        """What was put into it."""
+        ranks = [rank for _, rank in self._kinds]
+        dimensions = iter(vector[: sum(ranks)].astype(np.int64))
+        shapes = [[int(next(dimensions)) for _ in range(rank)] for rank in ranks]
+        sizes = [int(np.prod(shape)) for shape in shapes]
+        parts = np.split(vector[sum(ranks) :], np.cumsum(sizes)[:-1])
+        return [
+            part.reshape(shape).astype(dtype.as_numpy_dtype)
+            for part, shape, (dtype, _) in zip(parts, shapes, self._kinds, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Parcel:
+    """How a list of values is packed into components, and what is in each.
+
+    The dense values of a type are one vector, because each tensor that goes from one
+    task to another costs a message. A sparse value is two components, its indices
+    and its rows.
+
+    Attributes:
+      kinds: of each value whether it is sparse, its type and its shape.
+    """
+
+    kinds: Sequence[tuple[bool, tf.DType, tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> Parcel:
+        return cls(
+            [
+                (isinstance(value, tf.IndexedSlices), value.dtype, tuple(value.shape))
+                for value in values
+            ]
+        )
+
+    def _dense(self) -> dict[tf.DType, list[int]]:
+        by_type: dict[tf.DType, list[int]] = {}
+        for index, (is_sparse, dtype, _) in enumerate(self.kinds):
+            if not is_sparse:
+                by_type.setdefault(dtype, []).append(index)
+        return by_type
+
+    def _sparse(self) -> list[int]:
+        return [
+            index for index, (is_sparse, _, _) in enumerate(self.kinds) if is_sparse
+        ]
+
+    def dtypes(self) -> list[tf.DType]:
+        sparse = [(tf.int64, self.kinds[index][1]) for index in self._sparse()]
+        return [*self._dense(), *(dtype for pair in sparse for dtype in pair)]
+
+    def shapes(self) -> list[tf.TensorShape]:
+        """Of the components; how many rows a sparse value has is not known."""
+        shapes = [tf.TensorShape([self._length(dtype)]) for dtype in self._dense()]
+        for index in self._sparse():
+            row = self.kinds[index][2][1:]
+            shapes += [tf.TensorShape([None]), tf.TensorShape([None, *row])]
+        return shapes
+
+    def filled(self, value: float) -> list[tf.Tensor]:
+        """Components with `value` in all dense floating places, and no sparse rows."""
+        components = []
+        for dtype in self._dense():
+            filling = value if dtype.is_floating else 0
+            components.append(tf.fill([self._length(dtype)], tf.cast(filling, dtype)))
+        for index in self._sparse():
+            _, dtype, shape = self.kinds[index]
+            components += [tf.zeros([0], tf.int64), tf.zeros([0, *shape[1:]], dtype)]
+        return components
+
+    def pack(self, values: Sequence[Any]) -> list[tf.Tensor]:
+        components = [
+            tf.concat([tf.reshape(values[index], [-1]) for index in indices], axis=0)
+            for indices in self._dense().values()
+        ]
+        for index in self._sparse():
+            slices = values[index]
+            components += [tf.cast(slices.indices, tf.int64), slices.values]
+        return components
+
+    def add(
+        self, totals: Sequence[tf.Tensor], parts: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Dense vectors are added, sparse rows put behind each other."""
+        num_dense = len(self._dense())
+        pairs = list(zip(totals, parts, strict=True))
+        return [
+            *(total + part for total, part in pairs[:num_dense]),
+            *(tf.concat(pair, axis=0) for pair in pairs[num_dense:]),
+        ]
+
+    def unpack(self, components: Sequence[tf.Tensor]) -> list[Any]:
+        values: list[Any] = [None] * len(self.kinds)
+        remaining = iter(components)
+        for indices in self._dense().values():
+            sizes = [int(np.prod(self.kinds[index][2])) for index in indices]
+            parts = tf.split(next(remaining), sizes)
+            for index, part in zip(indices, parts, strict=True):
+                values[index] = tf.reshape(part, self.kinds[index][2])
+        for index in self._sparse():
+            shape = tf.constant(self.kinds[index][2], tf.int64)
+            rows, slices = next(remaining), next(remaining)
+            values[index] = tf.IndexedSlices(slices, rows, shape)
+        return values
+
+    def _length(self, dtype: tf.DType) -> int:
+        return sum(
+            int(np.prod(shape))
+            for is_sparse, kind, shape in self.kinds
+            if kind == dtype and not is_sparse
+        )

@@ -1,0 +1,230 @@
+"""Runs one command line: checks the request, does the work of this task, ends."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import pathlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from strategies import registry
+from strategies.cluster.security import WHAT_IT_MEANS, has_remote
+from strategies.cluster.spec import EVALUATOR, Cluster
+from strategies.common.console import Console, complain
+from strategies.common.errors import ExitCode, PeerLostError, UsageError
+from strategies.common.text import one_line, printable
+from strategies.launcher.process import end_with_launcher
+from trainers import inputs
+from trainers.cli import flags
+from trainers.cli.launch import launch
+from trainers.cli.role import cluster_of, needs_tensorflow
+from trainers.cli.tensorflow_setup import check_backend, load_tensorflow
+from trainers.config.config import Config
+from trainers.config.user_code import check_packages
+from trainers.fault_tolerance.tensorflow_errors import refusal_of
+from trainers.run_dir.run_dir import RunFolder
+from trainers.user_code import ended
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code."""
+    try:
+        config = flags.parse(argv)
+    except flags.HelpRequested as help_requested:
+        return _print_help(str(help_requested))
+    except UsageError as error:
+        return _refuse(error, flags.wants_tracebacks(argv))
+    console = Console()
+    try:
+        return _exit_code_of(lambda: _run(config, argv, console), config, console)
+    finally:
+        console.close()
+
+
+def _exit_code_of(work: Callable[[], int], config: Config, console: Console) -> int:
+    """Does the work, says why it fails if it does, and returns the exit code."""
+    try:
+        return work()
+    except UsageError as error:
+        return _refuse(error, config.run.verbose)
+    except PeerLostError as error:
+        console.fail(str(error), error.__cause__, config.run.verbose)
+        _leave(ExitCode.PEER_LOST, console)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+    except SystemExit as error:
+        # Of code that is not called while it is known whose it is, such as a layer's.
+        return _refuse(
+            ended("code of the model or the data", error), config.run.verbose
+        )
+    except Exception as error:
+        refusal = refusal_of(error, config)
+        if refusal is not None:
+            return _refuse(refusal, config.run.verbose)
+        if _is_out_of_memory(error):
+            return _refuse(_does_not_fit(error), config.run.verbose)
+        console.report_bug(error, config.run.verbose)
+        return ExitCode.BUG
+
+
+def _run(config: Config, argv: Sequence[str], console: Console) -> int:
+    end_with_launcher()
+    check_backend(os.environ)
+    check_packages(config)
+    config.tracking.check_packages()
+    if config.run.mode in _MODES_THAT_LOOK:
+        return _look(config, console)
+    cluster = cluster_of(config, os.environ)
+    if cluster is None:
+        return launch(config, argv, console)
+    if needs_tensorflow(config):
+        check_files(config, cluster)
+        load_tensorflow(config)
+    work = functools.partial(run_task, config, cluster, console)
+    exit_code = _exit_code_of(work, config, console)
+    traits = registry.traits(config.strategy.strategy)
+    if cluster.addresses and traits.serving_roles:
+        _leave(exit_code, console)
+    return exit_code
+
+
+# They print what they find, and start and write nothing.
+_MODES_THAT_LOOK = ("doctor", "devices")
+
+
+def _look(config: Config, console: Console) -> int:
+    """Does what such a mode does, unless there is no TensorFlow or Keras for it."""
+    mode = config.run.mode
+    try:
+        load_tensorflow(config)
+        look = getattr(importlib.import_module(f"trainers.modes.{mode}"), mode)
+    except ImportError as error:
+        words = one_line(error)
+        raise UsageError(
+            f"TensorFlow or Keras is missing ({words}): make install."
+        ) from error
+    return look(config, console)
+
+
+def _leave(exit_code: int, console: Console) -> NoReturn:
+    """Exits at once; a clean shutdown would block on other tasks.
+
+    When Python deletes TensorFlow's objects at exit, they release what they hold on
+    servers, some of which have ended: the destructor of each traced function waits for
+    an answer, with Python's lock, and others print tracebacks (TensorFlow 2.21,
+    tensorflow/python/eager/polymorphic_function/atomic_function.py, `__del__`, which
+    ends in `EagerContext::MaybeRemoveFunctionRemotely`).
+    """
+    console.close()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(exit_code)
+
+
+def _print_help(text: str) -> ExitCode:
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        # Python would fail once more on what is left in the buffer when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # A reader such as `head` may have seen enough.
+        if not isinstance(error, BrokenPipeError):
+            words = f"--help cannot be printed ({error.strerror}): give it a terminal."
+            return _refuse(UsageError(words), verbose=False)
+    return ExitCode.DONE
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    tensorflow = sys.modules.get("tensorflow")
+    return isinstance(error, MemoryError) or (
+        tensorflow is not None
+        and isinstance(error, tensorflow.errors.ResourceExhaustedError)
+    )
+
+
+def _does_not_fit(error: Exception) -> UsageError:
+    words = one_line(error)[:200]
+    refusal = UsageError(
+        f"this does not fit into memory ({words}): lower --global_batch_size, or make "
+        "the model or the data set smaller."
+    )
+    refusal.__cause__ = error
+    return refusal
+
+
+def _shortened(line: str) -> str:
+    """Leaves out the middle of what has been pasted into a flag."""
+    line = re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", line)
+    if len(line) <= _LONGEST_LINE:
+        return line
+    half = _LONGEST_LINE // 2
+    return f"{line[:half]} ... {line[-half:]}"
+
+
+# Names of files have up to 255 characters.
+_LONGEST_WORD, _LONGEST_LINE = 600, 4_000
+
+
+def _refuse(error: UsageError, verbose: bool) -> ExitCode:
+    if verbose:
+        traceback.print_exception(error)
+    complain(f"error: {_shortened(printable(str(error)))}")
+    return ExitCode.USAGE
+
+
+def check_files(config: Config, cluster: Cluster) -> None:
+    """What of a request can be known to be wrong before TensorFlow has been loaded.
+
+    Raises:
+      UsageError: the run's folder cannot be used, or there is no data.
+    """
+    serving = registry.traits(config.strategy.strategy).serving_roles
+    if config.run.mode == "evaluate":
+        RunFolder.of_existing(config.run.run_dir or "").read_config()
+    elif config.run.mode == "train" and cluster.job not in serving:
+        inputs.check_paths(config.data)
+        if cluster.is_chief:
+            RunFolder.for_training(config)
+
+
+def run_task(config: Config, cluster: Cluster, console: Console) -> int:
+    """Runs this process's part to its end; most modes import TensorFlow.
+
+    Raises:
+      UsageError: this machine has not what is asked for.
+    """
+    strategy = config.strategy.strategy
+    if has_remote(cluster.tasks().values()):
+        console.warn(
+            f"--allow_remote_hosts: {WHAT_IT_MEANS}; the network must keep everybody "
+            f"else away from {cluster.address}."
+        )
+    if needs_tensorflow(config):
+        devices = importlib.import_module("strategies.devices.assignment")
+        devices.configure_devices(config.strategy, config.device)
+    if cluster.job in registry.traits(strategy).serving_roles:
+        folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
+        with importlib.import_module(
+            "strategies.cluster.failure_detection"
+        ).lost_peers_named(cluster):
+            return registry.load(strategy).serve(
+                config.strategy, cluster, folder.ending_path()
+            )
+    mode = config.run.mode if cluster.is_chief else "follow"
+    if cluster.job == EVALUATOR:
+        mode = "evaluator"
+    run = getattr(importlib.import_module(f"trainers.modes.{mode}"), mode)
+    if not cluster.addresses:
+        return run(config, cluster, console)
+    with importlib.import_module(
+        "strategies.cluster.failure_detection"
+    ).lost_peers_named(cluster):
+        return run(config, cluster, console)

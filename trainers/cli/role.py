@@ -1,0 +1,134 @@
+"""The place of this process: alone, a task of a cluster, or the one that starts it."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+
+from strategies import registry
+from strategies.base import Traits
+from strategies.cluster import slurm
+from strategies.cluster.security import check_hosts
+from strategies.cluster.spec import Cluster, check_roles, from_environment
+from strategies.common.errors import UsageError
+from strategies.launcher.network_isolation import REQUIRED
+from strategies.launcher.process import LAUNCHER_PID
+from trainers.cli.tensorflow_setup import load_tensorflow
+from trainers.config.config import Config
+from trainers.run_dir.run_dir import RunFolder
+
+# Modes that start runs, each as a process of its own, and leave the cores to them.
+_MODES_THAT_START_RUNS = ("verify", "compare", "predict")
+
+
+def needs_tensorflow(config: Config) -> bool:
+    """Whether this process computes anything itself."""
+    return config.run.mode not in _MODES_THAT_START_RUNS
+
+
+def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None:
+    """This process's place, or None if a cluster is to be started on this machine.
+
+    Nothing here needs TensorFlow, unless Slurm has started this process.
+
+    Raises:
+      UsageError: the environment's cluster is malformed or not for this strategy.
+    """
+    name = config.strategy.strategy
+    traits = registry.traits(name)
+    cluster = from_environment(environment)
+    if config.run.mode in _MODES_THAT_START_RUNS:
+        if cluster is not None:
+            raise UsageError(
+                f"--mode={config.run.mode} starts runs by itself, but TF_CONFIG says "
+                f"that this is {cluster.task} of a cluster: unset TF_CONFIG."
+            )
+        return Cluster()
+    if not traits.multi_process:
+        if cluster is not None and len(cluster.tasks()) > 1:
+            raise UsageError(
+                f"--strategy={name} is for one process, but TF_CONFIG says that this "
+                f"is {cluster.task} of {len(cluster.tasks())} tasks: choose a strategy "
+                "for several, or unset TF_CONFIG."
+            )
+        return Cluster()
+    if config.run.mode not in ("train", "doctor"):
+        raise UsageError(
+            f"--mode={config.run.mode} is for one process, and --strategy={name} for "
+            "several: leave --strategy out."
+        )
+    if cluster is None and not slurm.is_step(environment):
+        return None
+    if LAUNCHER_PID not in environment:
+        _check_not_of_a_launcher(config)
+    if cluster is not None:
+        check_roles(cluster, traits.roles, traits.optional_roles)
+        _check_sizes(config, cluster, traits)
+    if not config.strategy.allow_remote_hosts:
+        check_hosts(slurm.hosts(environment) if cluster is None else cluster.hosts())
+    if config.run.run_dir is None:
+        raise UsageError(
+            "--run_dir is missing: all tasks of a cluster must be given the same "
+            "folder of the run."
+        )
+    # Tasks other than the chief use it as well, and do not look at what is in it.
+    RunFolder(pathlib.Path(config.run.run_dir)).check_own()
+    if cluster is None:
+        return _cluster_of_slurm(config, traits, environment)
+    return cluster
+
+
+def _check_not_of_a_launcher(config: Config) -> None:
+    """Raises UsageError for settings that only who starts all tasks could act on."""
+    strategy = config.strategy
+    is_required = strategy.confine_cluster == REQUIRED
+    given = {
+        "max_restarts": strategy.max_restarts,
+        "confine_cluster": REQUIRED if is_required else None,
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise UsageError(
+                f"--{name}={value} is for tasks that one command starts on this "
+                "machine, and TF_CONFIG or Slurm says that this is one task of a "
+                "cluster: leave it out, or unset TF_CONFIG."
+            )
+
+
+def _check_sizes(config: Config, cluster: Cluster, traits: Traits) -> None:
+    """Checks that TF_CONFIG has as many tasks as flags ask for.
+
+    Raises:
+      UsageError: it has more or fewer, or too few for --backup_workers.
+    """
+    workers = cluster.computing
+    if "worker" in traits.serving_roles:
+        workers = cluster.addresses["worker"]
+    found = {"num_workers": workers, "num_ps": cluster.addresses.get("ps", ())}
+    for name, addresses in found.items():
+        wanted = getattr(config.strategy, name)
+        if wanted not in (None, len(addresses)):
+            raise UsageError(
+                f"--{name}={wanted} does not fit TF_CONFIG, which has "
+                f"{len(addresses)}: leave it out, or change TF_CONFIG."
+            )
+    if config.strategy.backup_workers >= len(workers):
+        raise UsageError(
+            f"--backup_workers={config.strategy.backup_workers} of the {len(workers)} "
+            "workers of TF_CONFIG leaves none to wait for: lower it."
+        )
+
+
+def _cluster_of_slurm(
+    config: Config, traits: Traits, environment: Mapping[str, str]
+) -> Cluster:
+    wanted = {
+        "chief": 1,
+        "worker": config.strategy.num_workers,
+        "ps": config.strategy.num_ps or 1,
+    }
+    jobs = slurm.num_tasks_by_job(
+        environment, {job: wanted[job] for job in traits.roles}
+    )
+    load_tensorflow(config)
+    return slurm.identify(environment, jobs)

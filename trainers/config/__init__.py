@@ -1,0 +1,1 @@
+"""All settings, as dataclasses that check themselves."""

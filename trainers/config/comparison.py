@@ -1,0 +1,156 @@
+"""The settings of a comparison. Nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from strategies import registry
+from strategies.common.errors import UsageError
+from strategies.common.fields import UsedBy, check_settings, setting
+
+INITIAL_WEIGHTS = "initial_weights"
+
+# What must be the same in all arms, by the setting that decides it. The last is no
+# setting: it is compared after the runs, by its digest.
+HELD_FIXED: Mapping[str, str] = {
+    "model": "the initial weights",
+    "hidden_units": "the initial weights",
+    "dtype": "the dtype",
+    "global_batch_size": "the global batch",
+    "drop_last_batch": "the global batch",
+    "train_steps": "the number of steps",
+    "epochs": "the number of steps",
+    "dataset": "the order of examples",
+    "data_path": "the order of examples",
+    "eval_fraction": "the order of examples",
+    "record_schema": "the order of examples",
+    "augmentation": "the order of examples",
+    "sharding": "the order of examples",
+    "shuffle_buffer_examples": "the order of examples",
+    "num_examples": "the order of examples",
+    "input_shape": "the order of examples",
+    "num_classes": "the order of examples",
+    "eval_data_path": "evaluation",
+    "eval_every_steps": "evaluation",
+    "eval_global_batch_size": "evaluation",
+    INITIAL_WEIGHTS: "the initial weights",
+}
+
+# What is compared, verified or predicted, by mode.
+_USED_BY = {
+    "compare": ("strategies", "arm", "runs"),
+    "verify": ("strategies",),
+    "predict": ("strategies",),
+}
+
+_OF_COMPARISONS: UsedBy = {"mode": ("compare",)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComparisonConfig:
+    """Comparison."""
+
+    strategies: tuple[str, ...] | None = setting(
+        None,
+        "What --mode=compare compares with each other, --mode=verify with one_device, "
+        "and --mode=predict on a larger cluster: several strategies, with the same "
+        "other settings.",
+        choices=registry.names,
+    )
+    arm: tuple[str, ...] | None = setting(
+        None,
+        "One more thing to compare, as 'name: flags', such as 'four: "
+        "--strategy=mirrored --num_replicas=4'. Can be given several times.",
+        repeatable=True,
+    )
+    runs: tuple[str, ...] | None = setting(
+        None,
+        "Compare finished runs instead: their folders, or folders that hold them. "
+        "name:folder gives the arm a name.",
+        path="folder",
+    )
+    seeds: int = setting(
+        5,
+        "Runs of each arm, with --seed, --seed + 1, ... Fewer than 3 are too few to "
+        "conclude anything.",
+        minimum=1,
+        maximum=1000,
+        used_by=_OF_COMPARISONS,
+    )
+    accuracy_margin_points: float = setting(
+        0.5,
+        "Accuracies are called equivalent if they differ by less than this, in "
+        "percentage points.",
+        above=0,
+        below=100,
+        used_by=_OF_COMPARISONS,
+    )
+    target_accuracy: float | None = setting(
+        None,
+        "Report how long training takes to reach this accuracy, from 0 to 1; needs "
+        "--eval_every_steps.",
+        above=0,
+        maximum=1,
+        used_by=_OF_COMPARISONS,
+    )
+    allow_different: tuple[str, ...] | None = setting(
+        None,
+        "Settings in which arms may differ although a comparison holds them fixed.",
+        choices=tuple(HELD_FIXED),
+        used_by=_OF_COMPARISONS,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for name in ("strategies", "arm", "runs"):
+            items = getattr(self, name) or ()
+            twice = next((item for item in items if items.count(item) > 1), None)
+            if twice is not None:
+                raise UsageError(
+                    f"--{name} has {twice!r} twice: leave one of them out."
+                )
+        if self.runs is not None and (self.strategies or self.arm):
+            raise UsageError(
+                "--runs compares what has run already, --strategies and --arm run "
+                "something: give the one or the others."
+            )
+
+    def check_seed(self, seed: int, largest: int) -> None:
+        """Raises UsageError if the last run would have a seed that is too large."""
+        last = seed + self.seeds - 1
+        if last > largest:
+            raise UsageError(
+                f"--seed={seed} and --seeds={self.seeds} end at seed {last}, which is "
+                f"out of range: the last must be at most {largest}; lower one of them."
+            )
+
+    def check_mode(self, mode: str, strategy: str) -> None:
+        """Checks that the settings suit what is done and the other strategy setting.
+
+        Raises:
+          UsageError: they do not.
+        """
+        accepted = _USED_BY.get(mode, ())
+        given = [n for n in ("strategies", "arm", "runs") if getattr(self, n)]
+        if mode == "compare" and not given:
+            raise UsageError(
+                "--mode=compare needs something to compare: give --strategies, --arm "
+                "or --runs."
+            )
+        if mode in ("verify", "predict") and not self.strategies:
+            raise UsageError(
+                f"--mode={mode} needs something to {mode}: give --strategies, such as "
+                "--strategies=tower,mirrored."
+            )
+        unused = next((name for name in given if name not in accepted), None)
+        if unused is not None:
+            raise UsageError(
+                f"--{unused} is not used by --mode={mode}: add --mode=compare, or "
+                "leave it out."
+            )
+        if self.strategies and strategy not in self.strategies:
+            raise UsageError(
+                f"--strategy={strategy} is not one of --strategies="
+                f"{','.join(self.strategies)}: leave --strategy out, or add it there."
+            )

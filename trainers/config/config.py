@@ -1,0 +1,264 @@
+"""The configuration of a run: small frozen groups, each of which checks itself.
+
+A field here is a flag, a line of `--help`, a key of config.json and a check.
+The groups only order `--help` and keep what belongs together in one object;
+in files and on the command line all fields share one flat namespace. Nothing
+here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from strategies import registry
+from strategies.base import Traits
+from strategies.common.errors import UsageError
+from strategies.common.text import shown
+from strategies.config import StrategyConfig
+from strategies.devices.config import DeviceConfig
+from trainers.config.comparison import ComparisonConfig
+from trainers.config.data import DataConfig
+from trainers.config.fault_tolerance import GuardConfig
+from trainers.config.model import ModelConfig
+from trainers.config.optimizer import OptimizerConfig
+from trainers.config.prediction import PredictionConfig
+from trainers.config.run import (
+    LARGEST_SEED,
+    LengthConfig,
+    ReportConfig,
+    RunConfig,
+    ThreadsConfig,
+)
+from trainers.config.tracking import TrackingConfig
+
+GROUPS: Mapping[str, type] = {
+    "run": RunConfig,
+    "strategy": StrategyConfig,
+    "device": DeviceConfig,
+    "threads": ThreadsConfig,
+    "length": LengthConfig,
+    "model": ModelConfig,
+    "data": DataConfig,
+    "optimizer": OptimizerConfig,
+    "report": ReportConfig,
+    "tracking": TrackingConfig,
+    "guard": GuardConfig,
+    "comparison": ComparisonConfig,
+    "prediction": PredictionConfig,
+}
+
+# Left out of files where they are as by default: a run does not read them.
+_GROUPS_OF_OTHER_MODES = ("comparison", "prediction")
+
+
+@functools.cache
+def all_fields() -> Mapping[str, tuple[type, dataclasses.Field]]:
+    """Every setting by name, with the group it belongs to, in the order of --help."""
+    return {
+        field.name: (group, field)
+        for group in GROUPS.values()
+        for field in dataclasses.fields(group)
+    }
+
+
+def field_of(name: str) -> tuple[type, dataclasses.Field]:
+    """A setting by its name, with the group it belongs to.
+
+    Raises:
+      UsageError: there is none of that name.
+    """
+    found = all_fields().get(name)
+    if found is None:
+        nearest = difflib.get_close_matches(name, all_fields(), n=1)
+        suggestion = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise UsageError(
+            f"'{shown(name)}' is not a setting: {suggestion}--help lists the accepted "
+            "names."
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides a run."""
+
+    run: RunConfig = dataclasses.field(default_factory=RunConfig)
+    strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
+    device: DeviceConfig = dataclasses.field(default_factory=DeviceConfig)
+    threads: ThreadsConfig = dataclasses.field(default_factory=ThreadsConfig)
+    length: LengthConfig = dataclasses.field(default_factory=LengthConfig)
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    report: ReportConfig = dataclasses.field(default_factory=ReportConfig)
+    tracking: TrackingConfig = dataclasses.field(default_factory=TrackingConfig)
+    guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
+    comparison: ComparisonConfig = dataclasses.field(default_factory=ComparisonConfig)
+    prediction: PredictionConfig = dataclasses.field(default_factory=PredictionConfig)
+
+    def __post_init__(self) -> None:
+        """Checks what concerns more than one group.
+
+        Raises:
+          UsageError: two settings contradict each other.
+        """
+        replicas, name = self.strategy.num_replicas, self.strategy.strategy
+        if replicas and registry.traits(name).multi_process:
+            raise UsageError(
+                f"--num_replicas={replicas} is not used by --strategy={name}, whose "
+                "workers have a replica for each of their GPUs, or one without GPUs: "
+                "give --num_workers instead."
+            )
+        self.device.check_strategy(self.strategy)
+        self.model.check_ballast(self.run.mode, self.strategy, self.report.export)
+        self._check_batch_size()
+        if self.report.record_steps and self.strategy.has_stale_gradients:
+            raise UsageError(
+                "--record_steps does not fit --update=async: every step would be a "
+                "call of its own, and no gradient stale; use --update=sync, or leave "
+                "--record_steps out."
+            )
+        if self.model.jit_compile and self.strategy.averaged == "losses":
+            raise UsageError(
+                "--jit_compile does not fit --average=losses: XLA compiles what one "
+                "replica computes, and the gradient is of all of them; leave one out."
+            )
+        self._check_micro_batches()
+        self._check_replica_statistics()
+        if self.run.mode == "evaluate" and self.run.run_dir is None:
+            raise UsageError(
+                "--mode=evaluate needs --run_dir: give the folder of a finished run."
+            )
+        self.comparison.check_mode(self.run.mode, self.strategy.strategy)
+        if self.run.mode == "compare" and self.comparison.runs is None:
+            self.comparison.check_seed(self.run.seed, LARGEST_SEED)
+        if self.data.is_streamed and not registry.traits(name).takes_streams:
+            others = (n for n in registry.names() if registry.traits(n).takes_streams)
+            raise UsageError(
+                f"--sharding={self.data.sharding} does not fit --strategy={name}, "
+                "which reads any step on request: use --sharding=exact, or "
+                f"--strategy={' or '.join(others)}."
+            )
+
+    @property
+    def traits(self) -> Traits:
+        """What the strategy declares, as it holds for this configuration and data."""
+        traits = self.strategy.traits
+        if self.data.sharding == "file" and traits.multi_process:
+            return dataclasses.replace(traits, matches_one_device=False)
+        return traits
+
+    @property
+    def drops_last_batch(self) -> bool:
+        """Whether all global batches are full: who reads files of its own, repeats."""
+        return self.length.drop_last_batch or self.data.sharding == "file"
+
+    def _shares_of_a_batch(self) -> int:
+        """As far as it is known."""
+        return self.strategy.num_shares(self.strategy.num_replicas or 1)
+
+    def _check_batch_size(self) -> None:
+        size = self.length.global_batch_size
+        replicas = self._shares_of_a_batch()
+        if size < replicas:
+            raise UsageError(
+                f"--global_batch_size={size} is smaller "
+                f"than --num_replicas={replicas}: every replica needs an example; "
+                "raise the one or lower the other."
+            )
+        choice = self.strategy.device_choice
+        is_known = not (choice.is_soft or self.strategy.traits.splits_model)
+        if is_known and size < choice.num_devices:
+            raise UsageError(
+                f"--global_batch_size={size} is smaller than the "
+                f"{choice.num_devices} replicas of {choice}, each of which needs an "
+                "example: raise the one or name fewer."
+            )
+
+    def _check_replica_statistics(self) -> None:
+        strategy = self.strategy
+        divides = (
+            strategy.is_synchronous
+            and not strategy.traits.splits_model
+            and strategy.averaged == "gradients"
+            and strategy.traits.max_replicas != 1
+        )
+        if self.report.replica_statistics and not divides:
+            raise UsageError(
+                f"--replica_statistics does not fit --strategy={strategy.strategy} as "
+                "it is set: there must be several replicas that share each global "
+                "batch and average gradients; use mirrored, for one, or leave it out."
+            )
+
+    def _check_micro_batches(self) -> None:
+        size = self.length.global_batch_size
+        steps = self.strategy.gradient_accumulation_steps
+        if steps > 1 and self.strategy.averaged == "losses":
+            raise UsageError(
+                f"--gradient_accumulation_steps={steps} does not fit --average=losses, "
+                "whose one gradient needs what all examples left in memory: leave one "
+                "out."
+            )
+        parts = {
+            "num_replicas": self._shares_of_a_batch(),
+            "gradient_accumulation_steps": steps,
+            "num_micro_batches": self.strategy.num_micro_batches or 1,
+        }
+        if size < math.prod(parts.values()):
+            product = " x ".join(f"--{n}={k}" for n, k in parts.items() if k > 1)
+            raise UsageError(
+                f"--global_batch_size={size} is smaller than {product}: every "
+                "micro-batch needs an example; raise the one or lower the other."
+            )
+
+    # The slash lets a file hold a setting called self, to be refused as unknown.
+    def replace(self, /, **values: Any) -> Config:
+        """A copy with some settings changed, by their flat names.
+
+        Raises:
+          UsageError: a name is unknown or a value not accepted.
+        """
+        changes: dict[str, dict[str, Any]] = {}
+        for name, value in values.items():
+            group_class, _ = field_of(name)
+            (group,) = (key for key, value_ in GROUPS.items() if value_ is group_class)
+            changes.setdefault(group, {})[name] = value
+        groups = {
+            group: dataclasses.replace(getattr(self, group), **settings)
+            for group, settings in changes.items()
+        }
+        return dataclasses.replace(self, **groups)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings by their flat names, as JSON has them.
+
+        Those that only matter to a comparison are left out at their defaults.
+        """
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for group in GROUPS
+            for name, value in dataclasses.asdict(getattr(self, group)).items()
+            if group not in _GROUPS_OF_OTHER_MODES
+            or value != all_fields()[name][1].default
+        }
+
+
+def config_from_dict(settings: Mapping[str, Any]) -> Config:
+    """Turns `Config.to_dict` back; settings that are absent keep their defaults.
+
+    Raises:
+      UsageError: a name is unknown or a value not accepted.
+    """
+    return Config().replace(
+        **{name: without_lists(value) for name, value in settings.items()}
+    )
+
+
+def without_lists(value: Any) -> Any:
+    """JSON has lists where settings are tuples."""
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,49 @@
+"""The settings of runs that go wrong. Does not import TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from strategies.common.fields import check_settings, setting
+
+_DEFAULT_MAX_ROLLBACKS = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """When training goes wrong."""
+
+    on_divergence: str = setting(
+        "stop",
+        "What to do if a loss, gradient or weight is not finite: stop with exit code "
+        "3, or rollback to the checkpoint before, with half the learning rate. "
+        "rollback begins with a checkpoint of step 0.",
+        choices=("stop", "rollback"),
+    )
+    max_rollbacks: int | None = setting(
+        None,
+        "How often a run may go back before it stops after all. Default: "
+        f"{_DEFAULT_MAX_ROLLBACKS}.",
+        minimum=1,
+        maximum=1_000_000,
+        used_by={"on_divergence": ("rollback",)},
+    )
+    stall_timeout_seconds: float | None = setting(
+        600.0,
+        "How long a task may make no progress: no step, evaluation or checkpoint that "
+        "ends. Then all print where they are, and end with exit code 138. none: for "
+        "ever.",
+        above=0,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def rolls_back(self) -> bool:
+        return self.on_divergence == "rollback"
+
+    @property
+    def most_rollbacks(self) -> int:
+        """How often a run may go back."""
+        return (self.max_rollbacks or _DEFAULT_MAX_ROLLBACKS) if self.rolls_back else 0

@@ -1,0 +1,77 @@
+"""The configuration file: a JSON object of settings, as --config takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strategies.common.errors import UsageError
+from strategies.common.fields import check_setting, parse_json
+from strategies.common.files import read_small
+from strategies.common.text import shown
+from trainers.config.config import Config, field_of, without_lists
+
+_REMEDY = "give a JSON file of settings, such as a run's config.json"
+
+
+def config_from_file(
+    path: str, *, name: str | None = None, remedy: str = _REMEDY
+) -> Config:
+    """Reads a whole configuration from a file.
+
+    Args:
+      path: of the file.
+      name: what errors call it; --config=`path` unless given.
+      remedy: what errors ask for if nothing can be made of the file.
+
+    Raises:
+      UsageError: the file cannot be read, or what it holds is not accepted.
+    """
+    name = name or f"--config={path}"
+    settings = settings_from_file(path, name=name, remedy=remedy)
+    try:
+        return Config().replace(**settings)
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
+
+
+def settings_from_file(
+    path: str, *, name: str | None = None, remedy: str = _REMEDY
+) -> dict[str, Any]:
+    """Reads settings of which each is accepted by itself.
+
+    Whether they go together is left open, because flags may add to them.
+
+    Args:
+      path: of the file.
+      name: what errors call it; --config=`path` unless given.
+      remedy: what errors ask for if nothing can be made of the file.
+
+    Raises:
+      UsageError: the file cannot be read or is not such an object, a name is
+        unknown, or a value not accepted whatever the others are.
+    """
+    name = name or f"--config={path}"
+    try:
+        content = parse_json(read_small(path))
+    except OSError as error:
+        words = error.strerror
+        raise UsageError(f"{name} cannot be read ({words}): {remedy}.") from error
+    except ValueError as error:
+        words = " ".join(str(error).split())
+        raise UsageError(f"{name} is not JSON ({words}): {remedy}.") from error
+    if not isinstance(content, dict):
+        raise UsageError(
+            f"{name} holds {shown(content)}, not a JSON object of settings by name: "
+            f"{remedy}."
+        )
+    try:
+        return {key: _accepted(key, value) for key, value in content.items()}
+    except UsageError as error:
+        raise UsageError(f"{name}: {error}") from error
+
+
+def _accepted(setting: str, value: Any) -> Any:
+    group, field = field_of(setting)
+    value = without_lists(value)
+    check_setting(group, field, value)
+    return value

@@ -1,0 +1,131 @@
+"""The settings of models. Does not import TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import models
+from models import factories
+from strategies.common.errors import UsageError
+from strategies.common.fields import check_settings, setting
+from strategies.common.text import as_argument
+from strategies.config import StrategyConfig
+
+DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Model."""
+
+    model: str = setting(
+        "convnet",
+        "What is trained. Also keras:NAME, any classifier of keras.applications, with "
+        "new weights, such as keras:ResNet50. Also package.module:factory, a function "
+        "of your own that returns a Keras model.",
+        choices=models.names,
+        why_not=models.why_not,
+        suggestions=models.of_keras,
+    )
+    loss: str | None = setting(
+        None,
+        "Keras's name of the loss of a model of your own. Default: what it was "
+        "compiled with.",
+    )
+    metrics: tuple[str, ...] | None = setting(
+        None,
+        "Keras's names of the metrics of a model of your own. Default: those it was "
+        "compiled with.",
+    )
+    hidden_units: tuple[int, ...] = setting(
+        (128, 64),
+        "Width of each hidden layer of mlp and wide_embedding.",
+        minimum=1,
+        maximum=1_000_000,
+        used_by={"model": models.reading("hidden_units")},
+    )
+    embedding_dimension: int = setting(
+        16,
+        "Numbers that stand for one category in wide_embedding.",
+        minimum=1,
+        maximum=1_000_000,
+        used_by={"model": models.reading("embedding_dimension")},
+    )
+    embedding_shards: int = setting(
+        2,
+        "Variables over which wide_embedding spreads its rows: give as many as "
+        "parameter servers. Does not change the training.",
+        minimum=1,
+        maximum=1_000,
+        used_by={"model": models.reading("embedding_shards")},
+    )
+    dropout: float = setting(
+        0.0,
+        "Fraction of activations dropped in training.",
+        minimum=0,
+        below=1,
+        used_by={"model": models.reading("dropout")},
+    )
+    switch_off: tuple[str, ...] | None = setting(
+        None,
+        "Kinds of layers that do in training what they do in inference, to see what "
+        "they change. Also those of a model of your own.",
+        choices=("dropout", "batch_normalization"),
+    )
+    replayable_dropout: bool = setting(
+        False,
+        "Make the dropout of an example a function of --seed, the step and the "
+        "example: the same training with any number of replicas.",
+    )
+    jit_compile: bool = setting(
+        False,
+        "Let XLA compile what a replica computes in training, once for each number "
+        "of rows.",
+    )
+    dtype: str = setting(
+        "float32",
+        "Precision: the mixed ones compute in 16 bits and keep float32 weights; "
+        "mixed_float16 scales the loss. A model of your own may set another policy.",
+        choices=DTYPES,
+    )
+
+    ballast: bool = setting(
+        False,
+        "Train weights beside the model's that compute nothing, as many bytes again, "
+        "and 1 MiB at least: the difference is what sending and applying gradients of "
+        "that size takes. --mode=predict adds them to some of its runs.",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for name in ("loss", "metrics"):
+            value = getattr(self, name)
+            if value is not None and not self.is_custom:
+                raise UsageError(
+                    f"--{name}={as_argument(value)} is for a model of your own, and "
+                    f"--model={self.model} has its own: leave it out."
+                )
+
+    def check_ballast(self, mode: str, strategy: StrategyConfig, export: Any) -> None:
+        """Raises UsageError if there is to be ballast where it cannot be."""
+        if self.ballast and mode == "predict":
+            raise UsageError(
+                "--ballast is not for --mode=predict, which adds it to some of its "
+                "runs by itself: leave it out."
+            )
+        if self.ballast and strategy.traits.splits_model:
+            raise UsageError(
+                f"--ballast does not fit --strategy={strategy.strategy}, whose stages "
+                "send no gradients to each other: leave it out."
+            )
+        if self.ballast and export:
+            raise UsageError(
+                f"--ballast does not fit --export={as_argument(export)}: weights that "
+                "belong to no layer cannot be loaded again; leave one out."
+            )
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the model is the user's own."""
+        return factories.is_factory(self.model)

@@ -1,0 +1,98 @@
+"""The settings of an update. Does not import TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from strategies.common.errors import UsageError
+from strategies.common.fields import check_settings, setting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Optimizer and learning rate."""
+
+    optimizer: str = setting(
+        "adam",
+        "Rule of the update. Only sgd and adagrad, without --weight_decay, leave rows "
+        "of an embedding alone that a step did not use; the others pass over all.",
+        choices=("sgd", "momentum", "adagrad", "adam", "adamw"),
+    )
+    learning_rate: float = setting(
+        1e-3, "Peak learning rate, before --lr_scaling.", above=0
+    )
+    lr_scaling: str = setting(
+        "none",
+        "How the rate follows the global batch: multiplied by --global_batch_size / "
+        "--base_global_batch_size (linear), or by the root of that (sqrt).",
+        choices=("none", "linear", "sqrt"),
+    )
+    base_global_batch_size: int | None = setting(
+        None,
+        "The global batch that --learning_rate was chosen for.",
+        minimum=1,
+        used_by={"lr_scaling": ("linear", "sqrt")},
+    )
+    learning_rate_schedule: str = setting(
+        "constant",
+        "cosine falls to zero at the last step; step divides by ten at 50 and 75 "
+        "percent of the steps.",
+        choices=("constant", "cosine", "step"),
+    )
+    warmup_steps: int = setting(
+        0, "Steps over which the rate rises linearly from zero.", minimum=0
+    )
+    momentum: float = setting(
+        0.9,
+        "Momentum of --optimizer=momentum.",
+        minimum=0,
+        below=1,
+        used_by={"optimizer": ("momentum",)},
+    )
+    weight_decay: float = setting(
+        0.0, "Decoupled weight decay, multiplied by the learning rate.", minimum=0
+    )
+    clip_global_norm: float | None = setting(
+        None, "Scale the summed gradient down to this norm if it is larger.", above=0
+    )
+    sparse_gradients: bool = setting(
+        True,
+        "Gradients of an embedding are the rows that a step used. Without, they are "
+        "as large as the table: the same training at another cost.",
+    )
+    label_smoothing: float = setting(
+        0.0, "Share of each label spread over all classes.", minimum=0, below=1
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        self._check_scaling()
+
+    def peak_learning_rate(self, global_batch_size: int) -> float:
+        """The learning rate after warm-up, scaled to a global batch.
+
+        linear is the rule of Goyal et al., Accurate, Large Minibatch SGD, 2017, who
+        use it with warm-up. sqrt keeps the variance of what a step adds up (Krizhevsky,
+        One weird trick for parallelizing convolutional neural networks, 2014, who
+        found linear to work better).
+
+        Args:
+          global_batch_size: examples of one update.
+        """
+        ratio = global_batch_size / (self.base_global_batch_size or global_batch_size)
+        factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
+        return self.learning_rate * factors[self.lr_scaling]
+
+    def _check_scaling(self) -> None:
+        base = self.base_global_batch_size
+        if self.lr_scaling != "none" and base is None:
+            raise UsageError(
+                f"--lr_scaling={self.lr_scaling} needs --base_global_batch_size: give "
+                "the global batch that --learning_rate was chosen for."
+            )
+
+    @property
+    def updates_rows(self) -> bool:
+        """Whether an update leaves rows alone that its gradient does not have."""
+        return self.optimizer in ("sgd", "adagrad") and not self.weight_decay

@@ -1,0 +1,59 @@
+"""The settings of a prediction. Nothing here imports TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from strategies.common.fields import UsedBy, check_settings, setting
+from strategies.common.text import as_argument
+
+_DEFAULT_REPLICAS = (2, 8, 64, 512)
+_DEFAULT_BANDWIDTH_GBIT = 10.0
+# Between two machines of a data center, by way of a switch and two kernels.
+_DEFAULT_LATENCY_MICROSECONDS = 50.0
+_OF_PREDICTIONS: UsedBy = {"mode": ("predict",)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PredictionConfig:
+    """Prediction of step times on a larger cluster."""
+
+    replicas: tuple[int, ...] | None = setting(
+        None,
+        "How many replicas --mode=predict tells the step time of, several numbers. "
+        f"Default: {as_argument(_DEFAULT_REPLICAS)}.",
+        minimum=1,
+        maximum=1_000_000,
+        used_by=_OF_PREDICTIONS,
+    )
+    bandwidth_gbit: float | None = setting(
+        None,
+        "What the network between replicas carries to and from each of them, in "
+        f"gigabits a second. Default: {_DEFAULT_BANDWIDTH_GBIT:g}.",
+        above=0,
+        used_by=_OF_PREDICTIONS,
+    )
+    latency_microseconds: float | None = setting(
+        None,
+        "How long an empty message takes from one replica to another. Default: "
+        f"{_DEFAULT_LATENCY_MICROSECONDS:g}.",
+        minimum=0,
+        used_by=_OF_PREDICTIONS,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def replica_counts(self) -> tuple[int, ...]:
+        """In ascending order, each once."""
+        return tuple(sorted(set(self.replicas or _DEFAULT_REPLICAS)))
+
+    @property
+    def seconds_per_byte(self) -> float:
+        return 8 / (1e9 * (self.bandwidth_gbit or _DEFAULT_BANDWIDTH_GBIT))
+
+    @property
+    def seconds_per_message(self) -> float:
+        given = self.latency_microseconds
+        return 1e-6 * (_DEFAULT_LATENCY_MICROSECONDS if given is None else given)

@@ -1,0 +1,182 @@
+"""The settings of a run: what to do, for how long, and what to write meanwhile.
+
+Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from strategies.common.errors import UsageError
+from strategies.common.fields import check_settings, setting
+from strategies.common.text import as_argument, shown
+from trainers.cli.help import MODES
+
+LARGEST_SEED = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What to do, and where to keep it."""
+
+    mode: str = setting(
+        "train",
+        "What to do.",
+        choices=tuple(MODES),
+    )
+    run_dir: str | None = setting(
+        None,
+        "Folder of the run, verification or comparison. Default: a new one under "
+        "runs/, named after strategy, model, data set and time.",
+        path="folder",
+    )
+    resume: str = setting(
+        "never",
+        "auto continues the run in --run_dir from its newest checkpoint, or "
+        "starts it if there is none; never refuses a folder that holds a run.",
+        choices=("never", "auto"),
+    )
+    seed: int = setting(
+        0,
+        "Decides initial weights, the order of examples and dropout.",
+        minimum=0,
+        maximum=LARGEST_SEED,
+    )
+    verbose: bool = setting(False, "Show tracebacks and TensorFlow's own log.")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.run_dir is not None and "://" in self.run_dir:
+            raise UsageError(
+                f"--run_dir={shown(self.run_dir)} is no folder of this machine, and a "
+                "run needs its locks and atomic renames: give one, and "
+                "--tensorboard_copy for event files elsewhere."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ThreadsConfig:
+    """Threads of each process."""
+
+    intra_op_threads: int = setting(
+        0,
+        "Threads that share one operation. 0: as many as cores the process may use.",
+        minimum=0,
+        maximum=1024,
+    )
+    inter_op_threads: int = setting(
+        0,
+        "Threads that run operations side by side. 0: TensorFlow's choice.",
+        minimum=0,
+        maximum=1024,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LengthConfig:
+    """Training length."""
+
+    train_steps: int | None = setting(
+        None, "Updates to apply. Default: 1000, unless --epochs is given.", minimum=1
+    )
+    epochs: int | None = setting(
+        None, "Passes over the training examples, instead of --train_steps.", minimum=1
+    )
+    global_batch_size: int = setting(
+        64, "Examples of one update, over all replicas together.", minimum=1
+    )
+    drop_last_batch: bool = setting(
+        False,
+        "Leave out the last batch of every epoch if it would be smaller than the "
+        "others. Each epoch leaves out other examples.",
+    )
+    steps_per_loop: int | None = setting(
+        None,
+        "Steps run inside the runtime for one call from Python. Default: as many "
+        "as take about 50 ms. Does not change the training.",
+        minimum=1,
+        maximum=1_000_000,
+    )
+    step_delay_milliseconds: float = setting(
+        0.0,
+        "Make every step take this much longer, to see what a comparison makes of a "
+        "slower arm.",
+        minimum=0,
+        maximum=10_000,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.train_steps is not None and self.epochs is not None:
+            raise UsageError(
+                f"--train_steps={self.train_steps} and --epochs={self.epochs} both "
+                "say how long to train: give one of them, or none for the other."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """Summaries, evaluation and checkpoints."""
+
+    summary_every_steps: int = setting(
+        100, "Steps between lines of metrics.jsonl and TensorBoard scalars.", minimum=1
+    )
+    histogram_every_steps: int | None = setting(
+        500, "Steps between histograms; none for no histograms at all.", minimum=1
+    )
+    record_steps: bool = setting(
+        False,
+        "Keep the loss, the summed gradient and all variables of every step in "
+        "recording/, as --mode=verify does. In float32 it takes 8 bytes for each "
+        "parameter and step, and every step a call of its own.",
+    )
+    profile_steps: tuple[int, ...] | None = setting(
+        None,
+        "Two steps, such as 100,110: a trace of those after the first up to the "
+        "second, for TensorBoard's profile plugin. Of a cluster the chief's.",
+        minimum=1,
+    )
+    replica_statistics: bool = setting(
+        False,
+        "Report each replica's loss, the cosine between replicas' gradients and an "
+        "estimate of the gradient noise scale. Reads all gradients once more a step.",
+    )
+    eval_every_steps: int | None = setting(
+        0,
+        "Steps between evaluations. 0: once an epoch, and at least ten times a run; "
+        "none: only at the end.",
+        minimum=0,
+    )
+    eval_global_batch_size: int = setting(
+        500, "Examples evaluated at a time, over all replicas.", minimum=1
+    )
+    checkpoint_every_steps: int | None = setting(
+        500, "Steps between checkpoints; there is always one at the end.", minimum=1
+    )
+    keep_checkpoints: int = setting(3, "Newest checkpoints that are kept.", minimum=1)
+    export: tuple[str, ...] | None = setting(
+        None,
+        "Write the model into export/: `last` at the end, and `best` whenever an "
+        "evaluation has a lower loss than all before. keras: a .keras file; "
+        "saved_model: a folder for serving.",
+        choices=("keras", "saved_model"),
+    )
+    exported_model: str | None = setting(
+        None,
+        "Of --mode=evaluate: a .keras file of --export to take the weights from, in "
+        "place of the newest checkpoint.",
+        path="file",
+        used_by={"mode": ("evaluate",)},
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        steps = self.profile_steps
+        if steps is not None and (len(steps) != 2 or steps[0] >= steps[1]):
+            raise UsageError(
+                f"--profile_steps={as_argument(steps)} is no stretch of them: give two "
+                "steps, the first and a later one, such as 100,110."
+            )

@@ -1,0 +1,82 @@
+"""The settings of what a run reports to besides its folder.
+
+Nothing here imports TensorFlow or a tracker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+
+from strategies.common.errors import UsageError
+from strategies.common.fields import UsedBy, check_settings, setting
+from strategies.common.text import as_argument
+
+# By tracker, which is also the name of its package, what its extra in pyproject.toml
+# installs. MLflow's whole package would bring a server and 60 others along.
+EXTRAS = {
+    "mlflow": "pip install mlflow-skinny 'sqlalchemy<2.1' alembic",
+    "wandb": "pip install wandb",
+}
+# MLflow's name for it is experiment, that of W&B project.
+_DEFAULT_EXPERIMENT = "distribution-strategies"
+# To the others a run is not the purpose, or they write nothing.
+_OF_RUNS: UsedBy = {"mode": ("train", "compare", "doctor")}
+_OF_TRACKERS: UsedBy = {"trackers": tuple(EXTRAS)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrackingConfig:
+    """Copies and trackers: where a run reports to besides its folder."""
+
+    tensorboard_copy: str | None = setting(
+        None,
+        "A folder to which the event files of TensorBoard are copied while the run "
+        "goes on: anything that tf.io.gfile knows, such as gs://bucket/runs/one. Each "
+        "run of a comparison has a folder in it.",
+        path="folder",
+        used_by=_OF_RUNS,
+    )
+    trackers: tuple[str, ...] | None = setting(
+        None,
+        "Also report settings, metrics and result to MLflow or Weights & Biases, which "
+        "their own environment variables, such as MLFLOW_TRACKING_URI and WANDB_MODE, "
+        "tell where and as whom.",
+        choices=tuple(EXTRAS),
+        used_by=_OF_RUNS,
+    )
+    tracker_experiment: str = setting(
+        _DEFAULT_EXPERIMENT,
+        "MLflow's experiment, or the project of Weights & Biases.",
+        used_by=_OF_TRACKERS,
+    )
+    tracker_group: str | None = setting(
+        None,
+        "What runs that belong together have in common, as a tag and as W&B's group. "
+        "Default: none, or of a comparison the name of its folder.",
+        used_by=_OF_TRACKERS,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        twice = [t for t in self.trackers or () if (self.trackers or ()).count(t) > 1]
+        if twice:
+            raise UsageError(
+                f"--trackers={as_argument(self.trackers)} has {twice[0]!r} twice: "
+                "leave one of them out."
+            )
+        if not self.tracker_experiment.strip():
+            raise UsageError(
+                "--tracker_experiment= is empty: give a name, or leave it out."
+            )
+
+    def check_packages(self) -> None:
+        """Raises UsageError if the package of a tracker is not there."""
+        for name in self.trackers or ():
+            # Any folder of that name, such as W&B's own, is a package without a file.
+            found = importlib.util.find_spec(name)
+            if found is None or found.origin is None:
+                raise UsageError(
+                    f"--trackers={name} needs a package that is not installed: "
+                    f"install the extra {name} ({EXTRAS[name]}), or leave it out."
+                )

@@ -1,0 +1,131 @@
+"""Settings that have an effect, and those that are given in vain.
+
+`--num_ps=2` says nothing to --strategy=mirrored. A run that ignored it would look as if
+it had done what was asked for, so that it is refused. Each field declares what it needs
+(`used_by` of `strategies.common.fields.setting`). A setting counts as given if it
+differs from its default, so that a run's config.json, which has all of them, is
+accepted back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from strategies.common.errors import UsageError
+from strategies.common.text import as_argument, shown
+from trainers.config.config import Config, all_fields
+
+# What only these decide about a run of --mode=evaluate; the rest is in its config.json.
+_DECIDE_AN_EVALUATION = ("mode", "strategy")
+
+
+def check_used(config: Config) -> None:
+    """Checks that each setting that is given has an effect.
+
+    Where several strategies are run with the same settings, one that makes use of it is
+    enough. What arms of their own use is left to `check_used_by_one`.
+
+    Raises:
+      UsageError: naming a setting without an effect, and what it is for.
+    """
+    settings = config.to_dict()
+    strategies = config.comparison.strategies or (config.strategy.strategy,)
+    runs = [{**settings, "strategy": strategy} for strategy in strategies]
+    if config.comparison.arm:
+        settings = {n: v for n, v in settings.items() if "mode" in _deciding(n)}
+    check_used_by_one(settings, runs)
+
+
+def check_used_by_one(
+    settings: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]
+) -> None:
+    """Checks that each setting that is given has an effect on one of several runs.
+
+    Args:
+      settings: values by name that are given for all of the runs.
+      runs: the settings of each run.
+
+    Raises:
+      UsageError: naming a setting without an effect, and what it is for.
+    """
+    names = set.intersection(*({*unused(settings, run)} for run in runs))
+    for name in settings:
+        if name in names:
+            raise _refusal(name, settings[name], runs)
+
+
+def unused(
+    settings: Mapping[str, Any], run: Mapping[str, Any] | None = None
+) -> dict[str, tuple[str, ...]]:
+    """Finds settings that are given and have no effect.
+
+    Args:
+      settings: values by name; what is absent is as by default.
+      run: the settings that decide about it; `settings` unless given.
+
+    Returns:
+      For the name of each, the names of the settings that would have to differ.
+    """
+    run = settings if run is None else run
+    found = {}
+    for name, value in settings.items():
+        field = all_fields()[name][1]
+        is_given = _hashable(value) != field.default
+        if is_given and not _has_effect(name, run):
+            found[name] = _deciding(name)
+    return found
+
+
+def without_unused(config: Config) -> Config:
+    """Returns a run's configuration with settings that have no effect as by default."""
+    dropped = unused(config.to_dict())
+    return config.replace(**{n: all_fields()[n][1].default for n in dropped})
+
+
+def _deciding(name: str) -> tuple[str, ...]:
+    """Returns the names of the settings that decide whether one has an effect."""
+    return tuple(all_fields()[name][1].metadata["used_by"] or ())
+
+
+def _has_effect(name: str, run: Mapping[str, Any]) -> bool:
+    deciding = _deciding(name)
+    if run.get("mode") == "evaluate":
+        deciding = tuple(n for n in deciding if n in _DECIDE_AN_EVALUATION)
+    return not deciding or any(
+        fnmatchcase(text, pattern)
+        for other in deciding
+        for text in _words_of(_value(other, run))
+        for pattern in _patterns(name, other)
+    )
+
+
+def _value(name: str, run: Mapping[str, Any]) -> Any:
+    return run.get(name, all_fields()[name][1].default)
+
+
+def _words_of(value: Any) -> list[str]:
+    items = value if isinstance(value, (list, tuple)) else [value]
+    return [str(i).lower() if isinstance(i, bool) else str(i) for i in items]
+
+
+def _patterns(name: str, other: str) -> Sequence[str]:
+    listed = all_fields()[name][1].metadata["used_by"][other]
+    return tuple(listed()) if callable(listed) else tuple(listed)
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _refusal(name: str, value: Any, runs: Sequence[Mapping[str, Any]]) -> UsageError:
+    other = next(iter(all_fields()[name][1].metadata["used_by"]))
+    present = list(dict.fromkeys(as_argument(_value(other, run)) for run in runs))
+    words = [p for p in _patterns(name, other) if "*" not in p]
+    meant = [f"--{n}" for n in all_fields() if n.endswith(f"_{name}")]
+    return UsageError(
+        f"--{name}={shown(as_argument(value))} is not used by "
+        f"--{other}={shown(', '.join(present))}: leave it out, or choose --{other}="
+        f"{' or '.join(words)}{', or ' * bool(meant)}{' or '.join(meant)}."
+    )

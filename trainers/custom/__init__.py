@@ -1,1 +1,0 @@
-"""Models, data and training steps of the user's own."""

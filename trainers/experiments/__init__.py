@@ -1,0 +1,1 @@
+"""Runs that a mode starts, and their analysis."""

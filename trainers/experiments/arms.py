@@ -1,0 +1,180 @@
+"""What is compared: an arm is a name and a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from strategies import registry
+from strategies.common.errors import UsageError
+from strategies.common.text import shown
+from trainers.cli import flags
+from trainers.config.comparison import ComparisonConfig
+from trainers.config.config import Config, all_fields
+from trainers.config.prediction import PredictionConfig
+from trainers.config.used_settings import check_used_by_one, unused
+
+# An arm's name is the name of a folder, of a flag and of a line in a table.
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,39}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+      name: unique in a comparison.
+      config: of every run, but for its seed and folder.
+    """
+
+    name: str
+    config: Config
+
+
+def arms_of(config: Config) -> tuple[Arm, ...]:
+    """The arms that --strategies and --arm ask for, in this order.
+
+    Raises:
+      UsageError: an arm has flags that are not accepted, there is only one arm, or
+        two have the same name.
+    """
+    shared = of_a_run(config)
+    arms = [
+        Arm(name=strategy, config=under(strategy, shared))
+        for strategy in config.comparison.strategies or ()
+    ]
+    arms += [_from_flags(text, shared) for text in config.comparison.arm or ()]
+    check_names([arm.name for arm in arms])
+    check_used_by_one(shared.to_dict(), [arm.config.to_dict() for arm in arms])
+    return tuple(arms)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises UsageError if there are fewer than two, or if two are the same."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"two arms are called {twice!r}: give each its own name.")
+    if len(names) < 2:
+        raise UsageError(
+            f"there is only one arm, {''.join(names)!r}, and nothing to compare it "
+            "with: add a strategy to --strategies, another --arm, or another run."
+        )
+
+
+def check_name(name: str, flag: str) -> None:
+    """Raises UsageError if a name cannot be one of a folder."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{flag} is not accepted: the name {shown(name)!r} before the colon takes "
+            "up to 40 letters, digits, dots, hyphens and underscores."
+        )
+
+
+def of_a_run(config: Config) -> Config:
+    """What the arms share, without what is about comparing or predicting them."""
+    defaults = {
+        field.name: field.default
+        for group in (ComparisonConfig, PredictionConfig)
+        for field in dataclasses.fields(group)
+    }
+    return config.replace(
+        mode="train", run_dir=None, resume="never", verbose=False, **defaults
+    )
+
+
+def in_each_way_of_updating(config: Config, shared: Config) -> tuple[Arm, ...]:
+    """What --strategies asks for, in this order.
+
+    A strategy that can update in several ways is in it with each of them, unless
+    --update says with which.
+
+    Args:
+      config: of the mode.
+      shared: by all arms.
+
+    Raises:
+      UsageError: the settings do not fit a strategy.
+    """
+    arms = []
+    for strategy in config.comparison.strategies or ():
+        base = under(strategy, shared)
+        updates = registry.traits(strategy).updates
+        if updates and base.strategy.update is None:
+            arms += [
+                Arm(name=f"{strategy}-{update}", config=base.replace(update=update))
+                for update in sorted(updates, reverse=True)
+            ]
+        else:
+            arms.append(Arm(name=strategy, config=base))
+    return tuple(arms)
+
+
+def _from_flags(text: str, shared: Config) -> Arm:
+    flag = f"--arm={shown(text)}"
+    name, colon, words = text.partition(":")
+    if not colon:
+        raise UsageError(
+            f"{flag} is not accepted: give it as 'name: flags', such as 'four: "
+            "--strategy=mirrored --num_replicas=4'."
+        )
+    check_name(name, flag)
+    try:
+        return Arm(name=name, config=flags.parse_arm(shlex.split(words), shared))
+    except flags.HelpRequested as error:
+        raise UsageError(f"{flag}: --help is not a setting; leave it out.") from error
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}") from error
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}; mend the quotes.") from error
+
+
+def under(strategy: str, shared: Config) -> Config:
+    """The shared settings under a strategy.
+
+    Of the settings about strategies and devices each strategy gets those it takes:
+    --num_replicas=4 is not for one_device, which is compared all the same.
+
+    Raises:
+      UsageError: the rest is not accepted either.
+    """
+    settings = shared.to_dict()
+    of_no_use = {
+        name: all_fields()[name][1].default
+        for name in unused(settings, {**settings, "strategy": strategy})
+    }
+    try:
+        return shared.replace(strategy=strategy, **of_no_use)
+    except UsageError as error:
+        refusal = error
+    for changes in _reductions(shared):
+        try:
+            return shared.replace(strategy=strategy, **{**of_no_use, **changes})
+        except UsageError:
+            continue
+    raise refusal
+
+
+def _reductions(config: Config) -> Iterator[dict[str, Any]]:
+    """Ever more settings about strategies and devices as they are by default.
+
+    Of several --devices the first is kept before all are dropped, so that the one
+    device that others are compared with is of the same kind.
+    """
+    defaults = {
+        field.name: field.default
+        for group in (config.strategy, config.device)
+        for field in dataclasses.fields(group)
+        if field.name != "strategy" and getattr(group, field.name) != field.default
+    }
+    choice = config.strategy.device_choice
+    if choice.num_devices:
+        first = {"devices": (choice.first(),)}
+        yield first
+        yield {**defaults, **first}
+    for count in range(1, len(defaults) + 1):
+        for names in itertools.combinations(defaults, count):
+            yield {name: defaults[name] for name in names}

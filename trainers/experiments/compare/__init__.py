@@ -1,0 +1,1 @@
+"""Comparison of strategies with statistics."""

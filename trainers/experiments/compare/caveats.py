@@ -1,0 +1,85 @@
+"""What a reader must know before believing a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strategies.common.text import as_argument
+from trainers.config.comparison import HELD_FIXED
+from trainers.experiments.arms import Arm
+from trainers.experiments.compare.statistics import FEWEST_SEEDS
+from trainers.experiments.run_record import Run
+
+# More than this share of the cores in use by others, and a reader is told.
+_MOST_OTHERS = 0.1
+
+
+def remarks_on(
+    by_arm: Mapping[str, list[Run]],
+    differing: Mapping[str, Mapping[str, Any]],
+) -> list[str]:
+    """One sentence each.
+
+    Args:
+      by_arm: all runs.
+      differing: settings in which arms differ, with their values by arm.
+    """
+    remarks = []
+    for name, values in differing.items():
+        if name in HELD_FIXED:
+            shown = ", ".join(f"{a}: {as_argument(v)}" for a, v in values.items())
+            remarks.append(
+                f"Arms differ in {HELD_FIXED[name]}, as --allow_different permits: "
+                f"{name} is {shown}."
+            )
+    for arm, runs in by_arm.items():
+        for run in runs:
+            if not run.is_completed:
+                why = f": {run.reason.rstrip('.')}" if run.reason else ""
+                remarks.append(f"{arm} with seed {run.seed}: {run.status}{why}.")
+    completed = {a: sum(r.is_completed for r in runs) for a, runs in by_arm.items()}
+    few = [arm for arm, count in completed.items() if 0 < count < FEWEST_SEEDS]
+    if few:
+        remarks.append(
+            f"Too few seeds to conclude: {', '.join(few)} completed fewer than "
+            f"{FEWEST_SEEDS}; give a higher --seeds."
+        )
+    return remarks + _remarks_on_the_machine(by_arm)
+
+
+def remarks_on_batches(arms: Sequence[Arm]) -> list[str]:
+    """Which arms train on other global batches although no setting differs."""
+    own = [
+        arm.name
+        for arm in arms
+        if arm.config.strategy.traits.matches_one_device
+        and not arm.config.traits.matches_one_device
+    ]
+    if not own:
+        return []
+    return [
+        f"With --sharding=file the processes of {', '.join(own)} read files of their "
+        "own: global batches hold other examples than those of other arms."
+    ]
+
+
+def _remarks_on_the_machine(by_arm: Mapping[str, list[Run]]) -> list[str]:
+    completed = [run for runs in by_arm.values() for run in runs if run.is_completed]
+    remarks = []
+    disturbed = [
+        run
+        for run in completed
+        if (run.measured.get("other_busy_cores") or 0.0)
+        > _MOST_OTHERS * (run.result.get("hardware", {}).get("cpu_cores") or 1)
+    ]
+    if disturbed:
+        remarks.append(
+            f"During {len(disturbed)} of {len(completed)} runs other programs kept "
+            f"more than {_MOST_OTHERS:.0%} of the cores busy: speeds vary more than "
+            "they would on an idle machine."
+        )
+    for part in ("versions", "hardware"):
+        if len({repr(run.result.get(part)) for run in completed}) > 1:
+            remarks.append(f"Not all runs had the same {part}.")
+    return remarks

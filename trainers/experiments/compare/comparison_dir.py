@@ -1,0 +1,145 @@
+"""The folder of a comparison: what is in it, and when it may be continued."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strategies.common.errors import UsageError
+from strategies.common.fields import parse_json
+from strategies.common.files import (
+    FolderLock,
+    check_own,
+    check_writable,
+    new_folder,
+    read_small,
+    unusable,
+    write_atomically,
+    write_json,
+)
+from strategies.common.text import as_argument
+from trainers.experiments.arms import Arm
+from trainers.experiments.compare.schedule import Turn
+
+# Whatever is read, written over or deleted; runs are checked when they are read.
+_PARTS = ("plan.json", "runs/*/*", "warm_up/*", "logs/*")
+
+
+class ComparisonFolder:
+    """Paths and files of a comparison. Making this object writes nothing.
+
+    plan.json says what is compared; runs/<arm>/seed-<n> are ordinary run folders,
+    each with a measured.json of what was measured from outside; warm_up/ holds the
+    runs that are discarded, and logs/ what each run printed.
+    """
+
+    def __init__(self, path: str | None):
+        """Takes --run_dir, or chooses a name that tells when."""
+        self.path = pathlib.Path(path) if path else new_folder("compare")
+        self.runs = self.path / "runs"
+        self._plan = self.path / "plan.json"
+        self._lock = FolderLock(self.path)
+
+    def run_path(self, turn: Turn) -> pathlib.Path:
+        if turn.seed is None:
+            return self.path / "warm_up" / turn.arm.name
+        return self.runs / turn.arm.name / f"seed-{turn.seed}"
+
+    def log_path(self, turn: Turn) -> pathlib.Path:
+        name = "warm_up" if turn.seed is None else f"seed-{turn.seed}"
+        return self.path / "logs" / f"{turn.arm.name}-{name}.log"
+
+    def begin(self, arms: Sequence[Arm], first_seed: int) -> bool:
+        """Makes the folder, or takes up the comparison that is in it.
+
+        Returns:
+          Whether it was there already.
+
+        Raises:
+          UsageError: it holds something else, a link or another comparison, another
+            process is using it, or it cannot be written.
+        """
+        plan = {
+            "schema_version": 1,
+            "first_seed": first_seed,
+            "arms": {arm.name: _settings(arm) for arm in arms},
+        }
+        try:
+            check_writable(self.path, f"--run_dir={self.path}")
+            if self.path.is_dir():
+                check_own(self.path, _PARTS)
+            existing = self._read_plan()
+            if existing is not None:
+                self._check_continues(existing, plan)
+            elif self.path.exists() and any(self.path.iterdir()):
+                raise UsageError(
+                    f"--run_dir={self.path} holds files that are not a comparison: "
+                    "choose a new or empty folder."
+                )
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+            if existing is None:
+                write_json(self._plan, plan)
+            self._plan.with_name("logs").mkdir(exist_ok=True)
+        except OSError as error:
+            raise unusable(self.path, error) from error
+        return existing is not None
+
+    def remove_run(self, turn: Turn) -> None:
+        """Of a run that has not finished: it would be timed wrongly if continued."""
+        path = self.run_path(turn)
+        if path.exists():
+            shutil.rmtree(path)
+
+    def write(self, name: str, content: str) -> None:
+        write_atomically(self.path / name, content)
+
+    def _read_plan(self) -> Mapping[str, Any] | None:
+        try:
+            plan = parse_json(read_small(self._plan))
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            plan = None
+        if not _is_plan(plan):
+            raise UsageError(
+                f"--run_dir={self.path}: its plan.json is damaged; restore it from a "
+                "copy, or choose another folder."
+            )
+        return plan
+
+    def _check_continues(self, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        differences = []
+        if was["first_seed"] != now["first_seed"]:
+            differences.append(f"--seed={now['first_seed']} (was {was['first_seed']})")
+        if list(was["arms"]) != list(now["arms"]):
+            names = ", ".join(was["arms"])
+            differences.append(f"the arms {', '.join(now['arms'])} (were {names})")
+        else:
+            differences += [
+                f"--{name}={as_argument(value)} of {arm} "
+                f"(was {as_argument(was['arms'][arm].get(name))})"
+                for arm, settings in now["arms"].items()
+                for name, value in settings.items()
+                if was["arms"][arm].get(name) != value
+            ]
+        if differences:
+            raise UsageError(
+                f"--run_dir={self.path} holds another comparison, without "
+                f"{'; '.join(differences[:3])}: give the same flags to continue it, or "
+                "another --run_dir."
+            )
+
+
+def _is_plan(content: Any) -> bool:
+    """Whether it has what a comparison is continued by."""
+    if not isinstance(content, dict) or "first_seed" not in content:
+        return False
+    arms = content.get("arms")
+    return isinstance(arms, dict) and all(isinstance(s, dict) for s in arms.values())
+
+
+def _settings(arm: Arm) -> dict[str, Any]:
+    return {k: v for k, v in arm.config.to_dict().items() if k != "seed"}

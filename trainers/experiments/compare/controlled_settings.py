@@ -1,0 +1,85 @@
+"""What must be the same in all arms, so that only what is compared differs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from strategies.common.errors import UsageError
+from strategies.common.text import as_argument
+from trainers.config.comparison import HELD_FIXED, INITIAL_WEIGHTS
+from trainers.config.tracking import TrackingConfig
+from trainers.experiments.arms import Arm
+from trainers.experiments.run_record import Run
+
+# What a run does not depend on.
+_NOT_COMPARED = {
+    *("mode", "run_dir", "resume", "seed", "verbose"),
+    *(field.name for field in dataclasses.fields(TrackingConfig)),
+}
+
+
+def differing_settings(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
+    """Every setting in which arms differ, with its value in each."""
+    settings = {arm.name: arm.config.to_dict() for arm in arms}
+    names = [name for name in settings[arms[0].name] if name not in _NOT_COMPARED]
+    values = {name: {arm: settings[arm][name] for arm in settings} for name in names}
+    return {
+        name: by_arm
+        for name, by_arm in values.items()
+        if len({repr(value) for value in by_arm.values()}) > 1
+    }
+
+
+def check_configurations(arms: Sequence[Arm], allowed: Collection[str]) -> None:
+    """Refuses arms that differ in what a comparison holds fixed.
+
+    Raises:
+      UsageError: they do, and --allow_different does not name it.
+    """
+    differing = differing_settings(arms)
+    for name, by_arm in differing.items():
+        if name in HELD_FIXED and name not in allowed:
+            values = " and ".join(
+                f"--{name}={as_argument(value)} ({arm})"
+                for arm, value in _two_that_differ(by_arm).items()
+            )
+            raise UsageError(
+                f"arms differ in {HELD_FIXED[name]}: {values}; make them equal, or add "
+                f"{name} to --allow_different."
+            )
+
+
+def check_initial_weights(
+    runs: Sequence[Run], differing: Collection[str], allowed: Collection[str]
+) -> None:
+    """Refuses runs of one seed that did not begin with the same weights.
+
+    Where arms may differ in a setting that changes the model or its input, their
+    weights differ too.
+
+    Raises:
+      UsageError: they differ, and --allow_different does not name it.
+    """
+    expected = {"model", "hidden_units", "dtype", "dataset", "data_path", "input_shape"}
+    expected |= {"num_classes", "record_schema"}
+    if INITIAL_WEIGHTS in allowed or expected & set(differing):
+        return
+    first: dict[int, Run] = {}
+    for run in runs:
+        digest = run.initial_weights_sha256
+        if digest is None:
+            continue
+        other = first.setdefault(run.seed, run)
+        if digest != other.initial_weights_sha256:
+            raise UsageError(
+                f"arms differ in {HELD_FIXED[INITIAL_WEIGHTS]}: with seed {run.seed} "
+                f"{other.arm} and {run.arm} began with different ones; compare runs of "
+                f"the same program, or add {INITIAL_WEIGHTS} to --allow_different."
+            )
+
+
+def _two_that_differ(by_arm: Mapping[str, Any]) -> dict[str, Any]:
+    (first, value), *others = by_arm.items()
+    return {first: value, **dict([next(o for o in others if o[1] != value)])}

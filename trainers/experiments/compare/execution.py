@@ -1,0 +1,112 @@
+"""Runs every turn of a comparison in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Sequence
+
+from strategies.common.errors import ExitCode
+from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.schedule import Turn
+from trainers.experiments.measurement import measure
+from trainers.experiments.run_record import Run, read_run
+from trainers.experiments.runner import command_line
+
+Begun = Callable[[Turn], None]
+Ended = Callable[[Turn, Run | None], None]
+
+
+class Execution:
+    """Does what has not been done yet."""
+
+    def __init__(self, folder: ComparisonFolder, stop_requested: Callable[[], bool]):
+        self._folder = folder
+        self._stop_requested = stop_requested
+        self._refused: dict[str, str] = {}
+
+    def run(
+        self, turns: Sequence[Turn], begun: Begun, ended: Ended
+    ) -> list[Run] | None:
+        """Runs the turns in their order.
+
+        A run that has finished is not run again, whatever it came to. One that was
+        interrupted or failed is run from its beginning. An arm whose flags are
+        refused is not tried with its other seeds.
+
+        Args:
+          turns: what to run.
+          begun: told of each turn before it runs.
+          ended: told of each turn afterwards, also of those that had finished; with
+            None for a warm-up.
+
+        Returns:
+          Every run but the warm-ups; None if asked to stop.
+        """
+        runs = []
+        pending = {
+            turn.arm.name
+            for turn in turns
+            if turn.seed is not None and not self._is_done(turn)
+        }
+        for turn in turns:
+            if turn.seed is None:
+                skipped = turn.arm.name not in pending
+            else:
+                skipped = turn.arm.name in self._refused or self._is_done(turn)
+            if not skipped:
+                begun(turn)
+                if not self._run(turn):
+                    return None
+            run = None if turn.seed is None else self._read(turn)
+            ended(turn, run)
+            if run is not None:
+                runs.append(run)
+        return runs
+
+    def _run(self, turn: Turn) -> bool:
+        self._folder.remove_run(turn)
+        log = self._folder.log_path(turn)
+        measured = measure(command_of(turn, self._folder), log, self._stop_requested)
+        if measured is None:
+            return False
+        path = self._folder.run_path(turn)
+        path.mkdir(parents=True, exist_ok=True)
+        measured.write(path)
+        if measured.exit_code == ExitCode.USAGE:
+            self._refused[turn.arm.name] = self._read(turn).reason
+        return True
+
+    def _is_done(self, turn: Turn) -> bool:
+        return turn.seed is not None and self._read(turn).is_final
+
+    def _read(self, turn: Turn) -> Run:
+        run = read_run(
+            self._folder.run_path(turn),
+            arm=turn.arm.name,
+            seed=turn.seed or 0,
+            log=self._folder.log_path(turn),
+        )
+        refusal = self._refused.get(turn.arm.name)
+        return run if refusal is None else dataclasses.replace(run, reason=refusal)
+
+
+def command_of(turn: Turn, folder: ComparisonFolder) -> list[str]:
+    """The command line of a run."""
+    path = folder.run_path(turn)
+    config = turn.config.replace(run_dir=str(path))
+    if turn.seed is None:
+        # A warm-up is nobody's result.
+        return command_line(config.replace(tensorboard_copy=None, trackers=None))
+    target = config.tracking.tensorboard_copy
+    if target is not None:
+        below = path.relative_to(folder.runs).as_posix()
+        config = config.replace(tensorboard_copy=f"{target}/{below}")
+    if config.tracking.tracker_group is None and config.tracking.trackers:
+        config = config.replace(tracker_group=folder.path.absolute().name)
+    return command_line(config)
+
+
+def command_in_words(turn: Turn, folder: ComparisonFolder) -> str:
+    """The same for a person to paste."""
+    return shlex.join(["python", *command_of(turn, folder)[1:]])

@@ -1,0 +1,104 @@
+"""Arms from runs that have finished: --runs."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strategies.common.errors import UsageError
+from strategies.common.text import as_argument
+from trainers.config.config import Config
+from trainers.experiments.arms import Arm, check_name, check_names
+from trainers.experiments.run_record import Run, read_run
+from trainers.run_dir.run_dir import RunFolder
+
+_NOT_OF_AN_ARM = {"seed": 0, "run_dir": None, "resume": "never", "verbose": False}
+
+
+def arms_and_runs(folders: Sequence[str]) -> tuple[list[Arm], list[Run]]:
+    """Reads run folders; runs that differ in nothing but their seed are one arm.
+
+    Raises:
+      UsageError: a folder holds no run or a link, a config.json is damaged, an arm has
+        two runs of one seed, or there is only one arm.
+    """
+    found: dict[tuple[str, Config], list[tuple[int, pathlib.Path]]]
+    found = collections.defaultdict(list)
+    for text in folders:
+        name, path = _named(text)
+        for folder in _run_folders(path, text):
+            folder.check_own()
+            config = folder.read_config()
+            key = (name, config.replace(**_NOT_OF_AN_ARM))
+            found[key].append((config.run.seed, folder.path))
+    names = _names(list(found))
+    check_names(names)
+    arms, runs = [], []
+    for name, ((_, config), seeds) in zip(names, found.items(), strict=True):
+        arms.append(Arm(name=name, config=config))
+        paths: dict[int, pathlib.Path] = {}
+        for seed, path in sorted(seeds):
+            if seed in paths:
+                raise UsageError(
+                    f"--runs has two runs of {name} with seed {seed}, {paths[seed]} "
+                    f"and {path}: leave one of them out."
+                )
+            paths[seed] = path
+            runs.append(read_run(path, arm=name, seed=seed))
+    return arms, runs
+
+
+def _named(text: str) -> tuple[str, pathlib.Path]:
+    """`name:folder` or just a folder, whose name may hold a colon."""
+    name, colon, path = text.partition(":")
+    if not colon or pathlib.Path(text).exists():
+        return "", pathlib.Path(text)
+    check_name(name, f"--runs={text}")
+    return name, pathlib.Path(path).expanduser()
+
+
+def _run_folders(path: pathlib.Path, text: str) -> list[RunFolder]:
+    if RunFolder(path).holds_a_run:
+        return [RunFolder(path)]
+    # Not Path.glob, which fails at a folder that vanishes meanwhile (Python 3.11), as
+    # those of checkpoints do while a run goes on.
+    inner = sorted(
+        pathlib.Path(folder)
+        for folder, _, names in os.walk(path)
+        if "config.json" in names
+    )
+    if not inner:
+        raise UsageError(
+            f"--runs={text} is neither the folder of a run nor holds any: give the "
+            "--run_dir of runs."
+        )
+    return [RunFolder(each) for each in inner]
+
+
+def _names(keys: Sequence[tuple[str, Config]]) -> list[str]:
+    """Given names, or strategies with the settings that tell arms apart."""
+    settings = [config.to_dict() for _, config in keys]
+    plain = [
+        name or own["strategy"] for (name, _), own in zip(keys, settings, strict=True)
+    ]
+    names = []
+    for (given, _), own, name in zip(keys, settings, plain, strict=True):
+        rivals = [
+            other
+            for other, other_name in zip(settings, plain, strict=True)
+            if other_name == name
+        ]
+        telling = [] if given else _telling(own, rivals)
+        names.append(" ".join([name, *telling]))
+    return names
+
+
+def _telling(own: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        f"{setting}={as_argument(value)}"
+        for setting, value in own.items()
+        if any(rival.get(setting) != value for rival in rivals)
+    ]

@@ -1,0 +1,91 @@
+"""What a person sees while runs go on: a table on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from strategies.common.console import Console
+from trainers.experiments.compare.schedule import Turn
+from trainers.experiments.run_record import Run
+
+_MARKS = {"completed": "done", "diverged": "diverged", "failed": "failed"}
+
+
+class Progress:
+    """Keeps account of the turns of a comparison."""
+
+    def __init__(self, turns: Sequence[Turn], console: Console):
+        self._turns = turns
+        self._console = console
+        self._marks: dict[Turn, str] = {}
+        self._seconds: list[float] = []
+        self._began: float | None = None
+        self._num_ended = 0
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Keeps the table up to date, if there is a terminal to show it."""
+        with self._console.live(self.table):
+            yield
+
+    def begun(self, turn: Turn) -> None:
+        """A run begins."""
+        self._began = time.monotonic()
+        self._marks[turn] = "running"
+
+    def ended(self, turn: Turn, run: Run | None) -> None:
+        """A run has ended, or had ended in an earlier part of this comparison."""
+        self._num_ended += 1
+        self._marks[turn] = _MARKS.get(run.status, run.status) if run else "done"
+        if self._began is None:
+            return
+        seconds = time.monotonic() - self._began
+        self._began = None
+        if run is None:
+            return
+        self._seconds.append(seconds)
+        self._console.narrate(
+            f"run {self._num_ended:>3}/{len(self._turns)} | {turn.arm.name}, seed "
+            f"{turn.seed} | {_in_words(run)} | {seconds:.0f} s | {self.time_left()}"
+        )
+
+    def time_left(self) -> str:
+        """From how long runs took so far."""
+        left = len(self._turns) - self._num_ended
+        if not self._seconds:
+            return f"{left} runs left"
+        seconds = left * sum(self._seconds) / len(self._seconds)
+        minutes, seconds = divmod(round(seconds), 60)
+        return f"{minutes}:{seconds:02} left"
+
+    def table(self) -> Table:
+        """Arms by seeds."""
+        table = Table(caption=self.time_left(), caption_justify="left", box=None)
+        table.add_column("arm")
+        seeds = list(dict.fromkeys(turn.seed for turn in self._turns))
+        for seed in seeds:
+            table.add_column("warm-up" if seed is None else f"seed {seed}")
+        for arm in dict.fromkeys(turn.arm.name for turn in self._turns):
+            marks = (
+                next(
+                    (m for t, m in self._marks.items() if (t.arm.name, t.seed) == key),
+                    "",
+                )
+                for key in ((arm, seed) for seed in seeds)
+            )
+            table.add_row(arm, *marks)
+        return table
+
+
+def _in_words(run: Run) -> str:
+    if not run.is_completed:
+        return f"{run.status}: {run.reason}"
+    speed = run.figures(None)["examples_per_second"]
+    accuracy = run.figures(None)["eval_accuracy"]
+    words = [] if speed is None else [f"{speed:,.0f} examples/s"]
+    words += [] if accuracy is None else [f"accuracy {accuracy:.4f}"]
+    return " | ".join(words) or "done"

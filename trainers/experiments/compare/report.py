@@ -1,0 +1,226 @@
+"""The files of a comparison: report.html, report.md, comparison.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from strategies.common.files import without_nan
+from strategies.common.text import aligned, as_argument
+from trainers.experiments.compare import charts
+from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.run_record import Run
+
+# Columns of the table of figures: heading, metric, format.
+_COLUMNS = (
+    ("examples/s", "examples_per_second", "{:,.0f}"),
+    ("step p50 ms", "step_milliseconds_p50", "{:,.2f}"),
+    ("p90", "step_milliseconds_p90", "{:,.2f}"),
+    ("p99", "step_milliseconds_p99", "{:,.2f}"),
+    ("s to target", "seconds_to_target_accuracy", "{:,.2f}"),
+    ("train loss", "train_loss", "{:.4f}"),
+    ("eval loss", "eval_loss", "{:.4f}"),
+    ("accuracy", "eval_accuracy", "{:.4f}"),
+    ("start-up s", "startup_seconds", "{:.1f}"),
+    ("trace s", "trace_seconds", "{:.2f}"),
+    ("whole run s", "wall_seconds", "{:.1f}"),
+    ("peak MiB", "peak_memory_mib", "{:,.0f}"),
+    ("staleness", "mean_staleness", "{:.2f}"),
+)
+# Fewer of them and shorter, so that a name has room in 80 columns.
+_IN_THE_TERMINAL = {
+    "examples_per_second": "examples/s",
+    "step_milliseconds_p50": "ms/step",
+    "seconds_to_target_accuracy": "target s",
+    "eval_accuracy": "accuracy",
+    "wall_seconds": "run s",
+    "peak_memory_mib": "MiB",
+}
+_NOT_MEASURED = "-"
+
+
+def write_report(
+    folder: ComparisonFolder, conclusion: Mapping[str, Any], runs: Sequence[Run]
+) -> None:
+    """Writes the three files, comparison.json last.
+
+    Args:
+      folder: of the comparison.
+      conclusion: the content of comparison.json.
+      runs: of all arms.
+    """
+    pages = jinja2.Environment(
+        loader=jinja2.PackageLoader("trainers.experiments.compare"),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    content = {
+        **conclusion,
+        "verdicts": verdict_lines(conclusion),
+        "origin": origin(conclusion),
+        "figures": figures_table(conclusion),
+        "intervals": _intervals(conclusion),
+        "words": _words,
+    }
+    markdown = pages.get_template("report.md.j2").render(content)
+    html = pages.get_template("report.html.j2").render(
+        content, charts=_charts(conclusion, runs)
+    )
+    folder.write("report.md", markdown)
+    folder.write("report.html", html)
+    text = json.dumps(without_nan(conclusion), indent=2)
+    folder.write("comparison.json", text + "\n")
+
+
+def origin(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns when, on which machine and with which code: a name and words for each."""
+    commits = [_commit(commit) for commit in conclusion["commits"]]
+    date, _, rest = conclusion["created"].partition("T")
+    return [
+        ("date", f"{date} {rest[:5]} {rest[8:]}".strip()),
+        ("machine", "; ".join(conclusion["machines"]) or "unknown"),
+        ("commit", "; ".join(commits) or "unknown"),
+    ]
+
+
+def _commit(version: str) -> str:
+    commit, changed, _ = version.partition("+")
+    return commit[:12] + (" with uncommitted changes" if changed else "")
+
+
+def verdict_lines(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """For each arm but the control: its name, and its verdicts in words."""
+    lines: dict[str, list[str]] = {}
+    for metric in _METRICS_OF_VERDICTS:
+        for comparison in conclusion["comparisons"]:
+            if comparison["metric"] == metric:
+                words = comparison["verdict"]["words"]
+                shown = lines.setdefault(comparison["arm"], [])
+                # Too few seeds are too few for every metric.
+                shown += [words] * (words not in shown)
+    return [(arm, "; ".join(words)) for arm, words in lines.items()]
+
+
+_METRICS_OF_VERDICTS = (
+    *("examples_per_second", "eval_accuracy"),
+    "seconds_to_target_accuracy",
+)
+
+
+def figures_table(conclusion: Mapping[str, Any]) -> list[list[str]]:
+    """Means over seeds, and scaling efficiency: a heading, then a row for each arm."""
+    rows = _figures(conclusion, (*_COLUMNS, *_other_columns(conclusion)))
+    efficiencies = [
+        _shown(arm["scaling_efficiency"], "{:.2f}") for arm in conclusion["arms"]
+    ]
+    added = zip(rows, ["efficiency", *efficiencies], strict=True)
+    return [[*row, cell] for row, cell in added]
+
+
+def _figures(
+    conclusion: Mapping[str, Any], columns: Sequence[tuple[str, str, str]]
+) -> list[list[str]]:
+    """A column of which nothing was measured is left out."""
+    arms = conclusion["arms"]
+    kept = [
+        (heading, name, form)
+        for heading, name, form in columns
+        if any(arm["means"].get(name) is not None for arm in arms)
+    ]
+    rows = [["arm", "runs", *(heading for heading, _, _ in kept)]]
+    for arm in arms:
+        figures = [_shown(arm["means"].get(name), form) for _, name, form in kept]
+        count = f"{arm['num_completed']}/{len(arm['runs'])}"
+        rows.append([arm["name"], count, *figures])
+    return rows
+
+
+def _other_columns(conclusion: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Of metrics that only some models have."""
+    metrics = [c["metric"] for c in conclusion["comparisons"]]
+    known = {name for _, name, _ in _COLUMNS}
+    others = (m for m in metrics if m.startswith("eval_") and m not in known)
+    return [
+        (name.removeprefix("eval_").replace("_", " "), name, "{:.4g}")
+        for name in dict.fromkeys(others)
+    ]
+
+
+def terminal_table(conclusion: Mapping[str, Any]) -> list[str]:
+    """The figures most asked for, in 80 columns; long names are cut."""
+    columns = [
+        (_IN_THE_TERMINAL[name], name, form)
+        for _, name, form in _COLUMNS
+        if name in _IN_THE_TERMINAL
+    ]
+    if all(arm["means"].get("eval_accuracy") is None for arm in conclusion["arms"]):
+        # One more fits where there is no accuracy.
+        columns.append(("eval loss", "eval_loss", "{:.4f}"))
+    return aligned(_figures(conclusion, columns))
+
+
+def _intervals(conclusion: Mapping[str, Any]) -> list[list[str]]:
+    """Every comparison as a row: what it is, its estimate, intervals and tests."""
+    rows = []
+    for entry in conclusion["comparisons"]:
+        form = "{:.3f}x" if entry["kind"] == "ratio" else "{:+.5f}"
+        ends = [
+            _NOT_MEASURED
+            if entry[name] is None
+            else " to ".join(form.format(end) for end in entry[name])
+            for name in ("interval", "bootstrap_interval")
+        ]
+        rows.append(
+            [
+                entry["arm"],
+                entry["metric"],
+                str(entry["num_pairs"]),
+                _shown(entry["estimate"], form),
+                *ends,
+                _shown(entry["p_value"], "{:.2g}"),
+                _shown(entry["p_value_holm"], "{:.2g}"),
+                _shown(entry["detectable"], form),
+            ]
+        )
+    return rows
+
+
+def _charts(conclusion: Mapping[str, Any], runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Title and picture of each, in the order of the report."""
+    by_arm = {
+        arm["name"]: [r for r in runs if r.arm == arm["name"] and r.is_completed]
+        for arm in conclusion["arms"]
+    }
+    by_arm = {arm: completed for arm, completed in by_arm.items() if completed}
+    if not by_arm:
+        return []
+    speeds = [
+        c for c in conclusion["comparisons"] if c["metric"] == "examples_per_second"
+    ]
+    drawn = {
+        "Speed": charts.ratios(speeds, conclusion["control"])
+        if any(c["interval"] for c in speeds)
+        else None,
+        "Curves (mean over seeds; the band is all seeds)": charts.curves(by_arm),
+        "Step times": charts.step_times(by_arm),
+        "Where the time went": charts.where_time_went(by_arm),
+        "Peak memory of all tasks together": charts.memory(by_arm),
+        "Staleness of asynchronous updates": charts.staleness(by_arm),
+    }
+    return [{"title": t, "svg": svg} for t, svg in drawn.items() if svg is not None]
+
+
+def _shown(value: float | None, form: str) -> str:
+    return _NOT_MEASURED if value is None else form.format(value)
+
+
+def _words(value: Any) -> str:
+    """A setting or a digest of a dictionary on one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_words(item)}" for key, item in value.items())
+    return as_argument(value)

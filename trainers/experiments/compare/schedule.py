@@ -1,0 +1,52 @@
+"""In which order what is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+from trainers.config.config import Config
+from trainers.experiments.arms import Arm
+
+# Enough to load everything into the page cache, trace, train and evaluate once.
+_MOST_WARM_UP_STEPS = 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """One run.
+
+    Attributes:
+      arm: whose.
+      seed: of the run; None for the warm-up, whose figures are discarded.
+    """
+
+    arm: Arm
+    seed: int | None
+
+    @property
+    def config(self) -> Config:
+        """What is run, but for its folder."""
+        if self.seed is not None:
+            return self.arm.config.replace(seed=self.seed)
+        config = self.arm.config
+        steps = min(
+            config.length.train_steps or _MOST_WARM_UP_STEPS, _MOST_WARM_UP_STEPS
+        )
+        return config.replace(train_steps=steps, epochs=None)
+
+
+def schedule(arms: Sequence[Arm], first_seed: int, num_seeds: int) -> list[Turn]:
+    """A warm-up of every arm, then for one seed after another a run of every arm.
+
+    All arms of a seed run close together, because they are compared by seed: a
+    machine that grows slower hits all arms alike. Within a seed their order is
+    shuffled, so that none profits from always being first. The order depends on the
+    seed alone; a comparison that goes on keeps it.
+    """
+    turns = [Turn(arm, None) for arm in arms]
+    for seed in range(first_seed, first_seed + num_seeds):
+        shuffled = random.Random(seed).sample(arms, len(arms))
+        turns += [Turn(arm, seed) for arm in shuffled]
+    return turns

@@ -1,0 +1,96 @@
+"""Verdicts in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainers.experiments.compare.statistics import FEWEST_SEEDS, SIGNIFICANCE
+
+# What a verdict says, for programs that read comparison.json.
+DIFFERENT, EQUIVALENT, EQUAL = "different", "equivalent", "equal"
+UNDETECTED, TOO_FEW, UNKNOWN = "no_detectable_difference", "too_few_seeds", "unknown"
+
+_POINTS = 100
+
+
+def of_ratio(comparison: Mapping[str, Any]) -> tuple[str, str]:
+    """The kind and the words of a verdict on a quantity that is compared by ratio.
+
+    Args:
+      comparison: an entry of `comparisons` of comparison.json without its verdict.
+    """
+    kind, words = _without_an_answer(comparison)
+    if kind:
+        return kind, words
+    ratio = comparison["estimate"]
+    low, high = comparison["interval"]
+    more, less, quantity = comparison["words"]
+    if comparison["p_value_holm"] >= SIGNIFICANCE:
+        least = _percent(comparison["detectable"])
+        return UNDETECTED, _cannot_tell(f"{least} in {quantity}")
+    if ratio >= 1:
+        return DIFFERENT, f"{more} by {_times(ratio, low, high)}"
+    return DIFFERENT, f"{less} by {_times(1 / ratio, 1 / high, 1 / low)}"
+
+
+def of_accuracy(comparison: Mapping[str, Any]) -> tuple[str, str]:
+    """The same for accuracy, compared by difference, with equivalence."""
+    kind, words = _without_an_answer(comparison)
+    if kind:
+        return kind, words
+    points = _POINTS * comparison["estimate"]
+    if comparison["deviation"] == 0 and points == 0:
+        return EQUAL, f"the same accuracy in all {comparison['num_pairs']} seeds"
+    margin = f"{comparison['equivalence']['margin_points']:g} points"
+    equivalent = comparison["equivalence"]["p_value_holm"] < SIGNIFICANCE
+    if comparison["p_value_holm"] < SIGNIFICANCE:
+        near, far = sorted(_POINTS * abs(end) for end in comparison["interval"])
+        verb = "loses" if points < 0 else "gains"
+        digits = _digits(abs(points), far - near)
+        words = (
+            f"{verb} {abs(points):.{digits}f} points of accuracy "
+            f"({near:.{digits}f} to {far:.{digits}f})"
+        )
+        return DIFFERENT, words + (f", within {margin} all the same" * equivalent)
+    if equivalent:
+        return EQUIVALENT, f"accuracy equivalent within {margin}"
+    least = f"{_POINTS * comparison['detectable']:.2g} points"
+    return UNDETECTED, _cannot_tell(f"{least} of accuracy")
+
+
+def _without_an_answer(comparison: Mapping[str, Any]) -> tuple[str, str]:
+    """The verdict where there is too little to test; empty words elsewhere."""
+    pairs = comparison["num_pairs"]
+    if pairs == 0:
+        return UNKNOWN, f"unknown: {comparison['reason']}"
+    if pairs < FEWEST_SEEDS:
+        return TOO_FEW, (
+            f"too few seeds to conclude: {pairs} in common, at least {FEWEST_SEEDS} "
+            "needed"
+        )
+    return "", ""
+
+
+def _cannot_tell(least: str) -> str:
+    return f"cannot tell: would need a difference of {least}"
+
+
+def _percent(ratio: float) -> str:
+    percent = 100 * (ratio - 1)
+    return f"{percent:,.0f} %" if percent >= 10 else f"{percent:.2g} %"
+
+
+def _times(ratio: float, low: float, high: float) -> str:
+    """As many decimals as tell the ratio from 1 and the ends from each other."""
+    digits = max(_digits(ratio, high - low), _digits(ratio - 1, high - low))
+    return f"{ratio:.{digits}f}x ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def _digits(value: float, width: float) -> int:
+    """Decimals that show a value to two figures, and an interval to one."""
+    smallest = min(value / 10 or math.inf, width or math.inf)
+    if not 0 < smallest < math.inf:
+        return 1
+    return min(max(1, math.ceil(-math.log10(smallest))), 4)

@@ -1,0 +1,1 @@
+"""Prediction of step time on other clusters."""

@@ -1,0 +1,125 @@
+"""Fits a performance model to short runs and estimates its error."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainers.experiments.predict.communication_model import Exchange
+from trainers.experiments.predict.experiments import REFERENCE, Experiment
+from trainers.experiments.predict.performance_model import (
+    Compute,
+    Measurement,
+    Model,
+    leave_one_out,
+)
+from trainers.experiments.runner import Executed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FittedArm:
+    """What is known of one arm.
+
+    Attributes:
+      name: of the arm.
+      is_multi_process: whether its replicas may be on several machines.
+      measurements: of its runs.
+      model: fitted to all of them.
+      errors: of each, relative, by the model that was fitted to the others.
+    """
+
+    name: str
+    is_multi_process: bool
+    measurements: Sequence[Measurement]
+    model: Model
+    errors: Sequence[float]
+
+    @property
+    def median_error(self) -> float:
+        return float(np.median(np.abs(self.errors)))
+
+    @property
+    def largest_error(self) -> float:
+        return float(np.max(np.abs(self.errors)))
+
+    @property
+    def ballast_error(self) -> float:
+        """The largest of runs with ballast, which tell what a byte costs."""
+        pairs = zip(self.measurements, self.errors, strict=True)
+        return max(abs(error) for m, error in pairs if m.has_ballast)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """All arms, and one device.
+
+    Attributes:
+      compute: of one replica.
+      reference: the runs of one device that it is fitted to.
+      arms: the others.
+      hardware: of this machine, as in result.json.
+    """
+
+    compute: Compute
+    reference: Sequence[Measurement]
+    arms: Sequence[FittedArm]
+    hardware: Mapping[str, Any]
+
+
+def fit(runs: Sequence[tuple[Experiment, Executed]]) -> Fitted:
+    """Fits a model to the runs of each arm."""
+    by_arm: dict[str, list[tuple[Experiment, Executed]]] = {}
+    for experiment, executed in runs:
+        by_arm.setdefault(experiment.arm, []).append((experiment, executed))
+    reference = [measured(e, x) for e, x in by_arm.pop(REFERENCE)]
+    compute = Compute.fitted(reference)
+    hardware = runs[0][1].run.result["hardware"]
+    arms = [_fit_arm(runs, compute, hardware["cpu_cores"]) for runs in by_arm.values()]
+    return Fitted(compute=compute, reference=reference, arms=arms, hardware=hardware)
+
+
+def measured(experiment: Experiment, executed: Executed) -> Measurement:
+    """What a model is fitted to."""
+    milliseconds = executed.run.result["throughput"]["step_milliseconds"]["p50"]
+    return Measurement(
+        num_replicas=experiment.num_replicas,
+        examples=experiment.examples,
+        step_seconds=milliseconds / 1e3,
+        gradient_bytes=exchange_of(experiment, executed).gradient_bytes,
+        has_ballast=experiment.config.model.ballast,
+    )
+
+
+def exchange_of(experiment: Experiment, executed: Executed) -> Exchange:
+    """How a run's strategy exchanged gradients, and of how many bytes; 0 if alone."""
+    strategy = experiment.config.strategy
+    exchange = Exchange(
+        kind=strategy.traits.exchange,
+        is_synchronous=strategy.is_synchronous,
+        gradient_bytes=0.0,
+        num_servers=strategy.num_ps or 1,
+    )
+    communication = executed.run.result["communication"]
+    if communication is None:
+        return exchange
+    sent = communication["bytes_per_step_per_replica"]
+    gradient_bytes = exchange.gradient_bytes_from(sent, experiment.num_replicas)
+    return dataclasses.replace(exchange, gradient_bytes=gradient_bytes)
+
+
+def _fit_arm(
+    runs: Sequence[tuple[Experiment, Executed]], compute: Compute, cores: int
+) -> FittedArm:
+    first, _ = runs[0]
+    measurements = [measured(*run) for run in runs]
+    exchange = exchange_of(*runs[0])
+    return FittedArm(
+        name=first.arm,
+        is_multi_process=first.config.strategy.traits.multi_process,
+        measurements=measurements,
+        model=Model.fitted(measurements, compute, exchange, cores),
+        errors=leave_one_out(measurements, compute, exchange, cores),
+    )

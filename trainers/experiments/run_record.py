@@ -1,0 +1,222 @@
+"""What a run came to, read from its folder and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strategies.common.errors import UsageError
+from trainers.experiments.measurement import read_measured
+from trainers.run_dir.run_dir import RunFolder
+
+# A run that ended so would end so again.
+_FINAL = ("completed", "diverged")
+_ALWAYS = ("eval_loss", "eval_accuracy")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of an arm. Every metric is one number a run, however many steps it had.
+
+    Attributes:
+      arm: name of the arm.
+      seed: of the run.
+      path: its folder.
+      status: as in result.json; failed if there is none that can be read.
+      reason: one line on why it is not completed; empty if it is.
+      result: content of result.json; empty if there is none.
+      metrics: lines of metrics.jsonl.
+      measured: what was measured from outside; empty if nothing was.
+    """
+
+    arm: str
+    seed: int
+    path: pathlib.Path
+    status: str
+    reason: str = ""
+    result: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    metrics: Sequence[Mapping[str, Any]] = ()
+    measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in _FINAL
+
+    @property
+    def is_completed(self) -> bool:
+        return self.status == "completed"
+
+    @property
+    def initial_weights_sha256(self) -> str | None:
+        return self.result.get("initial_weights_sha256")
+
+    def figures(self, target_accuracy: float | None) -> dict[str, float | None]:
+        """Every metric by name; None where it was not measured."""
+        result = self.result
+        values = {
+            "examples_per_second": _at(result, "throughput", "examples_per_second"),
+            **{
+                f"step_milliseconds_{p}": _at(
+                    result, "throughput", "step_milliseconds", p
+                )
+                for p in ("p50", "p90", "p99")
+            },
+            "seconds_to_target_accuracy": self._seconds_to(target_accuracy),
+            "eval_accuracy": _at(result, "final", "eval_accuracy"),
+            "eval_loss": _at(result, "final", "eval_loss"),
+            "train_loss": _at(result, "final", "train_loss"),
+            **{name: _at(result, "final", name) for name in self.other_metrics()},
+            "startup_seconds": _at(result, "seconds", "startup"),
+            "trace_seconds": _at(result, "seconds", "trace"),
+            "train_seconds": _at(result, "seconds", "train"),
+            "wall_seconds": _number(self.measured.get("wall_seconds")),
+            "peak_memory_mib": self._peak_memory_mib(),
+            "loopback_mib": _number(self.measured.get("loopback_mib")),
+            "mean_staleness": _at(result, "staleness", "mean"),
+        }
+        return values if self.is_completed else dict.fromkeys(values)
+
+    def other_metrics(self) -> list[str]:
+        """Names of what was evaluated besides loss and accuracy, in order."""
+        final = self.result.get("final") or {}
+        names = [n for n in final if n.startswith("eval_") and n not in _ALWAYS]
+        return sorted(names)
+
+    def curve(self, name: str) -> dict[int, float]:
+        """A quantity of metrics.jsonl by step."""
+        points = [(row["step"], _number(row.get(name))) for row in self.metrics]
+        return {step: value for step, value in points if value is not None}
+
+    def step_milliseconds(self) -> list[float]:
+        """Of an average step of each line of metrics, the first line left out.
+
+        The first is slower: caches are cold.
+        """
+        values = [_at(row, "step_milliseconds", "total") for row in self.metrics]
+        found = [value for value in values if value is not None]
+        return found[1:] or found
+
+    def _seconds_to(self, accuracy: float | None) -> float | None:
+        """Tracing and training until the first evaluation with this accuracy."""
+        if accuracy is None:
+            return None
+        for row in self.metrics:
+            reached = _number(row.get("eval_accuracy"))
+            seconds = [_at(row, "seconds", kind) for kind in ("trace", "train")]
+            if reached is not None and reached >= accuracy and None not in seconds:
+                return sum(value or 0.0 for value in seconds)
+        return None
+
+    def _peak_memory_mib(self) -> float | None:
+        """Of all tasks together; a run of one process knows it by itself."""
+        measured = _number(self.measured.get("peak_memory_mib"))
+        if measured is None and self.result.get("cluster") is None:
+            return _at(self.result, "peak_memory_mib", "chief-0")
+        return measured
+
+
+def read_run(
+    path: pathlib.Path, *, arm: str, seed: int, log: pathlib.Path | None = None
+) -> Run:
+    """Reads a run's folder, whatever is left of it.
+
+    Args:
+      path: the folder.
+      arm: name of its arm.
+      seed: of the run.
+      log: what it printed, to say why there is no result.
+    """
+    folder = RunFolder(path)
+    try:
+        folder.check_own()
+    except UsageError as error:
+        return Run(arm=arm, seed=seed, path=path, status="failed", reason=str(error))
+    measured = read_measured(path)
+    result = folder.read_result()
+    metrics = _metrics(folder)
+    if result is None:
+        status, reason = "failed", _why_no_result(measured, log)
+    else:
+        status = str(result.get("status"))
+        reason = "" if status == "completed" else _reason("", log)
+        if status == "completed" and not _is_whole(result):
+            status, reason = "failed", "its result.json is damaged"
+    return Run(
+        arm=arm,
+        seed=seed,
+        path=path,
+        status=status,
+        reason=reason,
+        result=result or {},
+        metrics=metrics,
+        measured=measured,
+    )
+
+
+def machines_of(runs: Sequence[Run]) -> list[str]:
+    """Describes the hardware that runs had, each kind once."""
+    described = (_machine(run.result.get("hardware") or {}) for run in runs)
+    return list(dict.fromkeys(machine for machine in described if machine))
+
+
+def commits_of(runs: Sequence[Run]) -> list[str]:
+    """Returns the commits of the code that runs were made with, each once."""
+    versions = (run.result.get("versions") or {} for run in runs)
+    return list(dict.fromkeys(str(v["commit"]) for v in versions if v.get("commit")))
+
+
+def _machine(hardware: Mapping[str, Any]) -> str:
+    parts = [str(hardware["cpu"])] if hardware.get("cpu") else []
+    if hardware.get("cpu_cores"):
+        parts.append(f"{hardware['cpu_cores']} cores")
+    if hardware.get("memory_mib"):
+        parts.append(f"{hardware['memory_mib'] / 1024:.0f} GiB")
+    gpus = list(map(str, hardware.get("gpus") or ()))
+    parts += [f"{gpus.count(gpu)} x {gpu}" for gpu in dict.fromkeys(gpus)]
+    return ", ".join(parts)
+
+
+def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
+    try:
+        return folder.read_metrics()
+    except OSError:
+        return []
+
+
+def _is_whole(result: Mapping[str, Any]) -> bool:
+    """Whether there is what a comparison cannot do without."""
+    parts = ("throughput", "final", "seconds", "traits")
+    return all(isinstance(result.get(part), Mapping) for part in parts)
+
+
+def _why_no_result(measured: Mapping[str, Any], log: pathlib.Path | None) -> str:
+    code = measured.get("exit_code")
+    if code is None:
+        return "it has no result.json that can be read"
+    ended = f"it ended with exit code {code} and left no result"
+    return _reason(ended, log)
+
+
+def _reason(otherwise: str, log: pathlib.Path | None) -> str:
+    """The last error that was printed."""
+    if log is not None and log.is_file():
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        if errors:
+            return errors[-1].removeprefix("error: ")
+    return otherwise
+
+
+def _at(content: Mapping[str, Any], *path: str) -> float | None:
+    value: Any = content
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return _number(value)
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""Verification that strategies train the same."""

@@ -1,0 +1,279 @@
+"""The cause of a difference, from recordings and from further runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from trainers.config.config import Config
+from trainers.experiments.runner import Executed
+from trainers.experiments.verify.ablations import (
+    Feature,
+    features_in_use,
+    rounding,
+    switched_off,
+)
+from trainers.experiments.verify.differences import norm_of_all
+from trainers.experiments.verify.tolerance import tolerance
+from trainers.experiments.verify.verdict import Judgement, Verdict, judge
+
+Run = Callable[[str, Config], Executed]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Test:
+    """Both runs again, for a few steps, without something.
+
+    Attributes:
+      without: what was switched off.
+      outcome: identical, equivalent, different, or failed.
+    """
+
+    without: str
+    outcome: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Cause:
+    """Of a difference.
+
+    Attributes:
+      likely: in a sentence.
+      remarks: what the recordings point at.
+      tests: what was tried.
+    """
+
+    likely: str
+    remarks: Sequence[str]
+    tests: Sequence[Test]
+
+
+def find_cause(
+    name: str, subject: Executed, reference: Executed, judgement: Judgement, run: Run
+) -> Cause:
+    """Names what makes a strategy differ from `one_device`.
+
+    What a recording shows without doubt is not tested. Otherwise both are run again,
+    up to the step after the first that differs, without one thing at a time that is in
+    use; if nothing alone removes the difference, without all of them, and with more
+    digits.
+
+    Args:
+      name: of the strategy, for the names of runs.
+      subject: its run.
+      reference: that of `one_device`.
+      judgement: of the two, which is that they differ.
+      run: runs a configuration under a name.
+    """
+    known = conclusive(subject, reference, judgement)
+    if known is not None:
+        return Cause(likely=known, remarks=(), tests=())
+    passing = judgement.first_passing
+    num_steps = reference.recording.num_steps()
+    if passing is not None:
+        num_steps = min(passing.step + 1, num_steps)
+    features = features_in_use(
+        subject.config,
+        reference.recording.read(1),
+        [step.examples_expected for step in judgement.steps],
+        subject.num_replicas,
+    )
+    tests: list[Test] = []
+
+    def differs_without(features: Sequence[Feature]) -> bool:
+        outcome = _outcome_without(features, name, subject, reference, num_steps, run)
+        without = " and ".join(feature.name for feature in features)
+        tests.append(Test(without=without, outcome=outcome.value))
+        return outcome not in (Verdict.IDENTICAL, Verdict.EQUIVALENT)
+
+    likely = _tested(features, rounding(subject.config), differs_without)
+    if likely is None:
+        tried = ", ".join(test.without for test in tests)
+        stays = f" (it stays without {tried})" if tried else ""
+        likely = where_it_begins(judgement) + stays
+    return Cause(
+        likely=likely, remarks=remarks(subject, reference, judgement), tests=tests
+    )
+
+
+def _tested(
+    features: Sequence[Feature],
+    more_digits: Feature | None,
+    differs_without: Callable[[Sequence[Feature]], bool],
+) -> str | None:
+    removing = [feature for feature in features if not differs_without([feature])]
+    if removing:
+        return "; ".join(
+            f"the difference goes away without {feature.name}: {feature.explanation}"
+            for feature in removing
+        )
+    if len(features) > 1 and not differs_without(features):
+        names = " and ".join(feature.name for feature in features)
+        explanations = "; ".join(f"{f.name}: {f.explanation}" for f in features)
+        return f"the difference goes away only without {names} ({explanations})"
+    if more_digits is not None and not differs_without([more_digits]):
+        return f"{more_digits.name}: {more_digits.explanation}"
+    return None
+
+
+def _outcome_without(
+    features: Sequence[Feature],
+    name: str,
+    subject: Executed,
+    reference: Executed,
+    num_steps: int,
+    run: Run,
+) -> Verdict:
+    """Of the same comparison without some features."""
+    without = "-".join(feature.folder for feature in features)
+    runs = []
+    for arm, recorded in ((name, subject), (f"one_device-for-{name}", reference)):
+        config = switched_off(recorded.config, features, num_steps)
+        runs.append(run(f"{arm}-without-{without}", config))
+    if not all(recorded.run.is_completed for recorded in runs):
+        return Verdict.FAILED
+    return judge(*runs).verdict
+
+
+# A factor explains a difference if it leaves less than this part of it. Gradients of
+# half a batch, at their best multiple, leave about a half.
+_LEFT_UNEXPLAINED = 1e-3
+
+
+def conclusive(
+    subject: Executed, reference: Executed, judgement: Judgement
+) -> str | None:
+    """A cause that needs no test; None if there is none of that kind."""
+    if not judgement.steps:
+        return None
+    return (
+        _other_initial_weights(subject, reference)
+        or _missing_examples(judgement)
+        or _multiple(subject, reference, judgement)
+        or _statistics(subject, reference)
+    )
+
+
+def remarks(subject: Executed, reference: Executed, judgement: Judgement) -> list[str]:
+    """What points at a cause, but does not prove it."""
+    passing = judgement.first_passing
+    if passing is None or passing.step > len(judgement.steps):
+        return []
+    found = []
+    examples = [step.examples_expected for step in judgement.steps[: passing.step]]
+    uneven = [count % subject.num_replicas != 0 for count in examples]
+    if uneven[-1] and len(uneven) > 1 and not any(uneven[:-1]):
+        found.append(
+            f"step {passing.step} is the first whose {examples[-1]} examples do not "
+            f"divide by {subject.num_replicas} replicas; all before it agree"
+        )
+    limit = subject.config.optimizer.clip_global_norm
+    if limit is not None:
+        norms = [
+            norm_of_all(reference.recording.read(step + 1).gradients)
+            for step in range(passing.step)
+        ]
+        if norms[-1] > limit and len(norms) > 1 and max(norms[:-1]) <= limit:
+            found.append(
+                f"step {passing.step} is the first in which clipping is in force; all "
+                "before it agree"
+            )
+    return found
+
+
+def where_it_begins(judgement: Judgement) -> str:
+    """The part of a step in which a difference arises, if nothing else is known."""
+    passing = judgement.first_passing
+    if passing is None:
+        return "no step differs"
+    return f"{_BEGINS[passing.quantity]}; first at {passing.in_words()}"
+
+
+# By the first quantity that differs: all that is computed before it agrees.
+_BEGINS = {
+    "loss": "replicas compute another loss from the same weights",
+    "gradients": "the losses of replicas are summed rightly and their gradients are "
+    "not: some are lost, weighted or changed on the way to the sum",
+    "weights": "summed gradients agree, and what the update makes of them does not",
+}
+
+
+def _other_initial_weights(subject: Executed, reference: Executed) -> str | None:
+    digests = [run.run.initial_weights_sha256 for run in (subject, reference)]
+    if digests[0] == digests[1]:
+        return None
+    return "the initial weights differ already, before any step"
+
+
+def _missing_examples(judgement: Judgement) -> str | None:
+    for step in judgement.steps:
+        if step.examples != step.examples_expected:
+            what = "missing" if step.examples < step.examples_expected else "repeated"
+            return (
+                f"step {step.step} counted {step.examples} of {step.examples_expected} "
+                f"examples: some replicas' rows are {what}"
+            )
+    return None
+
+
+def _multiple(
+    subject: Executed, reference: Executed, judgement: Judgement
+) -> str | None:
+    """Of the first gradients that differ, if the weights before were the same."""
+    passing = judgement.first_passing
+    if passing is None or passing.quantity != "gradients":
+        return None
+    found = subject.recording.read(passing.step).gradients
+    expected = reference.recording.read(passing.step).gradients
+    factor = _factor(found, expected)
+    if factor is None:
+        return None
+    replicas = subject.num_replicas
+    words = f"gradients are {factor:.4g} times those of one_device"
+    if replicas > 1 and np.isclose(factor, 1 / replicas, rtol=_LEFT_UNEXPLAINED):
+        return (
+            f"{words}: averaged over {replicas} replicas once more than they should be"
+        )
+    if replicas > 1 and np.isclose(factor, replicas, rtol=_LEFT_UNEXPLAINED):
+        return f"{words}: {replicas} replicas' gradients are summed once too often"
+    return words
+
+
+def _factor(
+    found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+) -> float | None:
+    """By how much all of one are the other; None if that is not the difference."""
+    if found.keys() != expected.keys() or not norm_of_all(expected):
+        return None
+    products = [np.sum(found[name] * expected[name]) for name in expected]
+    factor = float(sum(products)) / norm_of_all(expected) ** 2
+    left = norm_of_all({n: found[n] - factor * expected[n] for n in expected})
+    difference = norm_of_all({n: found[n] - expected[n] for n in expected})
+    return factor if left <= _LEFT_UNEXPLAINED * difference else None
+
+
+def _statistics(subject: Executed, reference: Executed) -> str | None:
+    """Moving statistics of the first step, all of which differ.
+
+    Those of the first normalization in a model depend on nothing but initial weights
+    and examples, so that some have to agree, however replicas normalize.
+    """
+    found = subject.recording.read(1)
+    expected = reference.recording.read(1)
+    if expected.random_layers or not expected.layer_state:
+        return None
+    accepted = tolerance(subject.config, 1)
+    moving = [name for name in expected.layer_state if "moving_" in name]
+    if not moving or any(
+        np.linalg.norm(found.layer_state[name] - expected.layer_state[name])
+        <= accepted * np.linalg.norm(expected.layer_state[name])
+        for name in moving
+    ):
+        return None
+    return (
+        f"the moving statistics of step 1 ({moving[0]} and all others) are not those "
+        "of the global batch, as when only the first replica's are kept: layer state "
+        "has to be summed over replicas like gradients"
+    )

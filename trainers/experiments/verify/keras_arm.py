@@ -1,0 +1,149 @@
+"""Whether the first step of `one_device` is the one that Keras's `fit` takes.
+
+Strategies share the code of losses and metrics, so that comparing them with each other
+cannot show what is wrong with all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainers.experiments.runner import Executed
+from trainers.experiments.verify.differences import Difference, largest_difference
+from trainers.experiments.verify.tolerance import tolerance
+from trainers.experiments.verify.verdict import Verdict
+
+NAME = "keras"
+
+# Differences are relative to the figure, or to this if it is smaller: a mean of terms
+# that cancel has the rounding errors of the terms.
+_SMALLEST_FIGURE = 1e-2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Figure:
+    """The loss or a metric of the first batch.
+
+    Attributes:
+      here: As `one_device` recorded it.
+      keras: As `compute_loss` and the compiled metrics have it.
+    """
+
+    here: float
+    keras: float
+
+    @property
+    def relative(self) -> float:
+        if self.here == self.keras or (
+            math.isnan(self.here) and math.isnan(self.keras)
+        ):
+            return 0.0
+        relative = abs(self.here - self.keras) / max(abs(self.keras), _SMALLEST_FIGURE)
+        return relative if math.isfinite(relative) else math.inf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class KerasFinding:
+    """How the first step compares with Keras's.
+
+    Attributes:
+      verdict: In one word.
+      tolerance: Relative difference that rounding may make.
+      figures: The loss and metrics, by name.
+      gradients: The variable whose gradient differs most; None if not compared.
+      reason: Why it is not comparable, or what Keras refused.
+    """
+
+    verdict: Verdict
+    tolerance: float
+    figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
+    gradients: Difference | None = None
+    reason: str = ""
+
+    def largest(self) -> dict[str, Difference]:
+        """Returns differences by column of the table."""
+        if self.gradients is None:
+            return {}
+        return {
+            "loss": Difference(self.figures["loss"].relative),
+            "gradients": self.gradients,
+        }
+
+    def explanations(self) -> list[str]:
+        """Returns sentences on what differs, with both values, or on why not."""
+        if self.verdict is Verdict.NOT_COMPARABLE:
+            return [self.reason]
+        if self.reason:
+            return [f"Keras refuses what is trained here: {self.reason}"]
+        lines = [
+            f"{name} of the first batch is {figure.here:.9g} here and "
+            f"{figure.keras:.9g} in Keras: {figure.relative:.1e} apart, tolerance "
+            f"{self.tolerance:.1e}"
+            for name, figure in self.figures.items()
+            if figure.relative > self.tolerance
+        ]
+        if self.gradients and self.gradients.relative > self.tolerance:
+            lines.append(
+                f"the gradient of {self.gradients.variable} is "
+                f"{self.gradients.relative:.1e} from Keras's, tolerance "
+                f"{self.tolerance:.1e}"
+            )
+        return lines
+
+    def entry(self) -> dict[str, Any]:
+        """Returns what verify.json has of it."""
+        return {
+            "verdict": self.verdict.value,
+            "tolerance": self.tolerance,
+            "training": True,
+            "figures": {
+                name: {
+                    **dataclasses.asdict(figure),
+                    "relative": _finite(figure.relative),
+                }
+                for name, figure in self.figures.items()
+            },
+            "gradients": dataclasses.asdict(self.gradients) if self.gradients else None,
+            "reason": self.reason or None,
+        }
+
+
+def judge_keras(reference: Executed) -> KerasFinding:
+    """Compares the first recorded step with what Keras computed of its batch.
+
+    Args:
+      reference: The run of one device.
+    """
+    keras = reference.recording.read_keras()
+    # A loss may be a mean over all numbers that are predicted.
+    terms = math.sqrt(keras.values_per_example)
+    accepted = tolerance(reference.config, 1) * terms
+    if keras.reason:
+        verdict = Verdict.DIFFERENT if keras.refused else Verdict.NOT_COMPARABLE
+        return KerasFinding(verdict=verdict, tolerance=accepted, reason=keras.reason)
+    step = reference.recording.read(1)
+    here = {
+        name: value / step.examples
+        for name, value in {"loss": step.loss, **step.metrics}.items()
+    }
+    figures = {
+        name: Figure(value, keras.figures[name])
+        for name, value in here.items()
+        if name in keras.figures
+    }
+    gradients = largest_difference(step.gradients, keras.gradients)
+    apart = [gradients.relative, *(figure.relative for figure in figures.values())]
+    if max(apart) > accepted:
+        verdict = Verdict.DIFFERENT
+    else:
+        verdict = Verdict.EQUIVALENT if max(apart) else Verdict.IDENTICAL
+    return KerasFinding(
+        verdict=verdict, tolerance=accepted, figures=figures, gradients=gradients
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,128 @@
+"""The first batch of a run by Keras itself, for the first row of a verification."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pathlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.base import AsCompiled
+from strategies.common.types import Batch
+from trainers.config.config import Config
+from trainers.loop.builder import Assembly
+from trainers.model.layer_switches import switch_off
+from trainers.model.replica_invariant_dropout import ReplayableDropout
+from trainers.model.rng import keyed_states, seed_states
+from trainers.model.sparse_gradients import as_dense
+from trainers.run_dir.step_recording import KerasStep, Recording, unique_names
+
+_NO_COUNTERPART = (
+    "the loss is not one that keras.Model.compile takes: it is of a replica_step, or "
+    "of a file in models/ without as_compiled"
+)
+
+
+def record_keras_step(assembly: Assembly, run_folder: pathlib.Path) -> None:
+    """Writes what Keras computes of a recorded run's first batch.
+
+    Only one replica that takes whole batches has the step that `fit` would have.
+
+    Args:
+      assembly: With the initial weights.
+      run_folder: Where its recording is.
+    """
+    strategy = assembly.config.strategy
+    is_whole = strategy.traits.max_replicas == 1 and not strategy.traits.splits_model
+    if not is_whole or strategy.gradient_accumulation_steps > 1:
+        return
+    if not assembly.config.report.record_steps:
+        return
+    compiled = assembly.objective.compiled
+    if compiled is None:
+        step = KerasStep(figures={}, gradients={}, reason=_NO_COUNTERPART)
+    else:
+        step = _keras_step(assembly, compiled)
+    Recording(run_folder).write_keras(step)
+
+
+def _keras_step(assembly: Assembly, compiled: AsCompiled) -> KerasStep:
+    batch = next(iter(assembly.batches(0).dataset(0, 1)))
+    model = _compiled_copy(assembly, compiled)
+    try:
+        figures, gradients, predictions = _compute(
+            model, compiled, batch, assembly.config
+        )
+    # Whatever Keras raises is a difference: this program has accepted the model.
+    except Exception as error:
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        return KerasStep(figures={}, gradients={}, reason=words, refused=True)
+    names = unique_names([v.path for v in assembly.model.trainable_variables])
+    return KerasStep(
+        figures={name: float(value) for name, value in figures.items()},
+        gradients={
+            name: gradient.numpy()
+            for name, gradient in zip(names, gradients, strict=True)
+            if gradient is not None
+        },
+        values_per_example=max(
+            math.prod(one.shape[1:]) for one in tf.nest.flatten(predictions)
+        ),
+    )
+
+
+def _compiled_copy(assembly: Assembly, compiled: AsCompiled) -> keras.Model:
+    """Returns another model with the same values; `compile` would change the run's."""
+    model = assembly.rebuild()
+    switch_off(model, assembly.config.model.switch_off or ())
+    for copy, variable in zip(model.variables, assembly.model.variables, strict=True):
+        copy.assign(variable.value)
+    model.compile(
+        optimizer=None,
+        loss=compiled.loss,
+        loss_weights=compiled.loss_weights,
+        metrics=compiled.metrics,
+        weighted_metrics=compiled.weighted_metrics,
+    )
+    return model
+
+
+def _compute(
+    model: keras.Model, compiled: AsCompiled, batch: Batch, config: Config
+) -> Any:
+    """Returns figures by name, gradients of trainable variables, and predictions."""
+    # The seeds that the run's own first step has, so that dropout masks are the same.
+    for state, seed in keyed_states(seed_states(model), config.run.seed, batch):
+        state.assign(seed)
+    labels = tf.nest.map_structure(_as_fit_has_it, batch.labels)
+    variables = [v.value for v in model.trainable_variables]
+
+    def step(features: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            with _dropout(model, config, batch):
+                predictions = model(features, training=True)
+            if compiled.labels is not None:
+                labels = compiled.labels(labels, predictions)
+            loss = model.compute_loss(features, labels, predictions, training=True)
+        metrics = model.compute_metrics(features, labels, predictions)
+        gradients = as_dense(tape.gradient(loss, variables))
+        return {**metrics, "loss": tf.reduce_mean(loss)}, gradients, predictions
+
+    return tf.function(step, autograph=False)(batch.features, labels)
+
+
+def _as_fit_has_it(label: tf.Tensor) -> tf.Tensor:
+    return tf.cast(label, keras.config.floatx()) if label.dtype.is_floating else label
+
+
+def _dropout(
+    model: keras.Model, config: Config, batch: Batch
+) -> AbstractContextManager[None]:
+    is_off = "dropout" in (config.model.switch_off or ())
+    if not config.model.replayable_dropout or is_off:
+        return contextlib.nullcontext()
+    return ReplayableDropout(model, config.run.seed).replayed(batch)

@@ -1,0 +1,199 @@
+"""What a verification came to: a table, lines of text, and verify.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strategies.common.text import aligned
+from trainers.experiments.arms import Arm
+from trainers.experiments.runner import Executed
+from trainers.experiments.verify.diagnosis import Cause
+from trainers.experiments.verify.differences import Difference
+from trainers.experiments.verify.keras_arm import NAME, KerasFinding
+from trainers.experiments.verify.tolerance import in_words, tolerance
+from trainers.experiments.verify.verdict import Judgement, Verdict
+
+SCHEMA_VERSION = 1
+
+_QUANTITIES = ("loss", "gradients", "weights")
+_NOTHING = "-"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """All there is to say about one strategy.
+
+    Attributes:
+      arm: what was verified.
+      recorded: its run.
+      verdict: in one word.
+      judgement: of its steps; None if they cannot be compared.
+      cause: of a difference.
+    """
+
+    arm: Arm
+    recorded: Executed
+    verdict: Verdict
+    judgement: Judgement | None = None
+    cause: Cause | None = None
+
+
+def table(keras: KerasFinding, findings: Sequence[Finding]) -> list[str]:
+    """A row for Keras and each strategy, with its largest relative differences."""
+    first = keras.largest()
+    rows = [
+        ["strategy", "replicas", *_QUANTITIES, "verdict"],
+        [NAME, _NOTHING, *(_shown(first.get(quantity)) for quantity in _QUANTITIES)],
+    ]
+    rows[-1].append(keras.verdict.value)
+    for finding in findings:
+        largest = finding.judgement.largest if finding.judgement else {}
+        rows.append(
+            [
+                finding.arm.name,
+                str(finding.recorded.run.result.get("num_replicas") or _NOTHING),
+                *(_shown(largest.get(quantity)) for quantity in _QUANTITIES),
+                finding.verdict.value,
+            ]
+        )
+    return aligned(rows)
+
+
+def explanations(
+    keras: KerasFinding, findings: Sequence[Finding]
+) -> list[tuple[str, str]]:
+    """What a verdict needs said besides, with the name of the strategy."""
+    lines = [(NAME, words) for words in keras.explanations()]
+    for finding in findings:
+        name = finding.arm.name
+        passing = finding.judgement.first_passing if finding.judgement else None
+        if passing is not None:
+            lines.append(
+                (
+                    name,
+                    f"differs first at {passing.in_words()}: "
+                    f"{passing.difference.relative:.1e}, tolerance "
+                    f"{passing.tolerance:.1e}",
+                )
+            )
+        if finding.cause is not None:
+            lines += [(name, remark) for remark in finding.cause.remarks]
+            lines += [
+                (name, f"without {test.without}: {test.outcome}")
+                for test in finding.cause.tests
+            ]
+            lines.append((name, f"likely cause: {finding.cause.likely}"))
+        if finding.verdict is Verdict.FAILED:
+            lines.append((name, f"failed: {finding.recorded.run.reason}"))
+        if finding.verdict is Verdict.NOT_COMPARABLE:
+            lines.append((name, _why_not_comparable(finding)))
+    return lines
+
+
+def content(
+    keras: KerasFinding,
+    findings: Sequence[Finding],
+    reference: Executed,
+    command: str,
+) -> dict[str, Any]:
+    """What verify.json holds; docs/verify.schema.json describes it."""
+    config = reference.config
+    num_steps = reference.recording.num_steps()
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": command,
+        "reference": reference.run.arm,
+        "steps": num_steps,
+        "tolerance": {
+            "first_step": tolerance(config, 1),
+            "last_step": tolerance(config, num_steps),
+            "dtype": config.model.dtype,
+            "examples_summed": config.length.global_batch_size,
+            "explanation": in_words(config, num_steps),
+        },
+        "initial_weights_sha256": reference.run.initial_weights_sha256,
+        "config": config.to_dict(),
+        "versions": reference.run.result.get("versions"),
+        "keras": keras.entry(),
+        "strategies": [_entry(finding) for finding in findings],
+    }
+
+
+def _entry(finding: Finding) -> dict[str, Any]:
+    strategy = finding.arm.config.strategy
+    result = finding.recorded.run.result
+    judgement, cause = finding.judgement, finding.cause
+    passing = judgement.first_passing if judgement else None
+    return {
+        "name": finding.arm.name,
+        "strategy": strategy.strategy,
+        "update": strategy.update,
+        "synchronous": strategy.is_synchronous,
+        "num_replicas": result.get("num_replicas"),
+        "verdict": finding.verdict.value,
+        "largest_relative_difference": None
+        if judgement is None
+        else {name: _as_json(found) for name, found in judgement.largest.items()},
+        "first_beyond_tolerance": None
+        if passing is None
+        else {
+            "step": passing.step,
+            "quantity": passing.quantity,
+            **_as_json(passing.difference),
+            "tolerance": passing.tolerance,
+        },
+        "cause": None if cause is None else dataclasses.asdict(cause),
+        "staleness": result.get("staleness"),
+        "reason": finding.recorded.run.reason or None,
+        "run": str(finding.recorded.run.path),
+    }
+
+
+def _as_json(difference: Difference) -> dict[str, Any]:
+    return dataclasses.asdict(difference)
+
+
+def _shown(difference: Difference | None) -> str:
+    if difference is None:
+        return _NOTHING
+    return f"{difference.relative:.1e}" if difference.relative else "0"
+
+
+def _why_not_comparable(finding: Finding) -> str:
+    strategy = finding.arm.config.strategy
+    if strategy.combine == "sum":
+        return (
+            "--combine=sum takes the sum of the replicas' gradients for their mean: it "
+            "is another training, by intention"
+        )
+    if strategy.averaged == "parameters":
+        return (
+            "replicas change copies of the weights of their own between two averages "
+            f"(--sync_every_steps={strategy.steps_between_averages}): it is another "
+            "training, by intention"
+        )
+    if strategy.is_synchronous and strategy.traits.matches_one_device:
+        return (
+            f"--sharding={finding.arm.config.data.sharding} gives every process files "
+            "of its own, so that its global batches hold other examples: it is another "
+            "training, by intention"
+        )
+    if strategy.is_synchronous:
+        return (
+            f"--backup_workers={strategy.backup_workers} leaves gradients out: it is "
+            "another training, by intention"
+        )
+    staleness: Mapping[str, Any] = finding.recorded.run.result.get("staleness") or {}
+    figures = ", ".join(
+        f"{name} {staleness[name]:g}"
+        for name in ("mean", "p95", "max")
+        if staleness.get(name) is not None
+    )
+    return (
+        "several workers or towers update without waiting for each other, and a "
+        f"gradient is of older weights: by so many updates, {figures or 'not measured'}"
+    )

@@ -1,0 +1,115 @@
+"""What recordings say about a strategy: identical, equivalent or different."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping, Sequence
+
+from trainers.experiments.runner import Executed
+from trainers.experiments.verify.differences import Difference, StepAgreement, agreement
+from trainers.experiments.verify.tolerance import tolerance
+
+
+class Verdict(enum.Enum):
+    """In the words of the table."""
+
+    IDENTICAL = "identical"
+    EQUIVALENT = "equivalent"
+    DIFFERENT = "different"
+    NOT_COMPARABLE = "not comparable"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Passing:
+    """Where a difference is first beyond the tolerance.
+
+    Attributes:
+      step: counted from one.
+      quantity: loss, gradients or weights.
+      difference: by how much, and of which variable.
+      tolerance: of that step.
+    """
+
+    step: int
+    quantity: str
+    difference: Difference
+    tolerance: float
+
+    def in_words(self) -> str:
+        """Such as `step 3, gradients of hidden_1/kernel`."""
+        variable = self.difference.variable
+        of = "" if variable is None else f" of {variable}"
+        return f"step {self.step}, {self.quantity}{of}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """A strategy against `one_device`.
+
+    Attributes:
+      verdict: in one word.
+      steps: that both have recorded, in their order.
+      largest: difference over all steps, by quantity.
+      first_passing: of the tolerance; None if none does.
+    """
+
+    verdict: Verdict
+    steps: Sequence[StepAgreement]
+    largest: Mapping[str, Difference]
+    first_passing: Passing | None
+
+
+def judge(subject: Executed, reference: Executed) -> Judgement:
+    """Compares all steps that both have recorded.
+
+    A run that diverges where the other does not is different from the step on that
+    it did not come to.
+    """
+    common = min(subject.recording.num_steps(), reference.recording.num_steps())
+    steps = [
+        agreement(step, subject.recording.read(step), reference.recording.read(step))
+        for step in range(1, common + 1)
+    ]
+    passing = _first_passing(subject, steps)
+    is_whole = common == reference.recording.num_steps()
+    if passing is None and not is_whole:
+        passing = Passing(
+            step=common + 1,
+            quantity="loss",
+            difference=Difference(math.inf),
+            tolerance=tolerance(subject.config, common + 1),
+        )
+    if passing is not None:
+        verdict = Verdict.DIFFERENT
+    elif all(step.identical for step in steps):
+        verdict = Verdict.IDENTICAL
+    else:
+        verdict = Verdict.EQUIVALENT
+    return Judgement(
+        verdict=verdict, steps=steps, largest=_largest(steps), first_passing=passing
+    )
+
+
+def _first_passing(subject: Executed, steps: Sequence[StepAgreement]) -> Passing | None:
+    for step in steps:
+        accepted = tolerance(subject.config, step.step)
+        for quantity, difference in step.quantities().items():
+            if difference.relative > accepted:
+                return Passing(
+                    step=step.step,
+                    quantity=quantity,
+                    difference=difference,
+                    tolerance=accepted,
+                )
+    return None
+
+
+def _largest(steps: Sequence[StepAgreement]) -> dict[str, Difference]:
+    quantities = [step.quantities() for step in steps]
+    return {
+        name: max((q[name] for q in quantities), key=lambda found: found.relative)
+        for name in (quantities[0] if quantities else ())
+    }

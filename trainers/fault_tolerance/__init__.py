@@ -1,0 +1,1 @@
+"""Signals, stalls, divergence and errors that a user can correct."""

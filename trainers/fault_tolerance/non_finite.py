@@ -1,0 +1,66 @@
+"""Says what was not finite when training diverged."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+import numpy as np
+
+from strategies.common.types import StepResults
+from trainers.model.layer_state import LayerState
+
+
+class Diagnosis:
+    """Looks at a model after a step that was not applied."""
+
+    def __init__(self, model: keras.Model, layer_state: LayerState):
+        self._model = model
+        self._layer_state = layer_state
+
+    def __call__(self, results: StepResults) -> str:
+        """What was not finite in the last step, as the beginning of a sentence.
+
+        It names the first variable, in the model's order, whose gradient or value it
+        was.
+        """
+        number = _first_number(results)
+        variable = self._first_variable(results.first_not_finite)
+        if number is None and variable is None:
+            return "a figure is not finite at"
+        if variable is None:
+            return f"{number}, with all gradients and weights finite, at"
+        found = f"{variable} is not finite"
+        return f"{number} and {found} at" if number else f"{found} at"
+
+    def _first_variable(self, position: int | None) -> str | None:
+        found = {
+            id(variable): f"the value of {variable.path}"
+            for variable in self._model.weights
+            if not is_finite(variable)
+        }
+        trained = self._model.trainable_variables
+        if position is not None and position < len(trained):
+            variable = trained[position]
+            found.setdefault(id(variable), f"the gradient of {variable.path}")
+        elif position is not None:
+            variable = self._layer_state.assigned[position - len(trained)]
+            found.setdefault(id(variable), f"the new value of {variable.path}")
+        in_order = (found.get(id(variable)) for variable in self._model.weights)
+        return next((words for words in in_order if words is not None), None)
+
+
+def is_finite(variable: keras.Variable) -> bool:
+    """Whether all numbers of a variable are finite."""
+    return bool(np.isfinite(variable.numpy()).all())
+
+
+def _first_number(results: StepResults) -> str | None:
+    """The loss, or else a metric, as a mean over the step's examples."""
+    names = ["loss", *(name for name in results.sums if name != "loss")]
+    examples = results.sums["examples"][-1]
+    for name in names:
+        mean = float(results.sums[name][-1] / examples)
+        if not math.isfinite(mean):
+            return f"the {name} is {mean}"
+    return None

@@ -1,0 +1,106 @@
+"""Errors of TensorFlow that are a user's to correct, in one line.
+
+Whether XLA can compile a model, what becomes of the rows inside one, and what a stream
+holds is known only once it runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+
+from strategies.common.errors import UsageError
+from strategies.common.write_errors import disk_error
+from trainers.config.config import Config
+
+# TensorFlow 2.21: `Detected unsupported operations when trying to compile graph
+# __inference_... on XLA_CPU_JIT: AsString (No registered ...`.
+_UNSUPPORTED = re.compile(r"unsupported operations .*? on XLA\w*: (\w+)", re.DOTALL)
+_COMPILER = re.compile(r"XlaMustCompile|tf2xla|known_issues")
+# Without soft placement, from eager code: `Could not satisfy device specification
+# '/job:localhost/replica:0/task:0/device:GPU:0'. enable_soft_placement=0. [...] All
+# available devices [...].` From a function: `Unable to find any devices for spec
+# /device:GPU:0`, or `Cannot assign a device for operation name: {{node name}} was
+# explicitly assigned to /device:GPU:0 but available devices are [...]`.
+_MISSING_DEVICE = re.compile(
+    r"(?:Could not satisfy (?:explicit )?device specification '|any devices for spec "
+    r"|was explicitly assigned to )(?P<device>[\w/:*]+)"
+)
+# On a CPU; on a GPU the loss is not a number.
+_LABEL = re.compile(
+    r"Received a label value of (-?\d+) which is outside the valid range of "
+    r"\[0, (\d+)\)"
+)
+# What is raised in Python while a stream is read comes with its traceback.
+_STREAM = re.compile(r"\bUsageError: ([^\n]*)")
+_ROWS = re.compile(r"--replayable_dropout does not fit layer [^;]*; [^.]*\.")
+
+
+def refusal_of(error: Exception, config: Config) -> UsageError | None:
+    """What to say in place of an error, or None if it is none of these."""
+    # The coordinator of parameter servers wraps some errors.
+    message = str(getattr(error, "original_exception", error))
+    rows = _ROWS.search(message)
+    missing = _MISSING_DEVICE.search(message)
+    stream = _STREAM.search(message)
+    label = _LABEL.search(message)
+    unsupported = _UNSUPPORTED.search(message)
+    words = disk_error(error)
+    if words is not None:
+        refusal = UsageError(
+            f"a file cannot be written or read ({words}){_named(error)}: mend the disk "
+            "or free space on it, then start again, a run with --resume=auto."
+        )
+    elif label:
+        refusal = UsageError(
+            f"the data has a label that is {label[1]}, and --model="
+            f"{config.model.model} has {label[2]} outputs for classes, numbered from "
+            "0: give it an output for each class, or number the classes from 0."
+        )
+    elif _has_no_folder(error):
+        refusal = UsageError(
+            f"a folder was deleted or moved while it was in use, and what was in it is "
+            f"lost{_named(error)}: start again, in a folder that stays."
+        )
+    elif config.model.replayable_dropout and rows:
+        refusal = UsageError(rows.group())
+    elif config.data.is_streamed and stream:
+        refusal = UsageError(stream.group(1))
+    elif config.model.jit_compile and (unsupported or _COMPILER.search(message)):
+        reason = f": it has no {unsupported.group(1)}" if unsupported else ""
+        refusal = UsageError(
+            f"XLA cannot compile this model{reason}; leave --jit_compile out."
+        )
+    elif config.strategy.soft_placement is False and missing:
+        refusal = UsageError(
+            f"an operation is to run on {missing['device']}, which it cannot: this "
+            f"process has {_existing_devices()}; change the model, or leave "
+            "--nosoft_placement out."
+        )
+    else:
+        return None
+    refusal.__cause__ = error
+    return refusal
+
+
+def _has_no_folder(error: Exception) -> bool:
+    """Whether a file could not be opened because its folder is not there any more."""
+    name = getattr(error, "filename", None)
+    return (
+        isinstance(error, FileNotFoundError)
+        and isinstance(name, str)
+        and not os.path.isdir(os.path.dirname(os.path.abspath(name)))
+    )
+
+
+def _named(error: Exception) -> str:
+    name = getattr(error, "filename", None)
+    return f", {name}" if name else ""
+
+
+def _existing_devices() -> str:
+    """By the names `tf.device` takes."""
+    tensorflow = importlib.import_module("tensorflow")
+    found = tensorflow.config.list_logical_devices()
+    return ", ".join(f"/device:{d.name.rpartition('/device:')[2]}" for d in found)

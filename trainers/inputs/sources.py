@@ -1,0 +1,188 @@
+"""What a data set is to the rest of the program: examples that can be read by index.
+
+Reading by index, rather than as a stream, is what makes the order of examples a
+property of the run: any step can be the first one, on any number of replicas.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.common.errors import UsageError
+from trainers.inputs.augmentation import Augment
+
+
+class Source(Protocol):
+    """Examples addressed by index."""
+
+    @property
+    def num_examples(self) -> int: ...
+
+    @property
+    def example_bytes(self) -> int | None:
+        """Of features and labels, where those of several steps may be read together.
+
+        None where that might take long, or where what is read depends on which
+        examples are read together.
+        """
+
+    def tensors(self) -> Any:
+        """What `read` reads from: a structure of tensors that any process may hold."""
+
+    def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
+        """Features and labels of some examples, as graph operations.
+
+        Args:
+          tensors: from `tensors`, perhaps copied to another process.
+          indices: int64 [n], each from 0 to num_examples - 1.
+
+        Returns:
+          Features [n, ...] and labels [n, ...], in the order of `indices`.
+        """
+
+
+class ArraySource:
+    """Examples held in memory."""
+
+    def __init__(self, features: Any, labels: Any):
+        """Keeps all arrays on the host.
+
+        Args:
+          features: an array [num_examples, ...], or a structure of such arrays.
+          labels: likewise.
+
+        Raises:
+          UsageError: arrays have different numbers of examples.
+        """
+        sizes = {len(array) for array in tf.nest.flatten((features, labels))}
+        if len(sizes) != 1:
+            raise UsageError(
+                "the data set has arrays of "
+                f"{' and '.join(map(str, sorted(sizes)))} examples: give each example "
+                "features and labels."
+            )
+        (self.num_examples,) = sizes
+        with tf.device("/device:CPU:0"):
+            self._tensors = tf.nest.map_structure(tf.constant, (features, labels))
+
+    @property
+    def example_bytes(self) -> int:
+        arrays = tf.nest.flatten(self._tensors)
+        return sum(a.shape[1:].num_elements() * a.dtype.size for a in arrays)
+
+    def tensors(self) -> tuple[Any, Any]:
+        return self._tensors
+
+    def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
+        return tf.nest.map_structure(lambda all_: tf.gather(all_, indices), tensors)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PreparedSource:
+    """Examples that are stored in one form and read in another.
+
+    Attributes:
+      stored: holds them, such as whole images in single bytes.
+      prepare: from stored features [n, ...] to features [n, ...], row by row.
+    """
+
+    stored: Source
+    prepare: Callable[[Any], Any]
+
+    @property
+    def num_examples(self) -> int:
+        return self.stored.num_examples
+
+    @property
+    def example_bytes(self) -> None:
+        return None
+
+    def tensors(self) -> Any:
+        return self.stored.tensors()
+
+    def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
+        features, labels = self.stored.read(tensors, indices)
+        return self.prepare(features), labels
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """A data set, ready to be trained on.
+
+    Attributes:
+      train: examples to learn from; a `RecordStream` cannot be read by index.
+      evaluation: examples held out.
+      input_shape: of one example's features, without the batch dimension.
+      num_classes: labels are int64 from 0 to num_classes - 1.
+      num_categories: features are ids from 0 to num_categories - 1; None: they are
+        quantities.
+      best_eval_loss: mean loss over `evaluation` of the probabilities that the
+        labels were drawn with; None where nobody knows them.
+      class_names: of the classes in order, for people; None where they have none.
+      augment: turns features that `train` reads into those of a step, of the shape
+        `input_shape`; None where they are trained on as they are.
+    """
+
+    train: Source
+    evaluation: Source
+    input_shape: tuple[int, ...]
+    num_classes: int
+    num_categories: int | None = None
+    best_eval_loss: float | None = None
+    class_names: Sequence[str] | None = None
+    augment: Augment | None = None
+
+
+def hold_out(
+    features: np.ndarray, labels: np.ndarray, fraction: float, num_classes: int
+) -> Data:
+    """Splits arrays into training examples and held-out ones.
+
+    Raises:
+      UsageError: one of the two parts would be empty.
+    """
+    chosen = held_out(len(labels), fraction, labels)
+    return Data(
+        train=ArraySource(features[~chosen], labels[~chosen]),
+        evaluation=ArraySource(features[chosen], labels[chosen]),
+        input_shape=tuple(features.shape[1:]),
+        num_classes=num_classes,
+    )
+
+
+def held_out(
+    num_examples: int, fraction: float, classes: np.ndarray | None
+) -> np.ndarray:
+    """Which examples are held out, bool [num_examples].
+
+    The same in every run, whatever its seed, so that results of different seeds are
+    measured on the same examples. It keeps the classes' proportions, to within one
+    example of each: every so many-th is taken from the examples in the order of their
+    classes, and a random one within a class.
+
+    Args:
+      num_examples: how many there are.
+      fraction: of them, held out.
+      classes: of each example; None if there are none.
+
+    Raises:
+      UsageError: one of the two parts would be empty.
+    """
+    num_held_out = round(num_examples * fraction)
+    if not 0 < num_held_out < num_examples:
+        raise UsageError(
+            f"--eval_fraction={fraction} of {num_examples} examples holds out "
+            f"{num_held_out}: both parts need at least one; change the fraction "
+            "or give more examples."
+        )
+    keys = np.random.default_rng(0).random(num_examples)
+    by_class = np.argsort(keys) if classes is None else np.lexsort((keys, classes))
+    middles = (np.arange(num_held_out) + 0.5) * num_examples / num_held_out
+    chosen = np.zeros(num_examples, bool)
+    chosen[by_class[middles.astype(np.int64)]] = True
+    return chosen

@@ -1,0 +1,85 @@
+"""The data set `tfrecord`: TFRecord files, held in memory or read as a stream."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from strategies.common.errors import UsageError
+from trainers.inputs.record_paths import find_files
+from trainers.inputs.sources import ArraySource, Data, hold_out
+from trainers.inputs.tfrecord.reader import read_records
+from trainers.inputs.tfrecord.schema import RecordSchema, examples_of, parse_schema
+from trainers.inputs.tfrecord.stream import open_stream
+
+if TYPE_CHECKING:
+    from trainers.config.data import DataConfig
+
+
+def load(config: DataConfig) -> Data:
+    """Reads the files at --data_path and, if given, --eval_data_path.
+
+    Without --eval_data_path, --eval_fraction of the examples is held out. Inputs
+    become float32; whole numbers above 2**24 are rounded by that. Of a stream only
+    the lengths of records are looked at now; what is evaluated is held in memory.
+
+    Returns:
+      Data whose features are float32 [n, *shape of the schema's input] and whose
+      num_classes is the largest label of both parts + 1, at least 2; of a stream,
+      --num_classes.
+
+    Raises:
+      UsageError: a path, a file, a record or the schema is wrong.
+    """
+    if config.data_path is None:
+        raise UsageError("--data_path is missing: give a TFRecord file or a folder.")
+    schema = parse_schema(config.record_schema)
+    if config.is_streamed:
+        return _load_stream(config, config.data_path, schema)
+    features, labels = _read(config.data_path, "data_path", schema)
+    if config.eval_data_path is None:
+        num_classes = max(2, int(labels.max()) + 1)
+        return hold_out(features, labels, config.eval_fraction, num_classes)
+    eval_features, eval_labels = _read(config.eval_data_path, "eval_data_path", schema)
+    return Data(
+        train=ArraySource(features, labels),
+        evaluation=ArraySource(eval_features, eval_labels),
+        input_shape=schema.input.shape,
+        num_classes=max(2, int(max(labels.max(), eval_labels.max())) + 1),
+    )
+
+
+def _load_stream(config: DataConfig, data_path: str, schema: RecordSchema) -> Data:
+    features, labels = _read(
+        config.eval_data_path or "", "eval_data_path", schema, config.num_classes
+    )
+    return Data(
+        train=open_stream(
+            find_files(data_path, "data_path"),
+            schema,
+            num_classes=config.num_classes,
+            by_file=config.sharding == "file",
+            shuffle_buffer_examples=config.shuffle_buffer_examples,
+        ),
+        evaluation=ArraySource(features, labels),
+        input_shape=schema.input.shape,
+        num_classes=config.num_classes,
+    )
+
+
+def _read(
+    data_path: str, flag: str, schema: RecordSchema, num_classes: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Features float32 [n, ...] and labels int64 [n] of all files of a path."""
+
+    def read_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
+        return examples_of(read_records(path), schema, num_classes)
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        parts = list(threads.map(read_file, find_files(data_path, flag)))
+    features, labels = zip(*parts, strict=True)
+    return np.concatenate(features), np.concatenate(labels)

@@ -1,0 +1,1 @@
+"""The outer training loop and its parts."""

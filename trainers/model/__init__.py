@@ -1,0 +1,1 @@
+"""The computation of one replica in a step, and the update after the sum."""

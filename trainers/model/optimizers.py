@@ -1,0 +1,337 @@
+"""Optimizers and learning-rate schedules, from Keras.
+
+Adam and AdamW update in one pass over the weights, and Adagrad changes only the rows
+that a gradient has.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.common.private_apis import (
+    adagrad_accumulator,
+    adam_moments,
+    count_atomically,
+    flat_layers,
+    stop_reducing_gradients,
+)
+from trainers.config.optimizer import OptimizerConfig
+
+
+def build_optimizer(
+    config: OptimizerConfig, learning_rate: LearningRate, model: keras.Model
+) -> keras.optimizers.Optimizer:
+    """An optimizer with its variables made, which applies gradients as they are.
+
+    Args:
+      config: the rule and its settings.
+      learning_rate: of each step.
+      model: whose trainable variables it will change.
+    """
+    settings: dict[str, Any] = {
+        "learning_rate": learning_rate,
+        "weight_decay": config.weight_decay or None,
+    }
+    optimizers = {
+        "sgd": lambda: keras.optimizers.SGD(**settings),
+        "momentum": lambda: keras.optimizers.SGD(momentum=config.momentum, **settings),
+        "adagrad": lambda: Adagrad(**settings),
+        "adam": lambda: Adam(**settings),
+        "adamw": lambda: AdamW(**{**settings, "weight_decay": config.weight_decay}),
+    }
+    optimizer = optimizers[config.optimizer]()
+    optimizer.build(model.trainable_variables)
+    stop_reducing_gradients(optimizer)
+    count_atomically(optimizer)
+    return optimizer
+
+
+def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer compute each variable's update on the variable's device.
+
+    Otherwise all are computed on one device, and sent there and back.
+    """
+    update_step = optimizer.update_step
+
+    def on_its_device(gradient: Any, variable: tf.Variable, learning_rate: Any) -> None:
+        with tf.device(variable.device):
+            update_step(gradient, variable, learning_rate)
+
+    optimizer.update_step = on_its_device
+
+
+class RateFactor:
+    """What a run's learning rate is multiplied with: one, unless it was rolled back."""
+
+    def __init__(self, may_change: bool):
+        """Makes a variable, in a strategy's scope.
+
+        Args:
+          may_change: whether it can change once steps are traced. If not, they hold
+            the number and read no variable.
+        """
+        self.variable = tf.Variable(
+            1.0,
+            trainable=False,
+            name="learning_rate_factor",
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        self._may_change = may_change
+        self._held = 1.0
+
+    def assign(self, factor: float) -> None:
+        """In this process alone."""
+        self.variable.assign(factor)
+        self.hold()
+
+    def hold(self) -> None:
+        """Takes the number from the variable, before steps are traced."""
+        self._held = float(self.variable.numpy())
+
+    def times(self, rate: tf.Tensor) -> tf.Tensor:
+        """The learning rate with it."""
+        if self._may_change:
+            return rate * tf.convert_to_tensor(self.variable)
+        return rate if self._held == 1.0 else rate * self._held
+
+
+# Named in the sums of a step, so that it is reported as a mean over its examples.
+LOSS_SCALE = "loss_scale"
+
+
+class LossScale:
+    """Factor of the loss that keeps float16 gradients from vanishing.
+
+    Numbers below 6e-8 are zero in float16, and many gradients are (Micikevicius et al.,
+    Mixed Precision Training, 2018). The loss is multiplied by a power of two before it
+    is differentiated, and each replica's gradients are divided by it, which rounds
+    nothing: their sum is that of scaled gradients, divided afterwards. If a number in
+    the sum is not finite, a step is computed once more, on the same batch, at half the
+    scale: it was not applied, and no example is lost. After GROWTH_STEPS finite ones
+    the scale is doubled. Start, factor and steps are those of
+    `keras.optimizers.LossScaleOptimizer`, which goes on with the next batch instead.
+    """
+
+    GROWTH_STEPS = 2000
+    START_EXPONENT = 15
+    # Below the least, float16 has no room for gradients of one; that is divergence.
+    EXPONENTS = range(-14, 41)
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer):
+        """Adds two variables to an optimizer, so that checkpoints have them.
+
+        They are whole numbers, of which no strategy takes a mean over replicas.
+        """
+        self._exponent, self._finite_steps = (
+            optimizer.add_variable(
+                shape=(),
+                initializer=keras.initializers.Constant(value),
+                dtype="int64",
+                aggregation="only_first_replica",
+                name=name,
+            )
+            for name, value in (
+                ("loss_scale_exponent", self.START_EXPONENT),
+                ("loss_scale_finite_steps", 0),
+            )
+        )
+
+    def read(self) -> tf.Tensor:
+        """Returns the present scale, a float32 scalar."""
+        exponent = tf.convert_to_tensor(self._exponent.value)
+        # From a table: a power may be rounded.
+        powers = tf.constant([2.0**exponent for exponent in self.EXPONENTS])
+        return tf.gather(powers, exponent - self.EXPONENTS.start)
+
+    def adapt(
+        self, used: tf.Tensor, is_finite: tf.Tensor, overflowed: tf.Tensor
+    ) -> tf.Tensor:
+        """Takes up how a step has ended, once for all replicas.
+
+        Args:
+          used: The scale of the step, a float64 scalar. Others may have changed it
+            since, if updates do not wait for each other.
+          is_finite: Whether the step was applied, a bool scalar.
+          overflowed: Whether it was not, though its loss was finite, a bool scalar.
+
+        Returns:
+          Whether to compute the step once more, a bool scalar; it is known when the
+          scale has been changed.
+        """
+        used = tf.cast(tf.round(tf.math.log(used) / math.log(2)), tf.int64)
+        present = tf.convert_to_tensor(self._exponent.value)
+        count = tf.convert_to_tensor(self._finite_steps.value)
+        again = overflowed & (used > self.EXPONENTS.start)
+        lowers = again & tf.equal(present, used)
+        grows = is_finite & (count + 1 >= self.GROWTH_STEPS)
+        higher = tf.minimum(present + 1, self.EXPONENTS.stop - 1)
+        exponent = tf.where(lowers, used - 1, tf.where(grows, higher, present))
+        count = tf.where(is_finite & ~grows, count + 1, 0)
+        changes = [
+            self._exponent.value.assign(exponent, read_value=False),
+            self._finite_steps.value.assign(count, read_value=False),
+        ]
+        with tf.control_dependencies([c for c in changes if c is not None]):
+            return tf.identity(again)
+
+
+def needs_loss_scale(model: keras.Model) -> bool:
+    """Whether gradients pass through float16 on their way to larger weights.
+
+    Weights that are float16 themselves have gradients that cannot be divided by a scale
+    without what it has saved; Keras does not scale their loss either.
+    """
+    weights = {variable.dtype for variable in model.trainable_variables}
+    layers = flat_layers(model)
+    return "float16" not in weights and any(
+        layer.compute_dtype == "float16" for layer in layers
+    )
+
+
+class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
+    """The learning rate of a step: a linear warm-up, then the chosen schedule.
+
+    With peak rate r (`OptimizerConfig.peak_learning_rate`), w warm-up steps, n steps
+    in all and x = (step - w) / (n - w): warm-up is r (step + 1) / w; cosine is
+    r (1 + cos(pi x)) / 2 (Loshchilov and Hutter, SGDR, 2016, without restarts); step
+    is r, r/10 from x = 0.5 and r/100 from x = 0.75 on.
+    """
+
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        train_steps: int,
+        global_batch_size: int,
+        factor: RateFactor | None = None,
+    ):
+        self._config = config
+        self._rate_factor = factor
+        self._peak = config.peak_learning_rate(global_batch_size)
+        self._train_steps = train_steps
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        warmup = self._config.warmup_steps
+        step = tf.cast(step, tf.float32)
+        decay_steps = max(self._train_steps - warmup, 1)
+        progress = tf.clip_by_value((step - warmup) / decay_steps, 0.0, 1.0)
+        factor = _FACTORS[self._config.learning_rate_schedule](progress)
+        if warmup:
+            factor = tf.where(step < warmup, (step + 1) / warmup, factor)
+        rate = self._peak * factor
+        return rate if self._rate_factor is None else self._rate_factor.times(rate)
+
+    def get_config(self) -> dict[str, Any]:
+        raise NotImplementedError("The run's config.json describes the schedule.")
+
+
+def _cosine(progress: tf.Tensor) -> tf.Tensor:
+    return (1 + tf.cos(tf.constant(3.141592653589793) * progress)) / 2
+
+
+def _step(progress: tf.Tensor) -> tf.Tensor:
+    return tf.where(progress < 0.5, 1.0, tf.where(progress < 0.75, 0.1, 0.01))
+
+
+_FACTORS = {"constant": tf.ones_like, "cosine": _cosine, "step": _step}
+
+
+class _OnePass:
+    """Does what Keras's Adam does, in TensorFlow's own operation for it.
+
+    Keras's has a dozen operations, each of which reads and writes as much memory as
+    there are weights: a third of a step of a network with 21 million of them, and the
+    larger part of what a parameter server does. `ResourceApplyAdam` has the same
+    formula (tensorflow/core/kernels/training_ops.cc, `ApplyAdamNonCuda`; Kingma and Ba,
+    Adam, 2014, the variant before section 2.1) and reads and writes each number once.
+    """
+
+    def update_step(
+        self, gradient: Any, variable: tf.Variable, learning_rate: Any
+    ) -> None:
+        """As Keras defines it.
+
+        Args:
+          gradient: tensor, or IndexedSlices, which Keras's own update takes.
+          variable: changed.
+          learning_rate: scalar.
+        """
+        adam: Any = self
+        if isinstance(gradient, tf.IndexedSlices):
+            super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
+            return
+        first, second = (
+            _beside(variable, moment) for moment in adam_moments(adam, variable)
+        )
+        dtype = variable.dtype
+        # Keras's casts would take these through single precision.
+        beta_1, beta_2, epsilon = (
+            tf.constant(number, dtype)
+            for number in (adam.beta_1, adam.beta_2, adam.epsilon)
+        )
+        number = tf.cast(adam.iterations + 1, dtype)
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable.handle,
+            m=first.handle,
+            v=second.handle,
+            beta1_power=tf.pow(beta_1, number),
+            beta2_power=tf.pow(beta_2, number),
+            lr=tf.cast(learning_rate, dtype),
+            beta1=beta_1,
+            beta2=beta_2,
+            epsilon=epsilon,
+            grad=tf.cast(gradient, dtype),
+        )
+
+
+class Adam(_OnePass, keras.optimizers.Adam):
+    """Kingma and Ba, Adam: A Method for Stochastic Optimization, 2014."""
+
+
+class AdamW(_OnePass, keras.optimizers.AdamW):
+    """Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2017."""
+
+
+def _beside(variable: tf.Variable, other: keras.Variable) -> tf.Variable:
+    """The copy of another variable on the device of one copy of the first."""
+    copies = getattr(other.value, "values", (other.value,))
+    return next((copy for copy in copies if copy.device == variable.device), copies[0])
+
+
+class Adagrad(keras.optimizers.Adagrad):
+    """Keras's Adagrad (Duchi et al., Adaptive Subgradient Methods, 2011), sparse too.
+
+    Keras's own takes the root of the whole accumulator and divides by it, whatever
+    the gradient. A row without a gradient adds nothing to its accumulator and moves
+    by nothing, so that leaving it alone is the same training. For Adam and momentum
+    it would not be: they move rows on by what earlier steps have left.
+    """
+
+    def update_step(
+        self, gradient: Any, variable: tf.Variable, learning_rate: Any
+    ) -> None:
+        """As Keras defines it, on rows where the gradient is sparse.
+
+        Args:
+          gradient: tensor, or IndexedSlices that have each row at most once.
+          variable: changed.
+          learning_rate: scalar.
+        """
+        if not isinstance(gradient, tf.IndexedSlices):
+            super().update_step(gradient, variable, learning_rate)
+            return
+        accumulator = adagrad_accumulator(self, variable)
+        # Where the variable is, so that no row of the accumulator goes over the wire.
+        with tf.device(variable.device):
+            rate = tf.cast(learning_rate, variable.dtype)
+            self.assign_add(accumulator, _with(gradient, tf.square(gradient.values)))
+            squares = tf.gather(accumulator.value, gradient.indices)
+            step = rate * gradient.values / tf.sqrt(squares + self.epsilon)
+            self.assign_sub(variable, _with(gradient, step))
+
+
+def _with(gradient: tf.IndexedSlices, values: tf.Tensor) -> tf.IndexedSlices:
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

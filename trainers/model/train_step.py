@@ -1,0 +1,332 @@
+"""What one replica computes: its shares of the global batch's loss and gradient."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.base import Objective, Predict
+from strategies.common.types import Batch, Read, ReplicaStep, Shares
+from strategies.inner_loop.reduction import scaled, with_known_shapes
+from strategies.inner_loop.sharding import row_weights
+from trainers.model.confusion_matrix import CONFUSION, MOST_CLASSES, confusion_of
+from trainers.model.layer_state import LayerState
+from trainers.model.optimizers import LOSS_SCALE, LossScale
+from trainers.model.replica_invariant_dropout import ReplayableDropout
+from trainers.model.rng import keyed_states, seed_states
+from trainers.model.sparse_gradients import as_dense, embeddings_of
+
+
+class TrainStep:
+    """The shares of one training step. Satisfies `ReplicaStep`.
+
+    Losses are summed over this replica's examples and divided by the number of
+    examples in the global batch, so that adding all replicas' gradients gives the
+    gradient of the mean over the global batch, uneven shares included.
+    Regularization and other losses that layers add are means over a batch
+    already; they count in proportion to the share's examples.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        objective: Objective,
+        layer_state: LayerState,
+        *,
+        seed: int,
+        dropout: ReplayableDropout | None = None,
+        sparse_gradients: bool = True,
+        jit_compile: bool = False,
+        gradient_scale: int = 1,
+        differentiate: bool = True,
+        read: Read | None = None,
+        loss_scale: LossScale | None = None,
+    ):
+        """Traces nothing yet.
+
+        Args:
+          model: whose loss and gradients it computes.
+          objective: what is minimized, and reported besides.
+          layer_state: of the model.
+          seed: of the run.
+          dropout: takes the place of the model's own; None to leave that.
+          sparse_gradients: whether those of embeddings hold only the rows in use.
+          jit_compile: whether XLA compiles it, once for each number of rows.
+          gradient_scale: by what gradients are larger than those of the mean.
+          differentiate: whether shares have gradients; otherwise they have a loss
+            that can be differentiated together with those of other replicas.
+          read: reads all weights before the model runs; None to let layers read.
+          loss_scale: Factor of the loss that is differentiated; None for one.
+        """
+        self._model = model
+        self._objective = objective
+        self._layer_state = layer_state
+        self._seed = seed
+        self._dropout = dropout
+        self._sparse_gradients = sparse_gradients
+        self._gradient_scale = gradient_scale
+        self._differentiate = differentiate
+        self._read = read
+        self._loss_scale = loss_scale
+        self._seed_states = seed_states(model)
+        self._compiled = None
+        if jit_compile:
+            # Only a replica's own part: the sum over replicas cannot be compiled.
+            self._compiled = tf.function(
+                self._compute, autograph=False, jit_compile=True
+            )
+
+    def __call__(self, batch: Batch) -> Shares:
+        if not self._differentiate:
+            return self._undifferentiated(batch)
+        if self._compiled is not None or self._read is not None:
+            return self.at_present_values()(batch)
+        weights = [v.value for v in self._model.trainable_variables]
+        return self._shares(batch, weights, self._layer_state.present())
+
+    def at_present_values(self) -> ReplicaStep:
+        """The same step for several parts of a batch, all at the weights of now."""
+        weights, state = self._present_values()
+        return lambda batch: self._shares(batch, weights, state)
+
+    def _shares(
+        self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None
+    ) -> Shares:
+        compute = self._compiled or self._compute
+        arguments = (batch, weights, state, self._scale())
+        gradients, written, sums = compute(*arguments)
+        variables = [v.value for v in self._model.trainable_variables]
+        return Shares(
+            gradients=with_known_shapes(gradients, variables),
+            state=self._layer_state.shares(written, batch),
+            sums=sums,
+        )
+
+    def _scale(self) -> tf.Tensor | None:
+        return None if self._loss_scale is None else self._loss_scale.read()
+
+    def compile_for(self, batch: Batch) -> None:
+        """Has XLA compile the step, if it is to, and runs nothing.
+
+        Args:
+          batch: a replica's rows, as many as steps will have.
+
+        Raises:
+          ValueError: XLA cannot.
+        """
+        if self._compiled is not None:
+            arguments = (batch, *self._present_values(), self._scale())
+            self._compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
+
+    def _present_values(self) -> tuple[list[Any], list[tf.Tensor]]:
+        """Of weights and of layer state, read once.
+
+        XLA reads no variable of another device, such as a parameter server's. Only rows
+        of embeddings are read where they are used, because here it would be the whole
+        table.
+        """
+        by_row = {id(v) for x in embeddings_of(self._model) for v in x.shards}
+        weights = self._model.trainable_variables
+        whole = [v.value for v in weights if id(v) not in by_row]
+        state = [v.value for v in self._layer_state.variables]
+        values = iter((self._read or _read_each)([*whole, *state]))
+        return (
+            [v.value if id(v) in by_row else next(values) for v in weights],
+            list(values),
+        )
+
+    def _compute(
+        self,
+        batch: Batch,
+        weights: list[Any],
+        state: list[tf.Tensor] | None,
+        scale: tf.Tensor | None,
+    ) -> tuple[list[Any], dict[str, Any], dict[str, tf.Tensor]]:
+        """Gradients, what layers wrote, and sums.
+
+        Args:
+          batch: a replica's rows.
+          weights: of each trainable variable itself or its value.
+          state: values of the layers' state; None to read variables as usual.
+          scale: Factor of the loss that is differentiated; None for one.
+        """
+        variables = [*self._model.trainable_variables, *self._layer_state.variables]
+        values = [*weights, *(state or [v.value for v in self._layer_state.variables])]
+        mapped = [
+            (variable, value)
+            for variable, value in zip(variables, values, strict=True)
+            if value is not variable.value
+        ]
+        with (
+            self._layer_state.followed(mapped) as followed,
+            tf.GradientTape(watch_accessed_variables=False) as tape,
+        ):
+            tape.watch(weights)
+            share, written, sums = self._forward(batch, mapped)
+            share, sums = scaled_loss(share, sums, scale, batch)
+        rewritten = self._layer_state.rewritten(written)
+        trained = self._model.trainable_variables
+        gradients = tape.gradient(
+            share,
+            [rewritten.get(id(v), w) for v, w in zip(trained, weights, strict=True)],
+        )
+        gradients = unscaled(gradients, scale)
+        written = self._layer_state.changes(written, mapped, followed)
+        if not self._sparse_gradients:
+            gradients = as_dense(gradients)
+        return gradients, written, sums
+
+    def _undifferentiated(self, batch: Batch) -> Shares:
+        loss, written, sums = self._forward(batch, [])
+        loss, sums = scaled_loss(loss, sums, self._scale(), batch)
+        self._layer_state.check_keeps_weights(written, "--average=losses")
+        state = self._layer_state.shares(written, batch)
+        return Shares(gradients=[], state=state, sums=sums, loss=loss)
+
+    def _forward(
+        self, batch: Batch, mapped: list[tuple[keras.Variable, tf.Tensor]]
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """This share of the mean loss, what layers wrote, and sums.
+
+        Args:
+          batch: a replica's rows.
+          mapped: values to use in place of variables.
+        """
+        keyed = keyed_states(self._seed_states, self._seed, batch)
+        with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
+            with self._replayed_dropout(batch):
+                values = self._objective.values(self._model, batch, training=True)
+            sums = weighted_sums(values, batch)
+            added = added_losses(self._model.trainable_variables, scope)
+            dtype = sums["loss"].dtype
+            sums["loss"] += in_proportion(added, batch, dtype)
+            share = sums["loss"] / tf.cast(batch.global_size, dtype)
+            share *= tf.cast(self._gradient_scale, dtype)
+        written = self._layer_state.written(scope, mapped)
+        return share, written, reported(sums, batch)
+
+    def _replayed_dropout(self, batch: Batch) -> AbstractContextManager[None]:
+        if self._dropout is None:
+            return contextlib.nullcontext()
+        return self._dropout.replayed(batch)
+
+
+def scaled_loss(
+    loss: tf.Tensor,
+    sums: dict[str, tf.Tensor],
+    scale: tf.Tensor | None,
+    batch: Batch,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Returns a loss times a scale, and sums that tell the scale of each example."""
+    if scale is None:
+        return loss, sums
+    # Exact for a power of two, so that the mean over all examples is the scale.
+    of_rows = tf.cast(scale, tf.float64) * tf.cast(batch.num_rows, tf.float64)
+    return loss * tf.cast(scale, loss.dtype), {**sums, LOSS_SCALE: of_rows}
+
+
+def unscaled(gradients: Sequence[Any], scale: tf.Tensor | None) -> list[Any]:
+    """Returns the gradients of a loss from those of the loss times a scale."""
+    if scale is None:
+        return list(gradients)
+    return [scaled(gradient, 1 / scale) for gradient in gradients]
+
+
+def _read_each(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(variable) for variable in variables]
+
+
+class EvalStep:
+    """The sums of one evaluation batch; no gradients, nothing random.
+
+    The loss has what layers add and the regularization of weights in it, as in
+    training and as Keras's `evaluate` has it.
+    """
+
+    def __init__(
+        self,
+        model: Predict,
+        objective: Objective,
+        variables: Sequence[keras.Variable] = (),
+    ):
+        """Traces nothing yet.
+
+        Args:
+          model: Model to call.
+          objective: Loss and metrics.
+          variables: Trained variables, which may be regularized.
+        """
+        self._model = model
+        self._objective = objective
+        self._variables = variables
+
+    def __call__(self, batch: Batch) -> Shares:
+        with keras.StatelessScope(collect_losses=True) as scope:
+            judged = self._objective.judged(self._model, batch)
+            added = added_losses(self._variables, scope)
+            sums = weighted_sums(judged.values, batch)
+            sums["loss"] += in_proportion(added, batch, sums["loss"].dtype)
+        sums = reported(sums, batch)
+        if judged.classes is not None and judged.classes.num_classes <= MOST_CLASSES:
+            sums[CONFUSION] = confusion_of(judged.classes, batch)
+        return Shares(gradients=[], state={}, sums=sums)
+
+
+def weighted_sums(
+    values: Mapping[str, tf.Tensor], batch: Batch
+) -> dict[str, tf.Tensor]:
+    """Sums over the rows that count, by name.
+
+    Args:
+      values: of each example, [rows] by name: the loss and each metric.
+      batch: which of the rows count.
+    """
+    return {
+        name: tf.reduce_sum(of_rows * row_weights(batch, of_rows))
+        for name, of_rows in values.items()
+    }
+
+
+def reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
+    """Numerators and their denominator, in double precision for exact counts."""
+    reported = {name: tf.cast(value, tf.float64) for name, value in sums.items()}
+    reported["examples"] = tf.cast(batch.num_rows, tf.float64)
+    return reported
+
+
+def added_losses(
+    variables: Sequence[keras.Variable], scope: keras.StatelessScope
+) -> list[tf.Tensor]:
+    """Losses that layers added in this call, and weight regularization.
+
+    `Model.losses` would be both, but inside a StatelessScope it hands the
+    regularizers None for every variable that the scope does not map (Keras 3.15,
+    keras/src/layers/layer.py, `_get_regularization_losses`).
+
+    Args:
+      variables: that are trained.
+      scope: in which the layers ran.
+    """
+    return [*scope.losses, *weight_penalties(variables)]
+
+
+def in_proportion(added: Sequence[tf.Tensor], batch: Batch, dtype: Any) -> tf.Tensor:
+    """Losses that are means over a batch, as a sum over the rows that count."""
+    total = tf.zeros([], dtype)
+    for loss in added:
+        total += tf.cast(loss, dtype)
+    return tf.cast(batch.num_rows, dtype) * total
+
+
+def weight_penalties(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+    """The regularization of each variable that has one."""
+    return [
+        variable.regularizer(variable)
+        for variable in variables
+        if variable.regularizer is not None
+    ]

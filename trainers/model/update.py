@@ -1,0 +1,194 @@
+"""What happens once a step, after all shares are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.common.types import Shares
+from strategies.inner_loop.reduction import scaled, with_known_shapes
+from trainers.model.histograms import histogram
+from trainers.model.layer_state import LayerState
+from trainers.model.optimizers import LOSS_SCALE, LossScale
+from trainers.model.sparse_gradients import as_dense, sum_duplicates
+from trainers.model.train_step import unscaled
+from trainers.run_dir.step_recording import unique_names
+
+# What `ModelUpdate.observe` returns besides norms, by the beginning of its name.
+HISTOGRAMS = "gradients/"
+RECORDED = "recorded/"
+
+
+class ModelUpdate:
+    """Clips the summed gradient and changes the weights. Satisfies `Update`."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        step: tf.Variable,
+        layer_state: LayerState,
+        clip_global_norm: float | None,
+        record_gradients: bool = False,
+        sparse_gradients: bool = True,
+        loss_scale: LossScale | None = None,
+    ):
+        """Keeps what an update changes.
+
+        Args:
+          model: its weights.
+          optimizer: built, and not reducing gradients by itself.
+          step: int64 scalar, the number of applied updates.
+          layer_state: of the model.
+          clip_global_norm: the summed gradient is scaled down to this norm if it
+            is larger (Pascanu et al., On the difficulty of training recurrent
+            neural networks, 2012). Clipping before the sum would bound each
+            replica's part and let the sum be up to N times larger.
+          record_gradients: whether to look at a step is to keep its gradients.
+          sparse_gradients: whether those of embeddings hold only the rows in use.
+          loss_scale: Factor of the loss that is differentiated; None for one.
+        """
+        self._model = model
+        self._optimizer = optimizer
+        self._step = step
+        self._clip_global_norm = clip_global_norm
+        self._layer_state = layer_state
+        self._record_gradients = record_gradients
+        self._sparse_gradients = sparse_gradients
+        self._loss_scale = loss_scale
+
+    def apply(self, shares: Shares) -> None:
+        self.change(self.ready(shares))
+
+    def ready(self, shares: Shares) -> Shares:
+        gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
+        if self._clip_global_norm is not None:
+            gradients = _clipped(gradients, self._clip_global_norm)
+        return shares._replace(gradients=gradients)
+
+    def change(self, ready: Shares) -> None:
+        # First, because a layer may have written weights that are trained.
+        self._layer_state.assign(ready.state)
+        self._optimizer.apply(list(ready.gradients), self._model.trainable_variables)
+
+    def again(
+        self, sums: Mapping[str, tf.Tensor], is_finite: tf.Tensor
+    ) -> tf.Tensor | None:
+        if self._loss_scale is None:
+            return None
+        used = sums[LOSS_SCALE] / sums["examples"]
+        computed = tf.reduce_all(tf.math.is_finite(tf.stack(list(sums.values()))))
+        return self._loss_scale.adapt(used, is_finite, computed & ~is_finite)
+
+    def count(self) -> tf.Tensor:
+        return self._step.assign_add(1, read_value=True)
+
+    def applied_updates(self) -> tf.Tensor:
+        return self._step.read_value()
+
+    def counter_device(self) -> str:
+        return self._step.device
+
+    def devices(self) -> list[str]:
+        return [v.value.device for v in self._model.trainable_variables]
+
+    def gradients_of(self, loss: tf.Tensor) -> list[Any]:
+        """The gradient of a scalar for each trainable variable, in a graph.
+
+        A tape computes all gradients where it is asked for them; tf.gradients each
+        operation's on the device of that operation, so that towers differentiate
+        their own part (tensorflow/python/ops/gradients_impl.py, `gradients_v2`).
+        """
+        weights = [v.value for v in self._model.trainable_variables]
+        gradients = tf.gradients(loss, weights)
+        if self._loss_scale is not None:
+            gradients = unscaled(gradients, self._loss_scale.read())
+        if not self._sparse_gradients:
+            gradients = as_dense(gradients)
+        return with_known_shapes(gradients, weights)
+
+    def weights(self) -> list[tf.Variable]:
+        variables = [*self._model.trainable_variables, *self._layer_state.variables]
+        return [v.value for v in variables if v.value.dtype.is_floating]
+
+    def optimizer_state(self) -> list[tf.Variable]:
+        values = [variable.value for variable in self._optimizer.variables]
+        return [value for value in values if value.dtype.is_floating]
+
+    def weight_norm(self) -> tf.Tensor:
+        weights = [v.value for v in self._model.trainable_variables]
+        return _norm_where_they_are(weights)
+
+    def observe(self, shares: Shares, closely: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The norm of the summed gradient; histograms of gradients.
+
+        If gradients are recorded, they are returned, too.
+
+        Args:
+          shares: the sum over replicas, before clipping.
+          closely: bool scalar; without it the histograms are zeros.
+        """
+        weights = [v.value for v in self._model.trainable_variables]
+        gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
+        details = {
+            "gradient_norm": _global_norm(gradients),
+        }
+        paths = [variable.path for variable in self._model.trainable_variables]
+        for name, weight, gradient in zip(
+            unique_names(paths), weights, gradients, strict=True
+        ):
+            if gradient is None:
+                continue
+            sparse = isinstance(gradient, tf.IndexedSlices)
+            values = gradient.values if sparse else gradient
+            details[HISTOGRAMS + name] = histogram(values, wanted=closely)
+            if self._record_gradients:
+                # The shape of what was rows of an embedding is not known statically.
+                dense = tf.convert_to_tensor(gradient)
+                details[RECORDED + name] = tf.reshape(dense, weight.shape)
+        return details
+
+
+def _clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
+    """Gradients of at most this global norm.
+
+    The squares of finite numbers may add up to more than their type holds, of which
+    `tf.clip_by_global_norm` makes gradients that are not numbers.
+    """
+    present = _global_norm(gradients)
+    present = tf.minimum(present, present.dtype.max)
+    if len(_dtypes(gradients)) > 1:
+        factor = norm / tf.maximum(present, norm)
+        return [scaled(gradient, factor) for gradient in gradients]
+    clipped, _ = tf.clip_by_global_norm(gradients, norm, use_norm=present)
+    return clipped
+
+
+def _norm_where_they_are(variables: Sequence[tf.Variable]) -> tf.Tensor:
+    """The norm of all variables together, one number of each leaving its device."""
+    squares = []
+    for variable in variables:
+        with tf.device(variable.device):
+            squares.append(tf.nn.l2_loss(variable))
+    if len({square.dtype for square in squares}) > 1:
+        squares = [tf.cast(square, tf.float64) for square in squares]
+    return tf.sqrt(2 * tf.add_n(squares))
+
+
+def _global_norm(gradients: Sequence[Any]) -> tf.Tensor:
+    """Returns the norm of all together, in float64 if layers have several types."""
+    if len(_dtypes(gradients)) < 2:
+        return tf.linalg.global_norm(gradients)
+    norms = [
+        tf.cast(tf.linalg.global_norm([gradient]), tf.float64)
+        for gradient in gradients
+        if gradient is not None
+    ]
+    return tf.norm(tf.stack(norms))
+
+
+def _dtypes(gradients: Sequence[Any]) -> set[tf.DType]:
+    return {gradient.dtype for gradient in gradients if gradient is not None}

@@ -1,0 +1,108 @@
+"""What one task of a cluster tells the others that it runs on, and how they compare."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from strategies.common.text import as_argument, shown
+from trainers.config.config import Config
+from trainers.reporting.result import hardware, versions
+
+# What pyproject.toml asks for; a test compares them.
+SUPPORTED = {"tensorflow": ("2.21",), "keras": ("3.12", "3.15")}
+
+# Tasks may differ in these and still train together.
+_MAY_DIFFER = {
+    *("verbose", "intra_op_threads", "inter_op_threads"),
+    *("memory_growth", "memory_limit_mib", "memory_fraction"),
+    *("startup_timeout_seconds", "peer_timeout_seconds"),
+}
+
+
+def make_card(config: Config) -> dict[str, Any]:
+    """Versions, devices and settings of this process, as JSON has them."""
+    found = hardware()
+    return {
+        "versions": versions(),
+        "source": _source_digest(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mib": found["memory_mib"],
+        "gpus": found["gpus"],
+        "settings": config.to_dict(),
+    }
+
+
+def unsupported(card: Mapping[str, Any]) -> Iterator[str]:
+    """What this program does not run on."""
+    for name, accepted in SUPPORTED.items():
+        version = card["versions"][name]
+        if ".".join(version.split(".")[:2]) not in accepted:
+            yield (
+                f"{name} {version} is not supported: install {' or '.join(accepted)} "
+                "(make install)."
+            )
+
+
+def differences(
+    task: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """What keeps two tasks from training together, or may make them disagree.
+
+    Args:
+      task: whose card `theirs` is.
+      theirs: sent by another process, and so anything that JSON can hold.
+      ours: this task's.
+
+    Yields:
+      `problem` or `warning`, and what it is.
+    """
+    for name, version in ours["versions"].items():
+        other = _part(theirs, "versions").get(name)
+        if other != version:
+            yield (
+                "problem" if name in SUPPORTED else "warning",
+                f"{task} has {name} {shown(other)}, and this task {version}: install "
+                "the same on every machine.",
+            )
+    if theirs.get("source") != ours["source"]:
+        yield (
+            "warning",
+            f"{task} runs another state of this program's source: update one of them.",
+        )
+    settings = _part(theirs, "settings")
+    different = ", ".join(
+        f"--{name}={shown(as_argument(settings.get(name)))} (here "
+        f"{shown(as_argument(value))})"
+        for name, value in ours["settings"].items()
+        if settings.get(name) != value and name not in _MAY_DIFFER
+    )
+    if different:
+        yield (
+            "problem",
+            f"{task} was given {different}: give every task the same flags.",
+        )
+
+
+def in_words(card: Mapping[str, Any]) -> str:
+    """The devices of another task's card."""
+    gpus = card.get("gpus")
+    count = len(gpus) if isinstance(gpus, list) else 0
+    return f"reached: {shown(card.get('cores'))} cores, {count} GPUs"
+
+
+def _part(card: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = card.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _source_digest() -> str:
+    root = pathlib.Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for package in ("models", "strategies", "trainers"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()

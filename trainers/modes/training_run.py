@@ -1,0 +1,252 @@
+"""The part of training in which files are written, from first step to result."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
+from strategies.common.errors import (
+    DivergedError,
+    ExitCode,
+    NotSavedError,
+    StopRequested,
+)
+from strategies.common.types import RunSteps
+from strategies.common.write_errors import disk_error
+from trainers.fault_tolerance.non_finite import Diagnosis
+from trainers.fault_tolerance.preemption import StopSignals
+from trainers.fault_tolerance.rollback import Rollbacks, agree_on_step
+from trainers.fault_tolerance.watchdog import StallWatch
+from trainers.loop.builder import Assembly
+from trainers.loop.loop import Always, CallLength, run_loop
+from trainers.loop.timing import Clock
+from trainers.reporting.metrics import Bubble, Staleness
+from trainers.reporting.placement_log import PlacementRecorder, write_placements
+from trainers.reporting.reporter import Reporting, in_words
+from trainers.reporting.result import ALWAYS_FINAL, Throughput, build_result
+from trainers.reporting.run_description import (
+    describe_run,
+    hyperparameters,
+    tensorboard_command,
+)
+from trainers.reporting.tracking.base import code_version
+from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.train_state import Tally
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """A run whose folder has been begun.
+
+    Attributes:
+      assembly: what is trained.
+      cluster: this process's place.
+      folder: of the run.
+      reporting: writes metrics, summaries and checkpoints.
+      console: for people.
+      clock: where the time goes.
+      tally: what has been done.
+      rollbacks: what it does if a step diverges.
+      bubble: how long the stages of a model were idle.
+      stall: is told of progress.
+      throughput: Speed of the steps.
+      staleness: Staleness of the updates.
+      commit: Version of the code when the run began; None if unknown.
+    """
+
+    assembly: Assembly
+    cluster: Cluster
+    folder: RunFolder
+    reporting: Reporting
+    console: Console
+    clock: Clock
+    tally: Tally
+    rollbacks: Rollbacks
+    bubble: Bubble
+    stall: StallWatch
+    throughput: Throughput = dataclasses.field(default_factory=Throughput)
+    staleness: Staleness = dataclasses.field(default_factory=Staleness)
+    commit: str | None = dataclasses.field(default_factory=code_version)
+
+    def to_the_end(self, first_step: int, initial_weights_sha256: str) -> ExitCode:
+        """Trains until the last step, a signal or a loss that is not finite.
+
+        A last checkpoint or a result that cannot be written is a failure.
+        """
+        status, exit_code = "failed", ExitCode.BUG
+        try:
+            status, exit_code = self._until_stopped(first_step)
+        except DivergedError as error:
+            status, exit_code = "diverged", ExitCode.DIVERGED
+            self.console.fail(str(error))
+        except NotSavedError as error:
+            exit_code = ExitCode.USAGE
+            self.console.fail(str(error))
+        except Exception:
+            # Whatever could not be written there, this says why.
+            self.folder.require()
+            raise
+        finally:
+            self.console.stop_progress()
+            self.reporting.close()
+            if not self._write_result(status, initial_weights_sha256):
+                exit_code = ExitCode.USAGE
+            self.assembly.strategy.close()
+        self._conclude(status)
+        self.assembly.strategy.share_from_chief([])
+        return exit_code
+
+    def _write_result(self, status: str, initial_weights_sha256: str) -> bool:
+        """Returns whether there was room for it."""
+        result = build_result(
+            self.assembly,
+            self.cluster,
+            status=status,
+            final=self.reporting.final,
+            tally=self.tally,
+            throughput=self.throughput,
+            staleness=self.staleness,
+            bubble=self.bubble,
+            clock=self.clock,
+            rollbacks=self.rollbacks.count,
+            initial_weights_sha256=initial_weights_sha256,
+            commit=self.commit,
+        )
+        self.reporting.tell_result(result)
+        try:
+            self.folder.write_result(result)
+        except OSError as error:
+            words = disk_error(error)
+            if words is None:
+                raise
+            # A run that has failed has said why, be it the same disk.
+            if status != "failed":
+                self.console.fail(
+                    f"result.json could not be written ({words}): free space on the "
+                    f"disk of {self.folder.path}, then finish with --resume=auto."
+                )
+            return False
+        return True
+
+    def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
+        ended = self._until_it_ends(first_step)
+        self.reporting.require_saved()
+        if ended[1] == ExitCode.DONE:
+            self.reporting.export_last()
+        return ended
+
+    def _until_it_ends(self, first_step: int) -> tuple[str, ExitCode]:
+        batches = self._batches(first_step)
+        self._trace(batches)
+        with StopSignals() as signals:
+            while True:
+                try:
+                    self._advance(first_step, batches, signals)
+                except StopRequested as stop:
+                    self.assembly.strategy.settle()
+                    self.reporting.save_checkpoint()
+                    return "preempted", stop.exit_code
+                except DivergedError as error:
+                    first_step = self._go_back(error)
+                    batches = self._batches(first_step)
+                else:
+                    return "completed", ExitCode.DONE
+
+    def _go_back(self, error: DivergedError) -> int:
+        """Returns the step to go on from.
+
+        Raises:
+          DivergedError: there is none; nothing has been changed.
+        """
+        strategy = self.assembly.strategy
+        strategy.settle()
+        state = self.rollbacks.go_back(error)
+        if self.assembly.config.guard.rolls_back:
+            agree_on_step(strategy, None if state is None else self._step())
+        if state is None:
+            raise DivergedError(error.step, error.what, self.rollbacks.count) from error
+        strategy.share_from_chief(self.assembly.state_variables())
+        self.reporting.go_back(state, self._step())
+        return self._step()
+
+    def _step(self) -> int:
+        return int(self.assembly.step.numpy())
+
+    def _batches(self, first_step: int) -> Any:
+        return self.assembly.strategy.distribute(self.assembly.batches(first_step))
+
+    def _trace(self, batches: Any) -> None:
+        assembly = self.assembly
+        self.clock.started()
+        with self.clock.measure("trace"):
+            graph = assembly.run_steps.trace(batches)
+        with self.clock.measure("summary"):
+            summaries = self.reporting.summaries
+            summaries.graph(graph)
+            summaries.texts(describe_run(assembly))
+            summaries.hparams(hyperparameters(assembly))
+
+    def _advance(self, first_step: int, batches: Any, signals: StopSignals) -> None:
+        assembly = self.assembly
+        self.stall.begin(first_step)
+        self.console.start_progress(first_step, assembly.train_steps)
+        run_loop(
+            self._run_steps(),
+            batches,
+            first_step=first_step,
+            last_step=assembly.train_steps,
+            call_length=CallLength(
+                assembly.config.length.steps_per_loop,
+                assembly.strategy.call_seconds,
+            ),
+            hooks=[
+                Always(self.stall),
+                Always(self.throughput),
+                Always(self.staleness),
+                Always(self.bubble),
+                *self.reporting.hooks(),
+                Always(signals),
+            ],
+            clock=self.clock,
+            tally=self.tally,
+            stop_requested=lambda: signals.requested,
+            step_delay_seconds=1e-3 * assembly.config.length.step_delay_milliseconds,
+            diagnose=Diagnosis(assembly.model, assembly.layer_state),
+        )
+
+    def _run_steps(self) -> RunSteps:
+        """The inner loop, watched in its first call if that was asked for."""
+        run_steps = self.assembly.run_steps
+        if not self.assembly.config.device.log_device_placement:
+            return run_steps
+        return PlacementRecorder(
+            run_steps,
+            lambda placed: write_placements(
+                placed,
+                self.assembly,
+                self.console,
+                str(self.folder.log_path(self.cluster.task)),
+                self.reporting.summaries,
+            ),
+        )
+
+    def _conclude(self, status: str) -> None:
+        # In the order of result.json, whatever was measured first.
+        final = {**dict.fromkeys(ALWAYS_FINAL), **self.reporting.final}
+        measured = {name: value for name, value in final.items() if value is not None}
+        step = int(self.assembly.step.numpy())
+        line = f"{status} | step {step}"
+        self.console.say(f"{line} | {in_words(measured)}" if measured else line)
+        speed = self.throughput.summary()
+        if speed["step_milliseconds"]:
+            self.console.say(
+                f"speed     {speed['examples_per_second']:,.1f} examples/s, "
+                f"{speed['step_milliseconds']['p50']:.2f} ms/step"
+            )
+        idle = self.bubble.in_words()
+        if idle is not None:
+            self.console.say(f"pipeline  {idle}")
+        self.console.say(f"run       {self.folder.path}")
+        self.console.say(f"look at   {tensorboard_command(self.folder)}")

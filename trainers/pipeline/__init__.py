@@ -1,1 +1,0 @@
-"""A model whose layers are divided into stages, each on a device of its own."""

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: a model in stages, one for each device."""

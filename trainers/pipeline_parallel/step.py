@@ -1,0 +1,152 @@
+"""One training step of a model in stages: micro-batches in a pipeline.
+
+The graph of a step holds every stage's work on every micro-batch, tied together only by
+what each piece takes from others and by the order of pieces within a stage. So stages
+run side by side, and each does one thing at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.base import Objective
+from strategies.common.types import Batch, ReplicaStep, Shares
+from strategies.inner_loop.reduction import (
+    sum_gradients,
+    sum_structures,
+    with_known_shapes,
+)
+from strategies.inner_loop.results import PIPELINE_SECONDS, STAGE_BUSY_SECONDS
+from strategies.inner_loop.sharding import take_micro_batch
+from trainers.model.layer_state import LayerState
+from trainers.model.optimizers import LossScale
+from trainers.model.replica_invariant_dropout import ReplayableDropout
+from trainers.model.rng import seed_states
+from trainers.model.train_step import scaled_loss, unscaled
+from trainers.pipeline_parallel.build import Pipeline
+from trainers.pipeline_parallel.schedule import Piece, order_of_pieces
+from trainers.pipeline_parallel.stage_step import (
+    Cotangents,
+    Forward,
+    StageClock,
+    StageRun,
+)
+
+
+class PipelineStep:
+    """The shares of one training step. Satisfies `ReplicaStep`.
+
+    They are those of `TrainStep`: every micro-batch's losses are divided by the number
+    of examples in the global batch, and what micro-batches contribute is added up.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        pipeline: Pipeline,
+        objective: Objective,
+        layer_state: LayerState,
+        *,
+        seed: int,
+        dropout: ReplayableDropout | None = None,
+        sparse_gradients: bool = True,
+        jit_compile: bool = False,
+        loss_scale: LossScale | None = None,
+    ):
+        """Traces nothing yet.
+
+        Args:
+          model: as a whole.
+          pipeline: the model in stages.
+          objective: what is minimized, and reported besides.
+          layer_state: of the model.
+          seed: of the run.
+          dropout: takes the place of the model's own; None to leave that.
+          sparse_gradients: whether those of embeddings hold only the rows in use.
+          jit_compile: whether XLA compiles each stage.
+          loss_scale: Factor of the loss that is differentiated; None for one.
+        """
+        states = seed_states(model)
+        self._model = model
+        self._pipeline = pipeline
+        self._sparse_gradients = sparse_gradients
+        self._loss_scale = loss_scale
+        # Traced once for all micro-batches, and their gradients once, too.
+        self._forwards = [
+            tf.function(
+                Forward(stage, objective, layer_state, states, seed, dropout),
+                autograph=False,
+                jit_compile=jit_compile or None,
+            )
+            for stage in pipeline.stages
+        ]
+        self._clocks = [StageClock(stage.device) for stage in pipeline.stages]
+
+    def at_present_values(self) -> ReplicaStep:
+        """Itself: its variables are read on the devices they are on."""
+        return self
+
+    def __call__(self, batch: Batch) -> Shares:
+        count = self._pipeline.num_micro_batches
+        parts = [take_micro_batch(batch, m, count, count) for m in range(count)]
+        runs = [
+            StageRun(stage, forward, clock, self._sparse_gradients)
+            for stage, forward, clock in zip(
+                self._pipeline.stages, self._forwards, self._clocks, strict=True
+            )
+        ]
+        values = [
+            self._pipeline.staged.features_by_name(part.features) for part in parts
+        ]
+        cotangents: list[Cotangents] = [{} for _ in parts]
+        scale = None if self._loss_scale is None else self._loss_scale.read()
+        for piece in order_of_pieces(len(runs), len(parts)):
+            run, index = runs[piece.stage], piece.micro_batch
+            with tf.name_scope(_name_of(piece)), tf.device(run.stage.device):
+                if piece.is_forward:
+                    run.forward(index, parts[index], values[index])
+                else:
+                    run.backward(index, cotangents[index], scale)
+        shares = self._shares(runs)
+        _, sums = scaled_loss(shares.sums["loss"], dict(shares.sums), scale, batch)
+        return shares._replace(gradients=unscaled(shares.gradients, scale), sums=sums)
+
+    def _shares(self, runs: Sequence[StageRun]) -> Shares:
+        gradients = []
+        for variable in self._model.trainable_variables:
+            key = variable.value.ref()
+            found = [run.gradients[key] for run in runs if key in run.gradients]
+            gradients.append(sum_gradients(found) if found else None)
+        variables = [v.value for v in self._model.trainable_variables]
+        gradients = with_known_shapes(gradients, variables)
+        sums: dict[str, tf.Tensor] = {}
+        for run in runs:
+            for name, value in sum_structures(run.sums).items():
+                sums[name] = sums[name] + value if name in sums else value
+        state: dict[str, Any] = {}
+        for run in runs:
+            for kind, found in sum_structures(run.state).items():
+                state[kind] = {**state.get(kind, {}), **found}
+        return Shares(gradients=gradients, state=state, sums={**sums, **_times(runs)})
+
+
+def _times(runs: Sequence[StageRun]) -> dict[str, tf.Tensor]:
+    """How long each stage computed, and how long all of them took together."""
+    times = {
+        f"{STAGE_BUSY_SECONDS}{run.stage.index}": tf.add_n(
+            [end - start for start, end in run.intervals]
+        )
+        for run in runs
+    }
+    first = tf.reduce_min([run.intervals[0][0] for run in runs])
+    last = tf.reduce_max([run.intervals[-1][1] for run in runs])
+    return {**times, PIPELINE_SECONDS: last - first}
+
+
+def _name_of(piece: Piece) -> str:
+    direction = "forward" if piece.is_forward else "backward"
+    return f"stage_{piece.stage}_{direction}_{piece.micro_batch}"

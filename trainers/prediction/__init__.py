@@ -1,1 +1,0 @@
-"""Step times on a cluster that one does not have yet."""

@@ -1,0 +1,1 @@
+"""Metrics, TensorBoard summaries, result.json and trackers."""

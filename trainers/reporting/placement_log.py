@@ -1,0 +1,121 @@
+"""--log_device_placement: where TensorFlow put every operation and variable."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from strategies.common.console import Console
+from strategies.common.private_apis import graphs_collected
+from strategies.common.types import Agreed, Observe, Pending, RunSteps
+from strategies.inner_loop.results import Ready
+from trainers.loop.builder import Assembly
+from trainers.reporting.run_description import short_name, variable_placements
+from trainers.reporting.tensorboard import Summaries, table
+
+
+class Placed(NamedTuple):
+    """An operation as a device runs it, after TensorFlow's optimizations."""
+
+    device: str
+    kind: str
+    name: str
+
+
+class PlacementRecorder:
+    """Runs steps, and tells where the operations of the first call were placed.
+
+    Satisfies `RunSteps`. TensorFlow places a function when it is first run: before,
+    operations have only the devices they were asked to be on, and most have none.
+    """
+
+    def __init__(self, run_steps: RunSteps, tell: Callable[[list[Placed]], None]):
+        self._run_steps = run_steps
+        self._tell: Callable[[list[Placed]], None] | None = tell
+
+    def trace(self, batches: Any) -> tf.Graph:
+        return self._run_steps.trace(batches)
+
+    def num_traces(self) -> int:
+        return self._run_steps.num_traces()
+
+    def __call__(
+        self,
+        batches: Any,
+        num_steps: int,
+        observe: Observe = Observe.NOT,
+        proposed: Agreed | None = None,
+    ) -> Pending:
+        if self._tell is None:
+            return self._run_steps(batches, num_steps, observe, proposed)
+        with graphs_collected() as graphs:
+            results = self._run_steps(batches, num_steps, observe, proposed).fetch()
+        self._tell(_placed(graphs))
+        self._tell = None
+        return Ready(results)
+
+
+def _placed(graphs: Sequence[Any]) -> list[Placed]:
+    return sorted(
+        Placed(short_name(node.device), node.op, node.name)
+        for graph in graphs
+        for node in graph.node
+    )
+
+
+def write_placements(
+    placed: Sequence[Placed],
+    assembly: Assembly,
+    console: Console,
+    log: str,
+    summaries: Summaries,
+) -> None:
+    """Writes both tables to the log and to TensorBoard, and says how many are where.
+
+    Args:
+      placed: every operation.
+      assembly: has the variables.
+      console: of the run.
+      log: name of the file that the console keeps.
+      summaries: of the run; variables are there already.
+    """
+    operations = [_OPERATION, *placed]
+    variables = [_VARIABLE, *_variables(assembly)]
+    tables: dict[str, Sequence[Sequence[str]]] = {
+        "operations": operations,
+        "variables": variables,
+    }
+    for what, rows in tables.items():
+        console.note("\n".join([f"placement of {what}", *_columns(rows)]))
+    summaries.texts({"placement": table(_OPERATION, list(placed))})
+    counts = Counter(operation.device for operation in placed)
+    where = ", ".join(f"{device} {count:,}" for device, count in sorted(counts.items()))
+    console.say(
+        f"placement {len(placed):,} operations ({where}) and {len(variables) - 1:,} "
+        f"variables, listed in {log}"
+    )
+
+
+_OPERATION = ("device", "type", "operation")
+_VARIABLE = ("devices", "type", "shape", "variable")
+
+
+def _variables(assembly: Assembly) -> list[tuple[str, ...]]:
+    """What variables have in common with operations comes first."""
+    return [
+        (devices, dtype, shape, path)
+        for path, shape, dtype, devices in variable_placements(assembly)
+    ]
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table; the last cell of each can be as long as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths[-1] = 0
+    return [
+        "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True))
+        for row in rows
+    ]

@@ -1,0 +1,176 @@
+"""result.json: what a run came to, in the form other tools read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+import platform
+import re
+import resource
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import psutil
+import tensorflow as tf
+
+from strategies.base import Communication
+from strategies.cluster.spec import Cluster
+from strategies.common.private_apis import flat_layers
+from strategies.devices.assignment import cpu_model
+from trainers.loop.builder import Assembly
+from trainers.loop.loop import StepReport
+from trainers.loop.timing import Clock
+from trainers.reporting.metrics import Bubble, Staleness
+from trainers.reporting.run_description import variable_bytes
+from trainers.run_dir.checkpoints import weights_sha256
+from trainers.run_dir.train_state import Tally
+
+_WARM_UP_CALLS = 2
+
+
+class Throughput:
+    """Step times and speed of a run, its first calls left out. A hook."""
+
+    def __init__(self) -> None:
+        self._step_seconds: list[np.ndarray] = []
+        self._examples_per_second: list[float] = []
+
+    def __call__(self, report: StepReport) -> None:
+        self._step_seconds.append(report.results.step_seconds)
+        examples = report.results.sums["examples"].sum()
+        self._examples_per_second.append(float(examples / report.call_seconds))
+
+    def summary(self) -> dict[str, Any]:
+        """Median speed over calls, and percentiles over single steps."""
+        skip = min(_WARM_UP_CALLS, max(len(self._step_seconds) - 1, 0))
+        if not self._step_seconds:
+            return {"examples_per_second": None, "step_milliseconds": None}
+        milliseconds = 1e3 * np.concatenate(self._step_seconds[skip:])
+        percentiles = np.percentile(milliseconds, (50, 90, 99))
+        return {
+            "examples_per_second": float(np.median(self._examples_per_second[skip:])),
+            "step_milliseconds": dict(
+                zip(("p50", "p90", "p99"), map(float, percentiles), strict=True)
+            ),
+        }
+
+
+# In every result, None where they were not measured.
+ALWAYS_FINAL = ("train_loss", "eval_loss", "eval_accuracy")
+
+
+def _dtype_policy(model: keras.Model) -> str:
+    """Returns the coarsest policy that a layer has, or else Keras's default."""
+    computed = {layer.compute_dtype for layer in flat_layers(model)}
+    for dtype in ("bfloat16", "float16"):
+        if dtype in computed:
+            return f"mixed_{dtype}"
+    return keras.config.dtype_policy().name
+
+
+def build_result(
+    assembly: Assembly,
+    cluster: Cluster,
+    *,
+    status: str,
+    final: Mapping[str, float],
+    tally: Tally,
+    throughput: Throughput,
+    staleness: Staleness,
+    bubble: Bubble,
+    clock: Clock,
+    rollbacks: int,
+    initial_weights_sha256: str,
+    commit: str | None,
+) -> dict[str, Any]:
+    """Everything result.json holds but its schema_version."""
+    strategy = assembly.strategy
+    return {
+        "status": status,
+        "strategy": strategy.name,
+        "traits": _traits(assembly),
+        "dtype_policy": _dtype_policy(assembly.model),
+        "num_replicas": strategy.num_replicas,
+        "cluster": dict(cluster.addresses) or None,
+        # The launcher, who is told of lost tasks, adds up those that it has made.
+        "restarts": 0,
+        "steps": int(assembly.step.numpy()),
+        "attempted_steps": tally.attempted_steps,
+        "examples_seen": tally.examples_seen,
+        "final": {
+            **dict.fromkeys(ALWAYS_FINAL),
+            **{name: _finite(value) for name, value in final.items()},
+            "best_eval_loss": assembly.data.best_eval_loss,
+        },
+        "throughput": throughput.summary(),
+        "seconds": clock.seconds(),
+        "peak_memory_mib": {cluster.task: peak_memory_mib()},
+        "variable_bytes": variable_bytes(assembly),
+        "communication": _communication(
+            strategy.communication(assembly.bytes_to_share())
+        ),
+        "staleness": staleness.summary(),
+        "late_gradients": tally.late_gradients,
+        "rollbacks": rollbacks,
+        "pipeline": bubble.summary(),
+        "weights_sha256": weights_sha256(assembly.model),
+        "initial_weights_sha256": initial_weights_sha256,
+        "versions": versions() | ({} if commit is None else {"commit": commit}),
+        "hardware": hardware(),
+    }
+
+
+def peak_memory_mib() -> float:
+    """The most memory this process has held.
+
+    On Linux `getrusage` goes on from what the process held that started this one, be
+    it a notebook of gigabytes (fs/exec.c, `exec_mmap`); the kernel's own mark does not.
+    """
+    try:
+        status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+    except FileNotFoundError:
+        # macOS, which counts in bytes.
+        return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)
+    (kibibytes,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
+    return round(int(kibibytes) / 2**10, 1)
+
+
+def versions() -> dict[str, str]:
+    """Of everything that can change a result."""
+    return {
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """What the run had at hand."""
+    return {
+        "cpu": cpu_model(),
+        "cpu_cores": os.cpu_count(),
+        "memory_mib": psutil.virtual_memory().total >> 20,
+        "gpus": [
+            tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name)
+            for gpu in tf.config.list_physical_devices("GPU")
+        ],
+    }
+
+
+def _traits(assembly: Assembly) -> dict[str, Any]:
+    traits = dataclasses.asdict(assembly.config.traits)
+    return {name: value for name, value in traits.items() if name != "summary"}
+
+
+def _communication(communication: Communication | None) -> Mapping[str, Any] | None:
+    return None if communication is None else dataclasses.asdict(communication)
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no word for what is not a number."""
+    return value if math.isfinite(value) else None

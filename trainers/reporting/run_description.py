@@ -1,0 +1,100 @@
+"""A run in words, for TensorBoard and the terminal."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shlex
+import sys
+from collections import Counter
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.common.private_apis import copies_of
+from trainers.loop.builder import Assembly
+from trainers.reporting.tensorboard import table
+from trainers.run_dir.run_dir import RunFolder
+
+
+def describe_run(assembly: Assembly) -> dict[str, str]:
+    """Markdown tables by tag: configuration, devices, where each variable lies."""
+    settings = assembly.config.to_dict()
+    replicas = list(enumerate(assembly.strategy.devices))
+    kind = "stage" if assembly.strategy.traits.splits_model else "replica"
+    physical = [(d.name, d.device_type) for d in tf.config.list_physical_devices()]
+    return {
+        "configuration": table(("setting", "value"), list(settings.items())),
+        "devices": table((kind, "device"), replicas)
+        + "\n\n"
+        + table(("physical device", "kind"), physical),
+        "variables": table(
+            ("variable", "shape", "type", "devices"), variable_placements(assembly)
+        ),
+    }
+
+
+def variable_placements(assembly: Assembly) -> list[tuple[Any, ...]]:
+    """Of every variable of model and optimizer: path, shape, type and devices."""
+    rows: list[tuple[Any, ...]] = []
+    for variable in [*assembly.model.variables, *assembly.optimizer.variables]:
+        devices = ", ".join(
+            short_name(copy.device) for copy in copies_of(variable.value)
+        )
+        rows.append(
+            (variable.path, str(tuple(variable.shape)), variable.dtype, devices)
+        )
+    return rows
+
+
+def variable_bytes(assembly: Assembly) -> dict[str, int]:
+    """What each device holds of weights, layer and optimizer state."""
+    held: Counter[str] = Counter()
+    for variable in assembly.state_variables():
+        for copy in copies_of(variable):
+            held[short_name(copy.device)] += copy.dtype.size * copy.shape.num_elements()
+    return dict(sorted(held.items()))
+
+
+def short_name(device: str) -> str:
+    """A device as `CPU:0`, or `ps-0 CPU:0` where there are several processes."""
+    spec = tf.DeviceSpec.from_string(device)
+    name = f"{spec.device_type}:{spec.device_index}"
+    return name if spec.job in (None, "localhost") else f"{spec.job}-{spec.task} {name}"
+
+
+def hyperparameters(assembly: Assembly) -> dict[str, Any]:
+    """The row of TensorBoard's HParams dashboard."""
+    settings = assembly.config.to_dict()
+    kept = (
+        "strategy",
+        "model",
+        "dataset",
+        "global_batch_size",
+        "optimizer",
+        "learning_rate",
+        "learning_rate_schedule",
+        "weight_decay",
+        "dropout",
+        "label_smoothing",
+        "dtype",
+        "seed",
+    )
+    row = {name: settings[name] for name in kept}
+    size = assembly.config.length.global_batch_size
+    return {
+        **row,
+        "num_replicas": assembly.strategy.num_replicas,
+        "peak_learning_rate": assembly.config.optimizer.peak_learning_rate(size),
+    }
+
+
+def tensorboard_command(folder: RunFolder) -> str:
+    """The command that shows a run, on this machine only."""
+    program = pathlib.Path(sys.executable).with_name("tensorboard")
+    if not program.exists():
+        words = [sys.executable, "-m", "tensorboard.main"]
+    else:
+        relative = os.path.relpath(program)
+        words = [str(program) if relative.startswith("..") else relative]
+    return shlex.join([*words, f"--logdir={folder.path}", "--host=localhost"])

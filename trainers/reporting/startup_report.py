@@ -1,0 +1,113 @@
+"""What a run says of itself before it trains."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+
+from strategies.common.console import Console
+from strategies.devices.assignment import describe, substitution
+from trainers.config.config import Config
+from trainers.inputs.sources import Data
+from trainers.loop.builder import Assembly
+from trainers.loop.memory_estimate import (
+    capacity_of,
+    estimate_memory,
+    largest,
+    warning_of,
+)
+from trainers.run_dir.run_dir import RunFolder
+
+
+def introduce(
+    assembly: Assembly, folder: RunFolder, first_step: int, console: Console
+) -> None:
+    """Says what will be trained, on what and where, and what of it will be slow.
+
+    Args:
+      assembly: of the run.
+      folder: of the run.
+      first_step: updates applied before.
+      console: is told.
+    """
+    strategy = assembly.strategy
+    replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
+    parts = assembly.config.strategy.gradient_accumulation_steps
+    if parts > 1:
+        replicas += f" of {parts} micro-batches"
+    console.say(
+        f"strategy  {strategy.name}: {replicas} on {describe(strategy.devices)}"
+    )
+    console.say(
+        f"model     {assembly.config.model.model}, "
+        f"{assembly.model.count_params():,} parameters"
+    )
+    for stage in assembly.pipeline.stages if assembly.pipeline else ():
+        console.say(f"          {stage.in_words()}")
+    console.say(
+        f"data      {assembly.config.data.dataset}, "
+        f"{assembly.data.train.num_examples:,} examples to train, "
+        f"{assembly.data.evaluation.num_examples:,} held out{_best_loss(assembly.data)}"
+    )
+    resumed = f", continued at step {first_step}" if first_step else ""
+    console.say(f"run       {folder.path}{resumed}")
+    words = _other_optimizer(assembly)
+    if words:
+        console.warn(words)
+    words = substitution(assembly.config.strategy.device_choice)
+    if words:
+        console.warn(words)
+    name, estimate = largest(estimate_memory(assembly))
+    console.say(f"memory    {estimate}")
+    warning = warning_of(name, estimate, capacity_of(name))
+    if warning is not None:
+        console.warn(warning)
+    if assembly.config.optimizer.lr_scaling != "none":
+        console.say(f"rate      {_scaled_rate(assembly.config)}")
+    update = assembly.config.optimizer
+    if assembly.embeddings() and update.sparse_gradients and not update.updates_rows:
+        decay = f" --weight_decay={update.weight_decay}" * bool(update.weight_decay)
+        console.warn(
+            f"--optimizer={update.optimizer}{decay} passes over every row of the "
+            "embedding in every step; sgd and adagrad without --weight_decay change "
+            "only the rows that were used"
+        )
+
+
+def _other_optimizer(assembly: Assembly) -> str | None:
+    """What a model was compiled with, if that is not what trains it."""
+    compiled = getattr(assembly.model, "optimizer", None)
+    # What Keras takes if `compile` is given none.
+    if compiled is None or type(compiled) is keras.optimizers.RMSprop:
+        return None
+    # Around it `compile` puts one that scales the loss, under mixed_float16.
+    compiled = getattr(compiled, "inner_optimizer", compiled)
+    update = assembly.config.optimizer
+    rate = compiled.get_config().get("learning_rate")
+    name = type(compiled).__name__.lower()
+    is_same_rate = isinstance(rate, float) and math.isclose(
+        rate, update.learning_rate, rel_tol=1e-6
+    )
+    if name == update.optimizer and is_same_rate:
+        return None
+    shown = f" with the rate {rate:g}" if isinstance(rate, float) else ""
+    return (
+        f"the model was compiled with {name}{shown}, and is trained with "
+        f"--optimizer={update.optimizer} --learning_rate={update.learning_rate:g}"
+    )
+
+
+def _scaled_rate(config: Config) -> str:
+    update, size = config.optimizer, config.length.global_batch_size
+    warmup = f", after {update.warmup_steps:,} steps of warm-up"
+    return (
+        f"{update.peak_learning_rate(size):g}{warmup * bool(update.warmup_steps)}: "
+        f"{update.learning_rate:g} of a global batch of "
+        f"{update.base_global_batch_size} scaled to {size} ({update.lr_scaling})"
+    )
+
+
+def _best_loss(data: Data) -> str:
+    loss = data.best_eval_loss
+    return "" if loss is None else f", best eval_loss {loss:.4f}"

@@ -1,0 +1,242 @@
+"""TensorBoard event files: the only place that touches tf.summary.
+
+Tags are the same under every strategy, and a quantity has one tag under both
+tb/train, tb/eval and tb/evaluator, so that curves overlay.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.custom_scalar import summary as custom_scalars
+from tensorboard.plugins.histogram import metadata as histogram_metadata
+from tensorboard.plugins.hparams import api as hparams_api
+from tensorboard.plugins.hparams import plugin_data_pb2
+
+from strategies.common.write_errors import Spell
+from trainers.reporting.step_graph import step_graph
+
+TRAIN = "train"
+EVAL = "eval"
+EVALUATOR = "evaluator"
+# More than what a run reports in one step, but for pictures.
+_LEAST_BYTES = 1 << 20
+# What of training the HParams dashboard shows.
+_TRAIN_METRICS = ("loss", "examples_per_second")
+_EVALUATED = "Train and eval"
+# By chart the tags in it, as regular expressions.
+_LAYOUT = {
+    "Where the time goes": {
+        "milliseconds a step": "^step_milliseconds/",
+        "examples a second": "^examples_per_second$",
+    },
+    "The update": {
+        "norms": "_norm$",
+        "learning rate": "^learning_rate$",
+        "staleness": "^staleness/",
+    },
+}
+
+
+class Summaries:
+    """Writes what a run reports into its tb folder.
+
+    A disk that is full or fails costs summaries, not the run. An event file may then
+    end in half a record, behind which TensorBoard reads nothing, so that later ones
+    go into new files.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, spell: Spell, splits: Sequence[str] = (TRAIN, EVAL)
+    ):
+        """Makes the event files.
+
+        Args:
+          folder: of the run's event files.
+          spell: told when they cannot be written. Whoever flushes ends it.
+          splits: what there is a folder for.
+        """
+        self._folder = folder
+        self._spell = spell
+        self._splits = splits
+        self._writers: dict[str, tf.summary.SummaryWriter] = {}
+        self._attempt(self._open)
+
+    def scalars(self, split: str, values: Mapping[str, float], step: int) -> None:
+        """Writes each value under its name.
+
+        Args:
+          split: `TRAIN`, `EVAL` or `EVALUATOR`.
+          values: by tag.
+          step: applied updates.
+        """
+
+        def write() -> None:
+            for tag, value in values.items():
+                tf.summary.scalar(tag, value)
+
+        self._write(split, step, write)
+
+    def histograms(self, buckets: Mapping[str, np.ndarray], step: int) -> None:
+        """Writes histograms that were counted where the tensors are.
+
+        Args:
+          buckets: by tag, [n, 3]: left edge, right edge and count of each bucket.
+          step: applied updates.
+        """
+        metadata = histogram_metadata.create_summary_metadata(None, None)
+
+        def write() -> None:
+            for tag, rows in buckets.items():
+                tf.summary.write(tag, tf.constant(rows, tf.float64), metadata=metadata)
+
+        self._write(TRAIN, step, write)
+
+    def image(self, split: str, tag: str, pixels: np.ndarray, step: int) -> None:
+        """Writes one picture, uint8 [height, width, 3]."""
+        self._write(split, step, lambda: tf.summary.image(tag, pixels[np.newaxis]))
+
+    def texts(self, texts: Mapping[str, str]) -> None:
+        """Writes Markdown that describes the run."""
+
+        def write() -> None:
+            for tag, text in texts.items():
+                tf.summary.text(tag, text)
+
+        self._write(TRAIN, 0, write)
+
+    def graph(self, graph: tf.Graph) -> None:
+        """Writes the operations of the training loop.
+
+        Keras's own TensorBoard callback writes none under Keras 3.
+        """
+        self._write(TRAIN, 0, lambda: tf.summary.graph(step_graph(graph)))
+
+    def hparams(self, settings: Mapping[str, Any]) -> None:
+        """Writes the row of the HParams dashboard.
+
+        It goes into the folder above train and eval, because the dashboard finds a
+        metric in the run that is called after the row's own folder and the
+        metric's group.
+        """
+        # By default a digest of the settings: runs that differ in none of them
+        # would share a row.
+        name = "/".join(self._folder.absolute().parent.parts[-2:])
+
+        def write() -> None:
+            writer = tf.summary.create_file_writer(str(self._folder))
+            with writer.as_default(step=0):
+                hparams_api.hparams(dict(settings), trial_id=name)
+            writer.close()
+
+        self._attempt(write)
+
+    def hparam_columns(self, settings: Sequence[str], metrics: Sequence[str]) -> None:
+        """Writes which columns the HParams dashboard has, the first setting first.
+
+        The dashboard sorts settings by name, but those that differ between runs come
+        before the others, which is said of the first setting alone
+        (tensorboard/plugins/hparams/backend_context.py,
+        `_sort_and_reduce_to_hparams_limit`).
+
+        Args:
+          settings: Names of the row's settings.
+          metrics: Names of what is evaluated.
+        """
+        summary = hparams_api.hparams_config_pb(
+            hparams=[hparams_api.HParam(name) for name in settings],
+            metrics=[
+                *(hparams_api.Metric(name, group=EVAL) for name in metrics),
+                *(hparams_api.Metric(name, group=TRAIN) for name in _TRAIN_METRICS),
+            ],
+        )
+        plugin = summary.value[0].metadata.plugin_data
+        content = plugin_data_pb2.HParamsPluginData.FromString(plugin.content)
+        content.experiment.hparam_infos[0].differs = True
+        plugin.content = content.SerializeToString()
+        self._attempt(lambda: self._write_above(summary))
+
+    def layout(self, metrics: Sequence[str]) -> None:
+        """Writes what the Custom Scalars dashboard draws into one chart each.
+
+        Train and eval have a run each in TensorBoard, with the same tags.
+
+        Args:
+          metrics: Names of what is evaluated.
+        """
+        evaluated = {name: f"^{re.escape(name)}$" for name in metrics}
+        content = layout_pb2.Layout(
+            category=[
+                layout_pb2.Category(
+                    title=title,
+                    chart=[
+                        layout_pb2.Chart(
+                            title=name,
+                            multiline=layout_pb2.MultilineChartContent(tag=[tag]),
+                        )
+                        for name, tag in charts.items()
+                    ],
+                )
+                for title, charts in {_EVALUATED: evaluated, **_LAYOUT}.items()
+            ]
+        )
+
+        self._attempt(lambda: self._write_above(custom_scalars.pb(content)))
+
+    def flush(self) -> bool:
+        """Brings all that was written to disk, and returns whether that succeeded."""
+        if not self._writers and _has_space(self._folder):
+            self._attempt(self._open)
+        for writer in list(self._writers.values()):
+            self._attempt(writer.flush)
+        return bool(self._writers)
+
+    def close(self) -> None:
+        for writer in list(self._writers.values()):
+            self._attempt(writer.close)
+
+    def _write_above(self, summary: Any) -> None:
+        """Writes a protocol buffer into the folder above train and eval."""
+        writer = tf.summary.create_file_writer(str(self._folder))
+        with writer.as_default(step=0):
+            tf.summary.experimental.write_raw_pb(summary.SerializeToString())
+        writer.close()
+
+    def _open(self) -> None:
+        self._writers = {
+            split: tf.summary.create_file_writer(str(self._folder / split))
+            for split in self._splits
+        }
+
+    def _write(self, split: str, step: int, write: Callable[[], object]) -> None:
+        if split not in self._writers:
+            return
+
+        def write_there() -> None:
+            with self._writers[split].as_default(step=step):
+                write()
+
+        self._attempt(write_there)
+
+    def _attempt(self, write: Callable[[], object]) -> None:
+        what = f"summaries in {self._folder} cannot be written"
+        if not self._spell.attempt(what, write):
+            self._writers = {}
+
+
+def _has_space(folder: pathlib.Path) -> bool:
+    """Whether to try again: each new file that cannot be written stays, empty."""
+    return shutil.disk_usage(folder).free >= _LEAST_BYTES
+
+
+def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    """A Markdown table, as TensorBoard's text dashboard shows it."""
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

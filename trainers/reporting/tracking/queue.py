@@ -1,0 +1,170 @@
+"""Reports to experiment trackers from threads of their own.
+
+A tracker may be a server that is slow, or gone. The run hands over what there is to
+tell and goes on; what cannot be delivered is warned about once, and tried again.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from strategies.common.console import Console
+from strategies.common.write_errors import Spell
+from trainers.reporting.tracking.base import (
+    MakeTracker,
+    TrackedRun,
+    Tracker,
+    figures_of,
+)
+
+_SECONDS_UNTIL_TRIED_AGAIN = 30.0
+_SECONDS_AT_THE_END = 60.0
+# Of a server that is away for long the latest points are kept.
+_MOST_ROWS = 20_000
+
+
+class Trackers:
+    """Everything that a run reports to besides its folder."""
+
+    def __init__(self, names: Sequence[str], console: Console):
+        self._senders = [_Sender(name, _MAKERS[name], console) for name in names]
+
+    def begin(self, run: Callable[[], TrackedRun]) -> None:
+        """Tells of the run; `run` is called if there is anybody to tell."""
+        if self._senders:
+            described = run()
+            for sender in self._senders:
+                sender.start(described)
+
+    def log(self, split: str, values: Mapping[str, float], step: int) -> None:
+        """Tells of what was measured, under the names of TensorBoard."""
+        finite = {f"{split}/{n}": v for n, v in values.items() if math.isfinite(v)}
+        for sender in self._senders:
+            sender.add(_Row(finite, step, time.time()))
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """Tells how the run has ended."""
+        for sender in self._senders:
+            sender.add(_End(str(result["status"]), figures_of(result)))
+
+    def wait(self) -> None:
+        """Until all is delivered, or a minute has passed."""
+        deadline = time.monotonic() + _SECONDS_AT_THE_END
+        for sender in self._senders:
+            sender.wait(deadline)
+
+
+class _Row(NamedTuple):
+    """See `Tracker.log`."""
+
+    values: Mapping[str, float]
+    step: int
+    seconds: float
+
+
+class _End(NamedTuple):
+    """See `Tracker.end`."""
+
+    status: str
+    figures: Mapping[str, float]
+
+
+class _Sender:
+    """Delivers to one tracker, in order, each row once."""
+
+    def __init__(self, name: str, make: MakeTracker, console: Console):
+        self._name = name
+        self._make = make
+        self._console = console
+        self._spell = Spell(
+            console,
+            "training goes on, and it is tried again",
+            "can be reached again",
+            words_of=_words,
+        )
+        self._arrivals: queue.SimpleQueue[_Row | _End] = queue.SimpleQueue()
+        self._rows: collections.deque[_Row] = collections.deque(maxlen=_MOST_ROWS)
+        self._tracker: Tracker | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, run: TrackedRun) -> None:
+        self._thread = threading.Thread(target=self._serve, args=(run,), daemon=True)
+        self._thread.start()
+
+    def add(self, arrival: _Row | _End) -> None:
+        self._arrivals.put(arrival)
+
+    def wait(self, deadline: float) -> None:
+        if self._thread is None:
+            return
+        self._thread.join(max(deadline - time.monotonic(), 0))
+        if self._thread.is_alive():
+            self._console.warn(
+                f"--trackers={self._name} has not taken everything within "
+                f"{_SECONDS_AT_THE_END:.0f} s; the run's own folder has all of it."
+            )
+
+    def _serve(self, run: TrackedRun) -> None:
+        end: _End | None = None
+        next_try = 0.0
+        while end is None:
+            if not self._rows or time.monotonic() >= next_try:
+                delivered = self._attempt(lambda: self._deliver(run))
+                pause = 0.0 if delivered else _SECONDS_UNTIL_TRIED_AGAIN
+                next_try = time.monotonic() + pause
+            end = self._receive()
+        ending = end
+        self._attempt(lambda: self._deliver(run).end(*ending))
+
+    def _receive(self) -> _End | None:
+        """Waits for the next, which is not the end unless it is returned."""
+        arrival = self._arrivals.get()
+        if isinstance(arrival, _End):
+            return arrival
+        self._rows.append(arrival)
+        return None
+
+    def _deliver(self, run: TrackedRun) -> Tracker:
+        if self._tracker is None:
+            tracker = self._make()
+            where = tracker.begin(run)
+            self._tracker = tracker
+            self._console.say(f"tracker   {self._name}: {where}")
+        while self._rows:
+            self._tracker.log(*self._rows[0])
+            self._rows.popleft()
+        return self._tracker
+
+    def _attempt(self, deliver: Callable[[], object]) -> bool:
+        what = f"--trackers={self._name} cannot be reached"
+        if not self._spell.attempt(what, deliver):
+            return False
+        self._spell.end(f"tracker   {self._name}")
+        return True
+
+
+def _words(error: Exception) -> str:
+    """Each package has errors of its own, and any of them is no reason to stop."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+def _mlflow() -> Tracker:
+    # Packages are imported where they are used: MLflow's takes a second.
+    from trainers.reporting.tracking.mlflow import MLflow
+
+    return MLflow()
+
+
+def _wandb() -> Tracker:
+    from trainers.reporting.tracking.wandb import WeightsAndBiases
+
+    return WeightsAndBiases()
+
+
+_MAKERS: Mapping[str, MakeTracker] = {"mlflow": _mlflow, "wandb": _wandb}

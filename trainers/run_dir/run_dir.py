@@ -1,0 +1,312 @@
+"""The folder of a run: what is in it and when it may be written to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from errno import EISDIR, ENOTDIR
+from typing import Any
+
+from strategies.common.errors import UsageError
+from strategies.common.fields import parse_json
+from strategies.common.files import (
+    FolderLock,
+    append_whole,
+    check_own,
+    check_writable,
+    is_there,
+    new_folder,
+    read_small,
+    unusable,
+    without_nan,
+    write_atomically,
+    write_json,
+)
+from strategies.common.text import as_argument
+from trainers.config.config import Config
+from trainers.config.data import DataConfig
+from trainers.config.file import config_from_file
+from trainers.config.model import ModelConfig
+from trainers.config.optimizer import OptimizerConfig
+from trainers.run_dir.checkpoint_names import checkpoints_in
+
+SCHEMA_VERSION = 1
+
+# Whatever a run reads, writes or deletes; what is in a checkpoint is checked with it.
+_PARTS = (
+    *("config.json", "metrics.jsonl", "result.json", "measured.json"),
+    *(
+        "checkpoints",
+        "export",
+        "tb/train",
+        "tb/eval",
+        "tb/evaluator",
+        "logs/*",
+        "recording/*",
+        "trackers/*",
+    ),
+)
+
+# What a run is continued with must not change what is being trained.
+_FIXED = ["seed", "global_batch_size", "combine"] + [
+    field.name
+    for group in (ModelConfig, DataConfig, OptimizerConfig)
+    for field in dataclasses.fields(group)
+]
+
+# A schedule other than a constant one depends on the last step.
+_FIXED_WITH_A_SCHEDULE = ["train_steps", "epochs"]
+
+
+class FolderGoneError(UsageError):
+    """The folder of a run was deleted or moved while the run was at work."""
+
+
+class RunFolder:
+    """Paths and files of one run. Making this object writes nothing."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tb"
+        self.exports = path / "export"
+        self.trackers = path / "trackers"
+        self._config = path / "config.json"
+        self._metrics = path / "metrics.jsonl"
+        self._result = path / "result.json"
+        self._folders = (self.checkpoints, self.tensorboard, path / "logs")
+        self._lock = FolderLock(path)
+        self._must_be_new = False
+
+    @classmethod
+    def for_training(cls, config: Config) -> RunFolder:
+        """Decides on a folder and checks that training may use it.
+
+        Raises:
+          UsageError: it holds something else, holds a run and --resume=auto was
+            not given, holds a run of other settings, or cannot be written.
+        """
+        folder = cls(
+            pathlib.Path(config.run.run_dir)
+            if config.run.run_dir
+            else default_path(config)
+        )
+        try:
+            check_writable(folder.path, f"--run_dir={folder.path}")
+            if folder.holds_a_run:
+                folder.check_own()
+                folder._check_continues(config)
+            else:
+                folder._must_be_new = True
+                folder._check_empty()
+        except OSError as error:
+            raise unusable(folder.path, error) from error
+        return folder
+
+    @classmethod
+    def of_existing(cls, path: str) -> RunFolder:
+        """A folder that holds a run.
+
+        Raises:
+          UsageError: it does not.
+        """
+        folder = cls(pathlib.Path(path))
+        try:
+            holds_a_run = folder.holds_a_run
+        except OSError as error:
+            raise unusable(folder.path, error) from error
+        if not holds_a_run:
+            raise UsageError(
+                f"--run_dir={path} is not the folder of a run: it has no config.json; "
+                "give the --run_dir of a run."
+            )
+        folder.check_own()
+        return folder
+
+    def check_own(self) -> None:
+        """Checks that nothing of the run is elsewhere; there need not be a run.
+
+        Raises:
+          UsageError: naming what may lead out of the folder.
+        """
+        try:
+            if self.path.is_dir():
+                check_own(self.path, _PARTS)
+        except OSError as error:
+            raise unusable(self.path, error) from error
+
+    @property
+    def holds_a_run(self) -> bool:
+        return self._config.is_file()
+
+    def log_path(self, task: str) -> pathlib.Path:
+        return self.path / "logs" / f"{task}.log"
+
+    def ending_path(self) -> str:
+        """Where tasks that serve the chief learn of the end; {task} is their name."""
+        return str(self.path / "logs" / "{task}.ending")
+
+    def write_ending(self, task: str, exit_code: int) -> None:
+        """Tells a task that reads this folder how the run has ended."""
+        path = pathlib.Path(self.ending_path().format(task=task))
+        write_atomically(path, str(exit_code))
+
+    def read_config(self) -> Config:
+        """Raises UsageError if config.json is damaged."""
+        return config_from_file(
+            str(self._config),
+            name=f"--run_dir={self.path}: its config.json",
+            remedy="restore it from a copy, or choose another folder",
+        )
+
+    def read_result(self) -> Mapping[str, Any] | None:
+        """result.json, or None if the run has not ended properly."""
+        try:
+            result = parse_json(read_small(self._result))
+        except (OSError, ValueError):
+            return None
+        return result if isinstance(result, dict) else None
+
+    def saved_step(self) -> int:
+        """Of the newest checkpoint, be it damaged; 0 if there is none."""
+        return max(checkpoints_in(self.checkpoints), default=0)
+
+    def reached_step(self) -> int:
+        """The newest that is known: of a line of metrics, or of a checkpoint."""
+        rows = self.read_metrics()
+        return max(self.saved_step(), rows[-1]["step"] if rows else 0)
+
+    def begin(self, config: Config, first_step: int) -> None:
+        """Makes the folder, or takes back what a run wrote after its checkpoint.
+
+        From here until the result is written, or this process ends, no other
+        process can begin in this folder.
+
+        Raises:
+          UsageError: it cannot be written, or another process is writing to it.
+        """
+        try:
+            self._begin(config, first_step)
+        except OSError as error:
+            if self._must_be_new:
+                # Only if it is empty, which is how it was found or was made here.
+                with contextlib.suppress(OSError):
+                    self.path.rmdir()
+            raise unusable(self.path, error) from error
+
+    def require(self) -> None:
+        """Checks that the folder of a run that has begun is still there.
+
+        Raises:
+          FolderGoneError: it was deleted or moved.
+        """
+        if not self._config.exists():
+            raise FolderGoneError(
+                f"--run_dir={self.path} was deleted or moved while the run was writing "
+                "to it, and what it had saved there went with it: the run has stopped; "
+                "start it again in a folder that stays."
+            )
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        self.require()
+        append_whole(self._metrics, json.dumps(without_nan(row)) + "\n")
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Writes result.json, the last file of a run."""
+        self.require()
+        write_json(self._result, {"schema_version": SCHEMA_VERSION, **result})
+        self._lock.release()
+
+    def add_to_result(self, **values: Any) -> None:
+        """Adds what only another process knows, if there is a result."""
+        result = self.read_result()
+        if result is not None:
+            write_json(self._result, {**result, **values})
+
+    def _begin(self, config: Config, first_step: int) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock.acquire()
+        if self._must_be_new and self.holds_a_run:
+            raise UsageError(
+                f"--run_dir={self.path} has been filled by another process meanwhile: "
+                "give every run a folder of its own."
+            )
+        kept = self._metrics_until(first_step)
+        self._result.unlink(missing_ok=True)
+        # First of all, because without it what is in the folder is not a run.
+        resolved = config.replace(run_dir=str(self.path), resume="never")
+        write_json(self._config, resolved.to_dict())
+        for path in self._folders:
+            path.mkdir(exist_ok=True)
+        write_atomically(self._metrics, kept)
+
+    def drop_metrics_after(self, step: int) -> None:
+        """Takes back the lines of later steps."""
+        write_atomically(self._metrics, self._metrics_until(step))
+
+    def _metrics_until(self, step: int) -> str:
+        rows = (row for row in self.read_metrics() if row["step"] <= step)
+        return "".join(json.dumps(row) + "\n" for row in rows)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Whole lines only: the last one of a killed run may be torn."""
+        if not self._metrics.exists():
+            return []
+        rows = []
+        text = self._metrics.read_text(encoding="utf-8", errors="replace")
+        for line in text.split("\n"):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
+                rows.append(row)
+        return rows
+
+    def _check_empty(self) -> None:
+        if not self.path.exists():
+            return
+        # A run that is killed while it begins may leave this, and nothing else.
+        harmless = {f".{self._config.name}.writing"}
+        if any(path.name not in harmless for path in self.path.iterdir()):
+            raise UsageError(
+                f"--run_dir={self.path} holds files that are not a run: choose a "
+                "new or empty folder."
+            )
+
+    def _check_continues(self, config: Config) -> None:
+        if config.run.resume != "auto":
+            raise UsageError(
+                f"--run_dir={self.path} already holds a run: add --resume=auto to "
+                "continue it, or choose another folder."
+            )
+        for path in self._folders:
+            if is_there(path) and not path.is_dir():
+                raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), str(path))
+        for path in (self._metrics, self._result):
+            if path.is_dir():
+                raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
+        was, now = self.read_config().to_dict(), config.to_dict()
+        has_schedule = config.optimizer.learning_rate_schedule != "constant"
+        fixed = _FIXED + (_FIXED_WITH_A_SCHEDULE if has_schedule else [])
+        differences = ", ".join(
+            f"--{name}={as_argument(now[name])} (was {as_argument(was[name])})"
+            for name in fixed
+            if was[name] != now[name]
+        )
+        if differences:
+            raise UsageError(
+                f"--resume=auto cannot continue {self.path} with {differences}: use "
+                "the run's own settings, or another --run_dir."
+            )
+
+
+def default_path(config: Config) -> pathlib.Path:
+    """A name that tells what is run."""
+    # Some programs take what stands before a colon for the name of a host.
+    name = f"{config.strategy.strategy}-{config.model.model}-{config.data.dataset}"
+    return new_folder(name.replace(":", "-"))

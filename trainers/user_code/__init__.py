@@ -1,0 +1,56 @@
+"""Errors in what a user has written."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from strategies.common.errors import UsageError
+from strategies.common.text import one_line, printable
+
+# Enough for the cause, which Keras puts after the names of all layers around it.
+_MOST_CHARACTERS = 300
+# What Keras puts around the error of a layer: whose call it was, and its arguments.
+_AROUND = re.compile(
+    r"Exception encountered when calling [\w.]+\(\)\. | Arguments received by .*"
+)
+
+
+@contextlib.contextmanager
+def blamed(what: str) -> Iterator[None]:
+    """Turns any error of the block into one line that says whose it is.
+
+    Args:
+      what: Subject of the message, such as a flag with the name of a function.
+
+    Raises:
+      UsageError: The kind of error and its message; --verbose shows where it was.
+    """
+    try:
+        yield
+    except (UsageError, KeyboardInterrupt):
+        raise
+    except SystemExit as error:
+        raise ended(what, error) from error
+    except BaseException as error:
+        words = printable(_AROUND.sub("", one_line(error)))
+        if len(words) > _MOST_CHARACTERS:
+            words = words[:_MOST_CHARACTERS] + "..."
+        raise UsageError(
+            f"{what} failed ({type(error).__name__}: {words}): mend it; --verbose "
+            "shows where."
+        ) from error
+
+
+def ended(what: str, error: SystemExit) -> UsageError:
+    """Returns what to say of a user's code that ends the program.
+
+    Its exit code would be taken for that of the run: 0 for done, 3 for diverged.
+    """
+    code = "" if error.code is None else repr(error.code)
+    return UsageError(
+        f"{what} calls sys.exit({printable(code[:100])}), which would end the run as "
+        "if it were over: leave the call out, or raise an error that says what is "
+        "wrong."
+    )

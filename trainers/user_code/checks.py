@@ -1,0 +1,214 @@
+"""Checks of a user's model against its data, before anything is written."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import graph_pb2, types_pb2
+
+from models.base import Objective
+from strategies.common.errors import UsageError
+from strategies.common.types import Batch
+from trainers.inputs.sources import ArraySource, Data
+from trainers.user_code.train_step import NAME
+
+# In place of which `fit` and `evaluate` would call them.
+_OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
+
+
+def check_methods(model: keras.Model) -> None:
+    """Refuses methods of the model's class that only `fit` would call.
+
+    Raises:
+      UsageError: There is one.
+    """
+    for name in _OF_FIT:
+        if getattr(type(model), name) is not getattr(keras.Model, name):
+            raise UsageError(
+                f"{type(model).__name__} has a {name} of its own, which only fit would "
+                f"call: write {NAME}(model, batch, training) beside the factory, which "
+                "returns the loss of each example."
+            )
+
+
+def check_values(objective: Objective, model: keras.Model, batch: Batch) -> None:
+    """Finds now, and in nothing but a graph, what the first step would fail with.
+
+    Raises:
+      UsageError: The model takes text or complex numbers for real numbers.
+    """
+
+    def values(batch: Batch) -> None:
+        with keras.StatelessScope():
+            objective.values(model, batch, training=True)
+        with keras.StatelessScope():
+            objective.judged(model, batch)
+
+    traced = tf.function(values, autograph=False).get_concrete_function(batch)
+    for source, target in _casts(traced.graph.as_graph_def()):
+        if source in _UNFIT and target not in _UNFIT:
+            where = _where(batch, source)
+            raise UsageError(f"the data has {where} of {_UNFIT[source]}")
+
+
+def check_numbers(data: Data) -> None:
+    """Refuses examples of strings or complex numbers, for models of the project.
+
+    Raises:
+      UsageError: There are some.
+    """
+    for values in data.evaluation.read(
+        data.evaluation.tensors(), tf.zeros([1], tf.int64)
+    ):
+        for value in tf.nest.flatten(values):
+            if value.dtype.as_datatype_enum in _UNFIT:
+                kind = "strings" if value.dtype == tf.string else "complex numbers"
+                raise UsageError(
+                    f"the data set returned {kind}, and models of this project take "
+                    "real numbers: turn them into numbers, or give a model of your own."
+                )
+
+
+@contextlib.contextmanager
+def labels_blamed(batch: Batch) -> Iterator[None]:
+    """Turns an error of the block into one line if labels are not real numbers.
+
+    Args:
+      batch: Examples that the block computes a loss of.
+
+    Raises:
+      UsageError: The block failed, and labels are strings or complex numbers.
+    """
+    try:
+        yield
+    except Exception as error:
+        for label in tf.nest.flatten(batch.labels):
+            unfit = _UNFIT.get(label.dtype.as_datatype_enum)
+            if unfit is not None:
+                raise UsageError(f"the data has labels of {unfit}") from error
+        raise
+
+
+_COMPLEX = (
+    "complex numbers, of which the model takes the real parts alone: give real and "
+    "imaginary parts as features of their own, as by numpy.stack([x.real, x.imag], -1)."
+)
+# Types that TensorFlow casts to numbers with an error, or with a loss.
+_UNFIT = {
+    types_pb2.DT_STRING: "strings, which the model takes for numbers: turn them into "
+    "numbers, or begin the model with a layer for strings, such as "
+    "keras.layers.StringLookup.",
+    types_pb2.DT_COMPLEX64: _COMPLEX,
+    types_pb2.DT_COMPLEX128: _COMPLEX,
+}
+
+
+def _casts(graph: graph_pb2.GraphDef) -> Iterator[tuple[int, int]]:
+    """Yields the types from and to which a graph casts, its functions included."""
+    for nodes in (graph.node, *(made.node_def for made in graph.library.function)):
+        for node in nodes:
+            if node.op == "Cast":
+                yield node.attr["SrcT"].type, node.attr["DstT"].type
+
+
+def _where(batch: Batch, kind: int) -> str:
+    """Returns which part of a batch has values of a type."""
+    parts = {"features": batch.features, "labels": batch.labels}
+    found = [
+        name
+        for name, values in parts.items()
+        if any(value.dtype == kind for value in tf.nest.flatten(values))
+    ]
+    return " and ".join(found) or "values"
+
+
+class IdRange(NamedTuple):
+    """The smallest and the largest of some ids."""
+
+    least: float
+    most: float
+
+
+def check_ids(
+    loss: Any,
+    names: Sequence[str] | None,
+    data: Data,
+    few: Batch,
+    predictions: Callable[[], Any],
+) -> None:
+    """Refuses ids of classes that the model has no output for.
+
+    On a CPU TensorFlow ends the step at the first one; on a GPU its loss is not a
+    number.
+
+    Args:
+      loss: What the model is compiled with: Keras's name, an object or a function, or a
+        list or dict of those by output.
+      names: Of the model's outputs, in order; None if they are not known.
+      data: Data whose labels are checked, where they are in memory.
+      few: A few examples, which are checked where labels are not in memory.
+      predictions: Returns the model's outputs, of which only shapes matter.
+
+    Raises:
+      UsageError: A label is not from 0 to the number of outputs - 1.
+    """
+    losses = _by_output(loss, names)
+    sparse = {name: _ignored(given) for name, given in losses.items()}
+    sparse = {name: ignored for name, ignored in sparse.items() if ignored is not False}
+    sources = [
+        source.tensors()[1]
+        for source in (data.train, data.evaluation)
+        if isinstance(source, ArraySource)
+    ] or [few.labels]
+    if not sparse:
+        return
+    outputs = _by_output(predictions(), names)
+    for name, ignored in sparse.items():
+        for labels in sources:
+            labelled = _by_output(labels, names).get(name)
+            if labelled is not None and name in outputs:
+                _check_range(labelled, outputs[name], name, ignored)
+
+
+def _check_range(labels: Any, outputs: Any, name: str, ignored: int | None) -> None:
+    num_classes = outputs.shape[-1]
+    values = np.asarray(labels)
+    if num_classes is None or values.dtype.kind not in "biuf":
+        return
+    if ignored is not None:
+        values = values[values != ignored]
+    wrong = values[~((values >= 0) & (values < num_classes))]
+    if wrong.size:
+        of_output = f" of output {name!r}" if name else ""
+        found = "not a number" if np.isnan(wrong[0]) else f"{wrong[0]:g}"
+        raise UsageError(
+            f"the data has a label{of_output} that is {found}, and the model has "
+            f"{num_classes} outputs for classes, 0 to {num_classes - 1}: give the "
+            "model an output for each class, or number the classes from 0."
+        )
+
+
+def _by_output(values: Any, names: Sequence[str] | None) -> Mapping[str, Any]:
+    if isinstance(values, Mapping):
+        return values
+    if isinstance(values, (list, tuple)):
+        if names is None or len(names) != len(values):
+            names = [str(index) for index in range(len(values))]
+        return dict(zip(names, values, strict=True))
+    return {"": values}
+
+
+def _ignored(loss: Any) -> int | bool | None:
+    """Returns the class that a loss of ids leaves out; False if it takes no ids."""
+    try:
+        loss = keras.losses.get(loss)
+    except ValueError:
+        return False
+    if isinstance(loss, keras.losses.SparseCategoricalCrossentropy):
+        return loss.ignore_class
+    return None if loss is keras.losses.sparse_categorical_crossentropy else False

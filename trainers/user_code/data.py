@@ -1,0 +1,302 @@
+"""Examples from a factory of the user's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from models import factories
+from strategies.common.errors import UsageError
+from strategies.common.text import shown
+from trainers.config.data import DataConfig
+from trainers.inputs.sources import ArraySource, Data, Source, held_out
+from trainers.user_code import blamed
+
+_ACCEPTED = (
+    "return (features, labels) as arrays, a tf.data.Dataset of such pairs, (number of "
+    "examples, function of indices that reads them), or two of one kind, the second "
+    "to evaluate on"
+)
+
+_SEVERAL_SHAPES = (
+    f"returned examples of several shapes or types: {_ACCEPTED}, each array of one "
+    "shape."
+)
+_WEIGHTS = "Weights of examples are not taken: let a replica_step weigh their losses."
+# What steps can be given, by NumPy's kinds of types (numpy.dtype.kind): booleans,
+# numbers and strings.
+_KINDS = "biufcSU"
+
+
+def load(config: DataConfig) -> Data:
+    """The examples of --dataset=package.module:factory.
+
+    Raises:
+      UsageError: there is no such factory, or it returned something else.
+    """
+    flag = f"--dataset={config.dataset}"
+    with blamed(flag):
+        made = factories.factory(config.dataset, "dataset")()
+    if isinstance(made, Data):
+        return made
+    try:
+        with blamed(flag):
+            return _data(made, config.eval_fraction)
+    except _Unusable as error:
+        raise UsageError(f"{flag} {error}") from error
+
+
+class _Unusable(UsageError):
+    """What a factory returned; the message begins with a verb."""
+
+
+def _data(made: Any, eval_fraction: float) -> Data:
+    if _is_two(made):
+        train, evaluation = map(_source, made)
+    else:
+        train, evaluation = _held_out(_source(made), eval_fraction)
+    if not train.num_examples or not evaluation.num_examples:
+        raise _Unusable("returned no examples to train or to evaluate on.")
+    features, labels = evaluation.read(evaluation.tensors(), tf.zeros([1], tf.int64))
+    _check_numbers(features, labels)
+    num_classes = 0
+    if not tf.nest.is_nested(features) and not tf.nest.is_nested(labels):
+        num_classes = max(_num_classes(train), _num_classes(evaluation))
+    return Data(
+        train=train,
+        evaluation=evaluation,
+        input_shape=() if tf.nest.is_nested(features) else tuple(features.shape[1:]),
+        num_classes=num_classes,
+    )
+
+
+def _check_numbers(features: Any, labels: Any) -> None:
+    """Refuses examples of no numbers, on which kernels end the process."""
+    for name, values in (("features", features), ("labels", labels)):
+        for array in tf.nest.flatten(values):
+            if 0 in tuple(array.shape)[1:]:
+                shape = ", ".join(map(str, array.shape[1:]))
+                raise _Unusable(
+                    f"returned {name} of shape [n, {shape}], in which there is no "
+                    f"number: {_ACCEPTED}, with at least one in each example."
+                )
+
+
+def _is_two(made: Any) -> bool:
+    """Of one kind: to train on, and to evaluate on."""
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        return False
+    if all(isinstance(part, tf.data.Dataset) for part in made):
+        return True
+    if all(isinstance(part, tuple) and len(part) == 3 for part in made):
+        raise _Unusable(f"returned two triples: {_ACCEPTED}. {_WEIGHTS}")
+    return all(isinstance(part, tuple) and len(part) == 2 for part in made)
+
+
+def _in_words(made: Any) -> str:
+    """Returns what a factory returned, without its contents."""
+    if isinstance(made, (tuple, list)):
+        weights = f" ({_WEIGHTS})" if len(made) == 3 else ""
+        return f"{len(made)} things{weights}"
+    if isinstance(made, (np.ndarray, tf.Tensor)):
+        shape = ", ".join(map(str, made.shape))
+        return f"one array of shape [{shape}], without labels"
+    return "None" if made is None else f"a {type(made).__name__}"
+
+
+def _source(made: Any) -> Source:
+    if isinstance(made, tf.data.Dataset):
+        return _of_dataset(made)
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        raise _Unusable(f"returned {_in_words(made)}: {_ACCEPTED}.")
+    first, second = made
+    if isinstance(first, (int, np.integer)) and callable(second):
+        return ReadSource(int(first), second)
+    return ArraySource(_arrays(first), _arrays(second))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadSource:
+    """Examples that a function of the user's reads. Satisfies `Source`.
+
+    Attributes:
+      num_examples: how many there are.
+      function: from indices [n] to features and labels [n, ...], in TensorFlow
+        operations, because it is part of what each process computes.
+    """
+
+    num_examples: int
+    function: Callable[[tf.Tensor], tuple[Any, Any]]
+
+    @property
+    def example_bytes(self) -> None:
+        return None
+
+    def tensors(self) -> Any:
+        return tf.zeros([])
+
+    def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
+        del tensors
+        read = self.function(indices)
+        if not isinstance(read, tuple) or len(read) != 2:
+            raise _Unusable("reads something else than a pair of features and labels.")
+        features, labels = read
+        return _tuples(features), _tuples(labels)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Some examples of a source. Satisfies `Source`."""
+
+    source: Source
+    positions: tf.Tensor
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.positions)
+
+    @property
+    def example_bytes(self) -> int | None:
+        return self.source.example_bytes
+
+    def tensors(self) -> Any:
+        return self.source.tensors(), self.positions
+
+    def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
+        own, positions = tensors
+        return self.source.read(own, tf.gather(positions, indices))
+
+
+def _held_out(source: Source, fraction: float) -> tuple[Source, Source]:
+    """Two parts, the same in every run."""
+    is_held_out = held_out(source.num_examples, fraction, _ids(source))
+    chosen = (~is_held_out, is_held_out)
+    if isinstance(source, ArraySource):
+        arrays = tf.nest.map_structure(np.asarray, source.tensors())
+        parts = [_rows(arrays, rows) for rows in chosen]
+        return ArraySource(*parts[0]), ArraySource(*parts[1])
+    with tf.device("/device:CPU:0"):
+        positions = [tf.constant(np.flatnonzero(rows)) for rows in chosen]
+    return _Part(source, positions[0]), _Part(source, positions[1])
+
+
+def _rows(arrays: Any, chosen: np.ndarray) -> Any:
+    return tf.nest.map_structure(lambda array: array[chosen], arrays)
+
+
+def _ids(source: Source) -> np.ndarray | None:
+    """Labels [num_examples] that may be ids of classes, where they are in memory."""
+    if not isinstance(source, ArraySource):
+        return None
+    _, labels = source.tensors()
+    if (
+        tf.nest.is_nested(labels)
+        or labels.shape.rank != 1
+        or not labels.dtype.is_integer
+    ):
+        return None
+    return labels.numpy()
+
+
+def _num_classes(source: Source) -> int:
+    ids = _ids(source)
+    return 0 if ids is None or ids.min() < 0 else int(ids.max()) + 1
+
+
+def _of_dataset(dataset: tf.data.Dataset) -> ArraySource:
+    """All of a dataset in memory: a step reads any examples of it.
+
+    Raises:
+      UsageError: it has no end, or elements that are not alike.
+    """
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) != 2:
+        raise _Unusable(
+            "returned a tf.data.Dataset of elements that are not pairs of features and "
+            f"labels: {_ACCEPTED}."
+        )
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise _Unusable(
+            "returned a tf.data.Dataset without an end: leave repeat() out; epochs and "
+            "their order are the run's."
+        )
+    specs = tf.nest.flatten(spec)
+    for one in specs:
+        if not isinstance(one, tf.TensorSpec):
+            raise _Unusable(
+                "returned a tf.data.Dataset with elements of "
+                f"{type(one).__name__.removesuffix('Spec')}: turn them into dense "
+                "tensors of one shape, such as by tf.sparse.to_dense or "
+                "RaggedTensor.to_tensor."
+            )
+    if all(s.shape.rank and s.shape[0] is None for s in specs):
+        dataset = dataset.unbatch()
+    elements = list(dataset.as_numpy_iterator())
+    if not elements:
+        raise _Unusable("returned a tf.data.Dataset without elements.")
+    try:
+        stacked = tf.nest.map_structure(lambda *rows: np.stack(rows), *elements)
+    except ValueError as error:
+        raise _Unusable(_SEVERAL_SHAPES) from error
+    features, labels = stacked
+    return ArraySource(_arrays(features), _arrays(labels))
+
+
+def _arrays(values: Any) -> Any:
+    """Of a structure of what NumPy takes for arrays; ids are int64."""
+    if isinstance(values, (list, tuple)) and all(
+        isinstance(value, (np.ndarray, tf.Tensor)) for value in values
+    ):
+        return tuple(map(_arrays, values))
+    if isinstance(values, Mapping):
+        return {name: _arrays(value) for name, value in values.items()}
+    array = _array(values)
+    if not array.ndim:
+        raise _Unusable(
+            f"returned {shown(repr(values))} where an array is needed: {_ACCEPTED}."
+        )
+    if array.dtype.kind not in _KINDS and not _is_bfloat16(array):
+        raise _Unusable(
+            f"returned an array of {array.dtype}, which is neither numbers nor "
+            "strings: turn it into numbers."
+        )
+    return (
+        array.astype(np.int64)
+        if array.dtype.kind in "iu" and array.ndim == 1
+        else array
+    )
+
+
+def _array(values: Any) -> np.ndarray:
+    """Returns what NumPy takes for an array, if it has numbers in it and not objects.
+
+    NumPy would run through anything that can be counted, and complain of what it finds.
+    """
+    if not isinstance(values, (list, tuple, int, float)) and not (
+        hasattr(values, "__array__") or hasattr(values, "__array_interface__")
+    ):
+        raise _Unusable(
+            f"returned {_in_words(values)} where an array is needed: {_ACCEPTED}."
+        )
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise _Unusable(_SEVERAL_SHAPES) from error
+    if array.dtype == object:
+        if all(isinstance(value, (str, bytes)) for value in array.flat):
+            return array.astype(np.str_)
+        raise _Unusable(_SEVERAL_SHAPES)
+    return array
+
+
+def _is_bfloat16(array: np.ndarray) -> bool:
+    """NumPy has no kind for it."""
+    return array.dtype == tf.bfloat16.as_numpy_dtype
+
+
+def _tuples(values: Any) -> Any:
+    return tuple(values) if isinstance(values, list) else values

@@ -1,0 +1,136 @@
+"""Whether a loss or metric is a function of each example by itself.
+
+Strategies divide a batch among replicas. If an example's loss depends on the others in
+its batch, the sum over replicas is another loss than that of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.common.errors import UsageError
+
+# Rounding of sums over one example's values, in single precision.
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
+
+# Predictions of which each computation takes more than a few milliseconds.
+_MANY = 1_000_000
+
+
+class Judge(Protocol):
+    """A loss or a metric.
+
+    Attributes:
+      title: For messages, such as `the loss 'huber'`.
+    """
+
+    @property
+    def title(self) -> str: ...
+
+    def __call__(self, labels: Any, predictions: Any, global_size: Any = None) -> Any:
+        """Returns values [n] of n examples."""
+
+    def reduced(self, labels: Any, predictions: Any) -> Any:
+        """Returns the value of the batch in `fit`, a scalar."""
+
+
+def check_independence(judges: Sequence[Judge], labels: Any, predictions: Any) -> None:
+    """Computes a few examples together and one by one, and compares with Keras.
+
+    Args:
+      judges: Losses and metrics.
+      labels: Of a few examples.
+      predictions: Of the same, with any values.
+
+    Raises:
+      UsageError: A value differs, or the mean of the values is not the one of `fit`.
+    """
+    flat = tf.nest.flatten(predictions)
+    is_large = sum(value.shape.num_elements() for value in flat) > _MANY
+    for judge in judges:
+        _check_rows(judge, labels, predictions)
+        # An argmax over the examples is found out by predictions in another order.
+        for shift in range(1 if is_large else flat[0].shape[0]):
+            _check_mean(judge, labels, _each(tf.roll, predictions, shift, 0))
+
+
+def _check_rows(judge: Judge, labels: Any, predictions: Any) -> None:
+    count = tf.nest.flatten(predictions)[0].shape[0]
+    values = judge(labels, predictions, count)
+    if values.shape != (count,):
+        raise UsageError(
+            f"{judge.title} gives {values.shape[0]} values for {count} examples: "
+            "return a tensor whose first axis is that of the examples."
+        )
+    alone = [
+        judge(_rows(labels, [index]), _rows(predictions, [index]), count)
+        for index in range(count)
+    ]
+    found = tf.reduce_mean(values)
+    _require_additive(judge, found, tf.concat(alone, 0), labels, predictions)
+
+
+def _require_additive(
+    judge: Judge, found: Any, of_parts: Any, labels: Any, predictions: Any
+) -> None:
+    # Only sums over examples are ever used.
+    if not _agree(found, tf.reduce_mean(of_parts)):
+        raise UsageError(
+            f"{judge.title} gives examples another value beside other examples, so "
+            f"that replicas cannot share a batch ({_shapes(labels, predictions)}): "
+            "return a function of each example by itself, of labels and predictions "
+            "of one shape."
+        )
+
+
+def _check_mean(judge: Judge, labels: Any, predictions: Any) -> None:
+    values = judge(labels, predictions)
+    count = values.shape[0]
+    parts = [
+        judge(_rows(labels, rows), _rows(predictions, rows), count)
+        for rows in (range(count // 2), range(count // 2, count))
+        if rows
+    ]
+    found = tf.reduce_mean(values)
+    _require_additive(judge, found, tf.concat(parts, 0), labels, predictions)
+    expected = judge.reduced(labels, predictions)
+    if not _agree(found, expected):
+        raise UsageError(
+            f"{judge.title} is {float(expected):g} in fit and {float(found):g} as the "
+            f"mean of its examples' values ({_shapes(labels, predictions)}): return "
+            "one value for each example, without their mean."
+        )
+
+
+def _rows(values: Any, rows: Sequence[int]) -> Any:
+    return _each(tf.gather, values, list(rows))
+
+
+def _each(function: Callable[..., Any], values: Any, *arguments: Any) -> Any:
+    return tf.nest.map_structure(lambda value: function(value, *arguments), values)
+
+
+def _agree(found: Any, expected: Any) -> bool:
+    return np.allclose(
+        np.asarray(found, np.float64),
+        np.asarray(expected, np.float64),
+        rtol=_RELATIVE,
+        atol=_ABSOLUTE,
+        equal_nan=True,
+    )
+
+
+def _shapes(labels: Any, predictions: Any) -> str:
+    """Returns such as `labels [n], predictions [n, 1]`."""
+    words = [
+        ", ".join(
+            "[" + ", ".join(["n", *map(str, value.shape[1:])]) + "]"
+            for value in tf.nest.flatten(values)
+        )
+        for values in (labels, predictions)
+    ]
+    return f"labels {words[0]}, predictions {words[1]}"

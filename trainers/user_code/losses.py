@@ -1,0 +1,391 @@
+"""Losses and metrics as Keras computes them, for each example.
+
+`fit` takes means over a batch. A shard of a global batch needs the sum over its own
+examples, so that functions are asked for the value of each example here.
+
+A loss of cross entropy over classes makes a classifier. For any other loss (several
+outputs, labels of several kinds, a user's own function) no classes are counted, because
+a table could mean something else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.base import AsCompiled, Classes, ClassesOf, Judged, Predict, judged_by
+from strategies.common.errors import UsageError
+from strategies.common.private_apis import (
+    OutputLoss,
+    OutputMetric,
+    compiled_with,
+    function_of_metric,
+    losses_by_output,
+    metric_names,
+    metrics_by_output,
+)
+from trainers.user_code.independence import check_independence
+from trainers.user_code.unreduced import (
+    Unreduced,
+    in_columns,
+    num_rows,
+    of_rows,
+    refuse_masks,
+)
+
+_ACCURACY = ("accuracy", "acc")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompiledObjective:
+    """The objective that `fit` would have. Satisfies `Objective`.
+
+    Attributes:
+      losses: One of each output that has one.
+      metrics: By the name that `evaluate` reports them by.
+      classes: Classes of examples; None where the model is no classifier.
+      compiled: The arguments of `compile` that it was made from.
+    """
+
+    losses: Sequence[_Loss]
+    metrics: Mapping[str, _Mean]
+    classes: ClassesOf | None
+    compiled: AsCompiled | None
+
+    def values(
+        self, model: Predict, batch: Any, training: bool
+    ) -> Mapping[str, tf.Tensor]:
+        """See `Objective`."""
+        predictions = model(batch.features, training=training)
+        return self.of_predictions(batch.labels, predictions, batch.global_size)
+
+    def of_predictions(
+        self, labels: Any, predictions: Any, global_size: Any = None
+    ) -> Mapping[str, tf.Tensor]:
+        """See `Objective`."""
+        refuse_masks(predictions)
+        labels = _in_floatx(labels)
+        by_name = {
+            f"{loss.name}_loss": loss(labels, predictions, global_size)
+            for loss in self.losses
+        }
+        total = tf.add_n(
+            [
+                value if loss.weight is None else loss.weight * value
+                for loss, value in zip(self.losses, by_name.values(), strict=True)
+            ]
+        )
+        reported = by_name if len(self.losses) > 1 else {}
+        found = {name: f(labels, predictions) for name, f in self.metrics.items()}
+        return {"loss": total, **found, **reported}
+
+    def judged(self, model: Predict, batch: Any) -> Judged:
+        """See `Objective`."""
+        return judged_by(self, self.classes, model, batch)
+
+
+def objective_of(
+    model: keras.Model,
+    loss: str | None,
+    metrics: Sequence[str] | None,
+    labels: Any,
+    predictions: Any,
+) -> CompiledObjective:
+    """Returns what `fit` would minimize and report, for each example.
+
+    Call it outside of a strategy's scope, because Keras makes variables of metrics.
+
+    Args:
+      model: A model, perhaps compiled.
+      loss: Keras's name; None for the loss the model was compiled with.
+      metrics: Keras's names; None for those the model was compiled with.
+      labels: Of a few examples.
+      predictions: Tensors such as the model returns for these examples.
+
+    Raises:
+      UsageError: There is no loss, or one of them has no value for each example.
+    """
+    weights, reported, weighted = compiled_with(model)
+    minimized = loss or getattr(model, "loss", None)
+    if minimized is None:
+        raise UsageError(
+            "--loss is missing, and the model was not compiled with one: give Keras's "
+            "name of it, such as --loss=sparse_categorical_crossentropy, or compile "
+            "the model."
+        )
+    compiled = AsCompiled(
+        loss=minimized,
+        loss_weights=None if loss else weights,
+        metrics=_named_accuracy(list(metrics) if metrics else reported),
+        weighted_metrics=None if metrics else _named_accuracy(weighted),
+    )
+    names = getattr(model, "output_names", None)
+    labels = _in_floatx(labels)
+    losses = _losses(compiled, names, labels, predictions)
+    objective = CompiledObjective(
+        losses=losses,
+        metrics=_metrics(compiled, names, labels, predictions),
+        classes=classes_of(losses[0].resolved.loss) if len(losses) == 1 else None,
+        compiled=compiled,
+    )
+    refuse_masks(predictions)
+    check_independence([*losses, *objective.metrics.values()], labels, predictions)
+    return objective
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Loss:
+    """The loss of one output, for each example.
+
+    Attributes:
+      resolved: The loss as Keras resolves it.
+    """
+
+    resolved: OutputLoss
+
+    @property
+    def name(self) -> str:
+        return self.resolved.name
+
+    @property
+    def title(self) -> str:
+        return f"the loss {self.resolved.loss.name!r}"
+
+    @property
+    def weight(self) -> float | None:
+        return self.resolved.weight
+
+    def __call__(
+        self, labels: Any, predictions: Any, global_size: Any = None
+    ) -> tf.Tensor:
+        """Returns values [n] whose mean over the global batch is Keras's loss.
+
+        Args:
+          labels: Of n examples.
+          predictions: Of the same.
+          global_size: Examples of the global batch; None if these are all.
+        """
+        loss = self.resolved.loss
+        values = self.resolved.computed_by(Unreduced(loss))(labels, predictions)
+        if loss.reduction != "sum":
+            return of_rows(tf.reduce_mean, values, predictions, self.title)
+        summed = of_rows(tf.reduce_sum, values, predictions, self.title)
+        size = num_rows(predictions) if global_size is None else global_size
+        return tf.cast(size, summed.dtype) * summed
+
+    def reduced(self, labels: Any, predictions: Any) -> tf.Tensor:
+        """Returns the loss of the batch as `fit` has it, without its weight."""
+        return self.resolved.computed_by(self.resolved.loss)(labels, predictions)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Mean:
+    """A metric that is a mean over examples."""
+
+    name: str
+    resolved: OutputMetric
+
+    @property
+    def title(self) -> str:
+        return f"the metric {self.name!r}"
+
+    def __call__(
+        self, labels: Any, predictions: Any, global_size: Any = None
+    ) -> tf.Tensor:
+        """Returns values [n] whose mean over all examples is Keras's metric."""
+        del global_size
+        of_output = self.resolved.of_output(labels, predictions)
+        values = in_columns(function_of_metric(self.resolved.metric), *of_output)
+        dtype = self.resolved.metric.dtype
+        return of_rows(tf.reduce_mean, tf.cast(values, dtype), of_output[1], self.title)
+
+    def reduced(self, labels: Any, predictions: Any) -> tf.Tensor:
+        """Returns the metric of the batch, as its `update_state` counts it."""
+        metric = self.resolved.metric
+        values = function_of_metric(metric)(
+            *self.resolved.of_output(labels, predictions)
+        )
+        return tf.reduce_mean(tf.cast(values, metric.dtype))
+
+
+def _losses(
+    compiled: AsCompiled, names: Sequence[str] | None, labels: Any, predictions: Any
+) -> Sequence[_Loss]:
+    _check_names(compiled.loss, names, labels, predictions)
+    resolved = losses_by_output(
+        compiled.loss, compiled.loss_weights, names, labels, predictions
+    )
+    if not resolved:
+        raise UsageError("no loss is of an output of the model: give one.")
+    if len(resolved) > 1 and not tf.nest.is_nested(predictions):
+        raise UsageError(
+            f"the model has one output and {len(resolved)} losses, of which fit "
+            "minimizes the first alone: give one loss."
+        )
+    return [_Loss(one) for one in resolved]
+
+
+def _check_names(
+    loss: Any, names: Sequence[str] | None, labels: Any, predictions: Any
+) -> None:
+    """Says what Keras refuses as an object of another type."""
+    of_names = isinstance(predictions, Mapping)
+    if isinstance(loss, Mapping) and not (names or of_names):
+        raise UsageError(
+            "no loss is of an output of the model: there are losses of "
+            f"{', '.join(loss)}, and its output has no name: give one loss."
+        )
+    if not (of_names and isinstance(labels, Mapping)):
+        return
+    wanted = loss if isinstance(loss, Mapping) else predictions
+    for output in wanted:
+        if output not in labels:
+            raise UsageError(
+                f"the data has no labels of output {output!r}; it has labels of "
+                f"{', '.join(labels)}: name both alike."
+            )
+
+
+def _metrics(
+    compiled: AsCompiled, names: Sequence[str] | None, labels: Any, predictions: Any
+) -> Mapping[str, _Mean]:
+    if not compiled.metrics and not compiled.weighted_metrics:
+        return {}
+    resolved = metrics_by_output(
+        compiled.metrics, compiled.weighted_metrics, names, labels, predictions
+    )
+    for one in resolved:
+        _require_mean(one.metric)
+    named = metric_names(resolved)
+    if "loss" in named:
+        raise UsageError("a metric is named 'loss', as the loss is: rename it.")
+    return {name: _Mean(name, one) for name, one in zip(named, resolved, strict=True)}
+
+
+def _require_mean(metric: keras.metrics.Metric) -> None:
+    """Raises UsageError unless a metric is the mean of a function's values."""
+    kind, mean = type(metric), keras.metrics.MeanMetricWrapper
+    is_mean = isinstance(metric, mean) and (
+        (kind.update_state, kind.result) == (mean.update_state, mean.result)
+    )
+    if not is_mean:
+        raise UsageError(
+            f"the metric {metric.name!r} is not a mean over "
+            "examples, as accuracy or mean_absolute_error are: leave it out, and use "
+            "it on the trained model."
+        )
+
+
+def _named_accuracy(metrics: Any) -> Any:
+    """Returns the same metrics, with one name for accuracy in files and charts."""
+    if metrics is None:
+        return None
+    return keras.tree.map_structure(
+        lambda given: "accuracy" if _is_accuracy(given) else given, metrics
+    )
+
+
+def _is_accuracy(given: Any) -> bool:
+    return isinstance(given, str) and given.lower() in _ACCURACY
+
+
+def _in_floatx(labels: Any) -> Any:
+    """Returns labels as `fit` hands them on: floating ones in Keras's floatx."""
+
+    def converted(label: Any) -> tf.Tensor:
+        label = tf.convert_to_tensor(label)
+        return (
+            tf.cast(label, keras.config.floatx()) if label.dtype.is_floating else label
+        )
+
+    return tf.nest.map_structure(converted, labels)
+
+
+_LOSSES = keras.losses
+
+
+def classes_of(loss: Any) -> ClassesOf | None:
+    """How classes follow from labels and predictions; None if they do not.
+
+    Args:
+      loss: what is minimized: Keras's name of it, an object or a function, or a
+        structure of those.
+    """
+    if isinstance(loss, (list, tuple, dict)):
+        return None
+    loss = _LOSSES.get(loss)
+    # Keras wraps a function into an object that has it as `fn`.
+    kinds = (type(loss), loss, getattr(loss, "fn", None))
+    for kind, find in _FINDERS:
+        if kind in kinds:
+            return functools.partial(_checked, functools.partial(find, loss))
+    return None
+
+
+def _checked(
+    find: Callable[[Any, Any], Classes | None], labels: Any, predictions: Any
+) -> Classes | None:
+    if tf.nest.is_nested(labels) or tf.nest.is_nested(predictions):
+        return None
+    if labels.shape.rank is None or predictions.shape.rank is None:
+        return None
+    return find(labels, predictions)
+
+
+def _by_id(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
+    """Labels are ids, [n] or [n, 1], and predictions of each class, [n, classes]."""
+    if predictions.shape.rank != 2 or not _is_column(labels):
+        return None
+    if getattr(loss, "ignore_class", None) is not None:
+        return None
+    num_classes = predictions.shape[-1]
+    if num_classes is None or num_classes < 2:
+        return None
+    ids = tf.cast(tf.reshape(labels, [-1]), tf.int64)
+    return Classes(ids, tf.argmax(predictions, axis=-1), num_classes)
+
+
+def _by_share(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
+    """Both are of each class, [n, classes]: what is largest of a row is its class."""
+    del loss
+    num_classes = predictions.shape[-1] if predictions.shape.rank == 2 else None
+    if num_classes is None or num_classes < 2 or labels.shape.rank != 2:
+        return None
+    ids, predicted = tf.argmax(labels, axis=-1), tf.argmax(predictions, axis=-1)
+    return Classes(ids, predicted, num_classes)
+
+
+def _of_two(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
+    """Both are one number of each example, [n] or [n, 1]; several are several labels.
+
+    A prediction is the probability of class 1, or its logit.
+    """
+    if not _is_column(labels) or not _is_column(predictions):
+        return None
+    half = 0.0 if getattr(loss, "from_logits", False) else 0.5
+    ids = tf.cast(tf.reshape(labels, [-1]), tf.float32) > 0.5
+    predicted = tf.reshape(predictions, [-1]) > tf.cast(half, predictions.dtype)
+    return Classes(tf.cast(ids, tf.int64), tf.cast(predicted, tf.int64), 2)
+
+
+def _is_column(values: tf.Tensor) -> bool:
+    return values.shape.rank == 1 or (values.shape.rank == 2 and values.shape[1] == 1)
+
+
+_FINDERS: tuple[tuple[Any, Callable[..., Classes | None]], ...] = (
+    (_LOSSES.SparseCategoricalCrossentropy, _by_id),
+    (_LOSSES.sparse_categorical_crossentropy, _by_id),
+    (_LOSSES.CategoricalCrossentropy, _by_share),
+    (_LOSSES.categorical_crossentropy, _by_share),
+    (_LOSSES.CategoricalFocalCrossentropy, _by_share),
+    (_LOSSES.categorical_focal_crossentropy, _by_share),
+    (_LOSSES.BinaryCrossentropy, _of_two),
+    (_LOSSES.binary_crossentropy, _of_two),
+    (_LOSSES.BinaryFocalCrossentropy, _of_two),
+    (_LOSSES.binary_focal_crossentropy, _of_two),
+)

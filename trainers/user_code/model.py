@@ -1,0 +1,220 @@
+"""A model from a factory of the user's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models import factories
+from models.base import Build, Examples, Objective, Settings
+from strategies.common.errors import UsageError
+from strategies.common.private_apis import make_anew
+from strategies.common.text import one_line
+from strategies.common.types import Batch
+from trainers.config.model import ModelConfig
+from trainers.inputs.sources import Data, Source
+from trainers.user_code import blamed
+from trainers.user_code.checks import (
+    check_ids,
+    check_methods,
+    check_values,
+    labels_blamed,
+)
+from trainers.user_code.losses import objective_of
+from trainers.user_code.probe import probe
+from trainers.user_code.train_step import NAME, own_objective
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CustomModel:
+    """Satisfies `models.base.TrainableModel`.
+
+    Attributes:
+      build: makes the model and its variables.
+      loss: Keras's name; None for the one it is compiled with.
+      metrics: Keras's names; None for those it is compiled with.
+      replica_step: in place of both, if the module has it.
+      few: a batch of examples that it is to take.
+      data: All of the examples.
+      flag: for messages.
+    """
+
+    build: Build
+    loss: str | None
+    metrics: Sequence[str] | None
+    replica_step: Callable[..., Any] | None
+    few: Callable[[], Batch]
+    data: Data
+    flag: str
+
+    def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
+        """See `TrainableModel`."""
+        if label_smoothing:
+            raise UsageError(
+                f"--label_smoothing={label_smoothing} is not used with a model of your "
+                "own: compile it with a loss that smooths labels."
+            )
+        with blamed(self.flag):
+            if self.replica_step is None:
+                objective: Objective = self._compiled(model)
+            else:
+                objective = own_objective(
+                    self.replica_step, lambda: self._compiled(model)
+                )
+            check_values(objective, model, self.few())
+        return objective
+
+    def _compiled(self, model: keras.Model) -> Objective:
+        """Returns the objective of `fit`, on data that it can be computed of."""
+        few = self.few()
+        examples = probe(model, few)
+
+        def predictions() -> Any:
+            return model.compute_output_spec(_specified(few.features))
+
+        loss = self.loss or getattr(model, "loss", None)
+        names = getattr(model, "output_names", None)
+        # Keras computes the loss of these examples to find out what it is made of.
+        check_ids(loss, names, self.data, few, predictions)
+        with labels_blamed(few):
+            return objective_of(model, self.loss, self.metrics, *examples)
+
+
+def custom_model(config: ModelConfig, data: Data) -> CustomModel:
+    """The model of --model=package.module:factory.
+
+    Args:
+      config: names it.
+      data: Examples that it is to take.
+
+    Raises:
+      UsageError: there is no such factory.
+    """
+    flag = f"--model={config.model}"
+    with blamed(flag):
+        make = factories.factory(config.model, "model")
+        replica_step = factories.beside(config.model, NAME)
+
+    @functools.cache
+    def few() -> Batch:
+        return _few(data.evaluation)
+
+    before: list[keras.Model] = []
+
+    def build(data: Examples, settings: Settings) -> keras.Model:
+        with blamed(flag):
+            model, created = _made(make, data, flag)
+            if replica_step is None:
+                check_methods(model)
+            model = _with_own_variables(model, created, before, flag)
+            _build(model, few)
+        before.append(model)
+        return model
+
+    return CustomModel(
+        build=build,
+        loss=config.loss,
+        metrics=config.metrics,
+        replica_step=replica_step,
+        few=few,
+        data=data,
+        flag=flag,
+    )
+
+
+def _made(
+    make: Callable[..., Any], data: Examples, flag: str
+) -> tuple[keras.Model, Collection[int]]:
+    """Returns a factory's model, and the ids of variables that the factory made."""
+    created: dict[int, tf.Variable] = {}
+
+    def note(make_next: Callable[..., tf.Variable], **settings: Any) -> tf.Variable:
+        variable = make_next(**settings)
+        created[id(variable)] = variable
+        return variable
+
+    with tf.variable_creator_scope(note):
+        takes_data = bool(inspect.signature(make).parameters)
+        model = make(data) if takes_data else make()
+    if not isinstance(model, keras.Model):
+        kind = "None" if model is None else f"a {type(model).__name__}"
+        if isinstance(model, type):
+            kind = f"the class {model.__name__}"
+        raise UsageError(f"{flag} returned {kind}: return a keras.Model.")
+    return model, created.keys()
+
+
+def _with_own_variables(
+    model: keras.Model,
+    created: Collection[int],
+    before: Sequence[keras.Model],
+    flag: str,
+) -> keras.Model:
+    """Returns a model all of whose variables are the present strategy's.
+
+    Args:
+      model: May have layers, or be one, that the module of its factory has made.
+      created: Ids of the variables that the factory made.
+      before: Models that the factory has returned before.
+      flag: For messages.
+    """
+    variables = [v for v in model.variables if id(v.value) not in created]
+    in_use = {id(variable) for other in before for variable in other.variables}
+    if any(id(variable) in in_use for variable in variables):
+        # The other one is being trained, under a strategy that this one is not of.
+        return _copied(model, flag)
+    for variable in variables:
+        make_anew(variable)
+    return model
+
+
+def _copied(model: keras.Model, flag: str) -> keras.Model:
+    try:
+        return keras.models.clone_model(model)
+    except Exception as error:
+        raise UsageError(
+            f"{flag} returned layers that it has returned before, which --export needs "
+            f"anew, and Keras cannot copy them ({one_line(error)[:200]}): make all "
+            "layers inside of the function."
+        ) from error
+
+
+def _build(model: keras.Model, few: Callable[[], Batch]) -> None:
+    """Makes the variables of a model that makes them when it is called."""
+    if model.built and model.variables:
+        return
+    # What Keras warns of here it raises as well, or says again when a step is traced.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(_specified(few().features))
+
+
+def _specified(features: Any) -> Any:
+    """Any number of examples like some."""
+    return tf.nest.map_structure(
+        lambda one: keras.KerasTensor([None, *one.shape[1:]], one.dtype.name), features
+    )
+
+
+def _few(source: Source) -> Batch:
+    """A batch as a step would have it."""
+    count = min(2, source.num_examples)
+    indices = tf.range(count, dtype=tf.int64)
+    features, labels = source.read(source.tensors(), indices)
+    size = tf.constant(count, tf.int64)
+    return Batch(
+        step=tf.zeros([], tf.int64),
+        replica=tf.zeros([], tf.int64),
+        global_size=size,
+        num_rows=size,
+        indices=indices,
+        features=features,
+        labels=labels,
+    )

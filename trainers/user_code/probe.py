@@ -1,0 +1,67 @@
+"""Labels of a few examples, and predictions such as a model makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.common.types import Batch
+from trainers.user_code.unreduced import refuse_masks
+
+# Two examples several times: losses of pairs need pairs of one label and of two. It is
+# rarely the size of another axis, with which labels of too few axes would agree.
+_NUM_ROWS = 7
+
+
+def probe(model: keras.Model, batch: Batch) -> tuple[Any, Any]:
+    """Returns labels and predictions of seven examples.
+
+    The model is traced, in training and without, and not run: on a cluster its
+    variables may be on servers. Its errors appear here and not in the first step.
+
+    Args:
+      model: With its variables.
+      batch: One or two examples.
+
+    Returns:
+      Labels, in which an example is repeated, and predictions of the shapes and dtypes
+      of the model's, with values drawn from (0, 1).
+
+    Raises:
+      UsageError: An output has a mask.
+    """
+    specs = _specs(model, batch)
+    count = tf.nest.flatten(batch.labels)[0].shape[0]
+    rows = [index % count for index in range(_NUM_ROWS)]
+    labels = tf.nest.map_structure(lambda v: tf.gather(v, rows), batch.labels)
+    drawn = [_drawn(spec, index) for index, spec in enumerate(tf.nest.flatten(specs))]
+    return labels, tf.nest.pack_sequence_as(specs, drawn)
+
+
+def _specs(model: keras.Model, batch: Batch) -> Any:
+    """Returns what the model predicts for a batch, without values if possible."""
+
+    def trace(features: Any) -> Any:
+        with keras.StatelessScope():
+            model(features, training=False)
+        with keras.StatelessScope():
+            predictions = model(features, training=True)
+        refuse_masks(predictions)
+        return predictions
+
+    function = tf.function(trace, autograph=False)
+    specs = function.get_concrete_function(batch.features).structured_outputs
+    if all(s.shape[1:].is_fully_defined() for s in tf.nest.flatten(specs)):
+        return specs
+    with keras.StatelessScope():
+        return model(batch.features, training=False)
+
+
+def _drawn(spec: Any, index: int) -> tf.Tensor:
+    shape = [_NUM_ROWS, *spec.shape[1:]]
+    if not spec.dtype.is_floating:
+        return tf.zeros(shape, spec.dtype)
+    drawn = tf.random.stateless_uniform(shape, [18, index], 0.1, 0.9)
+    return tf.cast(drawn, spec.dtype)

@@ -1,0 +1,101 @@
+"""`replica_step(model, batch)` of the user's own, in place of loss and metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from models.base import Judged, Objective, Predict
+from strategies.common.errors import UsageError
+
+NAME = "replica_step"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OwnObjective:
+    """Satisfies `Objective`.
+
+    Attributes:
+      function: of a model and a `strategies.common.types.Batch` of n examples, and perhaps of
+        whether the model is trained; returns the loss of each, [n], or by name the
+        `loss` and each metric.
+      evaluation: in its place where nothing is trained, if it is not told whether;
+        None to use it there too.
+    """
+
+    function: Callable[..., Any]
+    evaluation: Objective | None
+
+    def values(
+        self, model: Predict, batch: Any, training: bool
+    ) -> Mapping[str, tf.Tensor]:
+        """See `Objective`."""
+        if self.evaluation is not None:
+            if not training:
+                return self.evaluation.values(model, batch, training)
+            return _by_name(self.function(model, batch))
+        return _by_name(self.function(model, batch, training=training))
+
+    @property
+    def compiled(self) -> None:
+        """See `Objective`; Keras has no such step."""
+        return None
+
+    def of_predictions(
+        self, labels: Any, predictions: Any, global_size: Any = None
+    ) -> Mapping[str, tf.Tensor]:
+        """See `Objective`."""
+        raise UsageError(
+            f"{NAME} calls the whole model, which model_parallel has in stages: choose "
+            "another --strategy."
+        )
+
+    def judged(self, model: Predict, batch: Any) -> Judged:
+        """See `Objective`; what a user's own step predicts is its own affair."""
+        if self.evaluation is not None:
+            return self.evaluation.judged(model, batch)
+        return Judged(self.values(model, batch, training=False), None)
+
+
+def own_objective(
+    function: Callable[..., Any], make_objective: Callable[[], Objective]
+) -> OwnObjective:
+    """An objective from a user's function.
+
+    Args:
+      function: see `OwnObjective`.
+      make_objective: for evaluation, if the function has no parameter `training`.
+
+    Raises:
+      UsageError: it has none, and there is no loss to evaluate with either.
+    """
+    if "training" in inspect.signature(function).parameters:
+        return OwnObjective(function, None)
+    try:
+        return OwnObjective(function, make_objective())
+    except UsageError as error:
+        raise UsageError(
+            f"{NAME} is not told whether it trains or evaluates: give it a third "
+            f"parameter, {NAME}(model, batch, training), or add --loss to evaluate "
+            "with."
+        ) from error
+
+
+def _by_name(returned: Any) -> Mapping[str, tf.Tensor]:
+    values = returned if isinstance(returned, Mapping) else {"loss": returned}
+    if "loss" not in values:
+        raise UsageError(
+            f"{NAME} returned {', '.join(values) or 'nothing'}, and no 'loss'."
+        )
+    values = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+    wrong = [name for name, value in values.items() if value.shape.rank != 1]
+    if wrong:
+        raise UsageError(
+            f"{NAME} returned {wrong[0]!r} of shape {values[wrong[0]].shape}, and one "
+            "number of each example of the batch is needed, without a mean."
+        )
+    return values

@@ -1,0 +1,120 @@
+"""A loss of Keras without its reduction over a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.common.errors import UsageError
+from strategies.common.private_apis import mask_of
+
+
+class Unreduced(keras.losses.Loss):
+    """Calls a loss as Keras does, and returns its values as they are.
+
+    `Loss.__call__` brings labels and predictions to one dtype, and the `call` of a
+    wrapped function to one rank; both run here, and only the reduction does not.
+    """
+
+    def __init__(self, loss: keras.losses.Loss):
+        """Refuses losses whose reduction has no per-example form.
+
+        Args:
+          loss: With the reduction that it has in `fit`.
+
+        Raises:
+          UsageError: `fit` would minimize another number than it reports.
+        """
+        super().__init__(name=loss.name, reduction="none", dtype=loss.dtype)
+        if loss.reduction in (None, "none"):
+            raise UsageError(
+                f"the loss {loss.name!r} has reduction='none', of which fit minimizes "
+                "the sum over a batch and reports the mean: give it "
+                "reduction='sum_over_batch_size' or 'sum'."
+            )
+        if type(loss).__call__ is not keras.losses.Loss.__call__:
+            raise UsageError(
+                f"the loss {loss.name!r} has a __call__ of its own, with which its "
+                "values cannot be had without their reduction: write its call(y_true, "
+                "y_pred) instead."
+            )
+        self._loss = loss
+
+    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
+        """See `keras.losses.Loss`."""
+        values = in_columns(self._loss.call, y_true, y_pred)
+        if mask_of(values) is not None:
+            raise UsageError(
+                f"the loss {self.name!r} leaves some values out of its mean, so that "
+                "an example's weight depends on the others in its batch: return a "
+                "per-example loss from replica_step(model, batch)."
+            )
+        return values
+
+
+def of_rows(
+    reduce: Callable[..., tf.Tensor], values: Any, predictions: Any, title: str
+) -> tf.Tensor:
+    """Reduces values to one for each example, such as the mean of one for each word.
+
+    Args:
+      reduce: Takes a tensor and the axes to reduce.
+      values: [n, ...]; or one axis of as many for each example, one after another.
+      predictions: Of the n examples.
+      title: The loss or metric, for messages.
+
+    Returns:
+      A tensor [n].
+
+    Raises:
+      UsageError: The values are one number for the whole batch.
+    """
+    values = tf.convert_to_tensor(values)
+    if not values.shape.rank:
+        raise UsageError(
+            f"{title} gives one number for a whole batch, and each example's is "
+            "needed: return a tensor with a value of each, without its mean."
+        )
+    first = tf.nest.flatten(predictions)[0]
+    if values.shape.rank == 1 and first.shape.rank > 2:
+        # Losses of sequences are often written for all words of all examples.
+        values = tf.reshape(values, [num_rows(predictions), -1])
+    return reduce(values, axis=list(range(1, values.shape.rank)))
+
+
+def num_rows(predictions: Any) -> tf.Tensor:
+    """Returns the number of examples, an integer scalar."""
+    return tf.shape(tf.nest.flatten(predictions)[0])[0]
+
+
+def in_columns(function: Callable[[Any, Any], Any], *vectors: Any) -> Any:
+    """Calls a function of labels and predictions, with columns if they are vectors.
+
+    A mean over the last axis of vectors [n] is one over the examples; of columns
+    [n, 1] it is one value for each.
+
+    Args:
+      function: Returns a tensor.
+      vectors: Labels and predictions.
+    """
+    values = tf.convert_to_tensor(function(*vectors))
+    if values.shape.rank == 0 and all(_is_vector(vector) for vector in vectors):
+        return function(*(vector[:, tf.newaxis] for vector in vectors))
+    return values
+
+
+def refuse_masks(predictions: Any) -> None:
+    """Raises UsageError if some of the predictions do not count."""
+    if any(mask_of(one) is not None for one in tf.nest.flatten(predictions)):
+        raise UsageError(
+            "an output of the model has a mask, so that some of it does not count: "
+            "return a per-example loss from replica_step(model, batch) that says how "
+            "examples of different lengths weigh."
+        )
+
+
+def _is_vector(values: Any) -> bool:
+    return not tf.nest.is_nested(values) and values.shape.rank == 1
