@@ -48,7 +48,9 @@ class Mirrored(Strategy):
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> Mirrored:
         del cluster
-        devices = replica_devices(config, replicas_without_gpu=2)
+        devices = replica_devices(
+            config.device_choice, config.num_replicas, replicas_without_gpu=2
+        )
         on_gpus = "GPU" in devices[0]
         reduction = config.cross_device_reduction
         if reduction == "nccl":

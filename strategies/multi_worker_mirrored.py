@@ -135,7 +135,7 @@ class MultiWorkerMirrored(Strategy):
     def _compile_alone(self, replica_step: ReplicaStep, update: Update) -> RunSteps:
         """Steps after which every replica applies its own gradient."""
         self._copies = WorkerCopies(self._strategy, self._worker, update)
-        averaged = averaged_variables(update, self._config)
+        averaged = averaged_variables(update, self._config.average_optimizer_state)
         self._averaged_bytes = bytes_of(averaged)
         loop = compile_replicated(
             self._strategy,
@@ -146,7 +146,8 @@ class MultiWorkerMirrored(Strategy):
             alone(replica_step, self.num_replicas),
             update,
             after_update=average_if_due(
-                functools.partial(self._copies.average, averaged), self._config
+                functools.partial(self._copies.average, averaged),
+                self._config.steps_between_averages,
             ),
         )
         # What was done stays in the variables until `settle`.

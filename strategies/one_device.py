@@ -37,8 +37,10 @@ class OneDevice(Strategy):
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> OneDevice:
         del cluster
-        (device,) = replica_devices(config, replicas_without_gpu=1)
-        return cls(device)
+        devices = replica_devices(
+            config.device_choice, config.num_replicas, replicas_without_gpu=1
+        )
+        return cls(devices[0])
 
     @property
     def devices(self) -> Sequence[str]:

@@ -76,7 +76,10 @@ class ParameterAveraging(Strategy):
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> ParameterAveraging:
         del cluster
-        return cls(replica_devices(config, replicas_without_gpu=2), config)
+        devices = replica_devices(
+            config.device_choice, config.num_replicas, replicas_without_gpu=2
+        )
+        return cls(devices, config)
 
     @property
     def devices(self) -> Sequence[str]:
@@ -94,7 +97,7 @@ class ParameterAveraging(Strategy):
                 self._strategy, self._own_rows, sum_in_one_process, replica_step, None
             )
         self._copies = Copies(self._strategy, update)
-        averaged = averaged_variables(update, self._config)
+        averaged = averaged_variables(update, self._config.average_optimizer_state)
         self._averaged_bytes = bytes_of(averaged)
         loop = compile_replicated(
             self._strategy,
@@ -103,7 +106,8 @@ class ParameterAveraging(Strategy):
             alone(replica_step, self.num_replicas),
             update,
             after_update=average_if_due(
-                functools.partial(self._copies.average, averaged), self._config
+                functools.partial(self._copies.average, averaged),
+                self._config.steps_between_averages,
             ),
         )
         return StepsOnCopies(loop, self._copies.take_up, self._copies.put_aside)

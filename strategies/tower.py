@@ -69,7 +69,9 @@ class Tower(Strategy):
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> Tower:
         del cluster
-        devices = replica_devices(config, replicas_without_gpu=2)
+        devices = replica_devices(
+            config.device_choice, config.num_replicas, replicas_without_gpu=2
+        )
         return cls(devices, parameter_device=CPU, config=config)
 
     @property

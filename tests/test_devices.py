@@ -16,6 +16,7 @@ import models
 from models.base import classifier
 from strategies import registry
 from strategies.common.errors import UsageError
+from strategies.config import StrategyConfig
 from strategies.devices.assignment import (
     configure_devices,
     describe,
@@ -72,6 +73,19 @@ def test_every_strategy_takes_the_devices_that_are_chosen(strategy: str) -> None
     assert {tf.DeviceSpec.from_string(d).device_type for d in devices} == {"CPU"}
 
 
+def devices_of(config: StrategyConfig) -> list[str]:
+    return replica_devices(config.device_choice, config.num_replicas, 2)
+
+
+def configure(config: StrategyConfig, device_config: DeviceConfig) -> None:
+    configure_devices(
+        config.device_choice,
+        device_config,
+        soft_placement=config.soft_placement,
+        multi_process=config.traits.multi_process,
+    )
+
+
 class Gpus:
     """What TensorFlow would be told on a machine with GPUs, which there is none of."""
 
@@ -117,10 +131,10 @@ def test_only_gpus_that_are_chosen_are_seen_and_limited(
 ) -> None:
     gpus = Gpus(monkeypatch, 3)
     config = small_config(strategy="tower", devices=("gpu:0", "gpu:2")).strategy
-    configure_devices(config, DeviceConfig(memory_fraction=0.25))
+    configure(config, DeviceConfig(memory_fraction=0.25))
     assert gpus.limits == {"GPU:0": [250], "GPU:2": [250]}
     # TensorFlow numbers anew what it sees.
-    devices = replica_devices(config, 2)
+    devices = devices_of(config)
     assert devices == ["/device:GPU:0", "/device:GPU:1"]
     assert gpus.visible == ["GPU:0", "GPU:2"]
     assert describe(devices) == "GPU:0, GPU:1 (gpu:2)"
@@ -129,7 +143,7 @@ def test_only_gpus_that_are_chosen_are_seen_and_limited(
 def test_the_cpu_is_chosen_by_hiding_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = Gpus(monkeypatch, 2)
     config = small_config(strategy="mirrored", devices=("cpu:3",)).strategy
-    assert len(replica_devices(config, 2)) == 3
+    assert len(devices_of(config)) == 3
     assert gpus.visible == []
 
 
@@ -137,14 +151,14 @@ def test_without_a_choice_every_gpu_is_used_and_none_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpus = Gpus(monkeypatch, 3)
-    configure_devices(small_config().strategy, DeviceConfig(memory_growth=True))
+    configure(small_config().strategy, DeviceConfig(memory_growth=True))
     assert gpus.growing == {"GPU:0", "GPU:1", "GPU:2"}
-    for strategy, expected in {"one_device": 1, "tower": 3, "mirrored": 3}.items():
+    for strategy, expected in {"tower": 3, "mirrored": 3}.items():
         config = small_config(strategy=strategy).strategy
-        assert len(replica_devices(config, 2)) == expected
+        assert len(devices_of(config)) == expected
     assert gpus.visible is None
     with pytest.raises(UsageError, match="--num_replicas=4 needs as many devices, and"):
-        replica_devices(small_config(strategy="tower", num_replicas=4).strategy, 2)
+        devices_of(small_config(strategy="tower", num_replicas=4).strategy)
 
 
 def test_stages_of_a_model_are_on_the_devices_that_are_chosen() -> None:
@@ -165,9 +179,9 @@ def test_of_missing_gpus_the_others_are_used_if_that_was_allowed(
     Gpus(monkeypatch, 2)
     chosen = {"strategy": "tower", "devices": ("gpu:1", "gpu:2")}
     with pytest.raises(UsageError, match=r"names gpu:2, and .* has gpu:0, gpu:1 and"):
-        replica_devices(small_config(**chosen).strategy, 2)
+        devices_of(small_config(**chosen).strategy)
     soft = small_config(**chosen, soft_placement=True).strategy
-    assert replica_devices(soft, 2) == ["/device:GPU:0"]
+    assert devices_of(soft) == ["/device:GPU:0"]
 
 
 # How much memory of them

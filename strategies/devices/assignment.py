@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.config import StrategyConfig
 from strategies.devices.config import DeviceConfig
 from strategies.devices.gpu import load_driver, memory_limit_mib, total_memory_mib
 from strategies.devices.parsing import DeviceChoice
@@ -17,24 +16,24 @@ from strategies.devices.parsing import DeviceChoice
 CPU = "/device:CPU:0"
 
 
-def replica_devices(config: StrategyConfig, replicas_without_gpu: int) -> list[str]:
-    """One device for each replica, at most as many as the strategy can have.
+def replica_devices(
+    choice: DeviceChoice, num_replicas: int | None, replicas_without_gpu: int
+) -> list[str]:
+    """Returns one device for each replica.
 
     Every GPU is used if there are any. Without a GPU the CPU is split into logical
     devices, which behave like separate devices but share its cores.
 
     Args:
-      config: says if it is to be otherwise.
-      replicas_without_gpu: how many if neither the user nor the hardware says.
-      setting: the flag that says how many.
+      choice: The value of --devices.
+      num_replicas: The value of --num_replicas; None for one replica a device.
+      replicas_without_gpu: Number of replicas on a machine without a GPU if neither
+        flag is given.
 
     Raises:
       UsageError: as for `take_devices`.
     """
-    devices = take_devices(
-        config.device_choice, config.num_replicas, replicas_without_gpu
-    )
-    return devices[: config.traits.max_replicas]
+    return take_devices(choice, num_replicas, replicas_without_gpu)
 
 
 def take_devices(
@@ -119,22 +118,34 @@ def substitution(choice: DeviceChoice) -> str | None:
     )
 
 
-def configure_devices(strategy: StrategyConfig, config: DeviceConfig) -> None:
-    """Tells TensorFlow about memory and placement, before it starts.
+def configure_devices(
+    choice: DeviceChoice,
+    config: DeviceConfig,
+    *,
+    soft_placement: bool | None,
+    multi_process: bool,
+) -> None:
+    """Configures memory and placement, before TensorFlow starts.
 
     Nothing here has run with a GPU: there was none to run it on.
+
+    Args:
+      choice: The value of --devices.
+      config: Memory settings of GPUs.
+      soft_placement: The value of --soft_placement; None where it is not given.
+      multi_process: Whether the strategy has several processes, some of which may
+        compute on the CPU although all get the same flags.
 
     Raises:
       UsageError: there is no GPU to take memory of, or not so much memory; or a device
         is missing.
     """
-    tf.config.set_soft_device_placement(strategy.soft_placement is not False)
+    tf.config.set_soft_device_placement(soft_placement is not False)
     given = config.memory_settings()
-    gpus = chosen_gpus(strategy.device_choice)
+    gpus = chosen_gpus(choice)
     if not given:
         return
-    # Some tasks of a cluster compute on the CPU, and are given the same flags.
-    if not gpus and not strategy.traits.multi_process:
+    if not gpus and not multi_process:
         raise UsageError(
             f"{given[0]} needs GPUs, and this machine has {_existing()}: leave it out."
         )

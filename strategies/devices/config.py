@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-from strategies.base import Traits
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
-from strategies.config import StrategyConfig
+
+if TYPE_CHECKING:
+    from strategies.base import Traits
+    from strategies.devices.parsing import DeviceChoice
 
 _OF_MEMORY = ("memory_growth", "memory_limit_mib", "memory_fraction")
 
@@ -50,13 +53,19 @@ class DeviceConfig:
             if value not in (None, False)
         ]
 
-    def check_strategy(self, config: StrategyConfig) -> None:
+    def check_strategy(
+        self, strategy: str, traits: Traits, choice: DeviceChoice
+    ) -> None:
         """Checks that the settings suit a strategy and its devices.
 
+        Args:
+          strategy: Name of the strategy.
+          traits: Traits of the strategy as it is configured.
+          choice: The value of --devices.
+
         Raises:
-          UsageError: they do not.
+          UsageError: A setting has no effect there.
         """
-        traits, choice = config.traits, config.device_choice
         given = self.memory_settings()
         if given and choice.num_cpus:
             raise UsageError(
@@ -64,7 +73,7 @@ class DeviceConfig:
                 "them out."
             )
         if traits.serving_roles:
-            self._check_serving(config.strategy, traits, given)
+            self._check_serving(strategy, traits, given)
 
     def _check_serving(self, strategy: str, traits: Traits, given: list[str]) -> None:
         jobs = " and ".join(traits.serving_roles)

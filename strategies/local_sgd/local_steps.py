@@ -16,7 +16,6 @@ from strategies.common.types import (
     Shares,
     Update,
 )
-from strategies.config import StrategyConfig
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import scaled, totals
 from strategies.inner_loop.results import OWN_TOTALS
@@ -73,24 +72,36 @@ def sum_what_is_reported(
     )
 
 
-def averaged_variables(update: Update, config: StrategyConfig) -> Sequence[tf.Variable]:
-    """What becomes its mean over replicas every `--sync_every_steps`."""
-    if config.average_optimizer_state:
+def averaged_variables(
+    update: Update, average_optimizer_state: bool
+) -> Sequence[tf.Variable]:
+    """Returns the variables that are averaged over replicas at every synchronization.
+
+    Args:
+      update: The update that owns the variables.
+      average_optimizer_state: The value of --average_optimizer_state.
+    """
+    if average_optimizer_state:
         return [*update.weights(), *update.optimizer_state()]
     return update.weights()
 
 
 def average_if_due(
-    average: Callable[[], None], config: StrategyConfig
+    average: Callable[[], None], steps_between_averages: int
 ) -> Callable[[Update], None]:
-    """What to do after an update: nothing, or every so many steps, average."""
+    """Returns a callback for the end of a step that averages when it is due.
+
+    Args:
+      average: Averages over replicas.
+      steps_between_averages: Steps from one average to the next.
+    """
 
     def due() -> tf.Tensor:
         average()
         return tf.constant(0)
 
     def after_update(update: Update) -> None:
-        since = update.applied_updates() % config.steps_between_averages
+        since = update.applied_updates() % steps_between_averages
         tf.cond(tf.equal(since, 0), due, lambda: tf.constant(0))
 
     return after_update

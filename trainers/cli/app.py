@@ -209,7 +209,12 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
         )
     if needs_tensorflow(config):
         devices = importlib.import_module("strategies.devices.assignment")
-        devices.configure_devices(config.strategy, config.device)
+        devices.configure_devices(
+            config.strategy.device_choice,
+            config.device,
+            soft_placement=config.strategy.soft_placement,
+            multi_process=config.traits.multi_process,
+        )
     if cluster.job in registry.traits(strategy).serving_roles:
         folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
         with importlib.import_module(

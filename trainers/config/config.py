@@ -114,7 +114,9 @@ class Config:
                 "workers have a replica for each of their GPUs, or one without GPUs: "
                 "give --num_workers instead."
             )
-        self.device.check_strategy(self.strategy)
+        self.device.check_strategy(
+            name, self.strategy.traits, self.strategy.device_choice
+        )
         self.model.check_ballast(self.run.mode, self.strategy, self.report.export)
         self._check_batch_size()
         if self.report.record_steps and self.strategy.has_stale_gradients:

@@ -10,7 +10,8 @@ import dataclasses
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
 from strategies.common.text import as_argument, shown
-from trainers.cli.help import MODES
+
+MODES = ("train", "evaluate", "verify", "compare", "predict", "doctor", "devices")
 
 LARGEST_SEED = 2**31 - 1
 
@@ -22,7 +23,7 @@ class RunConfig:
     mode: str = setting(
         "train",
         "What to do.",
-        choices=tuple(MODES),
+        choices=MODES,
     )
     run_dir: str | None = setting(
         None,

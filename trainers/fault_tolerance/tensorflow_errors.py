@@ -13,11 +13,8 @@ import re
 from strategies.common.errors import UsageError
 from strategies.common.write_errors import disk_error
 from trainers.config.config import Config
+from trainers.model.xla_errors import compile_error
 
-# TensorFlow 2.21: `Detected unsupported operations when trying to compile graph
-# __inference_... on XLA_CPU_JIT: AsString (No registered ...`.
-_UNSUPPORTED = re.compile(r"unsupported operations .*? on XLA\w*: (\w+)", re.DOTALL)
-_COMPILER = re.compile(r"XlaMustCompile|tf2xla|known_issues")
 # Without soft placement, from eager code: `Could not satisfy device specification
 # '/job:localhost/replica:0/task:0/device:GPU:0'. enable_soft_placement=0. [...] All
 # available devices [...].` From a function: `Unable to find any devices for spec
@@ -45,7 +42,7 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
     missing = _MISSING_DEVICE.search(message)
     stream = _STREAM.search(message)
     label = _LABEL.search(message)
-    unsupported = _UNSUPPORTED.search(message)
+    refused_by_xla = compile_error(message) if config.model.jit_compile else None
     words = disk_error(error)
     if words is not None:
         refusal = UsageError(
@@ -67,11 +64,8 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
         refusal = UsageError(rows.group())
     elif config.data.is_streamed and stream:
         refusal = UsageError(stream.group(1))
-    elif config.model.jit_compile and (unsupported or _COMPILER.search(message)):
-        reason = f": it has no {unsupported.group(1)}" if unsupported else ""
-        refusal = UsageError(
-            f"XLA cannot compile this model{reason}; leave --jit_compile out."
-        )
+    elif refused_by_xla is not None:
+        refusal = refused_by_xla
     elif config.strategy.soft_placement is False and missing:
         refusal = UsageError(
             f"an operation is to run on {missing['device']}, which it cannot: this "

@@ -25,7 +25,6 @@ from strategies.inner_loop.reduction import bytes_of
 from trainers import inputs
 from trainers.config.config import Config
 from trainers.config.model import ModelConfig
-from trainers.fault_tolerance.tensorflow_errors import refusal_of
 from trainers.inputs.batches import SourceBatches
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
@@ -48,6 +47,7 @@ from trainers.model.replica_invariant_dropout import ReplayableDropout
 from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import EvalStep, TrainStep
 from trainers.model.update import ModelUpdate
+from trainers.model.xla_errors import compile_error
 from trainers.pipeline_parallel.build import Pipeline, build_pipeline
 from trainers.pipeline_parallel.step import PipelineStep
 from trainers.user_code.checks import check_numbers
@@ -259,7 +259,7 @@ def _check_compilable(assembly: Assembly, step: TrainStep | PipelineStep) -> Non
     check_layers(assembly.model)
     if isinstance(step, TrainStep):
         shares = assembly.batches(0).dataset(0, assembly.strategy.num_replicas)
-        check_step(step, next(iter(shares)), assembly.config)
+        check_step(step, next(iter(shares)))
 
 
 def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
@@ -524,21 +524,20 @@ def check_layers(model: keras.Model) -> None:
         )
 
 
-def check_step(step: TrainStep, batch: Batch, config: Config) -> None:
+def check_step(step: TrainStep, batch: Batch) -> None:
     """Compiles a step, without running it.
 
     Args:
-      step: of the model.
-      batch: a replica's rows of a step.
-      config: of the run.
+      step: The training step of one replica.
+      batch: The shard of one replica.
 
     Raises:
-      UsageError: there is no compiling it.
+      UsageError: XLA cannot compile the step.
     """
     try:
         step.compile_for(batch)
     except Exception as error:
-        refusal = refusal_of(error, config)
+        refusal = compile_error(str(error))
         if refusal is None:
             raise
         raise refusal from error

@@ -33,7 +33,12 @@ def devices(config: Config, console: Console) -> ExitCode:
     Raises:
       UsageError: --devices or another setting asks for what this machine has not.
     """
-    configure_devices(config.strategy, config.device)
+    configure_devices(
+        config.strategy.device_choice,
+        config.device,
+        soft_placement=config.strategy.soft_placement,
+        multi_process=config.traits.multi_process,
+    )
     for label, lines in _sections(config):
         for line in lines:
             console.say(f"{label:<9} {line}")

@@ -90,7 +90,12 @@ class _Visit:
             )
         starts_here, cluster = self._find_cluster()
         with self._noting():
-            configure_devices(config.strategy, config.device)
+            configure_devices(
+                config.strategy.device_choice,
+                config.device,
+                soft_placement=config.strategy.soft_placement,
+                multi_process=config.traits.multi_process,
+            )
             words = substitution(config.strategy.device_choice)
             self.findings["warning"].extend([words] if words else [])
         with self._noting():

@@ -23,6 +23,7 @@ from trainers.loop.timing import Clock
 from trainers.modes.training_run import TrainingRun
 from trainers.reporting.metrics import Bubble
 from trainers.reporting.reporter import Reporting
+from trainers.reporting.result import versions
 from trainers.reporting.startup_report import introduce
 from trainers.reporting.tracking.tracking import Outside
 from trainers.run_dir.checkpoints import Checkpoints, weights_sha256
@@ -142,7 +143,7 @@ def _train(
         stall=stall,
     )
     # From here a result is written, and told of, whatever ends the run.
-    outside.begin(assembly, folder)
+    outside.begin(assembly, folder, versions())
     return run.to_the_end(first_step, initial_weights_sha256)
 
 

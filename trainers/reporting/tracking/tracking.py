@@ -9,7 +9,6 @@ from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console
 from trainers.config.tracking import TrackingConfig
 from trainers.loop.builder import Assembly
-from trainers.reporting.result import versions
 from trainers.reporting.tracking.base import TrackedRun, git_commit
 from trainers.reporting.tracking.event_copies import EventCopies, check_target
 from trainers.reporting.tracking.queue import Trackers
@@ -32,8 +31,16 @@ class Outside:
         self._trackers = Trackers(config.trackers or (), console)
         self._copies: EventCopies | None = None
 
-    def begin(self, assembly: Assembly, folder: RunFolder) -> None:
-        """Begins to report, in threads that the run does not wait for."""
+    def begin(
+        self, assembly: Assembly, folder: RunFolder, versions: Mapping[str, str]
+    ) -> None:
+        """Starts to report, in threads that the run does not wait for.
+
+        Args:
+          assembly: The parts of the run.
+          folder: The folder of the run.
+          versions: Versions of Python, TensorFlow, Keras and NumPy, by name.
+        """
         self._copies = EventCopies(
             folder.tensorboard,
             self._config.tensorboard_copy,
@@ -42,7 +49,7 @@ class Outside:
             skipped=(EVALUATOR,) if EVALUATOR in self._cluster.addresses else (),
         )
         self._copies.start()
-        self._trackers.begin(lambda: _tracked_run(assembly, folder))
+        self._trackers.begin(lambda: _tracked_run(assembly, folder, versions))
 
     def log(self, split: str, values: Mapping[str, float], step: int) -> None:
         """Tells of what was measured at a step."""
@@ -59,14 +66,16 @@ class Outside:
         self._trackers.wait()
 
 
-def _tracked_run(assembly: Assembly, folder: RunFolder) -> TrackedRun:
+def _tracked_run(
+    assembly: Assembly, folder: RunFolder, versions: Mapping[str, str]
+) -> TrackedRun:
     config = assembly.config
     tags = {
         "strategy": assembly.strategy.name,
         "model": config.model.model,
         "dataset": config.data.dataset,
         "num_replicas": str(assembly.strategy.num_replicas),
-        **versions(),
+        **versions,
     }
     commit = git_commit()
     return TrackedRun(

@@ -1,0 +1,27 @@
+"""Errors of XLA that a user can correct. Does not import TensorFlow."""
+
+from __future__ import annotations
+
+import re
+
+from strategies.common.errors import UsageError
+
+# TensorFlow 2.21: `Detected unsupported operations when trying to compile graph
+# __inference_... on XLA_CPU_JIT: AsString (No registered ...`.
+_UNSUPPORTED = re.compile(r"unsupported operations .*? on XLA\w*: (\w+)", re.DOTALL)
+_COMPILER = re.compile(r"XlaMustCompile|tf2xla|known_issues")
+
+
+def compile_error(message: str) -> UsageError | None:
+    """Returns a one-line error for a failed compilation; None for any other error.
+
+    Args:
+      message: Text of the error that TensorFlow raised.
+    """
+    unsupported = _UNSUPPORTED.search(message)
+    if unsupported is None and not _COMPILER.search(message):
+        return None
+    reason = f": it has no {unsupported.group(1)}" if unsupported else ""
+    return UsageError(
+        f"XLA cannot compile this model{reason}; leave --jit_compile out."
+    )
