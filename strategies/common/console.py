@@ -1,4 +1,4 @@
-"""What a person sees: a progress bar on a terminal, plain lines elsewhere."""
+"""Console output, progress and the log file of a run."""
 
 from __future__ import annotations
 
@@ -29,26 +29,28 @@ _MOST_LINES_OF_A_CAUSE = 8
 
 
 class _Terminal(rich.console.Console):
-    """Falls silent when its reader has gone, as after `| head -1`."""
+    """Console that stays silent once its reader is gone, as after `| head -1`."""
 
     def on_broken_pipe(self) -> None:
-        """Rich would end the process, and the run with it."""
+        """Silences the console; rich itself would end the process and the run."""
         self.quiet = True
-        # Python flushes standard output once more when it ends.
+        # Python flushes standard output once more at exit. On a broken pipe that flush
+        # would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(line: str) -> None:
-    """Prints to standard error; on a disk that is full, that is not possible."""
+    """Prints a line to standard error, if that is possible."""
+    # Standard error may be a file on a full disk.
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
 
 class Console:
-    """Prints lines and progress, and keeps the lines in a log file.
+    """Printer of lines and progress, with a log file for the lines.
 
-    On a terminal progress is a bar. Elsewhere it is a line every few seconds, so
-    that a log stays short however fast steps are.
+    On a terminal progress is a bar. Elsewhere it is one line every few seconds, so
+    that the output stays short even if steps are fast.
     """
 
     _SECONDS_BETWEEN_LINES = 5.0
@@ -60,38 +62,39 @@ class Console:
         self._last_line = time.monotonic()
 
     def open_log(self, path: pathlib.Path) -> None:
-        """Keeps what is said from here on in a file as well."""
+        """Writes all later lines to a file as well."""
         self._log = path.open("a", encoding="utf-8")
 
     @property
     def log_name(self) -> str | None:
-        """Path of the log, if there is one."""
+        """Path of the log; None without a log."""
         return None if self._log is None else self._log.name
 
     def dump_stacks(self) -> None:
-        """Where every thread of this process is in Python: in the log, if there is one.
-
-        It takes no lock and allocates nothing in Python, whatever the threads hold.
-        """
+        """Writes every thread's Python stack to the log, or else to standard error."""
         stream = self._log or sys.stderr
         stream.write("Where every thread is, its last call first:\n")
+        # faulthandler writes to the file descriptor, past the stream's buffer.
         stream.flush()
+        # It takes no lock and allocates nothing in Python, so that it works even if
+        # another thread holds a lock for ever.
         faulthandler.dump_traceback(file=stream, all_threads=True)
 
     def say(self, line: str) -> None:
-        """One line for the reader."""
-        # Output may go to a file, whose disk may be full.
+        """Prints one line to standard output and writes it to the log."""
+        # Standard output may be a file on a full disk.
         with contextlib.suppress(OSError):
             self._rich.print(line, markup=False)
         self._write_log(line)
 
     def note(self, text: str) -> None:
-        """What is too long for a reader; it goes to the log alone."""
+        """Writes text to the log only, because it is too long for a terminal."""
         self._write_log(text)
 
     def warn(self, line: str) -> None:
-        """One line that asks for attention, on standard error."""
+        """Prints a warning to standard error, or above a progress bar, and logs it."""
         if self._progress is not None:
+            # Rich prints above the bar. Other output would land inside the bar.
             self._progress.console.print(f"warning: {line}", markup=False)
         else:
             complain(f"warning: {line}")
@@ -100,7 +103,7 @@ class Console:
     def fail(
         self, line: str, cause: BaseException | None = None, verbose: bool = False
     ) -> None:
-        """One line that says why the run ends; the end of its cause goes to the log."""
+        """Prints one line that says why the run ends; the traceback's end is logged."""
         self.stop_progress()
         if cause is not None:
             lines = "".join(traceback.format_exception(cause)).splitlines()
@@ -111,9 +114,10 @@ class Console:
         self._write_log(f"error: {line}")
 
     def report_bug(self, error: Exception, verbose: bool) -> None:
-        """One line on standard error; the traceback goes to the log of the run."""
+        """Prints an unexpected error in one line; the traceback goes to the log."""
         text = "".join(traceback.format_exception(error))
         self._write_log(text)
+        # Without a log, standard error is the only place for the traceback.
         if verbose or self._log is None:
             complain(text)
         where = "" if self._log is None else f"; the traceback is in {self._log.name}"
@@ -122,7 +126,7 @@ class Console:
 
     @contextlib.contextmanager
     def live(self, render: Callable[[], rich.console.RenderableType]) -> Iterator[None]:
-        """Keeps something up to date on a terminal; elsewhere shows nothing."""
+        """Keeps a renderable up to date on a terminal; shows nothing elsewhere."""
         if not self._rich.is_terminal:
             yield
             return
@@ -130,12 +134,12 @@ class Console:
             yield
 
     def narrate(self, line: str) -> None:
-        """One line for a log, where no terminal shows the same by `live`."""
+        """Prints one line unless a terminal shows the same content by `live`."""
         if not self._rich.is_terminal:
             self.say(line)
 
     def start_progress(self, step: int, last_step: int) -> None:
-        """Shows the bar, if this is a terminal."""
+        """Shows the progress bar if standard output is a terminal."""
         if not self._rich.is_terminal:
             return
         self._progress = Progress(
@@ -150,7 +154,7 @@ class Console:
         self._progress.add_task("train", total=last_step, completed=step, figures="")
 
     def advance(self, step: int, last_step: int, figures: Figures) -> None:
-        """Shows how far training is."""
+        """Updates the progress bar, or prints a progress line if one is due."""
         if self._progress is not None:
             task = self._progress.task_ids[0]
             self._progress.update(task, completed=step, figures=figures.short())
@@ -179,8 +183,8 @@ class Console:
     def _write_log(self, line: str) -> None:
         if self._log is None:
             return
-        # It says what was printed. That the disk is full is said by those whose files
-        # are missed.
+        # The log only repeats the printed lines. The writers of more important files
+        # report a full disk.
         with contextlib.suppress(OSError):
             self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
             self._log.flush()

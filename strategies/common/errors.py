@@ -7,29 +7,34 @@ import pathlib
 
 
 class ExitCode(enum.IntEnum):
-    """What the entry point returns to the shell."""
+    """Exit codes that the entry point returns to the shell."""
 
     DONE = 0
     BUG = 1
     USAGE = 2
     DIVERGED = 3
+    # A verification found that two results differ.
     DIFFERENT = 4
+    # A shell reports the death by signal N as 128 + N: SIGINT is 2, SIGTERM 15.
     INTERRUPTED = 130
+    # `strategies.cluster.watchdog_process` ends a process by signal 10 = 138 - 128, so
+    # that this code also appears where Python itself cannot exit any more.
     PEER_LOST = 138
     TERMINATED = 143
 
 
 class DivergedError(Exception):
-    """A loss, a gradient or a weight is not finite."""
+    """Error for a loss, a gradient or a weight that is not finite."""
 
     def __init__(self, step: int, what: str, num_rollbacks: int = 0):
-        """Says at which step.
+        """Builds the message, which names the step.
 
         Args:
-          step: the update that failed, counted from one.
-          what: begins the message, and is followed by the step.
-          num_rollbacks: how often the run has gone back before.
+          step: Number of the failed update, counted from one.
+          what: Start of the message; the number of the step follows it.
+          num_rollbacks: Number of earlier rollbacks of the run.
         """
+        # The slice drops the plural "s" for one rollback.
         times = f"time{'s'[: num_rollbacks != 1]}"
         before = f", after going back {num_rollbacks} {times}" if num_rollbacks else ""
         super().__init__(
@@ -41,15 +46,15 @@ class DivergedError(Exception):
 
 
 class NotSavedError(Exception):
-    """The last checkpoint of a run could not be written."""
+    """Error for the last checkpoint of a run that could not be written."""
 
     def __init__(self, run_folder: pathlib.Path, words: str, kept_step: int | None):
-        """Says what is left.
+        """Builds the message, which names the newest checkpoint that exists.
 
         Args:
-          run_folder: of the run.
-          words: what the system says.
-          kept_step: of the newest checkpoint there is; None if there is none.
+          run_folder: Folder of the run.
+          words: Error message of the operating system.
+          kept_step: Step of the newest existing checkpoint; None without any.
         """
         left = "none" if kept_step is None else f"that of step {kept_step}"
         super().__init__(
@@ -60,7 +65,7 @@ class NotSavedError(Exception):
 
 
 class StopRequested(Exception):
-    """A signal asked the run to end."""
+    """Request of a signal to end the run."""
 
     def __init__(self, exit_code: ExitCode):
         super().__init__(f"stopped by {exit_code.name.lower()}")
@@ -68,19 +73,19 @@ class StopRequested(Exception):
 
 
 class UsageError(ValueError):
-    """Something the user can correct: a flag, a file, a device that is missing.
+    """Error that the user can correct, such as a flag, a file or a missing device.
 
-    The message is one line that says what was received, what is accepted and
-    what to change. The entry point prints it and ends with exit code 2.
+    The message is one line with the received value, the accepted values and the
+    change to make. The entry point prints it and ends with exit code 2.
     """
 
 
 class PeerLostError(Exception):
-    """Another task of the cluster is gone. Starting all of them again may help."""
+    """Error for a dead or unresponsive task; restarting all tasks may help."""
 
-    # Schedulers restart a task that ends with this.
+    # Schedulers restart a task that ends with this exit code.
     exit_code = ExitCode.PEER_LOST
 
 
 class ClusterIncompleteError(PeerLostError):
-    """Some task did not start in time."""
+    """Error for a task that did not start in time."""

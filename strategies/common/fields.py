@@ -1,8 +1,8 @@
-"""A dataclass field that knows its help text, bounds and choices.
+"""Configuration fields with their help text, bounds and choices.
 
 Flags, `--help`, the configuration file and the checks are all derived from
-these fields, so that a setting is described in exactly one place. Nothing here
-imports TensorFlow: a wrong flag is refused in a fraction of a second.
+these fields, so that a setting is described in exactly one place. This module does
+not import TensorFlow, so that a wrong flag is rejected in a fraction of a second.
 """
 
 from __future__ import annotations
@@ -67,17 +67,18 @@ def setting(
     """Declares a field of a configuration.
 
     Args:
-      default: value when neither a flag nor the configuration file gives one.
-      help: one sentence for `--help`, with the unit where there is one.
-      choices: accepted words, or a function that lists them when asked.
-      why_not: of a word that is not among the choices, what is wrong with it, as the
-        end of a sentence that begins with it; None if it is accepted all the same.
-      minimum: smallest accepted number.
-      above: every accepted number is larger than this.
-      maximum: largest accepted number.
-      below: every accepted number is smaller than this.
+      default: Value when neither a flag nor the configuration file gives one.
+      help: One sentence for `--help`, with the unit if the value has one.
+      choices: Accepted words, or a function that returns them when called.
+      why_not: Function from a word outside of `choices` to the problem with it, written
+        as the end of a sentence that begins with the word. It returns None if the word
+        is accepted nevertheless.
+      minimum: Smallest accepted number.
+      above: Exclusive lower bound of accepted numbers.
+      maximum: Largest accepted number.
+      below: Exclusive upper bound of accepted numbers.
       has_flag: False for settings that live in the configuration file only.
-      repeatable: each use of the flag adds an item to a list, which it does not
+      repeatable: True if each use of the flag adds one item to a list. The item is not
         split at commas.
       path: for completion in a shell, if it is the name of a `folder`, of a `file`, or
         of `any` of them.
@@ -89,6 +90,7 @@ def setting(
         function lists them when asked. None if the field always has an effect.
       most_items: how long a list may be.
     """
+    # `Field.metadata` is the place that dataclasses leave for third parties.
     metadata = {
         "help": help,
         "choices": choices,
@@ -109,14 +111,15 @@ def setting(
 
 
 def choices_of(field: dataclasses.Field) -> tuple[str, ...] | None:
-    """The accepted words of a field, or None where any value will do."""
+    """Returns the accepted words of a field, or None if any value is accepted."""
+    # A function is called as late as here: the words may come from a scan of a folder.
     choices = field.metadata["choices"]
     return tuple(choices()) if callable(choices) else choices
 
 
 @functools.cache
 def field_types(config_class: type) -> Mapping[str, tuple[type, bool]]:
-    """For each field of a configuration: its type, and whether None is allowed.
+    """Returns the type of each field by name, and whether the field accepts None.
 
     A list of numbers or words (`tuple[int, ...]`) is returned as that alias.
     """
@@ -134,7 +137,7 @@ def check_settings(config: Any) -> None:
     """Checks every field of a configuration against its declaration.
 
     Raises:
-      UsageError: a value has the wrong type, is out of bounds or not a choice.
+      UsageError: A value has the wrong type, is out of bounds or is not a choice.
     """
     config_class: type = type(config)
     for field in dataclasses.fields(config):
@@ -145,14 +148,14 @@ def check_setting(config_class: type, field: dataclasses.Field, value: Any) -> N
     """Checks the value of one field of a configuration.
 
     Raises:
-      UsageError: it has the wrong type, is out of bounds or not a choice.
+      UsageError: The value has the wrong type, is out of bounds or is not a choice.
     """
     hint, optional = field_types(config_class)[field.name]
     if value is None and optional:
         return
     _check_type(field.name, value, hint, optional)
     if optional and value == "":
-        # An empty path could be taken for none.
+        # Code that tests a path for truth would take an empty path for no path.
         raise UsageError(
             f"--{field.name}= is empty: give a value after the equals sign, or none."
         )
@@ -181,8 +184,10 @@ def _check_type(name: str, value: Any, hint: Any, optional: bool) -> None:
     values: tuple[Any, ...] = (value,)
     if typing.get_origin(hint) is tuple:
         item = typing.get_args(hint)[0]
+        # None has no accepted type, so that an empty list is refused, too.
         values = value if isinstance(value, tuple) and value else (None,)
     accepted = (int, float) if item is float else (item,)
+    # Not isinstance: bool is a subclass of int, but true is no accepted number.
     if all(type(v) in accepted for v in values):
         return
     words = _TYPE_WORDS[item]
@@ -207,7 +212,11 @@ def _check_word(field: dataclasses.Field, value: str) -> None:
 
 
 def _check_beyond(field: dataclasses.Field, value: str, choices: Sequence[str]) -> None:
-    """Refuses a word that is not among the choices, unless there are others."""
+    """Raises UsageError for a word outside of the choices unless `why_not` accepts it.
+
+    Raises:
+      UsageError: Neither the choices nor `why_not` accept the word.
+    """
     why_not: Callable[[str], str | None] | None = field.metadata["why_not"]
     problem: str | None = f"is unknown; choose one of {', '.join(choices)}."
     if why_not is not None:
@@ -217,7 +226,9 @@ def _check_beyond(field: dataclasses.Field, value: str, choices: Sequence[str]) 
 
 
 def _is_unicode(text: str) -> bool:
-    """Bytes of a command line that are not UTF-8 arrive as lone surrogates."""
+    """Returns whether a text can be encoded as UTF-8."""
+    # Python reads bytes of a command line that are not UTF-8 as lone surrogates, which
+    # have no encoding.
     try:
         text.encode()
     except UnicodeEncodeError:

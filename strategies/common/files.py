@@ -1,7 +1,7 @@
 """Durable writes, and protection from a hostile run folder.
 
 A run folder may come from somebody else. A link in it could make a resumed run write or
-delete files anywhere on this machine, and a pipe could make it wait for ever.
+delete files anywhere on this machine, and a pipe could make the run wait for ever.
 """
 
 from __future__ import annotations
@@ -48,13 +48,16 @@ def read_small(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> st
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:
-    """Readers see the old file or the new one, never a part."""
+    """Replaces a file so that readers see the old or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.writing")
+    # The file of an earlier process that died as it wrote.
     temporary.unlink(missing_ok=True)
     try:
+        # Mode x fails where a link has been put, instead of writing through the link.
         with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            # Without this a power failure can keep the new name and lose the content.
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
@@ -64,16 +67,17 @@ def write_atomically(path: pathlib.Path, text: str) -> None:
 
 
 def append_whole(path: pathlib.Path, text: str) -> None:
-    """Adds all of a text to a file, or, on a full disk, nothing of it.
+    """Appends a whole text to a file or, on a full disk, nothing.
 
     Raises:
-      OSError: it could not be written.
+      OSError: The text could not be written.
     """
     with path.open("ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         content = text.encode("utf-8")
         try:
-            # What fits on a nearly full disk is written, and reported as a success.
+            # On a nearly full disk a write stores a part and succeeds; only the next
+            # write fails.
             while content:
                 content = content[file.write(content) :]
         except OSError:
@@ -82,12 +86,15 @@ def append_whole(path: pathlib.Path, text: str) -> None:
 
 
 def write_json(path: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """The same for an object that is to be read by people, too."""
+    """Replaces a file by indented JSON, as `write_atomically` does."""
     write_atomically(path, json.dumps(without_nan(content), indent=2) + "\n")
 
 
 def without_nan(value: Any) -> Any:
-    """JSON has no word for numbers that are not finite; null stands for them."""
+    """Returns a value with None for every number that is not finite.
+
+    JSON has no representation of such numbers and writes None as null.
+    """
     if isinstance(value, Mapping):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -97,7 +104,7 @@ def without_nan(value: Any) -> Any:
 
 
 def sync_to_disk(path: pathlib.Path) -> None:
-    """Without this a power cut can keep the new name and lose the content."""
+    """Flushes a file or a folder to disk, so that it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -106,11 +113,12 @@ def sync_to_disk(path: pathlib.Path) -> None:
 
 
 def new_folder(kind: str) -> pathlib.Path:
-    """A name below runs/ that tells what is in it; time and process keep names apart.
+    """Returns an unused path below runs/ with the kind of run in its name.
 
     Args:
-      kind: the part of the name that tells.
+      kind: Kind of the run, the first part of the name.
     """
+    # Two runs may start in the same second; the process ID keeps their names apart.
     when = time.strftime("%Y%m%d-%H%M%S")
     return pathlib.Path(f"runs/{kind}-{when}-{os.getpid()}")
 
@@ -161,7 +169,7 @@ def is_there(path: pathlib.Path) -> bool:
 
 
 def unusable(folder: pathlib.Path, error: OSError) -> UsageError:
-    """What is to be said of a --run_dir that cannot be read or written."""
+    """Returns the error for a --run_dir that cannot be read or written."""
     where = f"{error.filename}: " if error.filename else ""
     return UsageError(
         f"--run_dir={folder} cannot be used ({where}{error.strerror}): mend that, or "
@@ -170,9 +178,9 @@ def unusable(folder: pathlib.Path, error: OSError) -> UsageError:
 
 
 class FolderLock:
-    """Keeps other processes from using a folder as long as this process lives.
+    """Lock that keeps other processes from using a folder while this process lives.
 
-    The system gives the lock back however the process ends, and it leaves no file.
+    The system releases the lock no matter how the process ends. No file remains.
     """
 
     def __init__(self, path: pathlib.Path):
@@ -183,7 +191,7 @@ class FolderLock:
         """Takes the lock.
 
         Raises:
-          UsageError: another process has it.
+          UsageError: Another process holds the lock.
         """
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
@@ -195,15 +203,16 @@ class FolderLock:
                 "for it, end it, or choose another folder."
             ) from error
         except OSError:
-            # Some network file systems have no locks. One process is the rule, and
-            # works without.
+            # Some network file systems have no locks. Usually only one process uses a
+            # folder, and that process needs no lock.
             os.close(descriptor)
             return
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Gives the lock back, if it was taken."""
+        """Releases the lock, if this process holds it."""
         if self._descriptor is not None:
+            # A lock of flock ends with the last descriptor of the open file.
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -212,20 +221,21 @@ class FolderLock:
 
 
 def check_own(folder: pathlib.Path, parts: Sequence[str]) -> None:
-    """Checks that what is read, written and deleted in a folder is in it.
+    """Checks that the parts of a folder are regular files and folders inside it.
 
-    That somebody puts a link there later, while a run is at work, is not seen.
+    The check does not detect a link that somebody adds later, during the run.
 
     Args:
-      folder: which may be a link itself, as the user has named it.
-      parts: of it that are used, such as logs/*, with all on the way there; they need
-        not exist.
+      folder: Path from the user. It may be a link itself, because the user chose it.
+      parts: Relative paths in the folder that the program uses, such as logs/*. The
+        folders on the way to them are checked, too. They need not exist.
 
     Raises:
-      OSError: naming one that is neither a file nor a folder.
+      OSError: A part is neither a regular file nor a folder. The error has its path.
     """
     for part in parts:
         for path in _existing(folder, part.split("/")):
+            # lstat describes the link itself, where stat would follow it.
             mode = path.lstat().st_mode
             if stat.S_ISLNK(mode):
                 raise OSError(errno.ELOOP, "it is a link, which may lead out", path)
@@ -234,7 +244,7 @@ def check_own(folder: pathlib.Path, parts: Sequence[str]) -> None:
 
 
 def _existing(folder: pathlib.Path, names: Sequence[str]) -> Iterator[pathlib.Path]:
-    """What is there of a path, from the top; a link is not followed."""
+    """Yields the existing paths that match, from the top, and follows no link."""
     first, *rest = names
     for path in sorted(folder.iterdir()):
         if first in ("*", path.name):

@@ -1,7 +1,7 @@
-"""Random numbers that depend on named things alone, such as an example's index.
+"""Stateless random numbers from named things, such as an example's index.
 
 A hash of whole numbers takes the place of a stateful generator, so that the same
-example gets the same numbers in any process, in any row of any batch. It is
+example gets the same numbers in any process, in any row of any batch. The hash is
 SplitMix64: Steele, Lea and Flood, Fast splittable pseudorandom number generators,
 2014, figure 17, with the constants of Vigna's version.
 """
@@ -13,17 +13,19 @@ import tensorflow as tf
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 _MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _LAST_SHIFT = 31
-# Numbers in [0, 1) that double precision holds exactly.
+# Double precision holds every multiple of 2**-53 in [0, 1) exactly.
 _MANTISSA_BITS = 53
 
 
 def key_of(*words: int | tf.Tensor) -> tf.Tensor:
-    """A uint64 that no other sequence of words of this length is likely to have.
+    """Returns a uint64 key of a sequence of words.
+
+    Another sequence of the same length is unlikely to have the same key.
 
     Args:
-      *words: not negative; int64 scalars where they are tensors.
+      *words: Numbers that are not negative; tensors are int64 scalars.
     """
-    # tf.cast would take a Python number for an int32 first.
+    # tf.cast would first convert a Python number to int32, which may be too small.
     first, *others = (
         constant(word) if isinstance(word, int) else tf.cast(word, tf.uint64)
         for word in words
@@ -37,21 +39,25 @@ def key_of(*words: int | tf.Tensor) -> tf.Tensor:
 def hashes_of_rows(
     key: tf.Tensor, examples: tf.Tensor, count: int | tf.Tensor
 ) -> tf.Tensor:
-    """Evenly distributed uint64 [rows, count]. Row i depends on examples[i] alone.
+    """Returns evenly distributed uint64 numbers [rows, count].
+
+    Row i depends on the key and on examples[i] alone.
 
     Args:
-      key: from `key_of`.
-      examples: int64 [rows], indices in the data set.
-      count: numbers for each example.
+      key: Result of `key_of`.
+      examples: Indices in the data set, int64 [rows].
+      count: Number of hashes for each example.
     """
     row_keys = _absorb(key, tf.cast(examples, tf.uint64))
     positions = tf.cast(tf.range(1, tf.cast(count, tf.int64) + 1), tf.uint64)
-    # Each row is SplitMix64's own sequence, started from the row's key.
+    # Each row is the sequence of SplitMix64 with the row's key as the seed: [rows, 1]
+    # plus [count] broadcasts to [rows, count].
     return _mix(row_keys[:, tf.newaxis] + positions * constant(_GOLDEN_GAMMA))
 
 
 def uniform_of_rows(key: tf.Tensor, examples: tf.Tensor, count: int) -> tf.Tensor:
-    """The same as numbers from 0 up to, but not including, 1: float64 [rows, count]."""
+    """Returns the hashes as numbers in [0, 1), float64 [rows, count]."""
+    # The upper bits stay, so that the conversion to float64 does not round up to 1.
     bits = tf.bitwise.right_shift(
         hashes_of_rows(key, examples, count), constant(64 - _MANTISSA_BITS)
     )
@@ -59,12 +65,13 @@ def uniform_of_rows(key: tf.Tensor, examples: tf.Tensor, count: int) -> tf.Tenso
 
 
 def constant(value: int) -> tf.Tensor:
-    """A uint64 scalar, also where the number does not fit an int64."""
+    """Returns a uint64 scalar; the number may be too large for int64."""
     return tf.constant(value, tf.uint64)
 
 
 def _absorb(key: tf.Tensor, word: tf.Tensor) -> tf.Tensor:
-    """Different words give different keys, because mixing can be undone."""
+    """Returns a key that depends on an earlier key and on one more word."""
+    # Mixing can be undone, so that different words give different keys.
     mixed = tf.bitwise.bitwise_xor(key, word)
     return _mix(mixed + constant(_GOLDEN_GAMMA))
 

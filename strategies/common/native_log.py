@@ -1,4 +1,4 @@
-"""Keeps TensorFlow's start-up log from the terminal, and the terminal in order."""
+"""TensorFlow's start-up log, and safe standard streams."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 
 def prepare_standard_streams() -> None:
-    """Makes printing safe, whatever a parent process has left us with.
+    """Reopens closed standard streams and makes them accept any character.
 
-    A stream that is closed is replaced by one that goes nowhere: otherwise the next
-    file to be opened takes its number, and C++ logs into that file. Characters
-    that a terminal cannot show are written as escapes instead of raising.
+    A parent process may have closed them.
     """
+    # Without this the next opened file takes the number of a closed stream, and C++
+    # logs into that file. `os.open` returns the lowest free number.
     while True:
         descriptor = os.open(os.devnull, os.O_RDWR)
         if descriptor > 2:
@@ -27,16 +27,18 @@ def prepare_standard_streams() -> None:
         if stream is None:
             setattr(sys, name, os.fdopen(number, "w"))
         elif isinstance(stream, io.TextIOWrapper):
+            # Characters that a terminal cannot show become escapes, not exceptions.
             stream.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
 def native_log_hidden() -> Iterator[None]:
-    """Holds back what is written to file descriptor 2, and shows it on an error.
+    """Hides output to file descriptor 2 inside the block, and shows it on an error.
 
-    Loading TensorFlow 2.21 and looking for GPUs logs up to seven lines from C++,
-    whatever TF_CPP_MIN_LOG_LEVEL is, before anything can tell it not to.
+    TensorFlow 2.21 logs up to seven lines from C++ while it loads and looks for GPUs,
+    for every value of TF_CPP_MIN_LOG_LEVEL, before any setting can prevent it.
     """
+    # C++ writes to the descriptor itself, so that replacing `sys.stderr` would not do.
     sys.stderr.flush()
     terminal = os.dup(2)
     with tempfile.TemporaryFile() as held_back:

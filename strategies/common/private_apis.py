@@ -1,7 +1,7 @@
-"""Every private name of TensorFlow and Keras that this project relies on.
+"""Every private name of TensorFlow and Keras in this project.
 
-Each is here for want of a public one, and tests/test_tensorflow_facts.py fails
-when one changes its meaning.
+Each is here because there is no public name. tests/test_tensorflow_facts.py fails
+when one of them changes its meaning.
 """
 
 from __future__ import annotations
@@ -23,22 +23,25 @@ def stop_reducing_gradients(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes an optimizer apply gradients as they are.
 
     In a replica context a Keras 3 optimizer sums gradients over replicas by
-    itself. Ours are summed before, since clipping has to come after the sum;
-    summing twice multiplies them by the number of replicas. Keras has no public
-    switch (keras/src/backend/tensorflow/optimizer.py, `_all_reduce_sum_gradients`).
+    itself. The gradients of this project are summed before that, because clipping has
+    to follow the sum. A second sum would multiply them by the number of replicas. Keras
+    has no public switch (keras/src/backend/tensorflow/optimizer.py,
+    `_all_reduce_sum_gradients`).
     """
+    # `list` returns the (gradient, variable) pairs as they are.
     optimizer._all_reduce_sum_gradients = list
 
 
 def count_atomically(optimizer: keras.optimizers.Optimizer) -> None:
-    """Makes an optimizer's step counter lose no count when several workers add to it.
+    """Makes an optimizer's step counter atomic, for several workers that add to it.
 
-    A Keras variable reads, adds and writes: 300 steps of two asynchronous workers
-    left it at 236, and Adam's bias correction and schedules read it. The variable
-    below it adds in one operation (keras/src/backend/common/variables.py,
+    A Keras variable reads, adds and writes in three operations: 300 steps of two
+    asynchronous workers left the counter at 236. Adam's bias correction and learning
+    rate schedules read the counter (keras/src/backend/common/variables.py,
     `assign_add`; the counter is `Optimizer.iterations`, a read-only property).
     """
     counter = optimizer._iterations
+    # The `tf.Variable` below a Keras variable adds in one operation.
     counter.assign_add = lambda value: counter.value.assign_add(
         tf.cast(value, counter.value.dtype)
     )
@@ -47,9 +50,9 @@ def count_atomically(optimizer: keras.optimizers.Optimizer) -> None:
 def adagrad_accumulator(
     optimizer: keras.optimizers.Adagrad, variable: tf.Variable
 ) -> keras.Variable:
-    """The sum of squared gradients that Adagrad keeps for a variable.
+    """Returns the sum of squared gradients that Adagrad keeps for a variable.
 
-    Keras's own `update_step` finds it like this, and no public name leads there
+    Keras's own `update_step` finds the sum like this, and no public name leads there
     (keras/src/optimizers/adagrad.py).
     """
     return optimizer._accumulators[optimizer._get_variable_index(variable)]
@@ -58,7 +61,7 @@ def adagrad_accumulator(
 def adam_moments(
     optimizer: keras.optimizers.Adam, variable: tf.Variable
 ) -> tuple[keras.Variable, keras.Variable]:
-    """The means of gradients and of their squares that Adam keeps for a variable.
+    """Returns Adam's means of the gradients of a variable and of their squares.
 
     Keras's own `update_step` finds them like this, and no public name leads there
     (keras/src/optimizers/adam.py).
@@ -70,12 +73,14 @@ def adam_moments(
 def values_where_they_are(
     result: tf.distribute.experimental.coordinator.RemoteValue,
 ) -> Any:
-    """What a scheduled function returned, once it has, left on its devices.
+    """Returns the result of a scheduled function on its devices, once it is complete.
 
-    `RemoteValue.get` copies all of it, and so fails if the worker is lost afterwards;
-    and it does not say which worker it was (tensorflow/python/distribute/coordinator/
-    values.py, `RemoteValueImpl._get_values`).
+    `RemoteValue.get` copies the whole result. It therefore fails if the worker dies
+    afterwards, and it does not say which worker computed the result
+    (tensorflow/python/distribute/coordinator/values.py,
+    `RemoteValueImpl._get_values`).
     """
+    # Waits for the function, as `get` does.
     return result._get_values()
 
 
@@ -96,8 +101,8 @@ def own_executor() -> Iterator[None]:
 def run_after(operation: tf.Operation, other: tf.Operation) -> None:
     """Makes an operation of a graph wait for another one, after both were made.
 
-    `tf.control_dependencies` does so only for operations that are made inside of it,
-    and then for all of them (tensorflow/python/framework/ops.py,
+    `tf.control_dependencies` affects only operations that are made inside its block,
+    and affects all of them (tensorflow/python/framework/ops.py,
     `Operation._add_control_input`).
     """
     operation._add_control_input(other)
@@ -106,17 +111,18 @@ def run_after(operation: tf.Operation, other: tf.Operation) -> None:
 def keep_sums_in_order() -> None:
     """Makes TensorFlow add three or more tensors in one order. Call it before any work.
 
-    If a function is estimated to need more than 0.8 of a device's memory, of which a
-    CPU is said to have 256 MiB, sums in it are rewritten to additions to a temporary
-    variable in the order in which the tensors are ready. 15 equal calls gave 6
-    different sums; and in loops on several devices training ended, for the variable
-    "already exists" (tensorflow/core/grappler/optimizers/memory_optimizer.cc,
-    `SchedulingPass`; https://github.com/tensorflow/tensorflow/issues/23780, open since
-    2018). `tf.config.optimizer.set_experimental_options` has no switch for it. What
-    else the same optimizer does, swapping GPU memory out to the host, stays.
+    TensorFlow estimates the memory that a function needs. Above 0.8 of a device's
+    memory, where a CPU counts as having 256 MiB, TensorFlow rewrites the function's
+    sums to additions to a temporary variable, in the order in which the tensors are
+    ready. 15 equal calls gave 6 different sums. In loops on several devices training
+    ended, because the variable "already exists"
+    (tensorflow/core/grappler/optimizers/memory_optimizer.cc, `SchedulingPass`;
+    https://github.com/tensorflow/tensorflow/issues/23780, open since 2018).
     """
+    # `tf.config.optimizer.set_experimental_options` has no switch for this rewriting.
     config = config_pb2.ConfigProto()
     rewriting = config.graph_options.rewrite_options
+    # The other part of this optimizer stays: it swaps GPU memory out to the host.
     rewriting.memory_optimization = (
         rewriter_config_pb2.RewriterConfig.SWAPPING_HEURISTICS
     )
@@ -184,22 +190,24 @@ def name_operations_after_layers() -> None:
 
 
 def give_up_connecting(num_tasks: Mapping[str, int], seconds: float) -> None:
-    """Limits how long processes that compute wait for each other while they connect.
+    """Limits how long computing processes wait for each other while they connect.
 
-    Otherwise they wait for an hour, in C++ that no thread of Python's can interrupt,
-    for one that was killed just then. Call it before `MultiWorkerMirroredStrategy` is
-    made, which has no argument for it and leaves alone what is configured already
+    Without a limit they wait for an hour, in C++ that no Python thread can interrupt,
+    for a process that was killed at that moment. Call this function before
+    `MultiWorkerMirroredStrategy` is made. That class has no argument for the limit, and
+    does not change a configuration that exists already
     (tensorflow/python/distribute/collective_all_reduce_strategy.py,
     `_initialize_multi_worker`).
 
     Args:
-      num_tasks: by job, of those that compute; the chief leads if there is one.
-      seconds: until `tf.errors.DeadlineExceededError` is raised.
+      num_tasks: Number of computing tasks by job. The chief leads if there is one.
+      seconds: Time until `tf.errors.DeadlineExceededError` is raised.
     """
     jobs = [
         coordination_config_pb2.CoordinatedJob(name=job, num_tasks=count)
         for job, count in num_tasks.items()
     ]
+    # Without a chief, worker 0 leads.
     leader = "chief" if "chief" in num_tasks else "worker"
     context.context().configure_coordination_service(
         service_type="standalone",
@@ -210,21 +218,21 @@ def give_up_connecting(num_tasks: Mapping[str, int], seconds: float) -> None:
 
 
 def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:
-    """All layers of a model at any depth, itself included.
+    """Returns all layers of a model at any depth, with the model itself.
 
-    `Model.layers` lists one level, and none of those that a layer of the user's
-    own keeps in its attributes (keras/src/layers/layer.py, `_flatten_layers`).
+    `Model.layers` lists one level, and omits layers that a user's layer keeps in its
+    attributes (keras/src/layers/layer.py, `_flatten_layers`).
     """
     return model._flatten_layers()
 
 
 @contextlib.contextmanager
 def takes_weights(model: keras.Model) -> Iterator[None]:
-    """Inside, `add_weight` works for a model that has been built.
+    """Makes `add_weight` work inside the block for a model that has been built.
 
-    A class of the user's own refuses it from then on, and there is no public way back;
-    functional and sequential models never do (keras/src/layers/layer.py,
-    `_lock_state`).
+    A model class of the user refuses new weights once it is built, and there is no
+    public way back. Functional and sequential models never refuse them
+    (keras/src/layers/layer.py, `_lock_state`).
     """
     was_locked = model._tracker.locked
     model._tracker.unlock()
@@ -239,11 +247,14 @@ def takes_weights(model: keras.Model) -> Iterator[None]:
 def graphs_collected() -> Iterator[list[Any]]:
     """Fills a list with the graphs of functions as this process's devices run them.
 
-    There is one GraphDef for each device of each function that is run inside the block:
-    functions that are called are part of it, and every operation has its device. What
-    `tf.debugging.set_log_device_placement` prints is from C++ and goes to standard
-    output, and `tf.summary.trace_export` writes the graphs to a file it does not read
-    (tensorflow/python/eager/context.py, `Context.enable_graph_collection`).
+    The list has one GraphDef for each device of each function that runs inside the
+    block. A GraphDef contains the functions that the function calls, and every
+    operation has its device. The list is filled when the block ends.
+
+    The public ways do not return graphs: `tf.debugging.set_log_device_placement` prints
+    from C++ to standard output, and `tf.summary.trace_export` writes the graphs to a
+    file that it does not read (tensorflow/python/eager/context.py,
+    `Context.enable_graph_collection`).
     """
     graphs: list[Any] = []
     running = context.context()
@@ -259,10 +270,10 @@ class Call(NamedTuple):
     """One call of a layer in a model made of connected layers.
 
     Attributes:
-      layer: that is called, or an operation of `keras.ops`.
-      inputs: symbolic tensors.
-      outputs: symbolic tensors.
-      is_masked: whether a mask goes along with an output.
+      layer: Called layer, or an operation of `keras.ops`.
+      inputs: Symbolic tensors.
+      outputs: Symbolic tensors.
+      is_masked: True if a mask accompanies an output.
     """
 
     layer: Any
@@ -272,12 +283,13 @@ class Call(NamedTuple):
 
 
 def calls_of(model: keras.Function) -> Sequence[Call]:
-    """All calls of layers, each after those whose outputs it takes.
+    """Returns all calls of layers, each after the calls whose outputs it takes.
 
-    `Function.operations` lists a layer once, however often it is called, and does not
-    tell what a call takes (keras/src/ops/function.py, `_run_through_graph`). Masks are
-    attributes of tensors (keras/src/backend/common/masking.py).
+    `Function.operations` lists a layer once even if the model calls it several times,
+    and does not contain the inputs of a call (keras/src/ops/function.py,
+    `_run_through_graph`).
     """
+    # Depths count from the outputs, so that the inputs have the largest depth.
     depths = sorted(model._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
     return [
@@ -285,6 +297,7 @@ def calls_of(model: keras.Function) -> Sequence[Call]:
             layer=node.operation,
             inputs=node.input_tensors,
             outputs=node.outputs,
+            # Masks are attributes of tensors (keras/src/backend/common/masking.py).
             is_masked=any(hasattr(t, "_keras_mask") for t in node.outputs),
         )
         for node in nodes
@@ -293,10 +306,10 @@ def calls_of(model: keras.Function) -> Sequence[Call]:
 
 
 def move_variable(variable: keras.Variable, device: str) -> None:
-    """Puts the present value of a variable on another device.
+    """Moves a variable to another device with its present value.
 
-    Which device that is depends on the whole model, and Keras makes variables while a
-    model is put together (keras/src/backend/tensorflow/core.py, `_initialize`).
+    The choice of the device depends on the whole model, but Keras makes variables while
+    a model is put together (keras/src/backend/tensorflow/core.py, `_initialize`).
     """
     with tf.device(device):
         variable._value = tf.Variable(
@@ -319,24 +332,27 @@ def make_anew(variable: keras.Variable) -> None:
 def slurm_addresses(
     jobs: Mapping[str, int], first_port: int
 ) -> tuple[dict[str, tuple[str, ...]], str, int]:
-    """Addresses by job, own job and own index, from Slurm's variables.
+    """Returns addresses by job, the own job and the own index from Slurm's variables.
 
-    The resolver sorts hosts as text, so that rank 0 of node[9-10] takes itself to be
-    on node10. Numbered, they stay in Slurm's order (tensorflow/python/distribute/
-    cluster_resolver/slurm_cluster_resolver.py, `cluster_spec`). GPUs are left to Slurm:
-    asked for them, the resolver calls nvidia-smi, and a machine without one fails.
+    The resolver of TensorFlow sorts hosts as text, so that rank 0 of node[9-10] takes
+    itself to be on node10. Numbers in front of the names keep Slurm's order
+    (tensorflow/python/distribute/cluster_resolver/slurm_cluster_resolver.py,
+    `cluster_spec`).
 
     Raises:
-      RuntimeError: the variables describe another number of tasks.
-      ValueError: a list of nodes or of tasks per node is malformed.
+      RuntimeError: The variables describe another number of tasks.
+      ValueError: A list of nodes or of tasks per node is malformed.
     """
     resolver = _SlurmResolver(
         jobs=dict(jobs),
         port_base=first_port,
+        # Slurm assigns the GPUs. Without these numbers the resolver calls nvidia-smi,
+        # and fails on a machine without that program.
         gpus_per_node=sum(jobs.values()),
         gpus_per_task=1,
         auto_set_gpu=False,
     )
+    # 000001/host:port without the number and the slash.
     addresses = {
         job: tuple(numbered.partition("/")[2] for numbered in found)
         for job, found in resolver.cluster_spec().as_dict().items()
@@ -371,8 +387,8 @@ def compiled_with(model: keras.Model) -> Compiled:
     """Returns the arguments that a model was compiled with.
 
     `Model.loss` is public. `Model.metrics` is empty until `fit` has run, and
-    `get_compile_config` describes functions of a user's own by names from which they
-    cannot be had back (keras/src/trainers/compile_utils.py, `CompileMetrics` and
+    `get_compile_config` describes a user's functions by names, from which the functions
+    cannot be recovered (keras/src/trainers/compile_utils.py, `CompileMetrics` and
     `CompileLoss`).
     """
     loss, metrics = model._compile_loss, model._compile_metrics
@@ -513,17 +529,17 @@ def metric_names(metrics: Sequence[OutputMetric]) -> Sequence[str]:
 def function_of_metric(
     metric: keras.metrics.MeanMetricWrapper,
 ) -> Callable[[Any, Any], tf.Tensor]:
-    """What such a metric is the mean of, of labels and predictions.
+    """Returns the function of labels and predictions that such a metric averages.
 
-    Metrics that Keras has by a name only, such as `TopKCategoricalAccuracy`, hold their
-    function and its arguments and do not show them (keras/src/metrics/
-    reduction_metrics.py, `MeanMetricWrapper.update_state`).
+    Metrics such as `TopKCategoricalAccuracy` hold their function and its arguments
+    without a public name (keras/src/metrics/reduction_metrics.py,
+    `MeanMetricWrapper.update_state`).
     """
     return functools.partial(metric._fn, **metric._fn_kwargs)
 
 
 def mask_of(tensor: Any) -> Any:
-    """Which parts of a layer's output count; None for all.
+    """Returns the mask of a layer's output; None if all parts of the output count.
 
     `keras.layers.Layer.compute_mask` would need the layer (keras/src/backend/common/
     masking.py, `get_keras_mask`).
@@ -532,5 +548,6 @@ def mask_of(tensor: Any) -> Any:
 
 
 def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:
-    """A mirrored variable holds one copy per device in `values`."""
+    """Returns the copies of a variable: one for each device of a mirrored variable."""
+    # Only a mirrored variable has `values`.
     return getattr(variable, "values", (variable,))

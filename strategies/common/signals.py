@@ -1,9 +1,9 @@
-"""Signals that ask a process to stop, and those by which a launcher passes them on.
+"""Stop signals, and the signals by which a launcher forwards them.
 
 A scheduler that ends a job may send SIGTERM to all its processes, as systemd does, and
-the launcher passes its own one on. A task that took this for a second request to stop
-would end without its checkpoint. So the launcher passes requests on by signals of
-their own, of which a second one says nothing new.
+the launcher forwards the SIGTERM that it receives itself. A task that took this for a
+second request to stop would end without its checkpoint. So the launcher forwards
+requests by separate signals, and tasks ignore repetitions of them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _ORIGINAL = {passed_on: number for number, passed_on in PASSED_ON.items()}
 
 
 def as_passed_on(number: int) -> int:
-    """By which signal the launcher tells its tasks of one it has received."""
+    """Returns the signal by which the launcher forwards a signal to its tasks."""
     return PASSED_ON.get(number, number)
 
 
 def original(number: int) -> int:
-    """Which signal one stands for; any other stands for itself."""
+    """Returns the original of a forwarded signal; other signals stand for themselves."""
     return _ORIGINAL.get(number, number)

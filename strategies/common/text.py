@@ -11,8 +11,9 @@ _WIDTH = 80
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines in 80 columns: the first cell left, the others right; it alone is cut."""
+    """Returns a table in 80 columns; only the first column is cut and left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # Two spaces stand before each column but the first.
     name_width = min(widths[0], _WIDTH - sum(widths[1:]) - 2 * len(widths[1:]))
     return [
         "  ".join(
@@ -25,7 +26,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-# Enough of a value to recognize it by. A pasted page stays one readable line.
+# Enough of a value to recognize it, and little enough for one readable line.
 _MOST_CHARACTERS_SHOWN = 100
 
 
@@ -46,7 +47,7 @@ def as_json(value: Any) -> str:
 
 
 def as_argument(value: Any) -> str:
-    """A value as one gives it on the command line."""
+    """Returns a value as a user gives it on the command line."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     return "none" if value is None else str(value)
@@ -71,7 +72,8 @@ def one_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with line breaks, control characters and the like written out."""
+    """Returns the text with escapes for line breaks and control characters."""
+    # A message must not move the cursor or print a second line.
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
     )

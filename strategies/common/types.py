@@ -1,6 +1,6 @@
 """Values that strategies, models and the training loop exchange.
 
-Nothing here imports TensorFlow when it runs.
+This module does not import TensorFlow at run time.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class Batch(NamedTuple):
-    """Examples of one update: a whole global batch or a replica's rows of it.
+    """Examples of one update: a whole global batch or one shard of it.
 
     Attributes:
-      step: int64 scalar, the index of the update these examples belong to.
-      replica: int64 scalar, which share this is; 0 for a whole batch.
-      global_size: int64 scalar, examples in the global batch.
-      num_rows: int64 scalar, examples in this share that count. An empty share
-        still carries one row, which must weigh nothing: a kernel that meets no
-        row at all can end the process (see `strategies.inner_loop.sharding`).
-      indices: int64 [rows], which examples of the data set these are.
-      features: tensor or structure of tensors [rows, ...].
-      labels: tensor or structure of tensors [rows, ...].
+      step: Index of the update that the examples belong to, int64 scalar.
+      replica: Index of the shard, int64 scalar; 0 for a whole batch.
+      global_size: Number of examples in the global batch, int64 scalar.
+      num_rows: Number of rows of this shard that count, int64 scalar. An empty shard
+        still carries one row, which must weigh nothing: a kernel without any row can
+        end the process (see `strategies.inner_loop.sharding`).
+      indices: Indices of the examples in the data set, int64 [rows].
+      features: Tensor or structure of tensors [rows, ...].
+      labels: Tensor or structure of tensors [rows, ...].
     """
 
     step: tf.Tensor
@@ -40,21 +40,23 @@ class Batch(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """What replicas contribute to one update. Adding shares up is the only reduction.
+    """Replica outputs for one update. Summation is the only reduction.
 
     Attributes:
-      gradients: for each trainable variable its gradient of
-        (sum of this share's losses / examples in the global batch), a tensor or
-        IndexedSlices, or None where the loss does not depend on the variable.
-      state: for each non-trainable variable that training changes, this
-        share's part of the new value (a structure of tensors).
-      sums: named scalars: numerators and denominators of losses and metrics. Where
-        there is no update, also named tensors of counts.
-      loss: where losses are averaged and not gradients (`--average=losses`), this
-        share's sum of losses over the examples in the global batch, a scalar that is
-        not differentiated yet; there are no gradients then. None otherwise.
+      gradients: Gradients of (sum of this shard's losses / examples in the global
+        batch), one for each trainable variable: a tensor or IndexedSlices, or None if
+        the loss does not depend on the variable.
+      state: This shard's parts of the new values of the non-trainable variables that
+        training changes, a structure of tensors.
+      sums: Named scalars: numerators and denominators of losses and metrics. Without an
+        update, also named tensors of counts.
+      loss: This shard's sum of losses, divided by the examples in the global batch, a
+        scalar that is not differentiated yet. It takes the place of the gradients where
+        losses are averaged (`--average=losses`); None otherwise.
     """
 
+    # Each entry is a part of a value of the global batch, not a mean over the shard, so
+    # that sums over replicas need no weights even if shards differ in size.
     gradients: Sequence[Any]
     state: Any
     sums: Mapping[str, Any]
@@ -62,16 +64,18 @@ class Shares(NamedTuple):
 
 
 class Update(Protocol):
-    """Turns the sum of all shares into new weights. Runs once a step, after the sum."""
+    """Update of the model from the sum of all replica outputs, once a step."""
 
     def apply(self, shares: Shares) -> None:
-        """Clips, then changes weights and state."""
+        """Clips the gradients, then changes weights and state."""
 
+    # `apply` is `change` of `ready`. With asynchronous parameter servers a worker runs
+    # the first half and the servers run the second.
     def ready(self, shares: Shares) -> Shares:
-        """The first half of `apply`, of numbers alone: clipped, each row once."""
+        """Clips gradients and adds up duplicate rows, the first half of `apply`."""
 
     def change(self, ready: Shares) -> None:
-        """The other half: changes weights and state. May run on another task."""
+        """Changes weights and state, the second half of `apply`; on any task."""
 
     def again(
         self, sums: Mapping[str, tf.Tensor], is_finite: tf.Tensor
@@ -92,38 +96,39 @@ class Update(Protocol):
         """Adds one to the number of applied updates, atomically, and returns it."""
 
     def applied_updates(self) -> tf.Tensor:
-        """The number of applied updates."""
+        """Returns the number of applied updates."""
 
     def counter_device(self) -> str:
-        """Where that number is kept."""
+        """Returns the device of the number of applied updates."""
 
     def devices(self) -> Sequence[str]:
-        """Where the variable of each gradient is, in the order of the gradients."""
+        """Returns the device of each trainable variable, in the gradients' order."""
 
     def gradients_of(self, loss: tf.Tensor) -> Sequence[Any]:
-        """The gradients of a scalar, each operation's where the operation is."""
+        """Returns gradients of a scalar, computed on the devices of its operations."""
 
     def weights(self) -> Sequence[tf.Variable]:
-        """What an update changes of the model: weights and state, in floating point."""
+        """Returns the floating-point weights and state that an update changes."""
 
     def optimizer_state(self) -> Sequence[tf.Variable]:
-        """What it keeps for each weight, such as momentum, in floating point."""
+        """Returns the optimizer's floating-point variables, such as momentum."""
 
     def observe(self, shares: Shares, closely: tf.Tensor) -> Mapping[str, tf.Tensor]:
-        """Small tensors that describe this update, such as norms.
+        """Returns small tensors that describe this update, such as norms.
 
         Args:
-          shares: the sum over replicas.
-          closely: bool scalar, whether to spend time on histograms.
+          shares: Sum of the replica outputs.
+          closely: Bool scalar; true to spend time on histograms.
         """
 
     def weight_norm(self) -> tf.Tensor:
-        """The L2 norm of all trained weights as they are, a scalar."""
+        """Returns the L2 norm of all trainable weights at this moment, a scalar."""
 
 
 class Observe(enum.IntEnum):
-    """How closely to look at a step."""
+    """Level of detail at which a step is observed."""
 
+    # Each level includes the levels below it: code compares with >=.
     NOT = 0
     NORMS = 1
     CLOSELY = 2
@@ -131,14 +136,14 @@ class Observe(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Agreed:
-    """What processes decide together, carried along with every step's sum.
+    """Values that all processes agree on, carried along with every step's sum.
 
-    Each process proposes its own values and all of them get the mean, so that
-    processes take the same turns without a message of their own.
+    Each process proposes its own values and all processes receive the mean, so that
+    they run the same callbacks without an additional message.
 
     Attributes:
-      stop_requested: above zero if any process was asked to stop.
-      step_seconds: how long a step takes; zero if not known yet.
+      stop_requested: Number above zero if any process was asked to stop.
+      step_seconds: Duration of a step in seconds; zero if not known yet.
     """
 
     stop_requested: float = 0.0
@@ -154,34 +159,37 @@ class Pending(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepResults:
-    """What a number of consecutive steps reported.
+    """Results of a number of consecutive steps.
 
     Attributes:
-      applied_steps: updates applied; fewer than asked if a loss, a gradient or new
-        layer state was not finite.
-      sums: float64 [attempted, ...] each: those of `Shares.sums`, summed over
-        replicas, step by step.
-      step_seconds: float64 [attempted], duration of each step, input included.
-      input_seconds: float64 [attempted], of them spent waiting for input.
-      details: what `Update.observe` returned for the last step, if asked for.
-      agreed: the mean over replicas of what their processes proposed.
-      attempted_steps: updates begun, those included that were begun anew because
-        their worker was lost.
-      staleness: float64 [attempted], for each update how many others were applied
-        between reading the weights and applying it; None where that cannot be.
-      workers: str [attempted], which task or tower computed each update; None
-        if all did.
-      late_gradients: float64 [attempted], gradients that came when their update
-        had been applied without them; None where updates wait for all.
-      stage_busy_seconds: float64 [attempted, stages], how long each stage of a model
-        computed; None where the model is whole.
-      first_not_finite: which of the gradients, and after them of the tensors of layer
-        state, was the first that was not finite in the step that was not applied;
-        None if there was none.
-      pipeline_seconds: float64 [attempted], from the beginning of the first stage to
-        the end of the last; None where the model is whole.
+      applied_steps: Number of applied updates; fewer than requested if a loss, a
+        gradient or new layer state was not finite.
+      sums: Sums over replicas of each entry of `Shares.sums`, one row for each step,
+        float64 [attempted, ...].
+      step_seconds: Duration of each step with its input, float64 [attempted].
+      input_seconds: Part of `step_seconds` spent waiting for input, float64
+        [attempted].
+      details: Result of `Update.observe` for the last step; empty unless requested.
+      agreed: Mean over replicas of the values that their processes proposed.
+      attempted_steps: Number of updates begun, with the updates that were begun again
+        because their worker died.
+      staleness: Number of other updates applied between reading the weights and
+        applying each update, float64 [attempted]; None where there can be none.
+      workers: Task or tower that computed each update, str [attempted]; None if all
+        computed it.
+      late_gradients: Number of gradients that arrived after their update was applied
+        without them, float64 [attempted]; None where updates wait for all.
+      stage_busy_seconds: Compute time of each stage of a model, float64 [attempted,
+        stages]; None where the model is whole.
+      first_not_finite: Index of the first tensor that was not finite in the step that
+        was not applied, among the gradients followed by the tensors of layer state;
+        None if there was no such tensor.
+      pipeline_seconds: Time from the beginning of the first stage to the end of the
+        last, float64 [attempted]; None where the model is whole.
     """
 
+    # Arrays have one row for each step with a result. `attempted_steps` can be larger:
+    # a step of an asynchronous worker that died is begun twice.
     applied_steps: int
     sums: Mapping[str, np.ndarray]
     step_seconds: np.ndarray
@@ -202,28 +210,30 @@ Read = Callable[[Sequence["tf.Variable"]], list["tf.Tensor"]]
 
 
 class GlobalBatches(Protocol):
-    """The global batches of a stretch of steps, whole or in shares."""
+    """Global batches of a range of steps, whole or in shards."""
 
     @property
     def first_step(self) -> int:
-        """The step of the first batch."""
+        """Step of the first batch."""
 
     def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
-        """One share's rows of every global batch, in order.
+        """Returns one shard of every global batch, in order.
 
         Args:
-          share: which share; `(0, 1)` gives whole global batches.
-          num_shares: into how many a global batch is divided.
+          share: Index of the shard; index 0 of 1 gives whole global batches.
+          num_shares: Number of shards of a global batch.
         """
 
+    # A step waits for another thread once for each element, so that several steps in
+    # one element save time (see `strategies.inner_loop.input`).
     def spans(self, share: int, num_shares: int) -> tf.data.Dataset:
-        """The same, those of one or several steps in an element.
+        """Returns the batches of `dataset`, one or several steps in each element.
 
-        Which steps an element has does not depend on the share.
+        The steps of an element are the same for every shard.
 
         Args:
-          share: see `dataset`.
-          num_shares: see `dataset`.
+          share: Index of the shard.
+          num_shares: Number of shards of a global batch.
 
         Returns:
           Batches whose every tensor is [steps, ...].
@@ -231,32 +241,32 @@ class GlobalBatches(Protocol):
 
     @property
     def data(self) -> object:
-        """What `resident` holds, hashable: the same for other steps of a data set."""
+        """Hashable content of `resident`, equal for other steps of a data set."""
 
     def resident(self) -> tf.data.Dataset:
-        """What `at` reads from, again and again the same element.
+        """Returns a dataset that repeats one element, from which `at` reads.
 
-        A process that computes any step on request keeps this close by.
+        A process that computes any step on request keeps this element on its machine.
         """
 
     def at(
         self, resident: Any, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
     ) -> Batch:
-        """One share of one step, as graph operations.
+        """Returns one shard of one step, as graph operations.
 
         Args:
-          resident: an element of `resident()`.
-          step: int64 scalar.
-          share: which share of the global batch.
-          num_shares: into how many it is divided.
+          resident: Element of `resident()`.
+          step: Index of the step, int64 scalar.
+          share: Index of the shard.
+          num_shares: Number of shards of a global batch.
         """
 
 
 class RunSteps(Protocol):
-    """Runs steps inside the runtime."""
+    """Function that runs steps inside the runtime."""
 
     def trace(self, batches: Any) -> tf.Graph:
-        """Traces without running, so that its time can be told apart."""
+        """Traces without running, so that tracing is measured separately."""
 
     def __call__(
         self,
@@ -268,4 +278,4 @@ class RunSteps(Protocol):
         """Starts `num_steps` steps and observes the last of them."""
 
     def num_traces(self) -> int:
-        """How often it was traced. More than once means a shape or type varied."""
+        """Returns the number of traces; above one, a shape or type has varied."""

@@ -1,4 +1,4 @@
-"""A disk that is full or fails costs what cannot be written there, not the run."""
+"""Write errors that a run survives, such as a full disk."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from collections.abc import Callable
 
 from strategies.common.console import Console
 
+# No space left, quota exceeded, file too large, input/output error, read-only.
 _NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def disk_error(error: BaseException) -> str | None:
-    """What the system says of a disk, or None if an error is of something else.
-
-    TensorFlow has no class for it: a full disk is a ResourceExhaustedError, as is a
-    lack of memory, and a file too large an OutOfRangeError. Its messages end in the
-    system's own words, after a semicolon (tensorflow/core/platform/default/
-    posix_file_system.cc, `IOError`).
-    """
+    """Returns the system's description of a disk error; None for any other error."""
     if isinstance(error, OSError):
         return error.strerror if error.errno in _NUMBERS else None
+    # TensorFlow has no class for it: a full disk is a ResourceExhaustedError, as is a
+    # lack of memory, and a file too large an OutOfRangeError. Its messages end in the
+    # system's own words, after a semicolon (tensorflow/core/platform/default/
+    # posix_file_system.cc, `IOError`).
     text = str(error)
     return next((w for w in map(os.strerror, _NUMBERS) if f"; {w}" in text), None)
 
 
 class Spell:
-    """A stretch of time in which something cannot be written, told about once."""
+    """Period of failing writes, with one line at its start and one at its end."""
 
     def __init__(
         self,
@@ -35,13 +34,14 @@ class Spell:
         recovery: str = "can be written again",
         words_of: Callable[[Exception], str | None] = disk_error,
     ):
-        """Begins with all well.
+        """Starts without a failure.
 
         Args:
-          console: is told.
-          consequence: what becomes of the run.
-          recovery: what is said of something when it is over.
-          words_of: what is wrong, by an error; None if that is no such spell's.
+          console: Console for the warning and the report of the recovery.
+          consequence: Consequence for the run, the end of the warning.
+          recovery: End of the line that reports the recovery.
+          words_of: Function from an error to its description; None for an error of
+            another kind, which `attempt` raises.
         """
         self._console = console
         self._consequence = consequence
@@ -51,15 +51,15 @@ class Spell:
 
     @property
     def words(self) -> str | None:
-        """What is wrong while it lasts, None while all is well."""
+        """Description of the latest failure until `end` is called; None without one."""
         return self._words
 
     def attempt(self, what: str, write: Callable[[], object]) -> bool:
-        """Writes something, and returns whether that was possible.
+        """Writes something and returns whether that succeeded.
 
         Args:
-          what: says of something that it cannot be written, for that case.
-          write: raises what is none of the spell's errors to the caller.
+          what: Start of the warning, a statement that something cannot be written.
+          write: Function that writes. Its errors of another kind reach the caller.
         """
         try:
             write()
@@ -67,6 +67,7 @@ class Spell:
             words = self._words_of(error)
             if words is None:
                 raise
+            # One warning a period: a full disk makes every later write fail, too.
             if self._words is None:
                 self._console.warn(f"{what} ({words}); {self._consequence}.")
             self._words = words
@@ -74,7 +75,11 @@ class Spell:
         return True
 
     def end(self, what: str) -> None:
-        """Says that it is over, if there was one."""
+        """Ends the period and reports the recovery, if there was a failure.
+
+        Args:
+          what: Start of the reported line, the subject that can be written again.
+        """
         if self._words is not None:
             self._console.say(f"{what} {self._recovery}")
         self._words = None
