@@ -1,9 +1,9 @@
-"""Detection of lost and suspended tasks.
+"""Detection of dead, unresponsive and suspended tasks.
 
-The coordinator of parameter servers runs the steps of a lost worker elsewhere and logs
-hundreds of lines a second about it; with no worker left, or with a suspended one, it
-waits for ever (TensorFlow 2.21). Here the loss of a worker is one line, and the loss of
-too many is an error.
+The coordinator of parameter servers runs the steps of a dead worker elsewhere and logs
+hundreds of lines a second about it. With no worker left, or with a suspended worker,
+the coordinator waits for ever (TensorFlow 2.21). This module reports a dead worker in
+one line, and raises an error if too few workers are left.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from strategies.cluster.rendezvous import REMEDY, Presence, is_listening, presen
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError, UsageError
 
-# What TensorFlow 2.21 raises for a process that is gone (the first two) or silent.
+# TensorFlow 2.21 raises the first two for a dead process, the third for a silent one.
 _SIGNS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.DeadlineExceededError,
 )
-# What it raises besides, for work that was under way. These have other causes too, and
+# TensorFlow raises these for work that was under way. They have other causes too, and
 # count only if a task is missing.
 _CONSEQUENCES = (tf.errors.CancelledError, tf.errors.InternalError)
 # All of them, and what it raises for a task that was started again in the meantime, at
@@ -46,18 +46,18 @@ _SECONDS_TO_DIE = 0.3
 
 @contextlib.contextmanager
 def lost_peers_named(cluster: Cluster) -> Iterator[None]:
-    """Turns what TensorFlow raises when a task is lost into one error that names it.
+    """Replaces TensorFlow's errors about another task by one error that names the task.
 
     Raises:
-      PeerLostError: in place of TensorFlow's error.
-      UsageError: the same, where this task cannot have its port.
+      PeerLostError: Another task is dead or does not answer.
+      UsageError: This task cannot use its own port.
     """
     try:
         yield
     except tf.errors.UnknownError as error:
         if _NO_SERVER not in str(error):
             raise
-        # It was free at the task's own address, where `rendezvous.answering` has been.
+        # The port was free at the task's own address: `rendezvous.answering` used it.
         raise UsageError(
             f"the address {cluster.address} of {cluster.task} cannot be used ("
             "TensorFlow listens at all addresses of a machine, and its port is in "
@@ -78,22 +78,24 @@ def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | No
     peers = cluster.peers()
     gone = _gone(peers)
     if not gone and isinstance(error, tf.errors.UnavailableError):
-        # A process that is killed loses its connections one after the other, and the
-        # port that it listens at may be the last.
+        # A killed process loses its connections one after the other, and its listening
+        # port may be the last.
         time.sleep(_SECONDS_TO_DIE)
         gone = _gone(peers)
     if gone:
         return PeerLostError(f"{_named(gone)} was lost: {REMEDY}")
     if not isinstance(error, _SIGNS):
         return None
-    # A stopped process still accepts connections: its system does.
+    # All peers accept connections, but the kernel also does so for a stopped process.
+    # The message therefore cannot say which peer is silent.
     one_of = "one of " if len(peers) > 1 else ""
     silent = f"{one_of}{_named(peers)} does not answer ({type(error).__name__})"
     return PeerLostError(f"{silent}: {REMEDY}")
 
 
 def _gone(peers: Mapping[str, str]) -> Mapping[str, str]:
-    """Those that do not listen."""
+    """Returns the tasks that do not listen at their address."""
+    # In parallel, because an unreachable machine takes a second.
     with ThreadPoolExecutor(max_workers=32) as pool:
         there = list(pool.map(is_listening, peers.values()))
     return {
@@ -120,7 +122,7 @@ def workers_attended(
     patience_seconds: float,
     return_seconds: float,
 ) -> Iterator[None]:
-    """Warns of workers that come and go, while the main thread runs a block.
+    """Warns of workers that go missing or return while the main thread runs the block.
 
     Args:
       cluster: whose workers.
@@ -130,7 +132,8 @@ def workers_attended(
       return_seconds: Time that there may be fewer workers than required.
 
     Raises:
-      PeerLostError: there were fewer for that long, or a server was silent.
+      PeerLostError: Fewer workers were left for that long, or a server was dead or
+        unresponsive.
     """
     lost: list[PeerLostError] = []
     ended = threading.Event()
@@ -148,11 +151,11 @@ def workers_attended(
         if error is None:
             return
         lost.append(error)
-        # The main thread waits for a result that will not come. A handler of a
-        # signal is what Python runs in the middle of that.
+        # The main thread waits for a result that never arrives. During such a wait
+        # Python still runs signal handlers, and only in the main thread.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-        # The end of the run asks for what the lost tasks held, on new connections,
-        # and gRPC waits 20 s for an answer to each.
+        # At the end the run asks for values of the missing tasks, on new connections,
+        # and gRPC waits 20 s for each answer. `missing` disconnects them again.
         while not ended.wait(_POLL_SECONDS):
             attendance.missing()
 
@@ -175,6 +178,7 @@ def _until_too_few_are_left(
     return_seconds: float,
     ended: threading.Event,
 ) -> PeerLostError | None:
+    """Returns an error once too few tasks are left; None once the block has ended."""
     workers, servers = (_tasks_of(cluster, job) for job in ("worker", "ps"))
     gone: set[str] = set()
     enough_at = time.monotonic()
@@ -188,6 +192,7 @@ def _until_too_few_are_left(
         for task in sorted(gone & there):
             warn(f"{task} at {workers[task]} is back.")
         gone = workers.keys() - there
+        # Without one server the weights are incomplete, so that nothing can go on.
         for task in sorted(servers.keys() & missing.keys()):
             return PeerLostError(f"{task} at {servers[task]} {missing[task]}: {REMEDY}")
         if enough:
@@ -200,14 +205,14 @@ def _until_too_few_are_left(
 
 
 class _Attendance:
-    """Who is missing, of some tasks."""
+    """Record of the tasks that are dead or unresponsive."""
 
     def __init__(self, tasks: Mapping[str, str], patience_seconds: float):
-        """Begins as if all of them had just been heard of.
+        """Starts as if all tasks had just answered.
 
         Args:
-          tasks: host:port by name.
-          patience_seconds: how long one of them may be silent.
+          tasks: Address (host:port) of each task by name.
+          patience_seconds: Longest silence of a task, in seconds.
         """
         self._tasks = tasks
         self._patience_seconds = patience_seconds
@@ -215,16 +220,17 @@ class _Attendance:
         self._missing: dict[str, str] = {}
 
     def missing(self) -> Mapping[str, str]:
-        """By the name of the task, what is wrong with it, to be put behind the name.
+        """Returns the problem of each missing task, as words that follow its name.
 
-        One that is silent for too long is disconnected, however often it has to be.
-        One that was missing is so until it talks: silence is no return.
+        Every call disconnects the tasks that have been silent for too long. A missing
+        task stays missing until it answers again.
         """
-        # A machine that is off takes a second each.
+        # In parallel, because a machine that is off takes a second.
         with ThreadPoolExecutor(max_workers=32) as pool:
             found = list(pool.map(presence, self._tasks.values()))
         now = time.monotonic()
         for (task, address), present in zip(self._tasks.items(), found, strict=True):
+            # A refused connection is an answer, too: of the task's machine.
             if present is not Presence.SILENT:
                 self._heard_at[task] = now
             if present is Presence.THERE:
@@ -232,6 +238,7 @@ class _Attendance:
             elif present is Presence.GONE:
                 self._missing[task] = "was lost"
             elif now - self._heard_at[task] > self._patience_seconds:
+                # Not over "was lost": the machine of a dead task may go silent later.
                 self._missing.setdefault(task, "does not answer")
                 disconnect(address)
         return dict(self._missing)
@@ -243,26 +250,28 @@ def _tasks_of(cluster: Cluster, job: str) -> Mapping[str, str]:
 
 
 def disconnect(address: str) -> None:
-    """Ends this process's TCP connections to host:port.
+    """Shuts down this process's TCP connections to host:port.
 
-    To TensorFlow it is as if the other process had ended: what waits for it fails at
-    once. There is no limit for how long a closure may take, and none for a connection
-    whose other side is silent (TensorFlow 2.21).
+    To TensorFlow the other process then seems to have ended: operations that wait for
+    it fail at once. TensorFlow 2.21 has no time limit for a closure, and none for a
+    connection whose other side is silent.
     """
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port))
     except socket.gaierror:
-        return  # Its name has gone as well, so that nothing can be told to be to it.
+        return  # Without an address no connection can be matched to the task.
     hosts = {address[4][0] for address in found}
     for connection in psutil.Process().net_connections(kind="tcp"):
         remote = connection.raddr
-        # gRPC writes addresses of version 4 as those of version 6.
+        # gRPC writes IPv4 addresses as IPv6 addresses, such as ::ffff:127.0.0.1.
         if remote and remote[1] == int(port) and remote[0].split("ffff:")[-1] in hosts:
             _end(connection.fd)
 
 
 def _end(descriptor: int) -> None:
-    """Ends a connection of which somebody else has the file descriptor."""
+    """Shuts down a connection whose file descriptor belongs to gRPC."""
+    # The socket object closes its duplicate only. The shutdown ends the connection for
+    # both descriptors.
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:
         same.shutdown(socket.SHUT_RDWR)

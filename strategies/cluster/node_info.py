@@ -1,9 +1,9 @@
-"""Every task tells every other what it runs on, before anything is started.
+"""Exchange of node information between all tasks before start-up.
 
-The same command runs on every task. Each answers at its own address with one line of
-JSON and asks the others for theirs, so that a firewall that is closed in one direction
-shows as well. What comes from another process is data of at most 64 KiB, read within
-seconds. Nothing here imports TensorFlow.
+The same command runs on every task. Each task answers at its own address with one line
+of JSON and asks the other tasks for theirs, so that a firewall that is closed in one
+direction shows as well. A task reads at most 64 KiB from another process, within
+seconds. This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SECONDS_BETWEEN_ROUNDS = 0.2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What another task said.
+    """Answer of another task.
 
     Attributes:
-      card: what it runs on; None if it did not say.
-      silence: why there is no card, in a few words.
+      card: Node information of the task; None without an answer.
+      silence: Reason for the missing card, in a few words.
     """
 
     card: Mapping[str, Any] | None = None
@@ -40,25 +40,27 @@ class Answer:
 def exchange(
     cluster: Cluster, card: Mapping[str, Any], seconds: float
 ) -> dict[str, Answer]:
-    """Gives this task's card to all others and takes theirs.
+    """Sends this task's node information to all other tasks and receives theirs.
 
     Args:
-      cluster: who they are.
-      card: what to tell; an object of JSON.
-      seconds: how long to wait for all of them together.
+      cluster: Cluster of all tasks.
+      card: Node information of this task, a JSON object.
+      seconds: Longest wait for all other tasks together, in seconds.
 
     Returns:
       The answer of every other task by its name.
 
     Raises:
-      UsageError: this task's address is taken.
+      UsageError: Another process uses this task's address.
     """
+    # Everybody is asked, the evaluator too.
     missing = {t: a for t, a in cluster.tasks().items() if t != cluster.task}
     answers = {task: Answer() for task in missing}
     deadline = time.monotonic() + seconds
     with answering(cluster) as listener:
         desk = _Desk(listener, {**card, "task": cluster.task}, set(missing))
         try:
+            # A task that has all answers still serves the tasks that have none yet.
             while (missing or not desk.has_told_all()) and time.monotonic() < deadline:
                 for task, address in list(missing.items()):
                     answers[task] = _ask(cluster.task, task, address)
@@ -88,6 +90,7 @@ def _ask(own_name: str, task: str, address: str) -> Answer:
         return Answer(silence="something else uses that port")
     except OSError as error:
         return Answer(silence=(error.strerror or str(error)).lower())
+    # Two entries of the cluster may lead to the same process, or to another cluster.
     if said.get("task") != task:
         return Answer(silence="another task or program answers there")
     return Answer(card=said)
@@ -98,16 +101,17 @@ def _send(connection: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def _receive(connection: socket.socket) -> dict[str, Any]:
-    """One line that is an object of JSON.
+    """Returns one received line, a JSON object.
 
     Raises:
-      ValueError: it is something else, or too long.
-      OSError: it does not come in time.
+      ValueError: The line is something else, or too long.
+      OSError: The line does not arrive in time.
     """
     deadline = time.monotonic() + _SECONDS_A_MESSAGE
     received = b""
     while not received.endswith(b"\n"):
-        # Every part has less time left, so that a drop at a time does not last long.
+        # The limit is for the whole line: a peer that sends it byte by byte gains no
+        # time.
         connection.settimeout(max(0.01, deadline - time.monotonic()))
         part = connection.recv(4096)
         received += part
@@ -115,7 +119,7 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
             raise ValueError("not a line of JSON")
     try:
         message = json.loads(received)
-    except RecursionError as error:
+    except RecursionError as error:  # Deeply nested lists.
         raise ValueError("not an object of JSON") from error
     if not isinstance(message, dict):
         raise ValueError("not an object of JSON")
@@ -123,7 +127,7 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
 
 
 class _Desk:
-    """Hands this task's card to whoever asks, in a thread of its own."""
+    """Server that sends this task's node information to every valid request."""
 
     def __init__(
         self, listener: socket.socket, card: Mapping[str, Any], others: set[str]
@@ -132,6 +136,7 @@ class _Desk:
         self._card = card
         self._not_told = others
         self._is_closing = False
+        # `accept` returns this often, so that the thread sees that it is to end.
         listener.settimeout(_SECONDS_BETWEEN_ROUNDS)
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -153,7 +158,7 @@ class _Desk:
                 self._tell(connection)
 
     def _tell(self, connection: socket.socket) -> None:
-        """Whoever asks properly is told; the others are a port scan or a mistake."""
+        """Answers a valid request, and ignores a port scan or a mistake."""
         try:
             asked = _receive(connection)
             _send(connection, self._card)

@@ -1,8 +1,9 @@
-"""Waits until every task of a cluster is there, and names those that are not.
+"""Rendezvous of all tasks at start-up, and probes of their servers.
 
-TensorFlow's own start-up waits without limit and without a word: with one worker
+TensorFlow's own start-up waits without limit and without a message: with one worker
 missing, the leader of MultiWorkerMirroredStrategy hung for over 600 s and ignored
-SIGTERM (TensorFlow 2.21). Nothing here imports TensorFlow.
+SIGTERM (TensorFlow 2.21). This module names the missing tasks. It does not import
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from strategies.common.errors import ClusterIncompleteError, PeerLostError, Usag
 REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 1.0
-# What a connection ends with if nothing comes back from the other machine: it is off,
-# or a cable on the way is out. Whether its task still runs is not known then.
+# Errors of a connection if no packet comes back from the other machine: it is off, or a
+# cable on the way is out. The state of its task is unknown then.
 _UNHEARD = (
     errno.ETIMEDOUT,
     errno.EHOSTUNREACH,
@@ -33,7 +34,7 @@ _UNHEARD = (
 
 
 def is_listening(address: str) -> bool:
-    """Whether something accepts connections at host:port."""
+    """Returns whether a process accepts connections at host:port."""
     try:
         with _connection_to(address):
             return True
@@ -42,20 +43,19 @@ def is_listening(address: str) -> bool:
 
 
 class Presence(enum.Enum):
-    """What becomes of a connection to a task."""
+    """Outcome of a connection to a task."""
 
+    # Connection refused, no response, serving.
     GONE = "its machine says that nobody accepts it"
     SILENT = "nothing is said"
     THERE = "a server begins to talk"
 
 
 def presence(address: str) -> Presence:
-    """Whether a gRPC server at host:port does anything.
-
-    That of a stopped process still accepts connections, because its system does. One
-    that runs begins with a SETTINGS frame, without being asked (RFC 9113, 3.4).
-    """
+    """Returns whether a gRPC server at host:port is dead, unresponsive or serving."""
     try:
+        # The kernel accepts connections for a stopped process, too. A running server
+        # sends a SETTINGS frame first, without a request (RFC 9113, 3.4).
         with _connection_to(address) as connection:
             return Presence.THERE if connection.recv(1) else Presence.SILENT
     except OSError as error:
@@ -67,18 +67,24 @@ def _is_silence(error: OSError) -> bool:
 
 
 def _connection_to(address: str) -> socket.socket:
-    """Raises OSError if there is none within a second."""
+    """Returns a connection to host:port.
+
+    Raises:
+      OSError: There is no connection within a second.
+    """
+    # IPv6 addresses stand in brackets, which `create_connection` does not take. The
+    # limit of a second stays on the socket and also bounds `recv`.
     host, _, port = address.rpartition(":")
     return socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
 
 
 def is_answering(address: str) -> bool:
-    """Whether the gRPC server at host:port says something, as a running one does."""
+    """Returns whether a running gRPC server answers at host:port."""
     return presence(address) is Presence.THERE
 
 
 class Needed:
-    """A task without which this one has nothing to do."""
+    """Peer that this task needs, and the time for which the peer may be unreachable."""
 
     def __init__(
         self,
@@ -87,15 +93,15 @@ class Needed:
         patience_seconds: float,
         silence_seconds: float = 0.0,
     ):
-        """Looks at nothing yet.
+        """Starts without a check.
 
         Args:
-          task: its name.
-          address: its host:port.
-          patience_seconds: how long it may be out of reach, as while one server at
-            its address takes over from another.
-          silence_seconds: how long nothing may come back from its machine, if that is
-            longer.
+          task: Name of the peer.
+          address: Address of the peer, host:port.
+          patience_seconds: Longest time without a server at the address, such as while
+            one server there replaces another.
+          silence_seconds: Longest time without any response of the peer's machine, if
+            it is more than `patience_seconds`.
         """
         self._task = task
         self._address = address
@@ -104,7 +110,11 @@ class Needed:
         self._missed_since: float | None = None
 
     def require(self) -> None:
-        """Raises PeerLostError if it has been out of reach for too long."""
+        """Checks that the peer has not been unreachable for too long.
+
+        Raises:
+          PeerLostError: The peer is dead or does not answer.
+        """
         patience, what = self._patience_seconds, "was lost"
         started = time.monotonic()
         try:
@@ -114,6 +124,8 @@ class Needed:
         except OSError as error:
             if _is_silence(error):
                 patience, what = self._silence_seconds, "does not answer"
+        # Time counts from the start of the first failed attempt: an attempt that times
+        # out takes a second itself.
         self._missed_since = self._missed_since or started
         if time.monotonic() - self._missed_since > patience:
             raise PeerLostError(f"{self._task} at {self._address} {what}: {REMEDY}")
@@ -121,13 +133,16 @@ class Needed:
 
 @contextlib.contextmanager
 def answering(cluster: Cluster) -> Iterator[socket.socket]:
-    """Accepts connections at this task's own address, until TensorFlow does.
+    """Accepts connections at this task's own address inside the block.
+
+    TensorFlow's server accepts them afterwards.
 
     Raises:
-      UsageError: another process has the address.
+      UsageError: Another process uses the address.
     """
     host, _, port = cluster.address.rpartition(":")
     with socket.socket() as listener:
+        # Closed connections of an earlier run may still hold the port for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             _bind(listener, host.strip("[]"), int(port))
@@ -136,6 +151,7 @@ def answering(cluster: Cluster) -> Iterator[socket.socket]:
                 f"the address {cluster.address} of {cluster.task} cannot be used "
                 f"({error.strerror}): give each task a free port of its own machine."
             ) from error
+        # The kernel completes up to 64 connections without a call of `accept`.
         listener.listen(64)
         yield listener
 
@@ -166,7 +182,7 @@ def _sockets(address: str) -> set[tuple[Any, ...]]:
 
 
 def _bind(listener: socket.socket, host: str, port: int) -> None:
-    """At the host's own address; behind a translated one, at every address."""
+    """Binds to the host's own address; behind address translation, to every address."""
     try:
         listener.bind((host, port))
     except socket.gaierror:
@@ -182,17 +198,18 @@ def wait_for_tasks(
     seconds: float,
     stop_requested: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Returns once every task has accepted a connection at some time.
+    """Waits until every task has accepted a connection at least once.
 
     Args:
-      tasks: host:port by name of the task.
-      seconds: how long to wait for all of them together.
-      stop_requested: whether to return before.
+      tasks: Address (host:port) of each task by name.
+      seconds: Longest wait for all tasks together, in seconds.
+      stop_requested: Function that returns True to end the wait early.
 
     Raises:
-      ClusterIncompleteError: naming the tasks that were not there in time.
+      ClusterIncompleteError: Some tasks did not start in time. The message names them.
     """
     deadline = time.monotonic() + seconds
+    # A task that has answered once is not asked again.
     missing = dict(tasks)
     while missing and not stop_requested():
         missing = {t: a for t, a in missing.items() if not is_listening(a)}
@@ -207,10 +224,7 @@ def wait_for_tasks(
 
 
 def meet(cluster: Cluster, seconds: float) -> None:
-    """Returns once this task and all others have found each other.
-
-    A task that has found all stops answering before TensorFlow answers in its place;
-    others that still look for it try again until then.
+    """Waits until this task has found all others.
 
     Raises:
       UsageError: this task's address is taken, or another task's as well.

@@ -1,4 +1,4 @@
-"""A cluster in the forms that TensorFlow takes it."""
+"""TensorFlow's representations of a cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from strategies.cluster.spec import EVALUATOR, Cluster
 
 
 def cluster_spec(cluster: Cluster) -> tf.train.ClusterSpec:
-    """Addresses by job, without the evaluator, which TensorFlow would wait for."""
+    """Returns addresses by job, without the evaluator."""
+    # TensorFlow would wait for the evaluator, which takes no part in training.
     return tf.train.ClusterSpec(
         {
             job: list(addresses)
@@ -21,7 +22,7 @@ def cluster_spec(cluster: Cluster) -> tf.train.ClusterSpec:
 def resolver_of(
     cluster: Cluster,
 ) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
-    """Addresses, and which task this process is."""
+    """Returns a resolver with the addresses and the task of this process."""
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         cluster_spec(cluster),
         task_type=cluster.job,
@@ -31,6 +32,7 @@ def resolver_of(
 
 
 def task_of(value: tf.Tensor) -> str:
-    """The task that holds an eager tensor, such as `worker-1`."""
+    """Returns the task that holds an eager tensor, such as `worker-1`."""
+    # `device` may name where the operation ran; `backing_device` has the memory.
     device = tf.DeviceSpec.from_string(value.backing_device)
     return f"{device.job}-{device.task}"

@@ -1,4 +1,7 @@
-"""Which hosts a cluster may be on without being asked. Does not import TensorFlow."""
+"""Hosts that a cluster may use without the user's permission.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from strategies.common.errors import UsageError
 from strategies.common.text import shown
 
-# What TensorFlow's servers are, whatever their network is (TensorFlow 2.21, and
-# SECURITY.md of its sources).
+# A property of TensorFlow's servers in every network (TensorFlow 2.21, and SECURITY.md
+# of its sources).
 WHAT_IT_MEANS = (
     "TensorFlow's servers ask for no password and encrypt nothing, and whoever can "
     "connect to one can run any program there"
@@ -19,10 +22,9 @@ WHAT_IT_MEANS = (
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host of host:port is this machine and nothing else.
-
-    Names other than localhost are not looked up: what they lead to can change.
-    """
+    """Returns whether a host of host:port is this machine's loopback."""
+    # Names other than localhost are not looked up, because their address can change
+    # between the check and the use.
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -51,18 +53,18 @@ def one_spelling(address: str) -> str:
 
 
 def has_remote(addresses: Iterable[str]) -> bool:
-    """Whether one of many host:port is not on the loopback interface."""
+    """Returns whether one of several host:port is not on the loopback interface."""
     return not all(is_loopback(each.rpartition(":")[0]) for each in addresses)
 
 
 def check_hosts(hosts: Mapping[str, str]) -> None:
-    """Checks that all tasks are on this machine, for a user who has not said more.
+    """Checks that all tasks are on this machine, unless the user allows other hosts.
 
     Args:
-      hosts: by where each stands, such as a key of TF_CONFIG.
+      hosts: Hosts by the place that names them, such as a key of TF_CONFIG.
 
     Raises:
-      UsageError: naming the first that is not.
+      UsageError: A host is not this machine. The message names the first such host.
     """
     for where, host in hosts.items():
         if not is_loopback(host):

@@ -1,7 +1,7 @@
-"""Who this process is among those that Slurm's `srun` has started.
+"""Task of this process among the tasks of Slurm's `srun`.
 
-The cluster is that of `tf.distribute.cluster_resolver.SlurmClusterResolver`. Only
-`identify` needs TensorFlow, so that a process that Slurm did not start never loads it.
+The cluster equals that of `tf.distribute.cluster_resolver.SlurmClusterResolver`. Only
+`identify` needs TensorFlow, so that a process outside Slurm never loads it here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from strategies.common.text import shown
 
-# Below Linux's ports for outgoing connections, 32768 and up.
+# 350 ranges of 64 ports end at 32,399, below Linux's ports for outgoing connections,
+# 32,768 and up.
 _FIRST_PORT = 10_000
 _PORTS_PER_STEP = 64
 _NUM_RANGES = 350
@@ -21,31 +22,28 @@ _MOST_TASKS = 100_000
 
 
 def is_step(environment: Mapping[str, str]) -> bool:
-    """Whether `srun` has started this process as one of several.
-
-    A batch script outside `srun` has the variables of its job, and is alone.
-    """
+    """Returns whether `srun` has started this process as one of several."""
+    # A batch script outside `srun` has the variables of its job, but is a single task.
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
     return tasks.strip() not in ("", "1")
 
 
 def hosts(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The step's hosts as Slurm writes them, by the variable that names them.
-
-    A range such as node[1-3] stays one name: only those of one node can be loopback.
-    """
+    """Returns the step's hosts as Slurm writes them, by the variable with the hosts."""
+    # A range such as node[1-3] stays one name: only a single host can be loopback.
     name = "SLURM_STEP_NODELIST"
     listed = environment.get(name, "").strip()
     return {name: listed} if listed else {}
 
 
 def first_port(job: int, step: int) -> int:
-    """The lowest port of a step's tasks on every node, which count up from it.
+    """Returns the lowest port of a step's tasks on every node.
 
-    Steps that run next to each other have other ranges, until numbers of jobs are
-    350 apart. Slurm has no port to give: SLURM_STEP_RESV_PORTS is only there where the
-    administrator has set MpiParams, and SLURM_SRUN_COMM_PORT is srun's own.
+    The tasks of a node count up from this port. Steps of jobs that run at the same time
+    have different ranges, until the numbers of the jobs are 350 apart.
     """
+    # Slurm does not assign a port: SLURM_STEP_RESV_PORTS exists only where the
+    # administrator has set MpiParams, and SLURM_SRUN_COMM_PORT belongs to srun.
     return _FIRST_PORT + (31 * job + step) % _NUM_RANGES * _PORTS_PER_STEP
 
 
@@ -56,10 +54,10 @@ def num_tasks_by_job(
 
     Args:
       environment: Slurm's variables.
-      wanted: tasks by job; None for as many as are left, at least one.
+      wanted: Number of tasks by job; None for all remaining tasks, at least one.
 
     Raises:
-      UsageError: the step has more or fewer tasks, or a variable is wrong.
+      UsageError: The step has more or fewer tasks, or a variable is malformed.
     """
     total = _number(environment, "SLURM_STEP_NUM_TASKS")
     _check_sizes(environment, total)
@@ -75,16 +73,18 @@ def num_tasks_by_job(
 
 
 def identify(environment: Mapping[str, str], jobs: Mapping[str, int]) -> Cluster:
-    """This process's task in the step; imports TensorFlow.
+    """Returns this process's task in the step. Imports TensorFlow.
 
     Args:
-      environment: `os.environ`, which the resolver reads as well.
-      jobs: tasks by job; Slurm's ranks go to jobs in the order of their names.
+      environment: Value of `os.environ`, which TensorFlow's resolver reads as well.
+      jobs: Number of tasks by job. Slurm's ranks go to jobs in the order of their
+        names.
 
     Raises:
-      UsageError: a variable is missing or malformed, or says that tasks are in
-        another order than the resolver takes them to be.
+      UsageError: A variable is missing or malformed, or the tasks are in another order
+        than the resolver assumes.
     """
+    # These checks come first, because TensorFlow's errors do not name the variable.
     rank, total = _number(environment, "SLURM_PROCID"), sum(jobs.values())
     if rank >= total:
         raise _refusal(environment, "SLURM_PROCID", f"a number below {total}")
@@ -94,7 +94,7 @@ def identify(environment: Mapping[str, str], jobs: Mapping[str, int]) -> Cluster
     port = first_port(
         _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")
     )
-    # Imports TensorFlow.
+    # This imports TensorFlow, which takes seconds.
     from strategies.common.private_apis import slurm_addresses
 
     try:
@@ -109,7 +109,11 @@ def identify(environment: Mapping[str, str], jobs: Mapping[str, int]) -> Cluster
 
 
 def _check_node(environment: Mapping[str, str], cluster: Cluster) -> None:
-    """Tasks in another order, such as a cyclic one, would all be someone else."""
+    """Raises UsageError if the task's node is not the node that the cluster expects.
+
+    Slurm may have placed tasks in another order, such as a cyclic one. Every task would
+    then take itself for another task.
+    """
     node = environment.get("SLURMD_NODENAME")
     host = cluster.address.rpartition(":")[0]
     if node and node != host:

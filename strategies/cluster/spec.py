@@ -1,4 +1,4 @@
-"""Who this process is among the processes of a run."""
+"""Tasks of a cluster, and the task of this process."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ _EXAMPLE = (
     '{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
     '"task": {"type": "worker", "index": 0}}'
 )
+# A name, an IPv4 address, or an IPv6 address in brackets.
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """One process's place in a cluster.
+    """Tasks of a cluster, and the one task that is this process.
 
     Attributes:
-      job: the role of this process.
-      index: which process of that role it is.
-      addresses: host:port of every task by job; empty for a single process.
+      job: Job of this process, one of `JOBS`.
+      index: Index of this process in its job.
+      addresses: Address (host:port) of every task by job; empty for a single process.
     """
 
     job: str = "chief"
@@ -44,11 +45,9 @@ class Cluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes summaries, checkpoints and the result.
-
-        Where no task is called chief, the first worker is it, as in TensorFlow's
-        TFConfigClusterResolver.
-        """
+        """True if this process writes summaries, checkpoints and the result."""
+        # Without a job called chief, the first worker is the chief, as in TensorFlow's
+        # TFConfigClusterResolver.
         if "chief" in self.addresses or not self.addresses:
             return self.job == "chief"
         return self.job == "worker" and self.index == 0
@@ -60,16 +59,16 @@ class Cluster:
 
     @property
     def rank(self) -> int:
-        """This task's place in `computing`."""
+        """Position of this task in `computing`."""
         return self.computing.index(self.address)
 
     @property
     def address(self) -> str:
-        """host:port of this process."""
+        """Address of this process, host:port."""
         return self.addresses[self.job][self.index]
 
     def tasks(self) -> Mapping[str, str]:
-        """host:port of every task by its name."""
+        """Returns the address (host:port) of every task by its name."""
         return {
             f"{job}-{index}": address
             for job, addresses in self.addresses.items()
@@ -77,15 +76,13 @@ class Cluster:
         }
 
     def members(self) -> Mapping[str, str]:
-        """host:port of the tasks that train together, by name.
-
-        An evaluator only reads what they write: none of them waits for it.
-        """
+        """Returns the address (host:port) of the tasks that train together, by name."""
+        # An evaluator only reads what the other tasks write, and no task waits for it.
         names = self.tasks().items()
         return {t: a for t, a in names if not t.startswith(f"{EVALUATOR}-")}
 
     def hosts(self) -> Mapping[str, str]:
-        """The host of every task by its key in TF_CONFIG."""
+        """Returns the host of every task by its key in TF_CONFIG."""
         return {
             f"TF_CONFIG key cluster.{job}[{index}]": address.rpartition(":")[0]
             for job, addresses in self.addresses.items()
@@ -93,11 +90,11 @@ class Cluster:
         }
 
     def peers(self) -> Mapping[str, str]:
-        """The members other than this task."""
+        """Returns the address of each member other than this task, by name."""
         return {t: a for t, a in self.members().items() if t != self.task}
 
     def tf_config(self) -> str:
-        """The value of TF_CONFIG that makes a process this task."""
+        """Returns the value of TF_CONFIG that makes a process this task."""
         return json.dumps(
             {
                 "cluster": {job: list(found) for job, found in self.addresses.items()},
@@ -107,9 +104,10 @@ class Cluster:
 
 
 def from_environment(environment: Mapping[str, str]) -> Cluster | None:
-    """The task that TF_CONFIG says this process is, or None without one.
+    """Returns the task of this process in TF_CONFIG, or None without TF_CONFIG.
 
-    It goes before Slurm's variables, which `strategies.cluster.slurm` reads.
+    TF_CONFIG takes precedence over Slurm's variables, which `strategies.cluster.slurm`
+    reads.
 
     Raises:
       UsageError: TF_CONFIG is malformed.
@@ -123,10 +121,10 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
 def check_roles(
     cluster: Cluster, required: Sequence[str], allowed: Sequence[str]
 ) -> None:
-    """Checks that a cluster has the tasks a strategy needs, and no others.
+    """Checks that a cluster has the jobs that a strategy needs, and no others.
 
     Raises:
-      UsageError: naming the job that is missing or has no place.
+      UsageError: A job is missing or is not part of the strategy. The message names it.
     """
     for job in required:
         if job not in cluster.addresses:
@@ -140,13 +138,13 @@ def check_roles(
 
 
 def parse_tf_config(text: str) -> Cluster:
-    """Reads and checks a TF_CONFIG, before TensorFlow would act on it.
+    """Reads and checks a TF_CONFIG before TensorFlow uses it.
 
     TensorFlow 2.21 answers most malformed values with tracebacks, accepts some, and
     hangs on a duplicate address.
 
     Raises:
-      UsageError: naming the key that is wrong.
+      UsageError: A key is wrong. The message names the key.
     """
     try:
         value = parse_json(text)
@@ -191,6 +189,7 @@ def _parse_addresses(value: Any) -> dict[str, tuple[str, ...]]:
 def _check_address(key: str, address: Any) -> None:
     if not isinstance(address, str):
         raise _refusal(key, f"is {_shown(address)}; it takes 'host:port'")
+    # From the right, because an IPv6 address has colons of its own.
     host, separator, port = address.rpartition(":")
     if not separator or not _HOST.fullmatch(host):
         raise _refusal(key, f"is '{shown(address)}'; it takes 'host:port'")
@@ -205,6 +204,7 @@ def _parse_task(value: Any, addresses: Mapping[str, Sequence[str]]) -> tuple[str
         raise _refusal(
             "task.type", f"is {_shown(job)}; cluster has {', '.join(addresses)}"
         )
+    # Not isinstance: bool is a subclass of int, but true is no index.
     if type(index) is not int:
         raise _refusal("task.index", f"is {_shown(index)}; it takes a whole number")
     if not 0 <= index < len(addresses[job]):

@@ -1,8 +1,8 @@
-"""Ends a process whose start-up TensorFlow does not end by itself.
+"""Watch over a start-up that TensorFlow does not end by itself.
 
 While TensorFlow 2.21 sets up `MultiWorkerMirroredStrategy`, and until all processes
-have computed their first sum, it waits without limit for one that has gone, in C++,
-where no exception of Python's reaches it. And from then on it takes SIGTERM for itself
+have computed their first sum, it waits without limit for a dead process, in C++, where
+no Python exception reaches it. From then on TensorFlow also takes SIGTERM for itself
 (xla/tsl/distributed_runtime/preemption/preemption_notifier.cc, `SigtermNotifier`), so
 that the signal is lost.
 """
@@ -22,21 +22,22 @@ from strategies.cluster.watchdog_process import POLL_SECONDS, OutsideWatch
 from strategies.common.errors import PeerLostError
 from strategies.common.signals import PASSED_ON, original, requests_to_stop
 
-# So long may a process be out of reach until TensorFlow answers at its address; or so
-# long before this one may another find that a request is wrong, and end.
+# A process may be unreachable for this long until TensorFlow answers at its address.
+# Another process may also find a usage error, and exit, this long before this process
+# finds the same error and reports it.
 _SECONDS_UNTIL_LOST = 8.0
-# Where a thread can still say it, it does, and ends with the exit code itself.
+# The thread of this process acts first if it can: it reports and sets the exit code.
 _SECONDS_UNTIL_ENDED_FROM_OUTSIDE = _SECONDS_UNTIL_LOST + 3.0
 
 
 class StartUpWatch:
-    """Watches over the time in which nothing has been written that could be lost."""
+    """Watch over the start-up, during which a sudden end loses no result."""
 
     def __init__(self, cluster: Cluster):
-        """Begins to watch from outside.
+        """Starts the watchdog process.
 
         Args:
-          cluster: whose tasks have all been there once.
+          cluster: Cluster whose tasks have all been reachable once.
         """
         self._needed = [
             Needed(task, address, _SECONDS_UNTIL_LOST)
@@ -49,23 +50,23 @@ class StartUpWatch:
 
     @contextlib.contextmanager
     def signals_kept(self) -> Iterator[None]:
-        """Begins to watch. Afterwards signals have the handlers they had before.
-
-        Inside, the main thread blocks them, and so do all threads that are made there:
-        the kernel then gives them to the thread that waits for them.
-        """
+        """Watches inside the block, and restores the signal handlers afterwards."""
+        # TensorFlow replaces the handler of SIGTERM inside the block.
         before = {number: signal.getsignal(number) for number in self._signals}
+        # The main thread blocks the signals, and so do all threads that it starts from
+        # here on. The kernel then delivers them to the thread that waits for them.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         threading.Thread(target=self._watch, daemon=True).start()
         try:
             yield
         finally:
+            # Handlers first: a signal that is pending arrives at once when unblocked.
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signals)
 
     def end(self) -> None:
-        """TensorFlow tells of lost tasks by itself from here on."""
+        """Stops the watch: TensorFlow itself reports dead tasks from here on."""
         self._is_over.set()
         self._outside.end()
 
@@ -73,6 +74,7 @@ class StartUpWatch:
         while not self._is_over.is_set():
             received = signal.sigtimedwait(self._signals, POLL_SECONDS)
             if received is not None:
+                # Not sys.exit: the main thread may be in C++ and never return.
                 os._exit(128 + original(received.si_signo))
             try:
                 for task in self._needed:

@@ -1,9 +1,10 @@
-"""Looks after a process from outside, while nothing inside it may be able to.
+"""Watchdog process: ends its parent if start-up hangs in C++.
 
-The leader of `MultiWorkerMirroredStrategy` that waits in C++ for a follower which died
-as they connected does so with Python's lock (TensorFlow 2.21): no thread and no signal
-handler of it runs again. `python -m strategies.cluster.watchdog_process` is started by such a
-process for that time, and imports next to nothing.
+The leader of `MultiWorkerMirroredStrategy` waits in C++ for a follower that died while
+they connected. The leader holds Python's lock meanwhile (TensorFlow 2.21), so that none
+of its threads and signal handlers runs again. Such a process therefore starts
+`python -m strategies.cluster.watchdog_process` for that time. The watchdog imports next
+to nothing.
 """
 
 from __future__ import annotations
@@ -21,46 +22,52 @@ from strategies.cluster.rendezvous import Needed
 from strategies.common.errors import PeerLostError
 
 POLL_SECONDS = 0.5
-# A shell and Kubernetes call a death by signal N exit code 128 + N.
+# A shell and Kubernetes report a death by signal N as exit code 128 + N.
 _ENDS_WITH_138 = PeerLostError.exit_code - 128
 
 
 class OutsideWatch:
-    """A process that ends this one when a task has been lost for too long."""
+    """Watchdog that ends this process once a task has been unreachable for too long."""
 
     def __init__(self, peers: Mapping[str, str], patience_seconds: float):
-        """Begins to watch.
+        """Starts the watchdog process.
 
         Args:
-          peers: host:port of the tasks to look for, by name.
-          patience_seconds: how long one of them may be out of reach.
+          peers: Address (host:port) of the watched tasks by name.
+          patience_seconds: Longest time for which a task may be unreachable.
         """
         request = {"peers": dict(peers), "patience_seconds": patience_seconds}
+        # The folder that contains the package `strategies`.
         root = str(pathlib.Path(__file__).parents[2])
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, json.dumps(request)],
             env={**os.environ, "PYTHONPATH": root},
-            # It ends when this end is closed, as it is when this process dies.
+            # The watchdog ends when this pipe is closed. The kernel closes the pipe if
+            # this process dies.
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )
 
     def end(self) -> None:
-        """Nobody watches from here on."""
+        """Stops the watchdog process."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             self._process.stdin.close()
             self._process.wait()
 
 
 def main() -> None:
-    """Ends the process that started this one, with a line, or this one with it."""
+    """Ends the parent process, with a message, once a task is unreachable for too long.
+
+    Returns when the parent ends or closes this process's standard input.
+    """
     request = json.loads(sys.argv[1])
     watched = os.getppid()
     needed = [
         Needed(task, address, request["patience_seconds"])
         for task, address in request["peers"].items()
     ]
-    # Requests to stop go to all of a terminal's processes; this one goes with its own.
+    # A terminal sends SIGINT to all its processes. This process has to outlive the
+    # request: it ends with its parent.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     while not select.select([sys.stdin], [], [], POLL_SECONDS)[0]:

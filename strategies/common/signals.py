@@ -41,5 +41,5 @@ def as_passed_on(number: int) -> int:
 
 
 def original(number: int) -> int:
-    """Returns the original of a forwarded signal; other signals stand for themselves."""
+    """Returns the original of a forwarded signal, or the signal itself."""
     return _ORIGINAL.get(number, number)
