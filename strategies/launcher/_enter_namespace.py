@@ -1,18 +1,18 @@
-"""Makes a network that only this machine's own processes are in, or enters one.
+"""Program that makes or enters an isolated network namespace.
 
-    python -I -S network_namespace.py make
-    python -I -S network_namespace.py enter net=FD [user=FD] -- COMMAND...
+    python -I -S _enter_namespace.py make
+    python -I -S _enter_namespace.py enter [user=FD] net=FD -- COMMAND...
 
-`make` prints what it made, `net` or `user net`, or `failed: ` and a reason, and stays
-until its standard input ends. `enter` becomes the command in the namespaces whose
-descriptors it is given. It is a process of its own because a process with several
-threads cannot enter a user namespace, and depends on nothing because Python then starts
-in a few hundredths of a second.
+`make` prints the kinds of namespaces that it made, `net` or `user net`, or `failed: `
+and a reason, and stays until its standard input ends. `enter` becomes the command in
+the namespaces of the given descriptors. The program is a separate process, because a
+process with several threads cannot enter a user namespace. It depends on nothing,
+because Python then starts in a few hundredths of a second.
 
 A new network namespace has a loopback interface that is down, and no other (man 7
 network_namespaces). Making one takes CAP_SYS_ADMIN, which an ordinary user has in a new
-user namespace (man 7 user_namespaces, man 2 unshare, man 2 setns). Users and groups are
-numbered there as outside, so that files belong to whom they belong.
+user namespace (man 7 user_namespaces, man 2 unshare, man 2 setns). Users and groups
+have the same numbers inside as outside, so that files keep their owners.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ def make() -> str:
     """Moves this process into a new network whose loopback interface is up.
 
     Returns:
-      The kinds of namespaces that were made, those to be entered first at the front.
+      The kinds of the new namespaces, separated by spaces, in the order of entering.
 
     Raises:
-      OSError: this machine does not allow it.
+      OSError: This machine does not allow network namespaces.
     """
     kinds = "net"
     try:
         _call("unshare", _CLONE_NEWNET)
     except PermissionError:
+        # Read before the call: in a new user namespace without a map, both are 65534.
         user, group = os.geteuid(), os.getegid()
         _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNET)
         # A process may map its own group only after it has given up setgroups.
@@ -64,7 +65,7 @@ def enter(namespaces: Sequence[str], command: Sequence[str]) -> None:
     """Becomes the command inside namespaces, each `kind=descriptor`.
 
     Raises:
-      OSError: one cannot be entered, or there is no such command.
+      OSError: A namespace cannot be entered, or there is no such command.
     """
     for text in namespaces:
         kind, _, descriptor = text.partition("=")
@@ -74,23 +75,24 @@ def enter(namespaces: Sequence[str], command: Sequence[str]) -> None:
 
 
 def _bring_loopback_up() -> None:
-    # Not needed to enter, which every task of a cluster does.
+    # `enter` does without these imports: it delays the start of every task.
     import fcntl
     import socket
     import struct
 
     with socket.socket() as any_socket:
-        # struct ifreq: a name of 16 bytes and a union of 24.
+        # struct ifreq: a name of 16 bytes and a union of 24, here flags of 2 bytes.
         request = struct.pack("16sh22x", b"lo", _IFF_UP)
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
 
 
 def _call(name: str, *arguments: int) -> None:
-    """A function of the C library; Python has these two from 3.12 on.
+    """Calls a function of the C library.
 
     Raises:
-      OSError: it failed; PermissionError where that is the reason.
+      OSError: The call failed; PermissionError if a permission is missing.
     """
+    # Python itself has `os.unshare` and `os.setns` from 3.12 on.
     function = getattr(ctypes.CDLL(None, use_errno=True), name)
     if function(*arguments) != 0:
         number = ctypes.get_errno()
@@ -98,7 +100,7 @@ def _call(name: str, *arguments: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Does what the command line asks for."""
+    """Runs the `make` or `enter` of the command line."""
     if arguments[0] == "enter":
         end = arguments.index("--")
         enter(arguments[1:end], arguments[end + 1 :])
@@ -106,11 +108,14 @@ def main(arguments: Sequence[str]) -> None:
         said = make()
     except OSError as error:
         reason = error.strerror
+        # The system's own words would be "No space left on device".
         if error.errno == errno.ENOSPC:
             reason = "no more namespaces may be made here"
         said = f"failed: {reason}"
     sys.stdout.write(f"{said}\n")
     sys.stdout.flush()
+    # The parent opens the namespaces in /proc while this process lives, then closes the
+    # pipe.
     sys.stdin.read()
 
 

@@ -1,4 +1,4 @@
-"""What a launcher starts, and what each task of it gets of this machine."""
+"""Launch plan: tasks, their addresses and their shares of hardware."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def _on_free_ports(num_tasks: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
         for job, count in num_tasks.items():
             sockets = [held.enter_context(socket.socket()) for _ in range(count)]
             for each in sockets:
+                # The kernel chooses a free port for port 0.
                 each.bind(("127.0.0.1", 0))
             addresses[job] = tuple(f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
     return addresses
@@ -46,23 +47,24 @@ def _on_free_ports(num_tasks: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What to start.
+    """Tasks that a launcher starts, and the rules for their restarts.
 
     Attributes:
-      command: of every task; what differs is in the environment.
-      addresses: host:port of each task by job.
-      serving: the jobs whose tasks only lend themselves to the chief.
-      computing: the jobs whose tasks compute, among whom the cores are divided.
-      logs: folder for the tasks' output, used once it exists.
-      gpus: what CUDA_VISIBLE_DEVICES calls this machine's GPUs, which are divided
-        among those tasks as well.
-      shows_all: what the other tasks print goes to the terminal too.
-      confine: whether nobody else can reach the tasks, see `strategies.launcher.network_isolation`.
-      max_restarts: how often lost tasks are started again without progress.
-      patience_seconds: how long a task may be stopped before it counts as lost.
-      to_continue: what the command has besides when all tasks are started again.
-      saved_step: how far the run would be then.
-      reached_step: how far it is while a task is missing.
+      command: Command line of every task. Only environment variables differ.
+      addresses: Address (host:port) of each task by job.
+      serving: Jobs that only run a TensorFlow server for the chief.
+      computing: Jobs with tasks that compute; these tasks divide the cores.
+      logs: Folder for the output of the tasks, used once it exists.
+      gpus: Names of this machine's GPUs in CUDA_VISIBLE_DEVICES; the computing tasks
+        divide them.
+      shows_all: True to print the output of tasks other than the chief, too.
+      confine: Network isolation of the tasks, one of
+        `strategies.launcher.network_isolation.CHOICES`.
+      max_restarts: Number of restarts of dead tasks without progress in between.
+      patience_seconds: Longest suspension of a task before it counts as dead.
+      to_continue: Additional arguments of the command when all tasks are restarted.
+      saved_step: Function that returns the step of the newest checkpoint.
+      reached_step: Function that returns the step that the running tasks have reached.
     """
 
     command: Sequence[str]
@@ -81,32 +83,35 @@ class Plan:
 
     @property
     def replaceable(self) -> Sequence[str]:
-        """Jobs of which a lost task is started again while the others go on."""
+        """Jobs with tasks that can be restarted while the other tasks continue."""
+        # Such a task runs only functions that the chief sends it again. A task that
+        # serves but does not compute holds variables, which would be lost.
         return [job for job in self.computing if job in self.serving]
 
 
 def resources_of(plan: Plan, cluster: Cluster) -> dict[str, str]:
-    """The environment by which a task takes its share of this machine.
+    """Returns environment variables that limit a task to its part of the GPUs.
 
     Raises:
-      UsageError: there are fewer GPUs than tasks that compute.
+      UsageError: There are fewer GPUs than tasks that compute.
     """
     if not plan.gpus:
         return {}
     num_computing = sum(len(plan.addresses[job]) for job in plan.computing)
     shares = divide(plan.gpus, num_computing)
+    # Tasks that do not compute see no GPU, so that they take no memory there.
     own = shares[cluster.index] if cluster.job in plan.computing else ()
     return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
 def cores_of(plan: Plan, cluster: Cluster) -> Sequence[int]:
-    """Cores of its own for a task that computes; none if there are not enough.
+    """Returns separate cores for a task that computes; none if there are not enough.
 
-    TensorFlow sizes its thread pools by the cores it may use. Pinned, the convnet
-    step of two workers on two cores went from 39 to 33 ms. Four workers on two
-    cores are left as they are: one thread for each operation did not help (convnet
-    62 and 74 ms without, 84 and 99 with; mlp 26 to 33 and 23 to 46).
+    TensorFlow sizes its thread pools by the cores that it may use. With pinned cores
+    the convnet step of two workers on two cores went from 39 to 33 ms.
     """
+    # Four workers on two cores stay unpinned: one thread for each operation did not
+    # help (convnet 62 and 74 ms without, 84 and 99 with; mlp 26 to 33 and 23 to 46).
     cores = sorted(os.sched_getaffinity(0))
     computing = [
         (job, index)
@@ -122,7 +127,7 @@ def cores_of(plan: Plan, cluster: Cluster) -> Sequence[int]:
 
 
 def continued(plan: Plan) -> Plan:
-    """The same tasks once more, at free ports, to go on where the run was saved."""
+    """Returns the plan for a restart of all tasks from the newest checkpoint."""
     return dataclasses.replace(
         plan,
         command=[*plan.command, *plan.to_continue],

@@ -1,9 +1,9 @@
-"""Starts the processes of a cluster on this machine and ends them together.
+"""Launcher of all processes of a cluster on this machine.
 
-Every task runs the same command line with its own TF_CONFIG. The chief writes to
-the terminal; the output of the others is kept, and shown when one of them fails. A lost
-task is restarted: alone if the others can do without it for a while, else together with
-all of them. Nothing here imports TensorFlow.
+Every task runs the same command line with its own TF_CONFIG. The chief writes to the
+terminal. The launcher keeps the output of the other tasks and shows it when one of them
+fails. The launcher restarts a dead task: alone if the other tasks can continue without
+it for a while, else together with all of them. This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _POLL_SECONDS = 0.05
 
 
 class Launcher:
-    """Runs a plan to its end."""
+    """Supervisor that runs a plan to its end."""
 
     def __init__(self, plan: Plan, say: Callable[[str], None]):
-        """Starts nothing yet.
+        """Starts no process yet.
 
         Args:
-          plan: what to start.
-          say: told what goes wrong, line by line.
+          plan: Tasks to start.
+          say: Function that receives each message about a problem, line by line.
         """
         self._plan = plan
         self._say = say
@@ -42,17 +42,17 @@ class Launcher:
 
     @property
     def num_restarts(self) -> int:
-        """How often a lost task, or all of them, were started again."""
+        """Number of restarts, each of a dead task or of all tasks."""
         return self._restarts.total
 
     def run(self) -> int:
         """Starts every task and returns the exit code of the run.
 
-        It is the chief's, unless another task failed first. All tasks have ended
-        when this returns.
+        The exit code is the chief's, unless another task failed first. All tasks have
+        ended when this method returns.
 
         Raises:
-          UsageError: before any task is started.
+          UsageError: The plan cannot be started. No task has been started then.
         """
         confined = network_of_its_own(self._plan.confine, self._say)
         with self._signals_handled(), confined as self._network:
@@ -63,7 +63,7 @@ class Launcher:
             return exit_code
 
     def _run_once(self) -> int | None:
-        """The exit code, or None if all tasks are to be started again."""
+        """Returns the exit code, or None if all tasks have to be restarted."""
         self._tasks = TaskGroup(self._plan, self._network, self._say)
         try:
             self._tasks.start()
@@ -97,27 +97,29 @@ class Launcher:
                 f"{signal.Signals(number).name}, and is killed."
             )
             return 128 + number
-        # What the chief says of another task's loss, that task's end says better.
+        # Prefer the failed task's own exit status to the chief's report of it.
         has_own_reason = chief.process.poll() not in (0, PeerLostError.exit_code)
         failed = chief if has_own_reason else self._tasks.failed()
         return 0 if failed is None else self._report(failed)
 
     def _after_failure(self) -> int | None:
-        """Ends the others, and decides whether to start all of them again."""
+        """Ends the other tasks. Returns the exit code, or None to restart all tasks."""
         self._tasks.wait_for_the_cause()
         failed = self._tasks.failed()
         if failed is None:
             raise RuntimeError("there was a task that failed")
         if failed.was_lost and self._tasks.chief().process.poll() == 0:
-            # Nobody needed it any more.
+            # The chief had finished and needed the task no longer.
             return 0
         if not (failed.was_lost and self._plan.max_restarts):
             code = self._report(failed)
+            # With a chance for a checkpoint. The servers that it reads from end last.
             self._tasks.stop_training(signal.SIGTERM)
             self._tasks.wait_for_those_that_serve()
             return code
-        # Those that serve hold nothing that would still be of use.
+        # Servers need no time to end: the restart reads a checkpoint, not their values.
         self._tasks.stop_training(signal.SIGTERM)
+        # A signal to the launcher may have arrived during the wait.
         if self._signal is not None:
             return 128 + self._signal
         step = self._plan.saved_step()
@@ -131,9 +133,10 @@ class Launcher:
         return None
 
     def _is_replaced(self, failed: LaunchedTask) -> bool:
-        """Starts a task that was lost again by itself, if the others go on meanwhile.
+        """Restarts a killed task alone, if the other tasks can continue meanwhile.
 
-        It has the same place in the cluster, where the chief looks for it.
+        Returns:
+          True if the task was restarted.
         """
         cluster = failed.cluster
         if cluster.job not in self._plan.replaceable or not failed.was_killed:
@@ -150,16 +153,18 @@ class Launcher:
         return True
 
     def _report(self, failed: LaunchedTask) -> int:
-        """Says how a task failed and returns the exit code that is the run's.
+        """Reports the failure of a task and returns the exit code of the run.
 
-        A task that was killed, by a person or for want of memory, is one that was
-        lost: it may be worth starting all of them again.
+        A person or the kernel, for lack of memory, may have killed the task. The exit
+        code then says that a restart of all tasks may help.
         """
+        # A negative return code -N is the death by signal N.
         code, task = failed.process.returncode, failed.cluster.task
         if self._signal is not None and code < 0:
             return 128 + self._signal
         if -code in STOPS:
-            # By somebody else, before it could end in order. So are all stopped.
+            # Somebody else sent the signal before the task could end with a checkpoint.
+            # The run ends as if the launcher had received the signal.
             self._say(f"{task} was ended by {signal.Signals(-code).name}.")
             return 128 - code
         killed = failed.killed_by
@@ -174,15 +179,13 @@ class Launcher:
 
     @contextlib.contextmanager
     def _signals_handled(self) -> Iterator[None]:
-        """Passes on SIGINT and SIGTERM; tasks are in sessions of their own.
+        """Forwards SIGINT and SIGTERM to the tasks; a second signal kills all tasks."""
 
-        At once: between two looks at the tasks there may be several steps. A second
-        signal ends all of them.
-        """
-
+        # A terminal does not reach the tasks, because each has its own session.
         def receive(number: int, frame: object) -> None:
             if self._signal is None:
                 self._signal = number
+                # At once: several steps fit between two looks at the tasks.
                 self._tasks.tell(number)
             else:
                 self._tasks.kill()
@@ -196,17 +199,17 @@ class Launcher:
 
 
 class Restarts:
-    """A budget that progress renews.
+    """Budget of restarts that progress renews.
 
-    A run that gets on between two faults goes on for as long as faults come; one that
-    always fails at the same place ends after a few tries.
+    A run that makes progress between two faults may restart any number of times. A run
+    that always fails at the same step ends after a few attempts.
     """
 
     def __init__(self, most: int):
-        """Begins with a full budget.
+        """Starts with a full budget.
 
         Args:
-          most: restarts without progress in between; 0 for none at all.
+          most: Number of restarts without progress in between; 0 for no restarts.
         """
         self.most = most
         self.total = 0
@@ -216,12 +219,12 @@ class Restarts:
         """Takes one restart out of the budget.
 
         Args:
-          what: is started again; each has a budget of its own.
-          step: how far the run has come.
+          what: Name of the restarted task or tasks; each name has a separate budget.
+          step: Step that the run has reached.
 
         Returns:
           The number of this restart since the last progress, counted from one; None if
-          there is none left.
+          the budget is used up.
         """
         used, last_step = self._used.get(what, (0, step))
         if step > last_step:

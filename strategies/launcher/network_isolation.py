@@ -1,10 +1,10 @@
-"""Keeps a cluster that is started on this machine out of reach from outside.
+"""Network isolation of a cluster on this machine.
 
-TensorFlow's servers listen on every interface whatever address they are given, ask for
-no password, and run any graph that they are sent (TensorFlow 2.21). In a network
-namespace of their own the tasks reach each other, and nobody reaches them. It lasts as
-long as a process is in it or has it open, so that nothing is left when the launcher is
-killed. Nothing here imports TensorFlow.
+TensorFlow's servers listen on every interface regardless of their address, ask for no
+password, and run any graph that they receive (TensorFlow 2.21). In a separate network
+namespace the tasks reach each other, and nobody else reaches them. The namespace exists
+as long as a process is in it or has it open, so that nothing remains when the launcher
+is killed. This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,26 +22,29 @@ from strategies.common.errors import UsageError
 AUTO, REQUIRED, OFF = CHOICES = ("auto", "required", "off")
 
 _PROGRAM = pathlib.Path(__file__).with_name("_enter_namespace.py")
-# -I and -S leave out what only takes time: the program imports nothing of ours.
+# -I and -S skip parts of Python's start that only take time: the program imports the
+# standard library alone.
 _RUN_PROGRAM = (sys.executable, "-I", "-S", str(_PROGRAM))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Network:
-    """Where the tasks of a cluster are to run.
+    """Network in which the tasks of a cluster run.
 
     Attributes:
-      descriptors: of the namespaces to enter, by kind, in the order of entering; none
-        for the network that this process is in.
+      descriptors: File descriptors of the namespaces by kind, in the order of entering;
+        empty for the network of this process.
     """
 
     descriptors: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """The same command there; its process is the one that is started.
+        """Returns the command line that runs a command in this network.
 
-        The process must be given `descriptors`, as `subprocess` does with `pass_fds`.
+        The process must inherit `descriptors`, as with `pass_fds` of `subprocess`.
         """
+        # The entering program becomes the command by `execvp`, so that the process ID
+        # and signals are the command's.
         if not self.descriptors:
             return list(command)
         namespaces = [f"{kind}={number}" for kind, number in self.descriptors.items()]
@@ -50,19 +53,20 @@ class Network:
 
 @contextlib.contextmanager
 def network_of_its_own(confine: str, say: Callable[[str], None]) -> Iterator[Network]:
-    """A network for the tasks of one cluster.
+    """Yields a network for the tasks of one cluster.
 
     Args:
-      confine: one of `CHOICES`.
-      say: told in one line if there is none, with AUTO.
+      confine: Required isolation, one of `CHOICES`.
+      say: Function that receives one warning if AUTO finds no isolated network.
 
     Raises:
-      UsageError: this machine allows none, with REQUIRED.
+      UsageError: This machine allows no isolated network, and it is REQUIRED.
     """
     with contextlib.ExitStack() as opened:
         try:
             network = Network() if confine == OFF else _make(opened)
         except OSError as error:
+            # AUTO goes on in the network of this process.
             network = Network()
             if confine == REQUIRED:
                 raise UsageError(
@@ -79,10 +83,10 @@ def network_of_its_own(confine: str, say: Callable[[str], None]) -> Iterator[Net
 
 
 def _make(opened: contextlib.ExitStack) -> Network:
-    """Opens the namespaces of a process that makes them and is gone afterwards.
+    """Starts a process that makes namespaces, and opens them before it ends.
 
     Raises:
-      OSError: there are none.
+      OSError: This machine allows no namespaces.
     """
     if not sys.platform.startswith("linux"):
         raise OSError(0, "only Linux has them")
@@ -91,7 +95,7 @@ def _make(opened: contextlib.ExitStack) -> Network:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        # Ctrl-C is for the cluster, not for this.
+        # A Ctrl-C is for the cluster, not for this process.
         start_new_session=True,
         text=True,
     ) as maker:
@@ -100,6 +104,7 @@ def _make(opened: contextlib.ExitStack) -> Network:
             raise OSError(0, said.removeprefix("failed: ") or "no answer")
         descriptors = {}
         for kind in said.split():
+            # An open descriptor keeps the namespace after its only process has ended.
             descriptor = os.open(f"/proc/{maker.pid}/ns/{kind}", os.O_RDONLY)
             opened.callback(os.close, descriptor)
             descriptors[kind] = descriptor

@@ -1,6 +1,6 @@
-"""One process that a launcher has started: its output, its signals, its end.
+"""One launched process: its output, its signals and its end.
 
-Nothing here imports TensorFlow.
+This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from strategies.launcher.network_isolation import Network
 
 LAUNCHER_PID = "KDS_LAUNCHER_PID"
 
-# glibc gives freed buffers of this size back to the system and faults them in anew at
-# every step; kept, the 84 MB step of two workers went from 340 to 245 ms.
+# By default glibc returns large freed buffers to the system, and every step faults them
+# in again. With these settings the 84 MB step of two workers went from 340 to 245 ms.
 _ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
 _LAST_LINES = 20
-# A launcher that has not looked for as long may have been stopped with its tasks.
+# A launcher that has not looked for longer may have been suspended with its tasks.
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class LaunchedTask:
-    """One started process, and what it has printed."""
+    """Process of one task, with the last lines of its output."""
 
     def __init__(
         self,
@@ -53,20 +53,22 @@ class LaunchedTask:
         """Starts the process.
 
         Args:
-          cluster: whose task it is.
-          command: what it runs.
-          network: where it runs.
-          resources: environment variables of its own.
-          log: file for what it prints, used once its folder exists.
-          is_shown: whether that goes to the terminal too, which a chief's always does.
+          cluster: Cluster with this task as its own task.
+          command: Command line of the process.
+          network: Network in which the process runs.
+          resources: Environment variables of this task only.
+          log: File for the output, used once its folder exists.
+          is_shown: True to print the output to the terminal, too. The chief's output is
+            always printed.
         """
         self.cluster = cluster
-        # Whether it was started in place of one that was lost.
+        # True for a task that the launcher has restarted alone.
         self.is_replacement = False
         self._is_shown = is_shown and not cluster.is_chief
         self._is_told = False
         self._log = log
         self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+        # Later entries win: the user may change the allocator, but not the cluster.
         environment = {
             **_ALLOCATOR,
             **os.environ,
@@ -79,8 +81,10 @@ class LaunchedTask:
             pass_fds=tuple(network.descriptors.values()),
             env=environment,
             stdin=subprocess.DEVNULL,
+            # The chief inherits the launcher's standard output.
             stdout=None if cluster.is_chief else subprocess.PIPE,
             stderr=subprocess.PIPE if cluster.is_chief else subprocess.STDOUT,
+            # A terminal's Ctrl-C reaches the launcher only, which forwards it once.
             start_new_session=True,
             text=True,
             errors="replace",
@@ -93,34 +97,38 @@ class LaunchedTask:
 
     @property
     def ended_by_a_signal(self) -> bool:
-        """Whether it was not asked to end, or could not yet do so in order."""
+        """True if a signal ended the process.
+
+        Either nobody asked the process to end, or it could not yet end in order.
+        """
+        # `Popen` returns -N for the death by signal N.
         return (self.process.poll() or 0) < 0
 
     @property
     def ended_in_order(self) -> bool:
-        """Whether it came to its own end, be it with an error."""
+        """True if the process exited by itself, even with an error."""
         code = self.process.poll()
         return code is not None and code >= 0
 
     @property
     def was_killed(self) -> bool:
-        """Whether it ended by a signal that nobody sends to ask for an end."""
+        """True if a signal other than a request to stop ended the process."""
         return self.ended_by_a_signal and -self.process.returncode not in STOPS
 
     @property
     def was_lost(self) -> bool:
-        """Whether it was killed, or has ended because another task was lost."""
+        """True if the process was killed, or exited because another task was dead."""
         return self.was_killed or self.process.poll() == PeerLostError.exit_code
 
     @property
     def killed_by(self) -> str:
-        """The signal that ended it, in brackets after a space; empty without one."""
+        """Signal that ended the process, in brackets after a space, or empty."""
         code = self.process.poll() or 0
         return f" ({signal.Signals(-code).name})" if code < 0 else ""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether SIGSTOP keeps it from running at this moment."""
+        """True if the process is suspended at this moment, as by SIGSTOP."""
         try:
             status = psutil.Process(self.process.pid).status()
         except psutil.NoSuchProcess:
@@ -128,9 +136,10 @@ class LaunchedTask:
         return status == psutil.STATUS_STOPPED
 
     def seconds_stopped(self) -> float:
-        """How long SIGSTOP has kept it from running, as far as calls of this saw it."""
+        """Returns the seconds of the present suspension, as observed by these calls."""
         is_stopped = self.is_stopped
         now = time.monotonic()
+        # After a long pause between two calls the time counts from zero again.
         if not is_stopped or now - self._looked_at > _SECONDS_BETWEEN_LOOKS:
             self._stopped_since = None
         self._looked_at = now
@@ -140,11 +149,13 @@ class LaunchedTask:
         return now - self._stopped_since
 
     def run_on(self, cores: Sequence[int]) -> None:
-        """Keeps it to some of the cores."""
+        """Pins the process to some cores."""
+        # The process may have ended already.
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(self.process.pid, cores)
 
     def last_lines(self) -> Sequence[str]:
+        # With a limit: a child of the task may hold the pipe open.
         self._reader.join(timeout=1)
         return tuple(self._lines)
 
@@ -154,7 +165,7 @@ class LaunchedTask:
             self.process.send_signal(number)
 
     def tell(self, number: int) -> None:
-        """The same, the first time only: a second signal would end it at once."""
+        """Sends a signal the first time only; a second would end the task at once."""
         if not self._is_told:
             self._is_told = True
             self.send(number)
@@ -166,13 +177,14 @@ class LaunchedTask:
             self._output.close()
 
     def _read(self) -> None:
-        """Keeps the last lines, and all of them in the log once its folder exists."""
+        """Keeps the last lines, and logs all lines once the log's folder exists."""
+        # Lines that are not in the log yet.
         waiting: list[str] = []
         for line in self._output or ():
             self._lines.append(line.rstrip("\n"))
             waiting.append(line)
-            # A task that nobody reads stands still, so that reading goes on whatever
-            # becomes of the lines.
+            # A task blocks if nobody reads its output, so that reading continues even
+            # if the line cannot be shown.
             with contextlib.suppress(OSError):
                 self._show(line)
             if self._log.parent.is_dir():
@@ -184,7 +196,7 @@ class LaunchedTask:
         if self.cluster.is_chief:
             sys.stderr.write(line)
         elif self._is_shown:
-            # From several threads: a line at a time.
+            # Several threads write here, each a whole line.
             sys.stdout.write(line)
             sys.stdout.flush()
 
@@ -202,16 +214,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_launcher() -> None:
-    """Makes this process end when the launcher that started it does, however it ends.
+    """Makes the kernel kill this process when its launcher ends, for any reason.
 
-    The kernel sends SIGKILL, which reaches even a stopped process. Where there is no
-    such call, as on macOS, tasks of a launcher killed by SIGKILL go on.
+    On other systems than Linux, such as macOS, tasks continue if SIGKILL ends their
+    launcher.
     """
     launcher = os.environ.get(LAUNCHER_PID)
     if launcher is None or not sys.platform.startswith("linux"):
         return
+    # SIGKILL reaches even a suspended process.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # It may have died before the call took effect.
+    # The launcher may have died before the call took effect.
     if os.getppid() != int(launcher):
         os.kill(os.getpid(), signal.SIGKILL)
 

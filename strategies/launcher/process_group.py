@@ -1,6 +1,6 @@
-"""All tasks of a cluster on this machine: started, waited for and ended together.
+"""Processes of all tasks of a cluster on this machine.
 
-What to do when one of them fails is the launcher's to decide. Nothing here imports
+The launcher decides how to react when a task fails. This module does not import
 TensorFlow.
 """
 
@@ -22,21 +22,21 @@ from strategies.launcher.process import LaunchedTask
 SECONDS_TO_STOP = 10.0
 _SECONDS_FOR_OTHERS_TO_END = 20.0
 _SECONDS_TO_NOTICE = 1.0
-# They look for their dismissal five times a second.
+# Servers look for their shutdown file five times a second.
 _SECONDS_TO_BE_DISMISSED = 3.0
 _SECONDS_TO_END = 1.0
 
 
 class TaskGroup:
-    """The processes of one plan."""
+    """Processes of one plan."""
 
     def __init__(self, plan: Plan, network: Network, say: Callable[[str], None]):
-        """Starts nothing yet.
+        """Starts no process yet.
 
         Args:
-          plan: what to start.
-          network: where all of them run.
-          say: told which task is killed, line by line.
+          plan: Tasks to start.
+          network: Network in which all tasks run.
+          say: Function that receives one line for each killed task.
         """
         self._plan = plan
         self._network = network
@@ -51,7 +51,7 @@ class TaskGroup:
                 self._tasks.append(self._start(cluster))
 
     def start_again(self, ended: LaunchedTask) -> None:
-        """Starts one in place of a task that has ended, where others look for it."""
+        """Starts an ended task again, at the same address, where others look for it."""
         ended.close()
         task = self._start(ended.cluster)
         task.is_replacement = True
@@ -72,13 +72,16 @@ class TaskGroup:
         return task
 
     def chief(self) -> LaunchedTask:
-        """The one whose end is the run's."""
+        """Returns the task of the chief, whose end is the end of the run."""
         return next(task for task in self._tasks if task.cluster.is_chief)
 
     def failed(self) -> LaunchedTask | None:
-        """A task that failed; rather one that was killed than one that missed it."""
+        """Returns the failed task that is the likeliest root cause, or None."""
+        # A poll gives None for a running task and 0 for success.
         failed = [task for task in self._tasks if task.process.poll()]
 
+        # In this order: killed, ended by a stop signal, failed by itself, and failed
+        # because another task was dead.
         def rank(task: LaunchedTask) -> tuple[bool, bool, bool]:
             code = task.process.returncode
             return not task.was_killed, code > 0, code == PeerLostError.exit_code
@@ -86,46 +89,53 @@ class TaskGroup:
         return min(failed, key=rank, default=None)
 
     def tell(self, number: int) -> None:
-        """Passes a signal on to the tasks that train, to each once."""
+        """Forwards a signal to the tasks that train, to each task once."""
         for task in self._training():
             task.tell(as_passed_on(number))
 
     def stop_training(self, number: int) -> None:
-        """Tells the tasks that train, and waits for them."""
+        """Forwards a signal to the tasks that train, and waits for their ends."""
         self.tell(number)
         wait_for_ends(SECONDS_TO_STOP, self._training())
 
     def wait_for_those_that_stayed(self) -> None:
-        """One that came again may not have found the others before they ended."""
+        """Waits for the ends of all tasks that were never restarted."""
+        # A restarted task may not have found the others before they ended, and would
+        # wait for them.
         stayed = [task for task in self._tasks if not task.is_replacement]
         wait_for_ends(_SECONDS_FOR_OTHERS_TO_END, stayed)
 
     def wait_for_those_that_serve(self) -> None:
-        """They end when the chief lets them, which is its last deed."""
+        """Waits for the ends of all tasks, if the chief has shut down the servers."""
+        # Shutting down the servers is the chief's last action before an orderly end.
         if self.chief().ended_in_order:
             wait_for_ends(_SECONDS_TO_BE_DISMISSED, self._tasks)
 
     def wait_for_the_cause(self) -> None:
-        """What brought a task down may end a moment after those that missed it."""
+        """Waits briefly, because the root cause may exit after the tasks it broke."""
         wait_for_ends(_SECONDS_TO_NOTICE, self._tasks)
+        # A suspended task never exits, and may be the root cause itself.
         for task in self._tasks:
             if task.is_stopped:
                 self._kill(task, "is stopped")
 
     def kill_those_that_stand_still(self) -> None:
-        """A stopped process keeps its connections, and others may wait for ever."""
+        """Kills every task that has been suspended for too long.
+
+        A suspended process keeps its connections, and others may wait for it for ever.
+        """
         for task in self._tasks:
             seconds = task.seconds_stopped()
             if seconds >= self._plan.patience_seconds:
                 self._kill(task, f"has been stopped for {seconds:.0f} s")
 
     def kill(self) -> None:
-        """Ends all tasks at once, and does not wait for their ends."""
+        """Kills all tasks without waiting for their ends."""
         for task in self._tasks:
             task.send(signal.SIGKILL)
 
     def end(self) -> None:
-        """Ends all tasks, and waits until they have."""
+        """Ends all tasks, by force if necessary, and waits for their ends."""
         for task in self._tasks:
             task.send(signal.SIGTERM)
         wait_for_ends(_SECONDS_TO_END, self._tasks)
@@ -134,9 +144,10 @@ class TaskGroup:
             task.close()
 
     def _kill(self, task: LaunchedTask, why: str) -> None:
-        """Of a task that is stopped: it could not end by itself."""
+        """Reports and kills a suspended task, which cannot end by itself."""
         self._say(f"{task.cluster.task} {why}, as by SIGSTOP, and is killed.")
         task.send(signal.SIGKILL)
+        # `failed` finds the task by its return code, known after this wait.
         task.process.wait()
 
     def _training(self) -> list[LaunchedTask]:
@@ -144,7 +155,7 @@ class TaskGroup:
 
 
 def wait_for_ends(seconds: float, tasks: Sequence[LaunchedTask]) -> None:
-    """Waits until all have ended, or the seconds are over."""
+    """Waits until all tasks have ended, for the given seconds at most."""
     deadline = time.monotonic() + seconds
     for task in tasks:
         with contextlib.suppress(subprocess.TimeoutExpired):
