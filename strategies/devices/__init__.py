@@ -1,1 +1,1 @@
-"""The devices that replicas run on."""
+"""Devices that replicas run on."""

@@ -1,4 +1,4 @@
-"""Which devices replicas run on, and what a process takes of them."""
+"""Devices of replicas, and their configuration in TensorFlow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def replica_devices(
         flag is given.
 
     Raises:
-      UsageError: as for `take_devices`.
+      UsageError: The devices cannot be provided, for a reason of `take_devices`.
     """
     return take_devices(choice, num_replicas, replicas_without_gpu)
 
@@ -42,21 +42,19 @@ def take_devices(
     wanted_without_gpu: int,
     setting: str = "--num_replicas",
 ) -> list[str]:
-    """The devices that --devices chooses, or else the first of those there are.
-
-    GPUs that are not chosen are hidden from TensorFlow, which would take their memory
-    all the same; it numbers the others anew.
+    """Returns the chosen devices, or else the first devices of the machine.
 
     Args:
-      choice: which of them.
-      wanted: how many; None for all.
-      wanted_without_gpu: how many logical devices the CPU is split into if nothing
-        else says so.
-      setting: the flag that says how many are wanted.
+      choice: Value of --devices.
+      wanted: Number of devices; None for all of them.
+      wanted_without_gpu: Number of logical CPU devices if there is no GPU and neither
+        flag is given.
+      setting: Flag with the number of wanted devices, for messages.
 
     Raises:
-      UsageError: there are fewer devices than wanted, or other ones than were chosen;
-        one that was chosen is missing; or TensorFlow runs already with other devices.
+      UsageError: There are fewer devices than wanted; the two flags ask for different
+        numbers; a chosen device is missing; or TensorFlow already runs with other
+        devices.
     """
     if choice.num_devices and wanted not in (None, choice.num_devices):
         raise UsageError(
@@ -64,6 +62,8 @@ def take_devices(
             "asks for others: leave one of them out."
         )
     gpus = chosen_gpus(choice)
+    # TensorFlow would take the memory of every visible GPU, chosen or not. It numbers
+    # the visible GPUs from zero, and so do the names that are returned.
     if choice.num_devices:
         _show_only(gpus)
     if not gpus:
@@ -82,10 +82,10 @@ def take_devices(
 
 
 def chosen_gpus(choice: DeviceChoice) -> list[tf.config.PhysicalDevice]:
-    """The GPUs that replicas may use, in TensorFlow's order; none for the CPU.
+    """Returns the GPUs that replicas may use, in TensorFlow's order; none for the CPU.
 
     Raises:
-      UsageError: one that was chosen is missing, and the choice is not soft.
+      UsageError: A chosen GPU is missing, and the choice is not soft.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not choice.num_devices:
@@ -100,13 +100,14 @@ def chosen_gpus(choice: DeviceChoice) -> list[tf.config.PhysicalDevice]:
 
 
 def missing_devices(choice: DeviceChoice) -> list[str]:
-    """What was chosen and this machine does not have, such as `gpu:1`."""
+    """Returns the chosen devices that this machine does not have, such as `gpu:1`."""
+    # Only GPUs can be missing: every machine has a CPU.
     count = len(tf.config.list_physical_devices("GPU"))
     return [f"gpu:{number}" for number in choice.gpus if number >= count]
 
 
 def substitution(choice: DeviceChoice) -> str | None:
-    """What becomes of devices that are missing, in a sentence; None if none is."""
+    """Returns a sentence about the substitutes of missing devices; None without any."""
     missing = missing_devices(choice)
     if not missing:
         return None
@@ -127,19 +128,21 @@ def configure_devices(
 ) -> None:
     """Configures memory and placement, before TensorFlow starts.
 
-    Nothing here has run with a GPU: there was none to run it on.
+    The settings of GPU memory have never run with a GPU, because none was available.
 
     Args:
       choice: The value of --devices.
       config: Memory settings of GPUs.
       soft_placement: The value of --soft_placement; None where it is not given.
-      multi_process: Whether the strategy has several processes, some of which may
+      multi_process: True if the strategy has several processes, some of which may
         compute on the CPU although all get the same flags.
 
     Raises:
-      UsageError: there is no GPU to take memory of, or not so much memory; or a device
-        is missing.
+      UsageError: There is no GPU for the memory settings, a GPU has less memory, or a
+        device is missing.
     """
+    # Without the flag (None) operations may run elsewhere if their device cannot run
+    # them.
     tf.config.set_soft_device_placement(soft_placement is not False)
     given = config.memory_settings()
     gpus = chosen_gpus(choice)
@@ -153,6 +156,7 @@ def configure_devices(
         if config.memory_growth:
             tf.config.experimental.set_memory_growth(gpu, True)
         else:
+            # A GPU as one logical device of limited memory.
             limit = tf.config.LogicalDeviceConfiguration(
                 memory_limit=memory_limit_mib(config, gpu_number(gpu), total_mib())
             )
@@ -160,30 +164,38 @@ def configure_devices(
 
 
 def total_mib() -> tuple[int, ...]:
-    """MiB of each GPU by its number; empty if the driver does not say."""
+    """Returns the MiB of each GPU by its number; empty if the driver does not say."""
     return total_memory_mib(load_driver())
 
 
 def gpu_number(gpu: tf.config.PhysicalDevice) -> int:
-    """The 2 of `/physical_device:GPU:2`."""
+    """Returns the number of a GPU, the 2 of `/physical_device:GPU:2`."""
     return int(gpu.name.rpartition(":")[2])
 
 
 def require_gpus(setting: str, instead: str) -> None:
-    """Raises UsageError if this machine has no GPU, which `setting` needs."""
+    """Raises UsageError if this machine has no GPU, which `setting` needs.
+
+    Args:
+      setting: Flag that needs GPUs, as on the command line.
+      instead: Alternative without GPUs, for the message.
+
+    Raises:
+      UsageError: TensorFlow finds no GPU.
+    """
     if not tf.config.list_physical_devices("GPU"):
         raise UsageError(f"{setting} needs GPUs and none was found: use {instead}.")
 
 
 def logical_cpus(wanted: int, asked_for: str = "") -> list[str]:
-    """The CPU as so many devices.
+    """Returns the names of the CPU's logical devices, and splits the CPU if needed.
 
     Args:
-      wanted: how many.
-      asked_for: the flag that says so.
+      wanted: Number of logical devices.
+      asked_for: Flag that asks for this number, for messages.
 
     Raises:
-      UsageError: they are too many, or TensorFlow runs already with fewer.
+      UsageError: The number is too large, or TensorFlow already runs with fewer.
     """
     most = _most_logical_cpus()
     if wanted > most:
@@ -193,11 +205,14 @@ def logical_cpus(wanted: int, asked_for: str = "") -> list[str]:
         )
     (cpu,) = tf.config.list_physical_devices("CPU")
     try:
+        # An unconfigured CPU is one device. A CPU with more devices stays as it is, so
+        # that one process can make several strategies.
         configured = tf.config.get_logical_device_configuration(cpu)
         if wanted > len(configured or [None]):
             tf.config.set_logical_device_configuration(
                 cpu, [tf.config.LogicalDeviceConfiguration()] * wanted
             )
+    # TensorFlow's devices cannot change after its first operation.
     except RuntimeError as error:
         raise UsageError(
             f"{wanted} logical CPU devices are needed, but TensorFlow already runs "
@@ -207,7 +222,8 @@ def logical_cpus(wanted: int, asked_for: str = "") -> list[str]:
 
 
 def _most_logical_cpus() -> int:
-    """More would only take turns on the cores."""
+    """Returns the largest number of logical devices that the CPU is split into."""
+    # More devices would only take turns on the cores.
     return max(8, 2 * (os.cpu_count() or 1))
 
 
@@ -229,7 +245,8 @@ def _existing() -> str:
 
 
 def describe(devices: Sequence[str]) -> str:
-    """The devices in words, such as `2 logical CPU devices (no GPU found)`."""
+    """Returns devices in words, such as `GPU:0, GPU:1` or `CPU (no GPU found)`."""
+    # Devices of a cluster, in full: /job:worker/replica:0/task:1/device:CPU:0.
     if devices[0].startswith("/job:"):
         tasks = {device.rsplit("/device:", 1)[0] for device in devices}
         noun = "process" if len(tasks) == 1 else "processes"
@@ -243,7 +260,11 @@ def describe(devices: Sequence[str]) -> str:
 
 
 def name_of(device: str) -> str:
-    """`CPU:0`; `GPU:0 (gpu:2)` where TensorFlow numbers the GPUs it sees anew."""
+    """Returns a device's name, such as `CPU:0` or `GPU:0 (gpu:2)`.
+
+    The second number is the one of --devices, where it differs: TensorFlow numbers the
+    visible GPUs from zero.
+    """
     spec = tf.DeviceSpec.from_string(device)
     name = f"{spec.device_type}:{spec.device_index}"
     if spec.device_type != "GPU":
@@ -254,8 +275,9 @@ def name_of(device: str) -> str:
 
 @functools.cache
 def cpu_model() -> str:
-    """Name of the processor, or `unknown`."""
+    """Returns the name of the processor, or `unknown`."""
     try:
+        # Linux only, and only on some processors: x86 has the line, most Arm do not.
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line for line in file if line.startswith("model name")]
     except OSError:

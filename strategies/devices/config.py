@@ -1,4 +1,7 @@
-"""How a process uses the devices it takes. Does not import TensorFlow."""
+"""Settings of a process for its devices.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ class DeviceConfig:
             )
 
     def memory_settings(self) -> list[str]:
-        """What is given about memory, as on the command line."""
+        """Returns the given settings of GPU memory, as on the command line."""
+        # False and None are the defaults: nothing is given.
         values = {name: getattr(self, name) for name in _OF_MEMORY}
         return [
             f"--{name}" if value is True else f"--{name}={value}"
@@ -66,12 +70,14 @@ class DeviceConfig:
         Raises:
           UsageError: A setting has no effect there.
         """
+        # Refused, not ignored: a setting without an effect would look like it had one.
         given = self.memory_settings()
         if given and choice.num_cpus:
             raise UsageError(
                 f"{given[0]} is about GPUs, and {choice} chooses none: leave one of "
                 "them out."
             )
+        # A task that only runs a server never reads these settings.
         if traits.serving_roles:
             self._check_serving(strategy, traits, given)
 

@@ -1,11 +1,11 @@
-"""NVIDIA GPUs: their memory, and their division among tasks.
+"""Memory of NVIDIA GPUs, and their division among tasks.
 
 TensorFlow 2.21 does not report the memory of a GPU:
 `tf.config.experimental.get_device_details` has a GPU's name and compute capability,
 `get_memory_info` the memory in use, and the log of the C++ runtime and `device_lib` the
-memory that TensorFlow means to take. The driver's library is the one that TensorFlow
-itself loads; it numbers GPUs in the same order and follows CUDA_VISIBLE_DEVICES. Nothing
-here imports TensorFlow.
+memory that TensorFlow means to take. This module therefore asks the driver's library,
+which TensorFlow itself loads. The library numbers GPUs in the same order and follows
+CUDA_VISIBLE_DEVICES. This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Driver(Protocol):
         """Finds the GPUs of this process."""
 
     def cuDeviceGetCount(self, count: Any) -> int:
-        """Writes how many there are."""
+        """Writes the number of GPUs."""
 
     def cuDeviceGet(self, device: Any, ordinal: Any) -> int:
-        """Writes the handle of one by its number."""
+        """Writes the handle of the GPU with a number."""
 
     def cuDeviceTotalMem_v2(self, num_bytes: Any, device: Any) -> int:
-        """Writes how much memory it has, as size_t."""
+        """Writes the total memory of a GPU in bytes, as size_t."""
 
 
 def load_driver() -> Driver | None:
-    """The library of NVIDIA's driver for Linux, or None if there is none."""
+    """Returns the library of NVIDIA's driver for Linux, or None without a driver."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -44,11 +44,11 @@ def load_driver() -> Driver | None:
 
 
 def total_memory_mib(driver: Driver | None) -> tuple[int, ...]:
-    """MiB of each GPU by TensorFlow's number of it; empty if the driver does not say.
+    """Returns the MiB of each GPU by TensorFlow's number; empty if they are unknown.
 
-    See NVIDIA's CUDA Driver API, section Device Management. No context is made, so
-    that nothing is taken of any GPU.
+    See NVIDIA's CUDA Driver API, section Device Management.
     """
+    # Without a context these calls take no memory of a GPU.
     count = ctypes.c_int()
     if driver is None or driver.cuInit(ctypes.c_uint(0)):
         return ()
@@ -61,20 +61,21 @@ def total_memory_mib(driver: Driver | None) -> tuple[int, ...]:
             return ()
         if driver.cuDeviceTotalMem_v2(ctypes.byref(num_bytes), device):
             return ()
+        # Bytes to MiB: 2**20 bytes each.
         found.append(num_bytes.value >> 20)
     return tuple(found)
 
 
 def memory_limit_mib(config: DeviceConfig, gpu: int, totals: Sequence[int]) -> int:
-    """Most memory to take of one GPU, MiB.
+    """Returns the most memory to take of one GPU, in MiB.
 
     Args:
-      config: with a limit or a fraction.
-      gpu: its number.
-      totals: MiB of each GPU by number; empty if that is not known.
+      config: Memory settings with a limit or a fraction.
+      gpu: Number of the GPU.
+      totals: Memory of each GPU by number, in MiB; empty if unknown.
 
     Raises:
-      UsageError: it has not so much, or a fraction of it is not known.
+      UsageError: The GPU has less memory, or the fraction's whole is unknown.
     """
     total = totals[gpu] if gpu < len(totals) else None
     limit = config.memory_limit_mib
@@ -94,32 +95,32 @@ def memory_limit_mib(config: DeviceConfig, gpu: int, totals: Sequence[int]) -> i
     return limit
 
 
-# Of NVIDIA's driver for Linux: one folder for each GPU.
+# NVIDIA's driver for Linux has one folder for each GPU here.
 _DRIVER = pathlib.Path("/proc/driver/nvidia/gpus")
 
 
 def visible_gpus(
     environment: Mapping[str, str], driver: pathlib.Path = _DRIVER
 ) -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES calls the GPUs that this process may use."""
+    """Returns this process's GPUs under their names in CUDA_VISIBLE_DEVICES."""
     listed = environment.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         count = len(list(driver.iterdir())) if driver.is_dir() else 0
         return tuple(map(str, range(count)))
     names = [name.strip() for name in listed.split(",")]
-    # CUDA itself stops at the first that is not there, and -1 never is.
+    # CUDA itself stops at the first GPU that does not exist, such as -1.
     stop = next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
     return tuple(names[:stop])
 
 
 def divide(gpus: Sequence[str], num_tasks: int) -> list[tuple[str, ...]]:
-    """Equally many for each task; what cannot be divided is left over.
-
-    A process takes nearly all memory of every GPU it sees, so two cannot share one.
+    """Divides GPUs equally among tasks; the remainder stays unused.
 
     Raises:
-      UsageError: there are GPUs, but fewer than tasks.
+      UsageError: There are GPUs, but fewer than tasks.
     """
+    # Two tasks cannot share a GPU: a process takes nearly all memory of every GPU that
+    # it sees.
     if gpus and len(gpus) < num_tasks:
         raise UsageError(
             f"--num_workers={num_tasks} needs a GPU for each, this machine has "

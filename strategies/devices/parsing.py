@@ -1,4 +1,7 @@
-"""What --devices asks for. Nothing here imports TensorFlow."""
+"""Parser of the --devices flag.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,16 @@ _EXAMPLES = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """Some GPUs, or the CPU split into logical devices; neither if nothing is chosen.
+    """Choice of GPUs, or of logical devices of the CPU; neither without --devices.
 
     Attributes:
-      gpus: their numbers among those that TensorFlow sees, in ascending order, which is
-        the order TensorFlow numbers them in whatever order they are asked for.
-      num_cpus: logical devices of the CPU.
-      is_soft: what is missing may be left out, or replaced by the CPU.
+      gpus: Numbers of the GPUs among the GPUs that TensorFlow sees, in ascending order.
+      num_cpus: Number of logical devices of the CPU.
+      is_soft: True if missing devices may be left out, or replaced by the CPU.
     """
 
+    # Ascending, because TensorFlow numbers visible GPUs in this order, also if the user
+    # lists them in another order.
     gpus: tuple[int, ...] = ()
     num_cpus: int = 0
     is_soft: bool = False
@@ -35,25 +39,25 @@ class DeviceChoice:
         return len(self.gpus) or self.num_cpus
 
     def __str__(self) -> str:
-        """As on the command line."""
+        """Returns the flag as on the command line."""
         if self.num_cpus:
             return f"--devices=cpu:{self.num_cpus}"
         return f"--devices={','.join(f'gpu:{number}' for number in self.gpus)}"
 
     def first(self) -> str:
-        """What --devices takes for one device of the same kind."""
+        """Returns a value of --devices for one device of the same kind."""
         return "cpu:1" if self.num_cpus else f"gpu:{self.gpus[0]}"
 
 
 def parse_devices(items: Sequence[str], is_soft: bool = False) -> DeviceChoice:
-    """Reads what --devices lists.
+    """Parses the items of --devices.
 
     Args:
-      items: of the list; none for no choice.
-      is_soft: as in `DeviceChoice`.
+      items: Items of the list; empty for no choice.
+      is_soft: Value of `DeviceChoice.is_soft`.
 
     Raises:
-      UsageError: it is not a list of GPUs and not one number of logical CPU devices.
+      UsageError: The items are neither GPUs nor one number of logical CPU devices.
     """
     found: dict[str, list[int]] = {"cpu": [], "gpu": []}
     for item in items:
@@ -71,6 +75,7 @@ def parse_devices(items: Sequence[str], is_soft: bool = False) -> DeviceChoice:
     twice = next((gpu for gpu in gpus if gpus.count(gpu) > 1), None)
     if twice is not None:
         raise _refusal(items, f"gpu:{twice} is listed twice")
+    # The sum of one number or of none.
     return DeviceChoice(tuple(sorted(gpus)), sum(cpus), is_soft)
 
 
