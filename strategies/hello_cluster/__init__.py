@@ -1,1 +1,1 @@
-"""The first cluster of the TensorFlow 1 tutorials."""
+"""First cluster of the TensorFlow 1 tutorials."""

@@ -1,16 +1,16 @@
-"""The first cluster of the TensorFlow 1 texts: a parameter server and two workers.
+"""First cluster of the TensorFlow 1 tutorials.
 
     python -m strategies.hello_cluster
 
-A parameter server holds a = 3 and b = 4. One worker multiplies them and prints 12. The
-other sets a = 10, multiplies, and prints 40: both see the same variables. Each is a
-process of its own, and all of them end with this command.
+A parameter server holds a = 3 and b = 4. One of two workers multiplies them and
+prints 12. The other worker sets a = 10, multiplies, and prints 40: both workers see the
+same variables. Each task is a separate process, and all tasks end with this command.
 
-Every task runs the same program, which makes it a server (`tf.train.Server` then,
-`tf.distribute.Server` now) and opens a session there. Sessions, which TensorFlow 2 has
-kept in `tf.compat.v1`, find a variable of another program by its name. With
+Every task runs the same program. The program starts a server (`tf.train.Server` then,
+`tf.distribute.Server` now) and opens a session there. Sessions, which TensorFlow 2
+keeps in `tf.compat.v1`, find a variable of another program by its name. With
 `--strategy=parameter_server` one program, the chief, makes all variables, and workers
-run the functions that it sends them.
+run the functions that the chief sends them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ _POLL_SECONDS = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
-    """Starts the cluster, or is the task of it that TF_CONFIG says.
+    """Starts the cluster, or runs the task that TF_CONFIG describes.
 
     Returns:
-      0 if all went well, 2 for a usage error, 138 if a task was lost, 1 otherwise.
+      The exit code: 0 for success, 2 for a usage error, 138 if a task was dead, 1
+      otherwise.
     """
+    # The docstring of this module is the page of --help.
     if argv[1:] in (["--help"], ["-h"]):
         print(__doc__)
         return 0
@@ -55,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(
                 f"{shown(argv[1])!r} is not accepted: this command takes no flags."
             )
+        # The launcher sets TF_CONFIG for the tasks that it starts.
         cluster = from_environment(os.environ)
         if cluster is None:
             return _launch()
@@ -80,7 +83,7 @@ def _launch() -> int:
 
     exit_code = Launcher(plan, complain).run()
     tasks = Cluster(addresses=addresses).tasks()
-    # Those of a confined cluster are free with its last process.
+    # Ports in an isolated network are free once its last process has ended.
     left = [address for address in tasks.values() if is_listening(address)]
     if exit_code == 0 and left:
         print(f"error: {', '.join(left)} is still in use", file=sys.stderr)
@@ -91,11 +94,11 @@ def _launch() -> int:
 
 
 def _run_task(cluster: Cluster) -> int:
-    """One task from its start to its end.
+    """Runs one task from its start to its end.
 
     Raises:
-      UsageError: the cluster is another, or the address is taken.
-      PeerLostError: a task did not start, or was lost.
+      UsageError: The cluster has other tasks, or the address is in use.
+      PeerLostError: A task did not start, or is dead.
     """
     check_roles(cluster, ("ps", "worker"), ())
     if len(cluster.addresses["worker"]) != _NUM_WORKERS:
@@ -113,6 +116,7 @@ def _run_task(cluster: Cluster) -> int:
     if signal.SIGINT in requests_to_stop():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Reports a port that is in use before TensorFlow is imported.
     with answering(cluster):
         pass
     with _session(cluster) as values:
@@ -126,14 +130,15 @@ def _run_task(cluster: Cluster) -> int:
 
 
 class _Values:
-    """What all tasks find on the parameter server, by name, and how to run it."""
+    """Variables and queues on the parameter server, which all tasks share by name."""
 
     def __init__(self, tensorflow: Any):
         tf = tensorflow
         with tf.device("/job:ps/task:0"):
             self.a = tf.compat.v1.get_variable("a", initializer=3)
             self.b = tf.compat.v1.get_variable("b", initializer=4)
-            # A queue is how tasks of those days waited for each other.
+            # In TensorFlow 1 tasks waited for each other by queues. Turn 0 belongs to
+            # worker 0, and the last turn to the parameter server.
             self._turns = [
                 tf.queue.FIFOQueue(1, [tf.bool], [[]], shared_name=f"turn-{turn}")
                 for turn in range(_NUM_WORKERS + 1)
@@ -154,7 +159,7 @@ class _Values:
 
 @contextlib.contextmanager
 def _session(cluster: Cluster) -> Iterator[_Values]:
-    """A server of this task, and a session of the shared values there."""
+    """Starts this task's server and yields the shared values with a session there."""
     with native_log_hidden():
         import tensorflow as tf
 
@@ -162,7 +167,7 @@ def _session(cluster: Cluster) -> Iterator[_Values]:
         from strategies.cluster.resolver import cluster_spec
         from strategies.ps.server import server_threads
     config = server_threads()
-    # Without it a session waits for all tasks, and one of them may have ended.
+    # Without this filter a session waits for all tasks, and a worker may have ended.
     config.device_filters[:] = ["/job:ps", f"/job:{cluster.job}/task:{cluster.index}"]
     config.operation_timeout_in_ms = int(1e3 * _SECONDS_TO_START)
     server = tf.distribute.Server(
@@ -172,7 +177,7 @@ def _session(cluster: Cluster) -> Iterator[_Values]:
         protocol="grpc",
         config=config,
     )
-    # A worker may have ended before another has started: none needs another's server.
+    # Only parameter servers: a worker may have ended before another one has started.
     servers = {t: a for t, a in cluster.peers().items() if t.startswith("ps-")}
     wait_for_tasks(servers, _SECONDS_TO_START)
     with lost_peers_named(cluster), tf.Graph().as_default():
@@ -183,7 +188,10 @@ def _session(cluster: Cluster) -> Iterator[_Values]:
 
 
 def _hold(cluster: Cluster, values: _Values) -> None:
-    """What `server.join()` did, but for its end."""
+    """Initializes the variables and serves until the last worker is done.
+
+    In TensorFlow 1 `server.join()` served without an end.
+    """
     values.run(values.initialize)
     a, b = values.run((values.a, values.b))
     _say(cluster, f"holds a = {a} and b = {b} at {cluster.address}")
@@ -192,6 +200,7 @@ def _hold(cluster: Cluster, values: _Values) -> None:
 
 
 def _work(cluster: Cluster, values: _Values) -> None:
+    # In turns, so that worker 0 multiplies before worker 1 changes `a`.
     values.wait_for_turn(cluster.index)
     if cluster.index == 0:
         _say(cluster, f"a * b = {values.run(values.product)}")
@@ -206,7 +215,7 @@ def _say(cluster: Cluster, words: str) -> None:
 
 
 def _wait_for_workers(cluster: Cluster) -> None:
-    """Until their sessions are closed, which still need this server."""
+    """Waits until the workers have closed their sessions, which need this server."""
     deadline = time.monotonic() + _SECONDS_TO_END
     workers = cluster.addresses["worker"]
     while any(map(is_listening, workers)) and time.monotonic() < deadline:
