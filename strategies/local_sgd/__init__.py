@@ -1,1 +1,1 @@
-"""Local SGD: replicas train alone and average their weights at times."""
+"""Local SGD: replicas train alone and periodically average their weights."""

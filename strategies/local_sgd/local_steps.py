@@ -1,4 +1,4 @@
-"""Updates that a replica makes by itself, on a copy of the weights of its own."""
+"""Local steps of replicas on separate copies of the weights."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from strategies.inner_loop.results import OWN_TOTALS
 
 
 def alone(replica_step: ReplicaStep, num_replicas: int) -> ReplicaStep:
-    """A replica's step, as if its rows were the whole global batch.
+    """Returns a replica step that treats the replica's shard as the global batch.
 
-    Gradients are means over these rows, weighted so that the mean over replicas
-    is that over the global batch, where replicas have unequally many rows. One
-    that has none computes on a row that is not its own, and takes a gradient of
-    zero.
+    Gradients are means over the shard. They are weighted so that their mean over
+    replicas equals the mean over the global batch, even if shards differ in size.
     """
 
     def step(batch: Batch) -> Shares:
+        # An empty shard still carries one row, which belongs to another shard. The step
+        # computes on this row; `part` weighs the gradients by zero, `counts` the sums.
         own = tf.maximum(batch.num_rows, 1)
         shares = replica_step(batch._replace(num_rows=own, global_size=own))
         part = batch.num_rows / batch.global_size
@@ -49,18 +49,18 @@ def alone(replica_step: ReplicaStep, num_replicas: int) -> ReplicaStep:
 def sum_what_is_reported(
     shares: Shares, sum_shares: Callable[[Shares], Shares]
 ) -> Shares:
-    """Adds up losses and metrics, and leaves a replica its own gradients and state.
-
-    Whole numbers that layers keep cannot be averaged: as everywhere, all take the
-    first replica's, and the others' shares of them are zero.
+    """Sums losses and metrics, and leaves a replica its own gradients and state.
 
     Args:
-      shares: of one replica.
-      sum_shares: adds up the shares of all replicas; called on each.
+      shares: Outputs of one replica.
+      sum_shares: Function that sums the outputs of all replicas, called on each.
     """
+    # Integer layer state cannot be averaged. As in every strategy, all replicas take
+    # the value of the first replica: the other replicas contribute zero.
     own = tf.nest.flatten(shares.state)
     whole = [None if value.dtype.is_floating else value for value in own]
-    # Zero, or not a number if one of them is not finite: all learn of it.
+    # Zero, or NaN if a value is not finite: 0 * inf is NaN. The sum is NaN on every
+    # replica then, so that all replicas skip the update.
     sums = {**shares.sums, OWN_TOTALS: 0 * totals(shares)}
     summed = sum_shares(Shares(gradients=[], state=whole, sums=sums))
     state = [
@@ -78,8 +78,8 @@ def averaged_variables(
     """Returns the variables that are averaged over replicas at every synchronization.
 
     Args:
-      update: The update that owns the variables.
-      average_optimizer_state: The value of --average_optimizer_state.
+      update: Update that owns the variables.
+      average_optimizer_state: Value of --average_optimizer_state.
     """
     if average_optimizer_state:
         return [*update.weights(), *update.optimizer_state()]
@@ -92,10 +92,11 @@ def average_if_due(
     """Returns a callback for the end of a step that averages when it is due.
 
     Args:
-      average: Averages over replicas.
-      steps_between_averages: Steps from one average to the next.
+      average: Function that averages over replicas.
+      steps_between_averages: Number of steps from one average to the next.
     """
 
+    # Both branches of `tf.cond` have to return a value.
     def due() -> tf.Tensor:
         average()
         return tf.constant(0)
@@ -108,17 +109,18 @@ def average_if_due(
 
 
 class StepsOnCopies:
-    """Runs steps on copies of the weights. Satisfies `RunSteps`."""
+    """Training loop on separate copies of the weights. Satisfies `RunSteps`."""
 
     def __init__(
         self, loop: InnerLoop, take_up: Callable[[], None], leave: Callable[[], None]
     ):
-        """Adds to a loop what stands before and after each call of it.
+        """Wraps each call of a loop.
 
         Args:
-          loop: whose steps change the replicas' own values.
-          take_up: gives each replica its own values back, if they are kept aside.
-          leave: called when the steps of a call have run.
+          loop: Loop with steps that change the replicas' own values.
+          take_up: Function that restores each replica's own values, called before the
+            steps.
+          leave: Function called after the steps.
         """
         self._loop = loop
         self._take_up = take_up

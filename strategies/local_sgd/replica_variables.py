@@ -1,4 +1,4 @@
-"""Variables whose copies may differ between replicas or workers."""
+"""Variables with copies that differ between replicas or workers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from strategies.inner_loop.replicated import sum_by_type
 
 
 class Copies:
-    """What replicas hold while they train, and its mean while they do not.
+    """Replica variables of a mirrored strategy: local values in steps, means outside.
 
-    The variables are mirrored ones, with a component on the device of each replica.
-    While steps run, a component is what its replica has come to by itself. Between
-    calls of the inner loop all components are the mean, so that evaluation,
-    checkpoints and histograms see one model, and the replicas' own values are kept
-    aside. So to look at the model does not change the training.
+    The variables are mirrored, with a component on the device of each replica. While
+    steps run, a component has the local value of its replica. Between calls of the
+    inner loop all components have the mean, so that evaluation, checkpoints and
+    histograms see one model. The local values are stored separately meanwhile, so that
+    these readers do not change the training.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, update: Update):
-        """Makes the variables for what is kept aside.
+        """Makes the variables that store the local values.
 
         Args:
-          strategy: has the replicas.
-          update: tells which variables it changes, all of them floating.
+          strategy: Strategy with the replicas.
+          update: Update that changes the variables, all of them floating-point.
         """
         self._strategy = strategy
         self._update = update
@@ -37,30 +37,33 @@ class Copies:
         self._aside = [
             [_variable_like(copy) for copy in copies] for copies in self._components
         ]
-        # At which step they were put there: none yet.
+        # Step at which the local values were stored; -1 for no step.
         self._aside_at = tf.Variable(-1, trainable=False, dtype=tf.int64)
         self._take_up = tf.function(self._assign_own, autograph=False)
         self._put_aside = tf.function(self._keep_and_average, autograph=False)
 
     def variables(self) -> Sequence[tf.Variable]:
-        """What is kept aside, in a fixed order: all that resuming needs besides."""
+        """Returns the variables of the stored local values, in a fixed order.
+
+        A checkpoint needs them in addition to the model.
+        """
         return [self._aside_at, *(copy for copies in self._aside for copy in copies)]
 
     def take_up(self) -> None:
-        """Gives each replica its own values back.
+        """Restores the local values of each replica, if they were stored at this step.
 
-        If none were kept at this step, as in a new run or one resumed from a
-        checkpoint of another strategy, all begin with what the variables are.
+        Otherwise all replicas start with the values of the variables, as in a new run
+        and in a run resumed from a checkpoint of another strategy.
         """
         if int(self._aside_at.numpy()) == int(self._update.applied_updates().numpy()):
             self._take_up()
 
     def put_aside(self) -> None:
-        """Keeps what each replica has, and leaves the mean in the variables."""
+        """Stores the local values of each replica, and assigns their mean."""
         self._put_aside()
 
     def average(self, variables: Sequence[tf.Variable]) -> None:
-        """Gives every replica the mean of some of the variables, while steps run."""
+        """Assigns the mean of some variables to every replica, while steps run."""
         for variable in variables:
             _average(self._strategy.experimental_local_results(variable))
 
@@ -75,11 +78,14 @@ class Copies:
             for component, own in zip(components, aside, strict=True):
                 with tf.device(component.device):
                     own.assign(component)
+            # TensorFlow runs operations on variables in program order inside a
+            # `tf.function`, so that the copies above have the local values.
             _average(components)
         self._aside_at.assign(self._update.applied_updates())
 
 
 def _average(components: Sequence[tf.Variable]) -> None:
+    # One mean for all, computed on the first replica's device: equal to the last bit.
     with tf.device(components[0].device):
         mean = mean_of_copies(components)
     for component in components:
@@ -93,29 +99,30 @@ def _variable_like(variable: tf.Variable) -> tf.Variable:
 
 
 class WorkerCopies:
-    """What workers hold while they train, and its mean when it is looked at.
+    """Replica variables of several workers: local values, and their mean on request.
 
-    The variables are those of `tf.distribute.MultiWorkerMirroredStrategy`, of which
-    each process has its own. To make them the mean costs a collective, and so is done
-    only when something is about to look: `settle`. It brings what every replica has to
-    every process, where it is kept until steps run again. So a checkpoint of the
-    chief's has all of it and needs no file of another machine's, and so to look at the
-    model does not change the training. It takes memory for the variables of all
-    replicas in each process.
+    The variables belong to `tf.distribute.MultiWorkerMirroredStrategy`: each process
+    has its own. A mean over processes costs a collective, so that only `settle`
+    computes it, before evaluation or a checkpoint. `settle` also gathers the local
+    values of every replica in every process, where they are stored until steps run
+    again. A checkpoint of the chief therefore needs no file of another machine, and
+    evaluation does not change the training. Each process needs memory for the
+    variables of all replicas.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, worker: int, update: Update):
-        """Makes the variables for what is kept.
+        """Makes the variables that store the local values.
 
         Args:
-          strategy: has the replicas.
-          worker: this process's rank among those that compute.
-          update: tells which variables it changes, all of them floating.
+          strategy: Strategy with the replicas.
+          worker: Rank of this process among the computing processes.
+          update: Update that changes the variables, all of them floating-point.
         """
         self._strategy = strategy
         self._worker = worker
         self._update = update
         self._variables = [*update.weights(), *update.optimizer_state()]
+        # [replicas, ...] each; on the host, because every process has all replicas.
         with tf.device("/device:CPU:0"):
             self._kept = [
                 tf.Variable(
@@ -124,7 +131,7 @@ class WorkerCopies:
                 )
                 for variable in self._variables
             ]
-            # At which step it was put there: none yet.
+            # Step at which the local values were stored; -1 for no step.
             self._kept_at = tf.Variable(-1, trainable=False, dtype=tf.int64)
         self._is_settled = True
         self._take_up = tf.function(self._assign_own, autograph=False)
@@ -135,14 +142,18 @@ class WorkerCopies:
         return self._strategy.num_replicas_in_sync
 
     def variables(self) -> Sequence[tf.Variable]:
-        """What is kept, in a fixed order: all that resuming needs besides."""
+        """Returns the variables of the stored local values, in a fixed order.
+
+        A checkpoint needs them in addition to the model.
+        """
         return [self._kept_at, *self._kept]
 
     def take_up(self) -> None:
-        """Gives each replica its own values back, if its variables are the mean.
+        """Restores the local values of each replica, if its variables have the mean.
 
-        If none were kept at this step, as in a new run or one resumed from a
-        checkpoint of another strategy, all begin with what the variables are.
+        If no values were stored at this step, all replicas start with the values of the
+        variables, as in a new run and in a run resumed from a checkpoint of another
+        strategy.
         """
         if not self._is_settled:
             return
@@ -151,24 +162,25 @@ class WorkerCopies:
         self._is_settled = False
 
     def settle(self) -> None:
-        """Keeps what each replica has, and leaves the mean in the variables.
+        """Stores the local values of all replicas and assigns their mean.
 
-        All processes have to call it at the same step. Again at that step it does
-        nothing.
+        All processes have to call this method at the same step, because it runs a
+        collective. A second call at the same step does nothing.
         """
         if not self._is_settled:
             self._settle()
             self._is_settled = True
 
     def average(self, variables: Sequence[tf.Variable]) -> None:
-        """Gives every replica the mean of some of the variables, while steps run.
+        """Assigns the mean of some variables to every replica, while steps run.
 
-        With three replicas or more the mean of equal values may differ from them in
-        the last bit.
+        With three replicas or more the mean of equal values may differ from these
+        values in the last bit.
         """
 
         def on_each_replica() -> Sequence[tf.Tensor]:
             context = tf.distribute.get_replica_context()
+            # A collective can only sum, so that each replica divides its part.
             parts = [variable / self._num_replicas for variable in variables]
             return sum_by_type(context, parts)
 
@@ -178,6 +190,7 @@ class WorkerCopies:
 
     def _assign_own(self) -> None:
         for variable, kept in zip(self._variables, self._kept, strict=True):
+            # The replicas of one process are neighbors in the order of all replicas.
             num_local = len(self._strategy.experimental_local_results(variable))
             first = self._worker * num_local
             self._assign(variable, [kept[first + i] for i in range(num_local)])
@@ -187,17 +200,20 @@ class WorkerCopies:
             self._variables, self._kept, self._gathered(), strict=True
         ):
             rows = self._strategy.experimental_local_results(gathered)
+            # All local replicas gathered the same rows; one copy is stored.
             kept.assign(rows[0])
             means = [mean_of_copies(tf.unstack(copies)) for copies in rows]
             self._assign(variable, means)
         self._kept_at.assign(self._update.applied_updates())
 
     def _gathered(self) -> Sequence[tf.Tensor]:
-        """Of each variable what all replicas have, [replicas, ...], on each of them.
+        """Returns the values of all replicas, [replicas, ...] for each variable.
 
-        A replica adds its values in their place and zeros elsewhere.
+        Every replica holds the result.
         """
 
+        # A sum takes the place of an all-gather: a replica contributes its values at
+        # its own index and zeros at all others.
         def on_each_replica() -> Sequence[tf.Tensor]:
             context = tf.distribute.get_replica_context()
             is_own = tf.equal(
@@ -205,6 +221,7 @@ class WorkerCopies:
             )
             rows = [
                 tf.where(
+                    # [replicas, 1, ..., 1] selects one row of [1, ...].
                     tf.reshape(is_own, [-1, *(1 for _ in variable.shape)]),
                     tf.convert_to_tensor(variable)[tf.newaxis],
                     tf.zeros([], variable.dtype),
@@ -216,7 +233,7 @@ class WorkerCopies:
         return self._strategy.run(on_each_replica)
 
     def _assign(self, variable: tf.Variable, values: Sequence[tf.Tensor]) -> None:
-        """Each component on a device of this process gets a value of its own."""
+        """Assigns one value to each component on a device of this process."""
         components = self._strategy.experimental_local_results(variable)
         for component, value in zip(components, values, strict=True):
             with tf.device(component.device):
