@@ -1,1 +1,1 @@
-"""The training loop that runs many steps inside the TensorFlow runtime."""
+"""Training loop that runs many steps inside the TensorFlow runtime."""

@@ -1,9 +1,10 @@
-"""Towers of one process that do not wait for each other.
+"""Asynchronous towers of one process.
 
-Each tower has a thread of its own, in which it takes a global batch, reads the weights,
-computes the gradient on its device, and applies it, whatever the others do meanwhile.
-It is what TensorFlow 1 tutorials did with one `session.run` a thread, and the
-asynchronous updates of parameter servers without servers (Niu et al., Hogwild!, 2011).
+Each tower has a separate thread. In it the tower takes a global batch, reads the
+weights, computes the gradient on its device, and applies the gradient, without waiting
+for other towers. TensorFlow 1 tutorials did the same with one `session.run` a thread.
+These are the asynchronous updates of parameter servers, without servers (Niu et al.,
+Hogwild!, 2011).
 """
 
 from __future__ import annotations
@@ -35,19 +36,20 @@ from strategies.inner_loop.staleness import (
     read_then_compute,
 )
 
-# So many pieces for each tower are made of a call. At its end the others wait for the
-# last piece, and between pieces a tower is in Python for a fraction of a millisecond.
+# Number of pieces of a call for each tower. With few long pieces all towers would wait
+# for the last piece at the end of a call. Many short pieces would cost time in Python,
+# a fraction of a millisecond between two pieces.
 _PIECES_PER_TOWER = 4
 
 
 @dataclasses.dataclass(slots=True)
 class TowerFeed:
-    """The input of all towers.
+    """Input of all towers.
 
     Attributes:
-      resident: what batches are read from.
-      batches: reads them.
-      next_step: the step that is handed out next.
+      resident: Element of `batches.resident()`, from which batches are read.
+      batches: Global batches of the run.
+      next_step: Step that the next call starts with.
     """
 
     resident: Any
@@ -61,7 +63,7 @@ class TowerFeed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Piece:
-    """Consecutive steps that one tower runs without coming back to Python."""
+    """Consecutive steps that one tower runs without a return to Python."""
 
     first_step: int
     num_steps: int
@@ -69,7 +71,7 @@ class _Piece:
 
 
 class AsynchronousTowers:
-    """Steps that towers share, each in its own thread. Satisfies `RunSteps`."""
+    """Training loop of towers, each in its own thread. Satisfies `RunSteps`."""
 
     def __init__(
         self,
@@ -81,10 +83,10 @@ class AsynchronousTowers:
         """Traces nothing and starts no thread yet.
 
         Args:
-          devices: of each tower.
-          parameter_device: where the weights are.
-          replica_step: computes the shares of a whole global batch.
-          update: applies them; None to only add up.
+          devices: Device of each tower.
+          parameter_device: Device of the weights.
+          replica_step: Function that computes the outputs of a whole global batch.
+          update: Update that applies them; None to only sum, as evaluation does.
         """
         self._towers = [
             _Tower(device, parameter_device, replica_step, update) for device in devices
@@ -105,7 +107,7 @@ class AsynchronousTowers:
         observe: Observe = Observe.NOT,
         proposed: Agreed | None = None,
     ) -> Pending:
-        # Tracing changes layers while it lasts, so that one thread does all of it.
+        # Tracing temporarily changes layers, so that one thread traces all towers.
         if not self.num_traces():
             self.trace(batches)
         pieces = _pieces(batches.next_step, num_steps, observe, len(self._towers))
@@ -114,7 +116,7 @@ class AsynchronousTowers:
 
 
 class _Tower:
-    """One tower: its own inner loop over whole global batches, on its own device."""
+    """One tower with an inner loop over whole global batches on its own device."""
 
     def __init__(
         self,
@@ -144,7 +146,8 @@ class _Tower:
         return self.loop(steps, piece.num_steps, piece.observe, proposed).fetch()
 
     def _input(self, feed: TowerFeed, first_step: int) -> tuple[Any, tf.Tensor]:
-        # Known when the loop is traced, with the first input; later inputs read alike.
+        # The loop is traced with the first input. Later inputs read batches in the same
+        # way, and `resident` is an argument of the traced function.
         self._batches = self._batches or feed.batches
         return feed.resident, tf.constant(first_step, tf.int64)
 
@@ -153,6 +156,7 @@ class _Tower:
             raise RuntimeError("steps are traced before there is input")
         resident, first_step = steps
         step = first_step + tf.cast(index, tf.int64)
+        # Shard 0 of 1: a tower computes whole global batches.
         return self._batches.at(resident, step, 0, 1)
 
     def _compute(
@@ -175,7 +179,7 @@ class _Tower:
 
 
 class _UnderWay:
-    """Pieces that towers take one after the other. Satisfies `Pending`."""
+    """Pieces of a call that towers are running. Satisfies `Pending`."""
 
     def __init__(
         self,
@@ -186,10 +190,11 @@ class _UnderWay:
     ):
         """Starts one thread for each tower.
 
-        They end with the pieces, or with the first one that ends early.
+        The threads end after the last piece, or once a piece ends early.
         """
         self._feed = feed
         self._proposed = proposed
+        # Reversed, because `pop` takes the last.
         self._remaining = list(reversed(pieces))
         self._lock = threading.Lock()
         self._done: list[tuple[int, int, StepResults]] = []
@@ -206,6 +211,7 @@ class _UnderWay:
             thread.join()
         if self._failure is not None:
             raise self._failure
+        # Pieces may end in another order than that of their steps.
         ordered = sorted(self._done, key=lambda done: done[0])
         parts = [results for _, _, results in ordered]
         names = [f"tower-{index}" for _, index, _ in ordered]
@@ -217,6 +223,7 @@ class _UnderWay:
                 results = tower.run(self._feed, piece, self._proposed)
                 with self._lock:
                     self._done.append((piece.first_step, index, results))
+                    # A value was not finite: no tower starts another piece.
                     if results.applied_steps < piece.num_steps:
                         self._remaining.clear()
         except BaseException as failure:
@@ -232,7 +239,8 @@ class _UnderWay:
 def _pieces(
     first_step: int, num_steps: int, observe: Observe, num_towers: int
 ) -> list[_Piece]:
-    """Divides a call; only its last step is looked at."""
+    """Divides the steps of a call into pieces; only the last step is observed."""
+    # Rounded up, so that there are at most `_PIECES_PER_TOWER` pieces for each tower.
     length = max(1, -(-num_steps // (_PIECES_PER_TOWER * num_towers)))
     starts = range(0, num_steps, length)
     return [

@@ -1,4 +1,4 @@
-"""How the steps of a call come by their batches, one step after another."""
+"""Input of the training loop: one batch for each step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SPANS, _STEPS = "spans", "steps"
 
 
 class Taken(NamedTuple):
-    """A step's batch.
+    """Batch of a step, with its times.
 
     Attributes:
-      batch: whatever the strategy's steps are given.
-      start: when it was asked for, float64 seconds.
-      wait: how many seconds it took to come, float64.
+      batch: Batch in the form that the strategy's steps take.
+      start: Time of the request, float64 seconds.
+      wait: Duration from the request to the arrival, float64 seconds.
     """
 
     batch: Any
@@ -28,13 +28,14 @@ class Taken(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Steps:
-    """The steps of a call, in parts that a `StepInput` puts together to a loop.
+    """Parts of a call's steps, from which a `StepInput` makes a loop.
 
     Attributes:
-      initial: what the first step is handed: first how many came before, int32.
-      shapes: which each part of that keeps.
-      proceed: from a state, whether there is to be another step.
-      run: a step, from a state and its batch to the next state.
+      initial: Initial state of the loop. Its first entry is the number of steps so far,
+        int32.
+      shapes: Invariant shapes of the entries of the state.
+      proceed: Function from a state to a bool scalar, true for another step.
+      run: Function from a state and a batch to the next state.
     """
 
     initial: Sequence[Any]
@@ -44,26 +45,28 @@ class Steps:
 
 
 class StepInput(Protocol):
-    """From what a loop is called with to the batch of each step.
+    """Source of the batch of each step in a loop.
 
-    What a loop is called with is a strategy's own, as are its batches.
+    Each strategy chooses the type of the input and of the batches.
     """
 
     def arguments(self, batches: Any) -> Any:
-        """What is handed to the traced loop: iterators and tensors."""
+        """Returns the arguments of the traced loop, iterators and tensors."""
 
     def signature(self, batches: Any) -> Any:
-        """The arguments' specification; None for what they are at the first call."""
+        """Returns the specification of the arguments; None to take the first call's."""
 
     def run(self, arguments: Any, steps: Steps) -> tuple[Sequence[Any], Any]:
-        """All steps of a call, as graph operations.
+        """Runs all steps of a call, as graph operations.
 
         Returns:
-          The last state, and what is left of the input.
+          The last state, and the rest of the input.
         """
 
+    # A traced function cannot keep the rest of the input itself, so that its caller
+    # passes the rest from `run` to here.
     def keep(self, batches: Any, left: Any) -> None:
-        """Takes what a call left."""
+        """Stores the rest of the input for the next call."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,8 +74,9 @@ class ByIndex:
     """Input that is computed for each step. Satisfies `StepInput`.
 
     Attributes:
-      batch_at: from what is read from, and how many steps of this call came before.
-      open: from what the loop is called with to what is read from, once a call.
+      batch_at: Function from the opened source and the number of earlier steps of this
+        call to a batch.
+      open: Function from the arguments of the loop to the source, once a call.
     """
 
     batch_at: Callable[[Any, tf.Tensor], Any]
@@ -101,36 +105,38 @@ class ByIndex:
 
 
 class Spans:
-    """Batches that come out of a tf.data pipeline, those of several steps at a time.
+    """Batches from a tf.data pipeline, several steps in one element (a span).
 
-    To take an element out of a pipeline means to wait for another thread, whatever is
-    in it: TensorFlow runs `IteratorGetNext` in one of its own (tensorflow/core/kernels/
-    data/iterator_ops.h, `HybridAsyncOpKernel`). That was a third of a step of a 5-10-2
-    network (docs/performance.md). A call of the loop may end in the middle of a span;
-    what is left is kept here for the next, and the span after that.
+    Every element costs a wait for another thread, for any content: TensorFlow runs
+    `IteratorGetNext` in a separate thread (tensorflow/core/kernels/data/iterator_ops.h,
+    `HybridAsyncOpKernel`). That was a third of a step of a 5-10-2 network
+    (docs/performance.md). A call of the loop may end inside a span. The rest of the
+    span and the span after it are stored here for the next call.
     """
 
     def __init__(self, dataset: tf.data.Dataset):
         """Starts the pipeline.
 
         Args:
-          dataset: of structures of tensors [steps, ...].
+          dataset: Dataset of structures of tensors [steps, ...].
         """
         nothing = _no_steps(dataset.element_spec)
-        # What is asked for while the last span is computed.
+        # The loop requests one more span while it computes the last one. Without this
+        # empty span the request would end the loop with OutOfRangeError.
         dataset = dataset.concatenate(tf.data.Dataset.from_tensors(nothing))
         self.iterator = iter(dataset)
         self.spec = dataset.element_spec
+        # Two empty spans: the loop passes over them while it fetches the first spans.
         self.left = _Left(nothing, tf.constant(0), nothing)
 
 
 class _Left(NamedTuple):
-    """What has been taken out of a pipeline and not been computed.
+    """Steps that were taken out of a pipeline and not computed yet.
 
     Attributes:
-      span: whose steps are computed.
-      position: of the next one in it, int32.
-      upcoming: the span after that.
+      span: Present span.
+      position: Position of the next step in the present span, int32.
+      upcoming: Span after the present one.
     """
 
     span: Any
@@ -141,12 +147,12 @@ class _Left(NamedTuple):
 class FromSpans:
     """Input of loops that are called with `Spans`. Satisfies `StepInput`.
 
-    Two loops, one within the other: what changes from step to step costs some
-    operations in each, and a span changes once in many. The next span is taken out of
-    the pipeline while the steps of one are computed, which more than halves what steps
-    of images wait for it (docs/performance.md).
+    The next span is taken out of the pipeline while the steps of the present span are
+    computed. This more than halves the wait of steps with images (docs/performance.md).
     """
 
+    # Two nested loops, because each state that a loop carries costs some operations a
+    # step, and a span changes only once in many steps.
     def arguments(self, batches: Spans) -> Any:
         return batches.iterator, batches.left
 
@@ -167,7 +173,7 @@ class FromSpans:
             span, position = tf.cond(
                 is_over, lambda: (upcoming, tf.constant(0)), lambda: (span, position)
             )
-            # Depends on no step, and runs beside them.
+            # This depends on no step, so that it runs in parallel with the steps.
             upcoming = tf.cond(is_over, lambda: next(iterator), lambda: upcoming)
             after = _steps_of_span(Taken((span, position), ended, wait), steps, state)
             with tf.control_dependencies([after[0]]):
@@ -194,7 +200,8 @@ class FromSpans:
 
 
 def _steps_of_span(span: Taken, steps: Steps, state: Sequence[Any]) -> Sequence[Any]:
-    """As many steps as a span has, or as are wanted."""
+    """Runs the rest of a span, or fewer steps if the call ends before."""
+    # state[0] counts the steps of the whole call, of which `begin` precede this span.
     batches, position = span.batch
     begin, stop = state[0], state[0] + _num_steps(batches) - position
 
@@ -204,10 +211,11 @@ def _steps_of_span(span: Taken, steps: Steps, state: Sequence[Any]) -> Sequence[
     def body(*inner: Any) -> Sequence[Any]:
         is_first = tf.equal(inner[0], begin)
         at = position + inner[0] - begin
-        # Without a device of their own slices of what the host has would be taken on a
-        # GPU, where the whole span would have to be sent for each.
+        # On the host, where the span is. A GPU would need the whole span for each
+        # slice.
         with tf.device("/device:CPU:0"):
             batch = tf.nest.map_structure(lambda values: values[at], batches)
+        # Only the first step of a span waits; the others follow at once.
         start = tf.where(is_first, span.start, tf.timestamp())
         wait = tf.where(is_first, span.wait, tf.zeros([], tf.float64))
         return tuple(steps.run(inner, Taken(batch, start, wait)))
@@ -220,7 +228,7 @@ def _num_steps(span: Any) -> tf.Tensor:
 
 
 def _no_steps(spec: Any) -> Any:
-    """A span of none, as small as its specification allows."""
+    """Returns a span without steps, as small as its specification allows."""
 
     def of(values: tf.TensorSpec) -> tf.Tensor:
         inner = (size or 0 for size in values.shape[1:])
@@ -230,12 +238,9 @@ def _no_steps(spec: Any) -> Any:
 
 
 def _timed(take: Callable[[], Any]) -> Taken:
-    """What is taken, when it was asked for, and how many seconds it took to come.
-
-    The clock's readings are held in their order by control dependencies, which
-    cost nothing measurable (131.7 against 130.4 microseconds a step of a
-    5-10-2 network).
-    """
+    """Returns a batch with the time of its request and the duration of the wait."""
+    # Control dependencies keep the readings of the clock in order. They cost nothing
+    # measurable (131.7 against 130.4 microseconds a step of a 5-10-2 network).
     start = tf.timestamp()
     with tf.control_dependencies([start]):
         taken = take()

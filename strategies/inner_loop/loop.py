@@ -1,7 +1,8 @@
-"""The inner of the two loops: many steps inside the runtime for one call from Python.
+"""Inner loop: many steps inside the runtime for each call.
 
-Synchronous strategies differ in how the shares of one step are computed and
-summed and in where the update runs. The loop around that is the same, and here.
+Python calls the inner loop from the outer loop. Synchronous strategies differ in how a
+step computes and sums replica outputs, and in where the update runs. This module has
+the loop around a step, which is the same for all of them.
 """
 
 from __future__ import annotations
@@ -41,20 +42,21 @@ from strategies.inner_loop.results import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a synchronous strategy, in parts.
+    """Parts of one step of a synchronous strategy.
 
-    The type of what is summed is the strategy's own: plain shares, or values
-    that exist once for every replica.
+    Each strategy chooses the type of its sums: plain replica outputs, or values that
+    exist once for every replica.
 
     Attributes:
-      sum_shares: runs a replica's step on every replica and sums their shares.
-      apply: runs the update on the sum, in the right context, and returns the
-        values it reports.
-      first: the sum as the first replica sees it, as plain tensors.
-      input: where the batch of a step comes from.
-      reported: names of the values that `apply` returns.
-      apply_if: applies the update if a bool scalar says so, where the weights are, and
-        reports nothing; in place of `apply`.
+      sum_shares: Function that runs a replica step on every replica and sums the
+        replica outputs.
+      apply: Function that runs the update on the sum, in the right context, and returns
+        the values to report.
+      first: Function that returns the sum on the first replica, as plain tensors.
+      input: Source of the batches.
+      reported: Names of the values that `apply` returns.
+      apply_if: Function that applies the update where the weights are, if a bool scalar
+        is true, and reports nothing. It replaces `apply`.
     """
 
     sum_shares: Callable[[ReplicaStep, Any], Any]
@@ -66,19 +68,19 @@ class Step:
 
 
 class InnerLoop:
-    """Runs a step repeatedly inside one `tf.function`. Satisfies `RunSteps`.
+    """Loop of steps inside one `tf.function`. Satisfies `RunSteps`.
 
-    If any sum of a step (its loss among them), gradient or new layer state is not
-    finite, its update is not applied and the loop ends.
+    The loop ends without an update if a sum of a step (such as the loss), a gradient or
+    new layer state is not finite.
     """
 
     def __init__(self, step: Step, replica_step: ReplicaStep, update: Update | None):
-        """Joins the two sides of a step.
+        """Combines a strategy's step with the computation of a model.
 
         Args:
-          step: a strategy's way of running the sides.
-          replica_step: computes one replica's shares.
-          update: applies their sum; None to only add up, as evaluation does.
+          step: Parts of the strategy's step.
+          replica_step: Function that computes the outputs of one replica.
+          update: Update that applies their sum; None to only sum, as evaluation does.
         """
         self._step = step
         self._replica_step = replica_step
@@ -101,7 +103,8 @@ class InnerLoop:
         return int(self._function.experimental_get_tracing_count())
 
     def function_of(self, batches: Any) -> Any:
-        """The `tf.function`, which is made for the first batches; others are alike."""
+        """Returns the `tf.function`, which is made for the first batches."""
+        # Later batches have the same specification.
         if self._function is None:
             signature = self._step.input.signature(batches)
             if signature is not None:
@@ -125,7 +128,8 @@ class InnerLoop:
         return Ready(self.results(outputs))
 
     def results(self, outputs: Sequence[Any]) -> StepResults:
-        """What the steps of one call reported, from what the function returned."""
+        """Returns the results of one call, from the outputs of the function."""
+        # `figures` has a row for each requested step; the loop may have ended earlier.
         attempted, finite, figures, stop, details, norm = map(np.asarray, outputs)
         return step_results(
             self._figures.unpack(figures[:attempted]),
@@ -137,7 +141,7 @@ class InnerLoop:
     def _all_details(
         self, details: np.ndarray, weight_norm: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """None if the loop ended before it came to the step to be observed."""
+        """Returns the details by name; empty if the observed step was not reached."""
         if not details.size:
             return {}
         return {**self._details.unpack(details), "weight_norm": weight_norm}
@@ -155,10 +159,12 @@ class InnerLoop:
             return _State(*state).finite & (_State(*state).attempted < num_steps)
 
         def run(loop_state: Sequence[Any], taken: Taken) -> _State:
+            # The order of a step: compute and sum, check, observe, apply, report.
             state = _State(*loop_state)
             replica_step = self._with_proposal(proposed)
             summed = self._step.sum_shares(replica_step, taken.batch)
             sums, changes, finite = self._examine(summed)
+            # Only the last step of a call is observed.
             is_last = tf.equal(state.attempted, num_steps - 1)
             details = self._look(summed, tf.where(is_last, observe, 0), state.details)
             reported = self._apply_if(finite, summed, changes)
@@ -180,6 +186,7 @@ class InnerLoop:
         )
         last, left = self._step.input.run(batches, steps)
         state = _State(*last)
+        # The end of the last step. Other steps end when the next one starts.
         with tf.control_dependencies([state.attempted]):
             stop = tf.timestamp()
         norm = self._weight_norm(observe)
@@ -188,7 +195,7 @@ class InnerLoop:
         return outputs, left
 
     def _with_proposal(self, proposed: tf.Tensor) -> ReplicaStep:
-        """The replica's step, its shares carrying what this process proposes."""
+        """Returns the replica step with this process's proposed values in its sums."""
 
         def step(batch: Batch) -> Shares:
             shares = self._replica_step(batch)
@@ -226,11 +233,10 @@ class InnerLoop:
         )
 
     def _weight_norm(self, observe: tf.Tensor) -> tf.Tensor:
-        """After the last step, if it was to be observed.
-
-        Weights on other tasks that a step only might look at cost every step messages:
-        eight of thirteen for four weights on a parameter server.
-        """
+        """Returns the norm of the weights after the last step, zero if not observed."""
+        # Not inside the loop: a branch of a step that reads weights of other tasks
+        # costs every step messages, also if it is not taken. For four weights on a
+        # parameter server these were eight of thirteen messages.
         update = self._update
         if update is None:
             return tf.zeros([], tf.float64)
@@ -243,7 +249,8 @@ class InnerLoop:
     def _examine(
         self, summed: Any
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]:
-        """The sums of a step, the totals of what it changes, whether all are finite."""
+        """Returns the sums, the totals of the changes, and whether all are finite."""
+        # Evaluation has no changes, and local SGD sends its own totals as a sum.
         shares = self._step.first(summed)
         sums = dict(shares.sums)
         changes = sums.pop(OWN_TOTALS, None)
@@ -284,7 +291,7 @@ class InnerLoop:
 
 
 class _State(NamedTuple):
-    """What is carried from one step of the loop to the next."""
+    """State that the loop carries from one step to the next."""
 
     attempted: tf.Tensor
     finite: tf.Tensor
@@ -292,7 +299,8 @@ class _State(NamedTuple):
     details: tf.Tensor
 
 
-# The number of packed values is known once the step has been traced.
+# The number of packed values is known only once the step has been traced, too late for
+# the shapes of a `tf.while_loop`.
 _SHAPES = _State(
     attempted=tf.TensorShape([]),
     finite=tf.TensorShape([]),
@@ -311,12 +319,10 @@ def _initial(num_steps: tf.Tensor) -> _State:
 
 
 def _apart(function: Callable[..., Any]) -> Any:
-    """A function that stays one operation in the graph of who calls it.
-
-    TensorFlow visits every operation of a branch that is not taken, to say so to the
-    next: looking at a step was 400 of them, 14 of 148 microseconds of each step of a
-    5-10-2 network.
-    """
+    """Returns a function that stays one operation in the graph of its caller."""
+    # TensorFlow visits every operation of a branch that is not taken, to mark the next
+    # one as dead. Observing a step had 400 operations, which took 14 of the 148
+    # microseconds of each step of a 5-10-2 network.
     return tf.function(
         function, autograph=False, experimental_attributes={"_noinline": True}
     )
@@ -324,13 +330,13 @@ def _apart(function: Callable[..., Any]) -> Any:
 
 @_apart
 def _first_not_finite(numbers: tf.Tensor) -> tf.Tensor:
-    """The position of the first that is not finite, or NOTHING, as float64."""
+    """Returns the index of the first number that is not finite, or NOTHING, float64."""
     places = tf.where(~tf.math.is_finite(numbers))[:, 0]
     first = tf.concat([places, [NOTHING]], axis=0)[0]
     return tf.cast(first, tf.float64)
 
 
-# Of `loop_arguments`.
+# Specification of `loop_arguments`.
 _ARGUMENTS = (
     tf.TensorSpec([], tf.int32),
     tf.TensorSpec([], tf.int32),
@@ -341,7 +347,8 @@ _ARGUMENTS = (
 def loop_arguments(
     num_steps: int, observe: Observe, proposed: Agreed
 ) -> tuple[tf.Tensor, ...]:
-    """As tensors: a Python number would be traced anew for each value."""
+    """Returns the arguments of the loop as tensors."""
+    # A Python number would be traced again for each value.
     return (
         tf.constant(num_steps, tf.int32),
         tf.constant(int(observe), tf.int32),

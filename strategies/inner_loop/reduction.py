@@ -1,4 +1,4 @@
-"""Arithmetic on what replicas contribute, dense or sparse."""
+"""Arithmetic on replica outputs, dense or sparse."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strategies.common.types import Shares
 
 
 def sum_shares(parts: Sequence[Shares]) -> Shares:
-    """The sum of shares of one global batch, computed on one device."""
+    """Returns the sum of the replica outputs of one global batch, on one device."""
     return Shares(
         gradients=[
             sum_gradients(gradients)
@@ -23,15 +23,16 @@ def sum_shares(parts: Sequence[Shares]) -> Shares:
 
 
 def sum_gradients(parts: Sequence[Any]) -> Any:
-    """The sum of one variable's gradients: None if all are None.
+    """Returns the sum of one variable's gradients; None if all are None.
 
     Args:
-      parts: tensors of one shape, IndexedSlices of one dense shape, or None.
+      parts: Tensors of one shape, IndexedSlices of one dense shape, or None.
     """
+    # All replicas compute the same graph, so that the first part shows the type of all.
     if parts[0] is None:
         return None
     if isinstance(parts[0], tf.IndexedSlices):
-        # Rows of the same index add up when applied.
+        # Rows with equal indices are added up later, when the gradient is applied.
         return tf.IndexedSlices(
             tf.concat([part.values for part in parts], axis=0),
             tf.concat([part.indices for part in parts], axis=0),
@@ -41,7 +42,7 @@ def sum_gradients(parts: Sequence[Any]) -> Any:
 
 
 def sum_structures(parts: Sequence[Any]) -> Any:
-    """Adds up structures of tensors, leaf by leaf."""
+    """Returns the sum of structures of tensors, leaf by leaf."""
     return tf.nest.map_structure(lambda *values: tf.add_n(values), *parts)
 
 
@@ -76,7 +77,7 @@ def _with_known_shape(gradient: Any, shape: tf.TensorShape) -> Any:
 
 
 def scaled(value: Any, factor: tf.Tensor) -> Any:
-    """A tensor or IndexedSlices times a floating scalar; None stays None."""
+    """Returns a tensor or IndexedSlices times a floating scalar; None stays None."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):
@@ -86,18 +87,20 @@ def scaled(value: Any, factor: tf.Tensor) -> Any:
 
 
 def totals(shares: Shares) -> tf.Tensor:
-    """One number for each gradient, then for each tensor of layer state: its sum.
+    """Returns the sum of each gradient, then of each tensor of layer state.
 
-    A sum is not finite if a number in it is not, or if they are so large that their
-    sum is beyond their type. It reads a tensor once, where that is, and makes none of
-    its size, as asking each number would. What has no fractions counts as zero.
+    A sum is not finite if one of its numbers is not finite, or if the numbers are so
+    large that their sum overflows their type. Integer tensors and missing gradients
+    have the sum zero.
 
     Args:
-      shares: of one replica, or of all.
+      shares: Outputs of one replica, or of all.
 
     Returns:
-      float64 [gradients + tensors of state].
+      The sums, float64 [gradients + tensors of state].
     """
+    # A sum reads a tensor once, on its device, and makes no tensor of the same size, as
+    # `tf.math.is_finite` would.
     values = [*shares.gradients, *tf.nest.flatten(shares.state)]
     return tf.stack([_total(value) for value in values] or tf.zeros([0], tf.float64))
 
@@ -112,10 +115,9 @@ def _total(value: Any) -> tf.Tensor:
 
 
 def mean_of_copies(copies: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The mean of tensors, computed so that the mean of equal ones is that value.
-
-    In the sum of three equal numbers the last bit may be rounded away.
-    """
+    """Returns the mean of tensors; the mean of equal tensors is exactly their value."""
+    # The sum of three equal numbers may lose the last bit, so that only differences
+    # from the first tensor are summed.
     first, *others = (tf.convert_to_tensor(copy) for copy in copies)
     if not others:
         return first
@@ -123,5 +125,5 @@ def mean_of_copies(copies: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def bytes_of(variables: Sequence[tf.Variable]) -> int:
-    """Of one copy of each, as they are sent."""
+    """Returns the bytes of one copy of each variable, as sent between tasks."""
     return sum(v.dtype.size * v.shape.num_elements() for v in variables)

@@ -1,4 +1,4 @@
-"""What strategies made of `tf.distribute` replicas have in common."""
+"""Training loop and all-reduce of `tf.distribute` replicas."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def compile_replicated(
     update: Update | None,
     after_update: Callable[[Update], None] = lambda update: None,
 ) -> InnerLoop:
-    """An inner loop whose step runs once on every replica of a tf.distribute strategy.
+    """Returns an inner loop with a step on every replica of a tf.distribute strategy.
 
     Args:
-      strategy: has the replicas.
-      own_share: from what the input gave, and a replica's context, to its rows.
-      sum_over_replicas: adds up the shares of all replicas; called on each.
-      replica_step: computes one replica's shares.
-      update: applies their sum on each replica; None to only add up.
-      after_update: called once a step, when all replicas have applied it.
+      strategy: Strategy with the replicas.
+      own_share: Function from the input and a replica's context to the replica's shard.
+      sum_over_replicas: Function that sums the outputs of all replicas, called on each.
+      replica_step: Function that computes the outputs of one replica.
+      update: Update that applies the sum on each replica; None to only sum.
+      after_update: Function called once a step, after all replicas applied the update.
     """
 
     def sum_shares(replica_step: ReplicaStep, batch: Any) -> Any:
@@ -52,7 +52,7 @@ def compile_replicated(
         return {}
 
     def first(summed: Any) -> Shares:
-        """The sum on the first local device; all devices hold the same."""
+        """Returns the sum on the first local device; all devices hold the same sum."""
         return tf.nest.map_structure(
             lambda value: strategy.experimental_local_results(value)[0], summed
         )
@@ -61,16 +61,11 @@ def compile_replicated(
 
 
 def sum_in_one_process(context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
-    """Adds up every replica's shares, small tensors of a type in one.
-
-    A tensor that goes to another device and back costs its handling, however small: a
-    step of a 5-10-2 network on two logical devices took 406 microseconds with each sum
-    and gradient by itself, and takes 377 so. Larger ones are handed over without being
-    copied, if the device is of the same memory.
+    """Returns the sum of all replicas' outputs, with small tensors of a type packed.
 
     Args:
-      context: of the calling replica.
-      shares: dense values of any type, and IndexedSlices.
+      context: Context of the calling replica.
+      shares: Dense values of any type, and IndexedSlices.
     """
     gradients = [
         context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
@@ -88,7 +83,7 @@ def sum_in_few_collectives(
     send_as: tf.DType | None,
     options: tf.distribute.experimental.CommunicationOptions | None = None,
 ) -> Shares:
-    """Adds up every replica's shares in one collective, but large tensors in their own.
+    """Returns the sum of all replicas' outputs by one all-reduce and a few large ones.
 
     Between processes the number of collectives costs more than their size for all
     but large models: one buffer for gradients and loss took a 5-10-2 network over
@@ -98,12 +93,13 @@ def sum_in_few_collectives(
     are gathered, since their number differs between replicas.
 
     Args:
-      context: of the calling replica.
-      shares: dense values of any floating type, and IndexedSlices.
-      send_as: type of gradients on the wire; None to send them as they are. Sums
-        and layer state are never sent with less than single precision.
-      options: other than the strategy's own.
+      context: Context of the calling replica.
+      shares: Dense values of any floating type, and IndexedSlices.
+      send_as: Type of gradients on the wire; None to keep their type. Sums and layer
+        state are never sent with less than single precision.
+      options: Options of the collectives; None for the options of the strategy.
     """
+    # By identity: a tensor has no other mark of being a gradient once flattened.
     gradients = {id(gradient) for gradient in tf.nest.flatten(shares.gradients)}
     dense = [g.dtype for g in shares.gradients if isinstance(g, tf.Tensor)]
     main = dense[0] if dense else tf.float64
@@ -117,7 +113,7 @@ def sum_in_few_collectives(
     return _sum_dense(context, shares, wire_type, _LARGE_BYTES, options)
 
 
-# A collective of a few numbers takes as long as to copy some hundred kilobytes twice.
+# A collective of a few numbers takes as long as two copies of some hundred kilobytes.
 _LARGE_BYTES = 4 << 20
 _LARGE_IN_ONE_PROCESS_BYTES = 64 << 10
 
@@ -210,6 +206,8 @@ def _sum_dense(
 ) -> Shares:
     """Returns the shares summed over replicas, without what is sparse in them."""
     flat = tf.nest.flatten(shares)
+    # Positions of the values of each buffer, by wire type. A large value has a separate
+    # buffer, with its position in the key.
     buffers: dict[tuple[tf.DType, int | None], list[int]] = {}
     for index, value in enumerate(flat):
         if isinstance(value, tf.Tensor):
@@ -225,7 +223,7 @@ def _sum_dense(
 
 
 def _bytes(value: tf.Tensor, dtype: tf.DType) -> int:
-    """Zero if that is not known."""
+    """Returns the bytes of a tensor on the wire; zero if its shape is unknown."""
     return (value.shape.num_elements() or 0) * dtype.size
 
 
@@ -234,12 +232,14 @@ def sum_by_type(
     values: Sequence[tf.Tensor],
     options: tf.distribute.experimental.CommunicationOptions | None = None,
 ) -> list[tf.Tensor]:
-    """Adds up every replica's tensors in one collective for each type, unrounded.
+    """Returns the sums of all replicas' tensors by one collective for each type.
+
+    No value is converted to another type.
 
     Args:
-      context: of the calling replica.
-      values: dense, of any types.
-      options: other than the strategy's own.
+      context: Context of the calling replica.
+      values: Dense tensors of any types.
+      options: Options of the collectives; None for the options of the strategy.
     """
     summed = list(values)
     for dtype in dict.fromkeys(value.dtype for value in values):
@@ -258,6 +258,7 @@ def _sum_buffer(
     options: tf.distribute.experimental.CommunicationOptions | None,
 ) -> list[tf.Tensor]:
     """Sums tensors over replicas through one vector of the given type."""
+    # A single tensor keeps its shape: a copy into a vector would gain nothing.
     if len(values) == 1:
         (value,) = values
         summed = context.all_reduce(

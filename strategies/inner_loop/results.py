@@ -1,4 +1,4 @@
-"""What the steps of a call report: in one vector a step, and read from it again."""
+"""Results of steps, packed into one vector for each step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import tensorflow as tf
 
 from strategies.common.types import Agreed, StepResults
 
-# Figures of a step that travel with the sums of losses and metrics.
+# Metrics of a step that travel with the sums of losses and metrics.
 STAGE_BUSY_SECONDS = "stage_busy_seconds/"
 PIPELINE_SECONDS = "pipeline_seconds"
-# Where replicas keep gradients of their own: `totals` of all of them, added up.
+# Sum over replicas of their `totals`, where replicas keep their own gradients.
 OWN_TOTALS = "own_totals"
-# Which of the totals is the first that is not finite; NOTHING if all are.
+# Index of the first total that is not finite; NOTHING if all totals are finite.
 NOT_FINITE = "not_finite"
 NOTHING = -1
-# When a step began, by the clock of who ran it, and how long its batch took to come.
+# Start of a step, by the clock of the task that ran it, and the wait for its batch.
 START = "clock/start"
 WAIT = "clock/wait"
 _AGREED = "agreed/"
@@ -30,10 +30,10 @@ _NOT_METRICS = (
 
 
 def proposal(proposed: tf.Tensor) -> dict[str, tf.Tensor]:
-    """What a replica adds to the sums, besides one to count the replicas.
+    """Returns a replica's proposed values as sums, with a one to count the replicas.
 
     Args:
-      proposed: the values of an `Agreed`, float64.
+      proposed: Values of an `Agreed`, float64 [fields].
     """
     names = [_AGREED + field.name for field in dataclasses.fields(Agreed)]
     values = dict(zip(names, tf.unstack(proposed), strict=True))
@@ -41,10 +41,10 @@ def proposal(proposed: tf.Tensor) -> dict[str, tf.Tensor]:
 
 
 class Packing:
-    """Named tensors in one float64 vector, so that a loop can carry them.
+    """Layout of named tensors in one float64 vector, which a loop can carry.
 
-    Which names there are is known only once the step has been traced, too late
-    to declare them as variables of a `tf.while_loop`; one vector needs no names.
+    The names are known only once the step has been traced, too late to declare them as
+    variables of a `tf.while_loop`. One vector needs no names.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Packing:
         return in_a_vector([values[name] for name in names])
 
     def unpack(self, vector: np.ndarray) -> dict[str, np.ndarray]:
-        """The named arrays, from a vector or from rows of them ([..., length])."""
+        """Returns the named arrays of a vector or of rows of vectors, [..., length]."""
         values = {}
         start = 0
         for name, shape in self._shapes.items():
@@ -69,10 +69,8 @@ class Packing:
 
 
 def in_a_vector(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """All numbers of some tensors, float64: first the scalars, then the others.
-
-    Scalars need only one operation for all of them.
-    """
+    """Returns all numbers of some tensors as a float64 vector, scalars first."""
+    # One operation, `tf.stack`, serves all scalars.
     tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
     scalars = [tensor for tensor in tensors if not tensor.shape.rank]
     others = [tf.reshape(tensor, [-1]) for tensor in tensors if tensor.shape.rank]
@@ -88,13 +86,13 @@ def step_results(
     stop: float,
     details: Mapping[str, np.ndarray],
 ) -> StepResults:
-    """Of one call of a loop.
+    """Returns the results of one call of a loop.
 
     Args:
-      figures: by name what each step reported, [attempted, ...].
-      applied_steps: how many of them changed the weights.
-      stop: when the last one had ended, in seconds.
-      details: of the last step, if it was observed.
+      figures: Reported values of each step by name, [attempted, ...].
+      applied_steps: Number of steps that changed the weights.
+      stop: Time of the end of the last step, in seconds.
+      details: Details of the last step; empty if it was not observed.
     """
     return StepResults(
         applied_steps=applied_steps,
@@ -110,6 +108,7 @@ def step_results(
         attempted_steps=len(figures[START]),
         first_not_finite=_last_or_nothing(figures.get(NOT_FINITE)),
         agreed=_mean_of_last(figures),
+        # A step ends when the next one starts.
         step_seconds=np.diff(np.append(figures[START], stop)),
         input_seconds=figures[WAIT],
         details=dict(details),
@@ -118,7 +117,7 @@ def step_results(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ready:
-    """Results that need not be waited for. Satisfies `Pending`."""
+    """Results that are complete already. Satisfies `Pending`."""
 
     results: StepResults
 
@@ -127,7 +126,7 @@ class Ready:
 
 
 def _by_stage(figures: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """[attempted, stages]; None where there are none."""
+    """Returns the compute time of each stage, [attempted, stages]; None without any."""
     num_stages = sum(name.startswith(STAGE_BUSY_SECONDS) for name in figures)
     if not num_stages:
         return None
@@ -136,14 +135,15 @@ def _by_stage(figures: Mapping[str, np.ndarray]) -> np.ndarray | None:
 
 
 def _last_or_nothing(positions: np.ndarray | None) -> int | None:
-    """Of the last step, the only one that can have one."""
+    """Returns the index in the last step, or None if all totals were finite."""
+    # Only the last step can have an index: the loop ends with it.
     if positions is None or not len(positions) or positions[-1] == NOTHING:
         return None
     return int(positions[-1])
 
 
 def _mean_of_last(figures: Mapping[str, np.ndarray]) -> Agreed:
-    """Over replicas, of the last step: the same on every process."""
+    """Returns the mean over replicas in the last step, equal on every process."""
     replicas = figures[_REPLICAS][-1:]
     if not len(replicas):
         return Agreed()

@@ -1,4 +1,4 @@
-"""Which rows of a global batch belong to which replica."""
+"""Division of a global batch into shards of rows."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from strategies.common.types import Batch
 def share_rows(
     num_rows: tf.Tensor, share: tf.Tensor | int, num_shares: tf.Tensor | int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Divides rows as evenly as they go; the first share always has one.
+    """Returns the rows of one shard, as even a division as possible.
 
-    A share with nothing to do is still given one row to compute on, to be
-    weighed by zero. TensorFlow 2.21's oneDNN kernels are not safe on zero rows:
-    the gradient of max pooling ends the whole process with `Check failed:
-    dtype() == expected_dtype` (seen on CPU, tests/test_tensorflow_facts.py).
+    The first shard always has a row. An empty shard still gets one row to compute on,
+    with weight zero. TensorFlow 2.21's oneDNN kernels are not safe on zero rows: the
+    gradient of max pooling ends the whole process with `Check failed: dtype() ==
+    expected_dtype` (seen on CPU, tests/test_tensorflow_facts.py).
 
     Args:
-      num_rows: int64 scalar, rows of what is divided; none if that is itself a
-        share with nothing to do, which still carries one row.
-      share: which share, from 0 to num_shares - 1.
-      num_shares: into how many shares the batch is divided.
+      num_rows: Number of divided rows, int64 scalar; zero for the rows of an empty
+        shard, which still carries one row.
+      share: Index of the shard, from 0 to num_shares - 1.
+      num_shares: Number of shards.
 
     Returns:
-      First row, row after the last, and how many of them count (int64 scalars).
+      First row, row after the last, and number of rows that count (int64 scalars).
     """
+    # -(-a // b) rounds a / b up. Rounded down, the first shard would be empty if there
+    # are more shards than rows.
     share = tf.cast(share, tf.int64)
     first = -((-share * num_rows) // num_shares)
     stop = -((-(share + 1) * num_rows) // num_shares)
@@ -36,7 +38,7 @@ def share_rows(
 def take_share(
     batch: Batch, share: tf.Tensor | int, num_shares: tf.Tensor | int
 ) -> Batch:
-    """One replica's rows of a whole global batch."""
+    """Returns one shard of a whole global batch."""
     start, stop, num_rows = share_rows(batch.num_rows, share, num_shares)
     indices, features, labels = tf.nest.map_structure(
         lambda rows: rows[start:stop], (batch.indices, batch.features, batch.labels)
@@ -53,31 +55,32 @@ def take_share(
 def take_micro_batch(
     batch: Batch, index: tf.Tensor | int, count: tf.Tensor | int, most: int
 ) -> Batch:
-    """Some of one replica's rows, which count as a share of their own.
+    """Returns one micro-batch of a replica's shard, as a separate shard.
 
-    Micro-batch m of replica r is share r M + m, as if each were a replica: random
-    layers draw for it what they would draw for that one.
+    Micro-batch m of replica r is shard r M + m, as if each micro-batch had a replica:
+    random layers draw the same numbers for it as for that replica.
 
     Args:
-      batch: a replica's rows.
-      index: which micro-batch, from 0 to count - 1.
-      count: into how many these rows are divided.
-      most: into how many a replica's rows are divided at most (M).
+      batch: Shard of one replica.
+      index: Index of the micro-batch, from 0 to count - 1.
+      count: Number of micro-batches of this shard.
+      most: Largest number of micro-batches of any shard (M).
     """
     part = take_share(batch, index, count)
     return part._replace(replica=batch.replica * most + part.replica)
 
 
 def row_weights(batch: Batch, of_rows: tf.Tensor) -> tf.Tensor:
-    """1 for rows that count, 0 for the stand-in row of an empty share.
+    """Returns 1 for rows that count and 0 for the additional row of an empty shard.
 
     Args:
-      batch: tells how many rows count.
-      of_rows: what is to be weighted, [rows]; not `batch.indices`, which no step but
-        those that draw random numbers needs, so that it is not sent to its device.
+      batch: Batch with the number of rows that count.
+      of_rows: Values to be weighted, [rows].
 
     Returns:
-      [rows], of the type of `of_rows`.
+      The weights, [rows], of the type of `of_rows`.
     """
+    # Not the length of `batch.indices`: only steps that draw random numbers need the
+    # indices, so that other steps do not send them to the device.
     rows = tf.range(tf.size(of_rows, out_type=tf.int64))
     return tf.cast(rows < batch.num_rows, of_rows.dtype)

@@ -1,10 +1,10 @@
-"""Updates from weights that others may have changed meanwhile: how stale they are.
+"""Staleness of updates from weights that other workers change meanwhile.
 
-The number of applied updates is read before the weights are, and added to after all
-that an update changes is changed. What others have added in between is the staleness
-of the gradient. TensorFlow adds atomically, but reads what came of it afterwards: an
-update that is counted in that moment is taken along, so that a figure may be one too
-high, and never too low.
+A step reads the number of applied updates before it reads the weights, and increases
+the number after its update is complete. The staleness of the gradient is the number of
+updates that others have added in between. TensorFlow adds atomically, but reads the sum
+afterwards. Another update that is counted at that moment is included, so that a
+staleness may be one too high, and never too low.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ import tensorflow as tf
 from strategies.common.private_apis import run_after
 from strategies.common.types import Batch, Shares, StepResults, Update
 
-# What a step reports besides its sums.
+# Names of the values that a step reports in addition to its sums.
 REPORTED = ("staleness",)
 
 
 def read_then_compute(
     update: Update, compute: Callable[[Batch], Shares], batch: Batch
 ) -> tuple[Shares, tf.Tensor]:
-    """Shares of a batch, and the version of the weights they are of.
+    """Returns the outputs of a batch and the version of the weights that they used.
+
+    The version is the number of applied updates.
 
     Args:
-      update: tells how many updates were applied.
-      compute: reads the weights.
-      batch: what it computes on.
+      update: Update that counts applied updates.
+      compute: Function that reads the weights and computes the outputs.
+      batch: Batch for `compute`.
     """
     version = update.applied_updates()
-    # Whatever is read for the step is read after the version it is said to be.
+    # The step reads its weights after the version. It may use newer weights than the
+    # version says, never older ones.
     with tf.control_dependencies([version]):
         return compute(tf.nest.map_structure(tf.identity, batch)), version
 
@@ -43,26 +46,27 @@ def apply_then_count(
     apply: Callable[[], None],
     version: tf.Tensor,
 ) -> Mapping[str, tf.Tensor]:
-    """Changes the weights, counts the update, and reports how stale it was.
+    """Changes the weights, counts the update, and returns its staleness.
 
     Args:
-      update: counts, atomically.
-      apply: changes the weights.
-      version: of the weights that it goes back to.
+      update: Update that counts atomically.
+      apply: Function that changes the weights.
+      version: Version of the weights that the gradient used.
     """
-    # An update is counted when all that it changes is changed: a count that came first
-    # could be of an update that got lost.
+    # The update is counted once it is complete. An earlier count could include an
+    # update that a dying worker never completes.
     with tf.control_dependencies([changes_of(apply)]):
         count = update.count()
     return {"staleness": count - 1 - version}
 
 
 def changes_of(apply: Callable[[], None]) -> tf.Operation:
-    """Done when all is changed that a function changes, in the graph being traced.
+    """Returns an operation that is done when a function has changed its variables.
 
-    The end of a `tf.function` would say the same, but on the device of the caller: of
-    what is changed and counted on one server, that is a message there and another back.
+    The function is traced into the present graph.
     """
+    # The end of a `tf.function` would show the same, but on the caller's device. For
+    # variables and a count on one server this costs a message there and a message back.
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     apply()
@@ -72,9 +76,10 @@ def changes_of(apply: Callable[[], None]) -> tf.Operation:
 
 @contextlib.contextmanager
 def reads_after(operation: tf.Operation) -> Iterator[None]:
-    """Variables that are read in the block, in this graph, are read after an operation.
+    """Makes reads of variables inside the block wait for an operation of this graph.
 
-    `tf.control_dependencies` would make all else wait as well, which other tasks do.
+    `tf.control_dependencies` would make all other operations wait, too, even those on
+    other tasks.
     """
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
@@ -98,16 +103,17 @@ _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape
 def joined(
     parts: Sequence[StepResults], workers: Sequence[str], num_side_by_side: int
 ) -> StepResults:
-    """Stretches of steps as one, which workers have computed side by side.
+    """Returns the joint results of several ranges of steps, computed in parallel.
 
     Args:
-      parts: in the order of their steps, the one that was observed last. One that
-        ended early, because something was not finite, is taken as the last: that is
-        where a diverged run ends.
-      workers: who computed each.
-      num_side_by_side: how many workers there are: an update comes that much more
-        often than each of them takes for one.
+      parts: Results in the order of their steps; the last part was observed. A part
+        that ended early, because a value was not finite, is moved to the end: a
+        diverged run ends there.
+      workers: Name of the worker that computed each part.
+      num_side_by_side: Number of workers. The time between two updates is the duration
+        of a step divided by this number.
     """
+    # Before the sort, which may move another part to the end.
     details = parts[-1].details
     done = sorted(zip(parts, workers, strict=True), key=lambda d: _ended_early(d[0]))
     parts, workers = zip(*done, strict=True)
@@ -130,5 +136,5 @@ def joined(
 
 
 def _ended_early(results: StepResults) -> bool:
-    """Whether its last step was not applied, because something was not finite."""
+    """Returns whether the last step was not applied, because a value was not finite."""
     return results.applied_steps < results.attempted_steps
