@@ -1,1 +1,1 @@
-"""Machinery of parameter servers, TensorFlow's job `ps`."""
+"""Training loops of parameter servers, TensorFlow's job `ps`."""

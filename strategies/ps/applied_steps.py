@@ -1,9 +1,9 @@
-"""What asynchronous workers have done of their closures, kept on a parameter server.
+"""Record of applied steps on a parameter server.
 
-A closure whose worker is lost runs again from its beginning, on another worker: the
+If a worker dies, its closure runs again from the beginning on another worker: the
 coordinator promises "at least once" (tensorflow/python/distribute/coordinator/
-cluster_coordinator.py, `ClusterCoordinator`). Here it finds which of its steps were
-applied and what they reported, and goes on after them.
+cluster_coordinator.py, `ClusterCoordinator`). The closure then finds here which of its
+steps were applied and their reported values, and continues after these steps.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-# More steps than are under way at once: a closure that runs again finds those of its
-# steps that were not overwritten, and repeats the others. A variable on a server cannot
-# have an unknown shape: the server ends with SIGABRT (TensorFlow 2.21).
+# More steps than are under way at once: later steps overwrite earlier ones, and a
+# closure repeats the steps that it does not find. The number is fixed, because a
+# variable of unknown shape ends its server with SIGABRT (TensorFlow 2.21).
 _NUM_ROWS = 1 << 14
 
 
 class Entry(NamedTuple):
-    """What is kept of a step, on the server.
+    """Record of one step, on the server.
 
     Attributes:
-      place: int64, the call and the step.
-      row: float64, what the step reports and the version it was computed on.
+      place: Call and step, int64 [2].
+      row: Reported values and the version of the weights, float64 [values + 1].
     """
 
     place: tf.Tensor
@@ -33,36 +33,39 @@ class Entry(NamedTuple):
 
 
 class Journal:
-    """A note and a mark for each of the newest steps.
+    """Record of the newest steps: a note and a mark for each.
 
     A step is noted while it is applied, and marked as soon as it is counted. The count
-    is on the same server, so that no worker can be lost in between.
+    is on the same server, so that the death of a worker cannot separate the two.
     """
 
     def __init__(self, server: str):
-        """Makes place for marks; that for notes when it is known what is noted.
+        """Makes the variable of the marks.
 
         Args:
-          server: the device of the variable that counts applied updates.
+          server: Device of the variable that counts applied updates.
         """
         self._server = server
         self._names: list[str] = []
+        # `line` makes this variable, because only tracing shows the reported values.
         self._notes: tf.Variable | None = None
-        # The call, the step, and the count of updates after it. Calls count from one:
-        # a step may be done in several calls of a run that goes back to a checkpoint.
+        # Columns: the call, the step, and the count of updates after it. The call is
+        # needed because a run that rolls back to a checkpoint runs a step again in
+        # another call. Calls count from one, so that zeros mark no step.
         self._marks = self._variable(3, tf.int64)
 
     def line(
         self, call: tf.Tensor, step: tf.Tensor, sums: Mapping[str, tf.Tensor]
     ) -> tf.Tensor:
-        """What a worker has to tell of a step, to be sent to the server: float64 [n].
+        """Returns a step's values for the server as one vector, float64 [n].
 
         Args:
-          call: int64 scalar, of the inner loop.
-          step: int64 scalar.
-          sums: named scalars.
+          call: Number of the call of the inner loop, int64 scalar.
+          step: Index of the step, int64 scalar.
+          sums: Named scalars.
         """
         self._names = sorted(sums)
+        # `init_scope` lifts the variable out of the function that is being traced.
         if self._notes is None:
             with tf.init_scope():
                 self._notes = self._variable(len(sums) + 1, tf.float64)
@@ -71,29 +74,30 @@ class Journal:
         return tf.stack([tf.cast(value, tf.float64) for value in values])
 
     def entry(self, line: tf.Tensor, version: tf.Tensor) -> Entry:
-        """What is to be kept of a step.
+        """Returns the record of a step.
 
         Args:
-          line: of the step, on the server.
-          version: int64 scalar, of the weights it was computed on, also there.
+          line: Result of `line`, on the server.
+          version: Version of the weights that the step used, int64 scalar on the
+            server.
         """
         with tf.device(self._server):
             row = tf.concat([line[2:], [tf.cast(version, tf.float64)]], axis=0)
             return Entry(tf.cast(line[:2], tf.int64), row)
 
     def note(self, entry: Entry) -> None:
-        """Keeps what a step reports, as part of its update."""
+        """Stores the reported values of a step, as part of its update."""
         if self._notes is None:
             raise RuntimeError("there is no entry to be noted")
         with tf.device(self._server):
             self._notes.scatter_update(_at(entry.place[1], entry.row))
 
     def mark(self, entry: Entry, count: tf.Tensor) -> None:
-        """Says that a step has been applied and counted.
+        """Records that a step has been applied and counted.
 
         Args:
-          entry: the step's.
-          count: int64 scalar, of applied updates, this one included.
+          entry: Record of the step.
+          count: Number of applied updates with this one, int64 scalar.
         """
         with tf.device(self._server):
             mark = tf.concat([entry.place, [count]], axis=0)
@@ -102,25 +106,31 @@ class Journal:
     def done(
         self, call: tf.Tensor, first_step: tf.Tensor, num_steps: tf.Tensor
     ) -> tf.Tensor:
-        """Marks of a closure's steps, from the first one on: int64 [steps done, 3].
+        """Returns the marks of a closure's applied steps, int64 [steps done, 3].
+
+        The marks end before the first step of the closure that was not applied.
 
         Args:
-          call: int64 scalar, of the inner loop.
-          first_step: int64 scalar.
-          num_steps: int32 scalar.
+          call: Number of the call of the inner loop, int64 scalar.
+          first_step: First step of the closure, int64 scalar.
+          num_steps: Number of steps of the closure, int32 scalar.
         """
         with tf.device(self._server):
             steps = first_step + tf.range(tf.cast(num_steps, tf.int64))
             marks = tf.gather(self._marks.read_value(), steps % _NUM_ROWS)
             is_done = tf.equal(marks[:, 0], call) & tf.equal(marks[:, 1], steps)
+            # 1 up to the first step that is not done, 0 from there on.
             unbroken = tf.math.cumprod(tf.cast(is_done, tf.int32))
             return marks[: tf.reduce_sum(unbroken)]
 
     def noted(self, done: tf.Tensor) -> tf.Tensor:
-        """What those steps reported: float64 [steps done, values].
+        """Returns the notes of applied steps, float64 [steps done, values + 1].
+
+        Args:
+          done: Result of `done`.
 
         Raises:
-          RuntimeError: this is traced before `note` is.
+          RuntimeError: This method is traced before `line`.
         """
         if self._notes is None:
             raise RuntimeError("what is noted must be traced first")
@@ -130,8 +140,14 @@ class Journal:
     def read(
         self, done: np.ndarray, noted: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Their sums by name, and the staleness of each: float64 [steps done] all."""
+        """Returns the sums by name and the staleness, float64 [steps done] each.
+
+        Args:
+          done: Value of `done`.
+          noted: Value of `noted`.
+        """
         sums = {name: noted[:, column] for column, name in enumerate(self._names)}
+        # Count after the update, less the update itself, less the version before it.
         return sums, done[:, 2] - 1 - noted[:, -1]
 
     def _variable(self, width: int, dtype: tf.DType) -> tf.Variable:

@@ -1,6 +1,6 @@
-"""Steps of workers that do not wait for each other: handed out, and their results.
+"""Coordinator of asynchronous workers and their results.
 
-What a worker does in a step is in `asynchronous_worker.py`.
+`strategies.ps.async_worker` has the step of a worker.
 """
 
 from __future__ import annotations
@@ -30,23 +30,22 @@ from strategies.ps.applied_steps import Journal
 from strategies.ps.async_worker import AsynchronousWorker
 from strategies.ps.tensor_packing import Envelope
 
-# In place of the name of a worker that was lost before it told of its steps.
+# Name of a worker that died before it returned the results of its steps.
 _LOST = "lost"
-# To schedule a closure and to fetch what it returns takes 20 ms where two workers, a
-# server and a chief share two cores: a convolutional network went through 3,300
-# examples a second in closures of 0.1 s, 3,730 in those of 0.25 s and 3,880 in those of
-# 0.5 s, which is all of a call.
+# Scheduling a closure and fetching its result take 20 ms where two workers, a server
+# and a chief share two cores. A convolutional network had 3,300 examples a second with
+# closures of 0.1 s, 3,730 with 0.25 s and 3,880 with 0.5 s, the length of a call.
 _MOST_CLOSURE_SECONDS = 0.5
 
 
 @dataclasses.dataclass(slots=True)
 class Feed:
-    """The input of all workers.
+    """Input of all workers.
 
     Attributes:
-      residents: on each worker, what batches are read from.
-      batches: reads them.
-      next_step: the step that is handed out next.
+      residents: Iterators of `batches.resident()`, one on each worker.
+      batches: Global batches of the run.
+      next_step: Step that the next call starts with.
     """
 
     residents: Any
@@ -55,7 +54,7 @@ class Feed:
 
 
 class AsynchronousSteps:
-    """Steps in closures, each of which one worker runs. Satisfies `RunSteps`."""
+    """Training loop of asynchronous workers in closures. Satisfies `RunSteps`."""
 
     def __init__(
         self,
@@ -69,19 +68,19 @@ class AsynchronousSteps:
         """Traces nothing yet.
 
         Args:
-          coordinator: hands closures to workers.
-          num_workers: how many there are.
-          replica_step: computes the shares of a whole global batch.
-          update: applies them; None to only add up.
-          attempts: int64 scalar on a server, which counts every step that is begun.
-          free_workers: called first, in case something else still has them.
+          coordinator: Coordinator that hands closures to workers.
+          num_workers: Number of workers.
+          replica_step: Function that computes the outputs of a whole global batch.
+          update: Update that applies them; None to only sum, as evaluation does.
+          attempts: Counter of every step that is begun, int64 scalar on a server.
+          free_workers: Function called before each call, to end other closures.
         """
         self._coordinator = coordinator
         self._num_workers = num_workers
         self._attempts = attempts
         self._attempts_seen = int(attempts.numpy())
         self._free_workers = free_workers
-        # Until it is known: a step for each closure.
+        # Until the duration is known, a closure has a single step.
         self._typical_step_seconds = _MOST_CLOSURE_SECONDS
         self._num_calls = 0
         self._envelope = Envelope()
@@ -95,7 +94,9 @@ class AsynchronousSteps:
         self._function = tf.function(self._run, autograph=False)
 
     def trace(self, batches: Feed) -> tf.Graph:
-        """Traces by running no step: a closure's input exists on workers only."""
+        """Traces the loop and returns its graph."""
+        # By a call with zero steps, because the input of a closure exists only on
+        # workers.
         self(batches, 0).fetch()
         return self._loop.graph
 
@@ -112,7 +113,8 @@ class AsynchronousSteps:
         self._free_workers()
         self._num_calls += 1
         call = tf.constant(self._num_calls, tf.int64)
-        # Known when the loop is traced, with the first input; later inputs read alike.
+        # The loop is traced with the first input. Later inputs read batches in the same
+        # way.
         self._worker.batches = self._worker.batches or batches.batches
         closures: list[tuple[Any, Observe]] = []
         most = _MOST_CLOSURE_SECONDS / self._typical_step_seconds
@@ -138,11 +140,9 @@ class AsynchronousSteps:
         observe: tf.Tensor,
         proposed: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """What the steps report, with those done before, in an envelope; and a mark.
+        """Runs a closure's steps and returns their packed results and a marker.
 
-        The first is left on a server: a worker that is lost after a closure would take
-        with it what it has not sent yet. What stays behind only tells which worker it
-        was.
+        The results include the steps that an earlier run of the closure applied.
         """
         residents, first_step, call = batches
         journal = self._journal
@@ -151,6 +151,7 @@ class AsynchronousSteps:
             num_before = tf.shape(journal.done(call, first_step, num_steps))[0]
             told = [num_before]
         else:
+            # Evaluation changes nothing, so that a closure can run again as a whole.
             num_before = tf.constant(0)
         after_those = (residents, first_step + tf.cast(num_before, tf.int64), call)
         outputs, _ = self._loop.function_of(after_those)(
@@ -160,6 +161,9 @@ class AsynchronousSteps:
             done = journal.done(call, first_step, num_steps)
             told += [done, journal.noted(done)]
         sealed = self._envelope.seal([*outputs, *told])
+        # The results move to a server, because a worker that dies after the closure
+        # would take results with it. The zero stays on the worker and only shows which
+        # worker ran the closure.
         with tf.device(self._attempts.device):
             kept = tf.identity(sealed)
         return kept, tf.zeros([])
@@ -167,7 +171,7 @@ class AsynchronousSteps:
     def results_of(
         self, closure: Any, observe: Observe
     ) -> Sequence[tuple[StepResults, str]]:
-        """What a closure's steps reported, and to whom; waits for it."""
+        """Waits for a closure and returns its results with the names of the workers."""
         sealed, mark = values_where_they_are(closure)
         parts = self._envelope.open(sealed.numpy())
         if self._journal is None:
@@ -176,7 +180,7 @@ class AsynchronousSteps:
         results = self._loop.results(outputs)
         sums, staleness = self._journal.read(done, noted)
         num_lost = int(num_before)
-        # A step that was not applied is not marked either.
+        # The last step has no mark if it was not applied; its staleness stays zero.
         own = np.zeros(results.attempted_steps)
         own[: results.applied_steps] = staleness[num_lost:]
         found = [(dataclasses.replace(results, staleness=own), task_of(mark))]
@@ -184,7 +188,7 @@ class AsynchronousSteps:
             lost = StepResults(
                 applied_steps=num_lost,
                 sums={name: sums[name][:num_lost] for name in results.sums},
-                # Their worker's clock was lost with it.
+                # The measured times died with the worker.
                 step_seconds=np.full(num_lost, self._typical_step_seconds),
                 input_seconds=np.zeros(num_lost),
                 details={},
@@ -196,14 +200,14 @@ class AsynchronousSteps:
         return found
 
     def learn(self, step_seconds: np.ndarray) -> None:
-        """Adapts how many steps a closure has to how long they take on a worker."""
+        """Updates the duration of a step, which sets the length of later closures."""
         if len(step_seconds):
             self._typical_step_seconds = max(float(np.median(step_seconds)), 1e-6)
 
     def take_attempts(self) -> int:
-        """Steps begun since this was last asked, on whichever worker.
+        """Returns the number of steps begun on any worker since the last call.
 
-        One that was begun by a worker that was lost, and is not marked, counts again.
+        A step that a dead worker began and did not mark counts again.
         """
         attempts = int(self._attempts.numpy())
         since, self._attempts_seen = attempts - self._attempts_seen, attempts
@@ -215,13 +219,14 @@ class AsynchronousSteps:
 
 
 def divided(num_steps: int, num_workers: int, most: float) -> Sequence[int]:
-    """Steps of each closure of a call: as many for every worker, if they can be.
+    """Returns the number of steps of each closure of a call.
 
     Args:
-      num_steps: of the call; for none there is a closure without steps.
-      num_workers: who compute them side by side.
-      most: steps that a closure should have, if not less than one.
+      num_steps: Number of steps of the call; zero gives one closure without steps.
+      num_workers: Number of workers that compute in parallel.
+      most: Largest wanted number of steps of a closure; below one it counts as one.
     """
+    # A multiple of the workers, so that all of them end at about the same time.
     num_rounds = math.ceil(num_steps / max(most, 1) / num_workers)
     num_closures = max(min(num_rounds * num_workers, num_steps), 1)
     least, more = divmod(num_steps, num_closures)
@@ -230,7 +235,7 @@ def divided(num_steps: int, num_workers: int, most: float) -> Sequence[int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Scheduled:
-    """Closures in the order of their steps. Satisfies `Pending`."""
+    """Scheduled closures in the order of their steps. Satisfies `Pending`."""
 
     closures: Sequence[tuple[Any, Observe]]
     steps: AsynchronousSteps

@@ -1,4 +1,4 @@
-"""What a worker of asynchronous parameter servers does in a step."""
+"""Step of a worker of asynchronous parameter servers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from strategies.ps.tensor_packing import sent
 
 
 class _Task(NamedTuple):
-    """What a step is given.
+    """Input of a step.
 
     Attributes:
-      batch: the whole global batch.
-      call: int64 scalar, the call of the inner loop that the step is part of.
+      batch: Whole global batch.
+      call: Number of the call of the inner loop with this step, int64 scalar.
     """
 
     batch: Batch
@@ -28,12 +28,13 @@ class _Task(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What is known of a step besides its shares.
+    """Metadata of one step.
 
     Attributes:
-      version: int64 scalar on the server that counts: of the weights it began with.
-      call: int64 scalar.
-      step: int64 scalar.
+      version: Version of the weights that the step used, int64 scalar on the server
+        that counts updates.
+      call: Number of the call of the inner loop, int64 scalar.
+      step: Index of the step, int64 scalar.
     """
 
     version: tf.Tensor
@@ -42,11 +43,11 @@ class _Told(NamedTuple):
 
 
 class AsynchronousWorker:
-    """Reads the weights, computes a global batch, and has servers apply the gradient.
+    """Worker that computes a global batch; the servers apply the gradient.
 
-    Where one server has all weights and their count, each step has two messages of its
-    own, the weights and what the worker makes of them. Servers cannot send anything to
-    each other: with several the worker tells each what it has to know.
+    If one server has all weights and their count, each step has two messages: the
+    weights, and the worker's results. Servers cannot send anything to each other. With
+    several servers the worker therefore sends each server all that it needs.
     """
 
     def __init__(
@@ -59,10 +60,10 @@ class AsynchronousWorker:
         """Traces nothing yet.
 
         Args:
-          strategy: runs what is traced here.
-          journal: keeps what is applied; None if nothing is.
-          attempts: int64 scalar on a server, which counts every step that is begun.
-          update: applies shares; None to only add up.
+          strategy: Strategy that runs the traced steps.
+          journal: Record of applied steps; None without an update.
+          attempts: Counter of every step that is begun, int64 scalar on a server.
+          update: Update that applies outputs; None to only sum, as evaluation does.
         """
         self._strategy = strategy
         self._journal = journal
@@ -72,7 +73,7 @@ class AsynchronousWorker:
         self.batches: GlobalBatches | None = None
 
     def step(self) -> Step:
-        """For the inner loop."""
+        """Returns the parts of a step for the inner loop."""
         return Step(
             self._compute if self._update is None else self._read_and_compute,
             _reports_nothing,
@@ -95,6 +96,7 @@ class AsynchronousWorker:
         self, replica_step: ReplicaStep, task: _Task
     ) -> tuple[Shares, _Told]:
         update = _known(self._update)
+        # Counted before the version is read, so that a step of a dying worker counts.
         begun = self._attempts.assign_add(1, read_value=False)
         with tf.control_dependencies([begun]), tf.device(update.counter_device()):
             version = tf.identity(update.applied_updates())
@@ -104,11 +106,13 @@ class AsynchronousWorker:
     def _compute_after(
         self, version: tf.Tensor, replica_step: ReplicaStep, batch: Batch
     ) -> Shares:
-        """Shares at weights that are read after the version they are said to be."""
+        """Returns the outputs of a batch at weights that are read after the version."""
 
         def compute(own: Batch) -> Shares:
             return self._strategy.run(replica_step, args=(own,))
 
+        # With one server only the reads of weights wait, on that server. Otherwise the
+        # version arrives here first, and the whole step waits for it.
         if self._server:
             with reads_after(version.op):
                 return compute(batch)
@@ -119,11 +123,12 @@ class AsynchronousWorker:
     def _apply_if(
         self, update: Update, summed: tuple[Shares, _Told], finite: tf.Tensor
     ) -> None:
-        """Sends a step's shares to the servers, which apply and keep them if finite."""
+        """Sends a step's outputs to the servers, which apply and record finite ones."""
         shares, told = summed
         journal = _known(self._journal)
         shares = update.ready(shares)
         line = journal.line(told.call, told.step, shares.sums)
+        # The sums travel inside the line.
         shares = shares._replace(sums={})
         if self._server:
             shares, line, finite = _all_sent((shares, line, finite), self._server)
@@ -138,32 +143,32 @@ class AsynchronousWorker:
             journal.note(entry)
 
         def apply() -> tf.Tensor:
-            # Counted when all that it changes is changed: a count that came first could
-            # be of an update that got lost.
+            # Counted once the update is complete: an earlier count could include an
+            # update that a dying worker never completes.
             with tf.control_dependencies([changes_of(apply_and_note)]):
                 count = update.count()
             journal.mark(entry, count)
             return tf.zeros([])
 
-        # With several servers the rate is computed here.
+        # With several servers the learning rate is computed on the worker (no device).
         with tf.device(self._server):
             tf.cond(finite, apply, lambda: tf.zeros([]))
 
 
 def _with_resident(arguments: Any) -> Any:
-    """What batches are read from, taken once a closure and not in every step."""
+    """Returns the source of batches, taken out of its iterator once a closure."""
     residents, first_step, call = arguments
     return next(residents), first_step, call
 
 
 def _only_server(update: Update) -> str | None:
-    """The server that has all weights and their count, if there is one."""
+    """Returns the server that has all weights and their count, or None."""
     (device, *others) = {*update.devices(), update.counter_device()}
     return None if others else device
 
 
 def _all_sent(values: Any, device: str) -> Any:
-    """A structure of values, on another task, in one message."""
+    """Returns a structure of values on another task, sent in one message."""
     flat = tf.nest.flatten(values)
     return tf.nest.pack_sequence_as(values, sent(flat, [device] * len(flat)))
 

@@ -1,12 +1,12 @@
-"""Carries shares from workers to the servers of their variables, and adds them up.
+"""Queues that carry replica outputs from workers to servers.
 
-On every server there is one queue. A worker puts one element into each, which holds
-all it has for that server, marked with the attempt it belongs to. A server takes
-elements until it has those of as many workers as an update needs, and leaves out
-what was computed for an earlier attempt. TensorFlow 1 did the same with conditional
-accumulators (Chen et al., Revisiting Distributed Synchronous SGD, 2016), one for each
-variable, so that an update could mix the gradients of different workers. Here the
-first server decides whose count, and the others take the same workers' elements.
+Every server has one queue. A worker puts one element into each queue, with all its
+values for that server and the number of the attempt. A server takes elements until it
+has the elements of as many workers as an update needs, and drops elements of earlier
+attempts. TensorFlow 1 did the same with conditional accumulators (Chen et al.,
+Revisiting Distributed Synchronous SGD, 2016), one for each variable, so that an update
+could mix the gradients of different workers. Here the first server decides which
+workers count, and the other servers take the elements of the same workers.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import tensorflow as tf
 from strategies.common.types import Shares
 from strategies.ps.tensor_packing import Parcel
 
-# The attempt of elements that are made up to end a wait that nothing else would end.
+# Attempt of artificial elements, which end a wait that nothing else would end.
 _ANY_ATTEMPT = np.iinfo(np.int64).max
 
 
 class Taken(NamedTuple):
-    """What the workers of one update have sent, added up.
+    """Sum of the elements of the workers of one update.
 
     Attributes:
-      shares: the sum.
-      counts: float64, the sum of the `counts` sent with them.
-      late: float64 scalar, elements of earlier attempts met on the way.
+      shares: Sum of the replica outputs.
+      counts: Sum of the `counts` sent with the outputs, float64 [counts].
+      late: Number of dropped elements of earlier attempts, float64 scalar.
     """
 
     shares: Shares
@@ -39,7 +39,7 @@ class Taken(NamedTuple):
 
 
 class ShareQueues:
-    """One queue on each server, made while the first function that sends is traced."""
+    """Queues of replica outputs, one on each server."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class ShareQueues:
         num_workers: int,
         num_required: int,
     ):
-        """Makes nothing yet: what is sent is known when it is traced.
+        """Makes no queue yet, because only tracing shows the sent values.
 
         Args:
-          servers: a device of each, by its full name.
-          gradient_devices: the full name of the device of each gradient's variable.
-          num_workers: how many may send.
-          num_required: how many an update waits for.
+          servers: Full name of a device of each server.
+          gradient_devices: Full name of the device of each gradient's variable.
+          num_workers: Number of workers that may send.
+          num_required: Number of workers that an update waits for.
         """
         self._servers = servers
         self._server_of_gradient = [servers.index(d) for d in gradient_devices]
@@ -66,19 +66,19 @@ class ShareQueues:
 
     @property
     def leaves_out_late_ones(self) -> bool:
-        """Whether an update may go on without some workers."""
+        """True if an update may proceed without some workers."""
         return self._num_required < self._num_workers
 
     def send(
         self, attempt: tf.Tensor, worker: tf.Tensor, shares: Shares, counts: tf.Tensor
     ) -> tf.Operation:
-        """Puts what one worker has computed into every server's queue.
+        """Puts the outputs of one worker into every server's queue.
 
         Args:
-          attempt: int64 scalar, the one whose weights were read.
-          worker: int64 scalar.
-          shares: the worker's.
-          counts: float64 vector that is added up as well.
+          attempt: Number of the attempt whose weights were read, int64 scalar.
+          worker: Index of the worker, int64 scalar.
+          shares: Outputs of the worker.
+          counts: Vector that is summed as well, float64 [counts].
         """
         values = self._by_server(shares, counts)
         if not self._queues:
@@ -90,7 +90,8 @@ class ShareQueues:
             for parcel, part in zip(self._parcels, values, strict=True)
         ]
         sent = []
-        # Whoever has one of the elements knows that all weights have been read.
+        # All values are computed before the first element is sent. An element in any
+        # queue thus shows that the worker has read all weights, which may change now.
         with tf.control_dependencies(tf.nest.flatten(packed)):
             for server, queue, components in self._each(packed):
                 with tf.device(server):
@@ -98,7 +99,7 @@ class ShareQueues:
         return tf.group(sent)
 
     def take(self, attempt: tf.Tensor) -> Taken:
-        """Waits for as many workers as an update needs, and adds up what they sent."""
+        """Waits for as many workers as an update needs, and sums their elements."""
         if self._structure is None:
             raise RuntimeError("taking is traced before sending")
         chosen, late = None, tf.zeros([], tf.float64)
@@ -107,12 +108,14 @@ class ShareQueues:
             with tf.device(server):
                 received, skipped, totals = self._collect(index, attempt, chosen)
                 values.append(self._parcels[index].unpack(totals))
+            # The first server chooses the workers for the other servers.
             if chosen is None:
                 chosen, late = received, skipped
         return Taken(*self._from_servers(self._structure, values), late)
 
     def give_up(self) -> None:
-        """Ends a `take` that waits, with a sum that is not a number."""
+        """Ends a `take` that waits, with a sum of NaN."""
+        # The loop stops at a sum that is not finite, without an update.
         nothing = [parcel.filled(float("nan")) for parcel in self._parcels]
         for server, queue, components in self._each(nothing):
             with tf.device(server):
@@ -124,7 +127,8 @@ class ShareQueues:
         return zip(self._servers, self._queues, packed, strict=True)
 
     def _make_queues(self) -> list[tf.queue.FIFOQueue]:
-        """Without a bound: at most one element of each worker is not late."""
+        """Makes the queue of each server, outside of the function being traced."""
+        # Without a capacity, because at most one element of each worker is not late.
         queues = []
         for server, parcel in zip(self._servers, self._parcels, strict=True):
             with tf.init_scope(), tf.device(server):
@@ -133,7 +137,10 @@ class ShareQueues:
         return queues
 
     def _by_server(self, shares: Shares, counts: tf.Tensor) -> list[list[Any]]:
-        """Each gradient to its variable's server, all else to the first."""
+        """Returns the values for each server: gradients at their variable's server.
+
+        All other values go to the first server.
+        """
         parts: list[list[Any]] = [[] for _ in self._servers]
         for gradient, server in zip(
             shares.gradients, self._server_of_gradient, strict=True
@@ -147,7 +154,8 @@ class ShareQueues:
     def _from_servers(
         self, structure: Shares, parts: Sequence[Sequence[Any]]
     ) -> tuple[Shares, tf.Tensor]:
-        """Turns `_by_server` back."""
+        """Returns outputs and counts from values by server, inverting `_by_server`."""
+        # Values are taken in the order in which `_by_server` appends them.
         remaining = [iter(part) for part in parts]
         gradients = [
             None if gradient is None else next(remaining[server])
@@ -162,7 +170,16 @@ class ShareQueues:
     def _collect(
         self, index: int, attempt: tf.Tensor, chosen: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor, Sequence[tf.Tensor]]:
-        """Who was added up on one server, how many were late, and the sums."""
+        """Sums elements on one server until enough workers have sent one.
+
+        Args:
+          index: Index of the server.
+          attempt: Number of the attempt, int64 scalar.
+          chosen: Workers chosen by the first server, bool [workers]; None to choose.
+
+        Returns:
+          The summed workers, bool [workers], the number of late elements, and the sums.
+        """
         parcel = self._parcels[index]
         workers = tf.range(self._num_workers, dtype=tf.int64)
 
@@ -172,7 +189,7 @@ class ShareQueues:
         def body(received: tf.Tensor, late: tf.Tensor, *totals: Any) -> tuple[Any, ...]:
             sent, worker, *parts = self._dequeue(index)
             in_time = tf.equal(sent, attempt) | tf.equal(sent, _ANY_ATTEMPT)
-            # A closure that is run again, after its worker was lost, sends once more.
+            # A closure sends a second time if it runs again after its worker died.
             wanted = in_time & ~received[worker]
             if chosen is not None:
                 wanted &= chosen[worker]
@@ -192,7 +209,8 @@ class ShareQueues:
         return received, late, totals
 
     def _dequeue(self, index: int) -> Sequence[tf.Tensor]:
-        """An element, with the shapes that a queue forgets where one is not known."""
+        """Takes an element and restores the static shapes of its parts."""
+        # A queue forgets all shapes if one of them is not fully known.
         element = self._queues[index].dequeue()
         shapes = [[], [], *self._parcels[index].shapes()]
         for part, shape in zip(element, shapes, strict=True):

@@ -1,4 +1,4 @@
-"""A process that lends its devices to the chief and has no program of its own."""
+"""TensorFlow server that runs until the chief shuts it down."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
 from strategies.common.signals import requests_to_stop
 
-# With one thread, which TensorFlow chooses on one core, a scheduled function that
-# calls another waits for ever (TensorFlow 2.21, worker pinned with sched_setaffinity).
+# TensorFlow chooses one thread on one core. A scheduled function that calls another
+# function then waits for ever (TensorFlow 2.21, worker pinned with sched_setaffinity).
 _LEAST_INTER_OP_THREADS = 4
 _POLL_SECONDS = 0.2
 _SECONDS_UNTIL_LOST = 3.0
@@ -38,27 +38,29 @@ def serve(
     peer_timeout_seconds: float,
     ending: str,
 ) -> int:
-    """Serves until the chief dismisses this task or is gone.
+    """Serves until the chief shuts this task down or is dead.
 
     TensorFlow's own `Server.join` outlives a dead chief for ever.
 
     Args:
-      cluster: whose worker or parameter server this is.
-      startup_timeout_seconds: how long the other tasks may take to appear.
-      peer_timeout_seconds: how long nothing may come back from the chief's machine.
-      ending: path, with {task} for this task's name, of the file that the chief
-        writes when it ends.
+      cluster: Cluster with this worker or parameter server as its own task.
+      startup_timeout_seconds: Longest wait for the other tasks to start.
+      peer_timeout_seconds: Longest silence of the chief's machine.
+      ending: Path of the shutdown file that the chief writes when it ends, with {task}
+        in place of this task's name.
 
     Returns:
       The chief's exit code, or 128 + n after signal n.
 
     Raises:
-      UsageError: this task's address is taken.
-      ClusterIncompleteError: a task did not appear in time.
-      PeerLostError: the chief disappeared without a word.
+      UsageError: Another process uses this task's address.
+      ClusterIncompleteError: A task did not start in time.
+      PeerLostError: The chief died without a shutdown file.
     """
     dismissal = pathlib.Path(ending.format(task=cluster.task))
+    # A file of an earlier run would end this task at once.
     dismissal.unlink(missing_ok=True)
+    # Reports a port that is in use before TensorFlow starts its server.
     with answering(cluster):
         pass
     signals = _Signals()
@@ -78,22 +80,22 @@ def serve(
     while not signals.is_over():
         exit_code = _read_once(dismissal)
         if exit_code == PeerLostError.exit_code:
-            # The chief makes no progress, and it may be because of this task.
+            # The chief makes no progress, perhaps because of this task.
             faulthandler.dump_traceback(all_threads=True)
         if exit_code is not None:
             return _wait_until_gone(address, exit_code)
         chief.require()
         time.sleep(_POLL_SECONDS)
-    # An orderly end would fail the closures under way as cancelled, and with them the
-    # chief. After a sudden one another worker runs them (TensorFlow 2.21).
+    # An orderly end would cancel the closures under way, and the chief would fail with
+    # them. After a sudden end another worker runs them (TensorFlow 2.21).
     os._exit(signals.exit_code)
 
 
 class _Signals:
-    """Gives the chief time for a checkpoint after the first SIGINT or SIGTERM.
+    """Handlers of SIGINT and SIGTERM that leave the chief time for a checkpoint.
 
-    Schedulers send it to all tasks at once, and the chief's checkpoint reads what is
-    held here. A second signal ends the process at once.
+    Schedulers send a signal to all tasks at once, and the chief's checkpoint reads the
+    variables of this task. A second signal ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -107,7 +109,7 @@ class _Signals:
         return self._deadline is not None
 
     def is_over(self) -> bool:
-        """Whether one was received and the chief's time is up."""
+        """Returns whether a signal was received and the chief's time is up."""
         return self._deadline is not None and time.monotonic() > self._deadline
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -119,7 +121,8 @@ class _Signals:
 
 
 def server_threads() -> tf.compat.v1.ConfigProto:
-    """Those set for this process; a server does not look for them itself."""
+    """Returns a server's configuration with the thread counts of this process."""
+    # A server does not read the settings of `tf.config.threading` itself.
     threading = tf.config.threading
     return tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=threading.get_intra_op_parallelism_threads(),
@@ -130,7 +133,7 @@ def server_threads() -> tf.compat.v1.ConfigProto:
 
 
 def _wait_until_gone(chief: str, exit_code: int) -> int:
-    """Stays until the chief has ended, which still gives back what it holds here."""
+    """Waits until the chief has ended, which still releases its resources here."""
     deadline = time.monotonic() + _SECONDS_TO_GIVE_BACK
     while is_listening(chief) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -138,11 +141,12 @@ def _wait_until_gone(chief: str, exit_code: int) -> int:
 
 
 def _read_once(dismissal: pathlib.Path) -> int | None:
-    """The exit code in the file, which is removed; None if it is not written yet.
+    """Returns the exit code in the file and removes the file; None without a file.
 
-    So are the folders it was written into if they hold nothing else, as on a machine
-    of its own, or after a run that was refused.
+    The two folders above the file are removed, too, if they are empty. They are empty
+    on a machine without other files of the run, or after a rejected run.
     """
+    # The file may exist before its content does.
     text = dismissal.read_text(encoding="utf-8") if dismissal.exists() else ""
     if not text:
         return None

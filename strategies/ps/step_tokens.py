@@ -1,4 +1,4 @@
-"""Tells workers which attempt at an update is under way, and wakes them for it."""
+"""Numbers of attempts at an update, and tokens that wake workers."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-# Values of a turn that are not attempts, which count from one.
+# Turns that are no attempts. Attempts count from one.
 NOTHING_YET, NO_MORE = 0, -1
 
 
 class Turns:
-    """The number of the present attempt, and a queue of tokens for each worker.
+    """Number of the present attempt, with a queue of tokens for each worker.
 
-    The number is what counts; a token only says that it has changed. So a worker that
-    was slow, or has taken over from one that was lost, goes on with the present
-    attempt whatever tokens it finds.
+    Only the number has a meaning; a token says that the number has changed. A slow
+    worker, or the replacement of a dead worker, therefore continues with the present
+    attempt, regardless of the tokens in its queue.
     """
 
     def __init__(self, server: str, num_workers: int):
-        """Makes them on a server.
+        """Makes the variables and queues on a server.
 
         Args:
-          server: its device.
-          num_workers: how many wait for their turn.
+          server: Device of the server.
+          num_workers: Number of workers that wait for attempts.
         """
         self._server = server
         with tf.device(server):
+            # The turn may be NO_MORE; the number of attempts never decreases.
             self._turn = tf.Variable(NOTHING_YET, trainable=False, dtype=tf.int64)
             self._attempts = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._tokens = [
@@ -34,11 +35,12 @@ class Turns:
             ]
 
     def token_queues(self) -> Sequence[tf.Tensor]:
-        """Of each worker, as a closure is told of it."""
+        """Returns the token queue of each worker as a tensor, for closures."""
+        # A closure takes tensors as arguments, but no queue objects.
         return [queue.queue_ref for queue in self._tokens]
 
     def reset(self) -> None:
-        """Has workers that begin wait for the next attempt."""
+        """Makes workers that start wait for the next attempt."""
         self._turn.assign(NOTHING_YET)
 
     def end(self) -> None:
@@ -47,7 +49,9 @@ class Turns:
         self._wake_all()
 
     def next_attempt(self) -> tf.Tensor:
-        """Begins an attempt and returns its number, as graph operations."""
+        """Starts an attempt and returns its number, as graph operations."""
+        # The number changes before the tokens are sent, so that a woken worker reads
+        # the new number.
         attempt = self._attempts.assign_add(1, read_value=True)
         with tf.control_dependencies([self._turn.assign(attempt, read_value=True)]):
             woken = self._wake_all()
@@ -55,15 +59,15 @@ class Turns:
             return tf.identity(attempt)
 
     def present(self) -> tf.Tensor:
-        """The number of the present attempt, read on the server by a worker."""
+        """Returns the number of the present attempt, read on the server by a worker."""
         with tf.device(self._server):
             return self._turn.read_value()
 
     def wait(self, tokens: tf.Tensor) -> tf.Tensor:
-        """Takes a worker's next token, for which it waits if need be.
+        """Waits for a worker's next token and returns it.
 
         Args:
-          tokens: that worker's, of `token_queues`.
+          tokens: Token queue of the worker, from `token_queues`.
         """
         with tf.device(self._server):
             (token,) = tf.raw_ops.QueueDequeueV2(

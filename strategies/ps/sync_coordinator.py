@@ -1,11 +1,11 @@
-"""Steps of parameter servers in which an update waits for its workers.
+"""Coordinator of synchronous updates on parameter servers.
 
-As in TensorFlow 1's SyncReplicasOptimizer, which TensorFlow 2 has no successor of,
-all workers compute on the same weights, and an update adds up the gradients of the
-first N to finish; those of the B backup workers that come later are left out (Chen
-et al., Revisiting Distributed Synchronous SGD, 2016). The loop that sets a step
-going, waits for its gradients and applies them runs inside the runtime, and so does
-a loop on each worker: no step passes through Python.
+As in TensorFlow 1's SyncReplicasOptimizer, which has no successor in TensorFlow 2, all
+workers compute on the same weights, and an update sums the gradients of the first N
+workers to finish. It drops the later gradients of the B backup workers (Chen et al.,
+Revisiting Distributed Synchronous SGD, 2016). The loop that starts a step, waits for
+its gradients and applies them runs inside the runtime, and so does a loop on each
+worker: no step passes through Python.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from strategies.ps.sync_worker import WorkerLoop, WorkersUnderWay
 
 
 class SynchronousSteps:
-    """Steps that one task leads and all workers share. Satisfies `RunSteps`."""
+    """Training loop that one task leads for all workers. Satisfies `RunSteps`."""
 
     def __init__(
         self,
@@ -51,21 +51,21 @@ class SynchronousSteps:
         replica_step: ReplicaStep,
         update: Update,
     ):
-        """Traces nothing and sets nothing going yet.
+        """Traces nothing and starts no worker yet.
 
         Args:
-          coordinator: hands closures to workers.
-          chief: a device of this process.
-          servers: a device of each parameter server.
-          num_workers: how many there are.
-          num_required: how many of them an update waits for.
-          replica_step: computes one worker's shares.
-          update: applies their sum.
+          coordinator: Coordinator that hands closures to workers.
+          chief: Device of this process.
+          servers: Device of each parameter server.
+          num_workers: Number of workers.
+          num_required: Number of workers that an update waits for.
+          replica_step: Function that computes the outputs of one worker.
+          update: Update that applies their sum.
         """
         self._coordinator = coordinator
         # A server leads twice as fast as the chief (17 against 34 ms a step of the mlp
-        # on a busy machine), but servers are kept from talking to each other: the
-        # device filters of ParameterServerStrategy let them see chief and workers.
+        # on a busy machine). Several servers cannot exchange anything: the device
+        # filters of ParameterServerStrategy let them see only the chief and workers.
         self._leader = servers[0] if len(servers) == 1 else chief
         self._num_required = num_required
         self._update = update
@@ -109,24 +109,26 @@ class SynchronousSteps:
         return _Led(lambda: self._lead(num_steps, observe, proposed))
 
     def free_workers(self, patience_seconds: float | None = None) -> None:
-        """Ends the workers' closures, so that others can be scheduled.
+        """Ends the workers' closures, so that other closures can be scheduled.
 
         Args:
-          patience_seconds: how long to wait for them; None for as long as it takes.
+          patience_seconds: Longest wait for the closures; None for no limit.
 
         Raises:
-          tf.errors.OpError: what made one of them fail.
+          tf.errors.OpError: A closure failed with this error.
         """
+        # Cleared first: after an error the next call schedules new closures.
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             self._turns.end()
             under_way.wait(patience_seconds)
 
     def _start_workers(self, feed: Feed) -> None:
-        """Schedules a closure for each worker, unless they are under way."""
+        """Schedules a closure for each worker, unless the closures are under way."""
         if self._under_way is not None:
             return
-        # Known when the closure is traced, with the first input; others read alike.
+        # The closure is traced with the first input. Later inputs read batches in the
+        # same way.
         self._worker.batches = self._worker.batches or feed.batches
         self._turns.reset()
         for share, tokens in enumerate(self._turns.token_queues()):
@@ -145,7 +147,9 @@ class SynchronousSteps:
         return results
 
     def _take(self, index: tf.Tensor) -> Shares:
-        """Sets the next step going and waits for the sum of its shares."""
+        """Starts the next step and waits for the sum of its replica outputs."""
+        # Control dependencies keep the order: the number of applied updates is read
+        # before workers can start the attempt.
         with tf.control_dependencies([index]):
             applied = self._update.applied_updates()
         with tf.control_dependencies([applied]):
@@ -158,21 +162,23 @@ class SynchronousSteps:
             "late_gradients": late,
         }
         if self._queues.leaves_out_late_ones:
-            # Shares are parts of a whole batch, and those that came first may be of
-            # more or fewer examples than that.
+            # The first shards to arrive may have more or fewer examples in total than a
+            # whole batch, so that the sum is scaled to a whole batch. `global_size` is
+            # a sum over `num_required` workers, as `num_rows` is.
             shares = _scaled(shares, global_size / self._num_required / num_rows)
         return shares._replace(sums=sums)
 
     def _apply(self, update: Update, summed: Shares) -> Mapping[str, tf.Tensor]:
         def apply() -> tf.Tensor:
-            # Weight decay and the optimizer's counter do not depend on gradients:
-            # without this they change while other servers' are still awaited.
+            # Weight decay and the optimizer's counter do not depend on gradients.
+            # Without this dependency they would change while gradients of other servers
+            # are still awaited.
             present = [v for v in tf.nest.flatten(summed) if v is not None]
             with tf.control_dependencies(present):
                 self._coordinator.strategy.run(update.apply, args=(summed,))
             return tf.constant(0)
 
-        # A function ends when all it changes is changed.
+        # A `tf.function` ends once it has changed all its variables.
         applied = tf.function(apply, autograph=False)()
         with tf.control_dependencies([applied]):
             update.count()
@@ -180,7 +186,7 @@ class SynchronousSteps:
 
 
 def _scaled(shares: Shares, factor: tf.Tensor) -> Shares:
-    """Gradients and state times a factor."""
+    """Returns outputs with gradients and state times a factor."""
     return shares._replace(
         gradients=[scaled(gradient, factor) for gradient in shares.gradients],
         state=tf.nest.map_structure(lambda value: scaled(value, factor), shares.state),
@@ -189,7 +195,8 @@ def _scaled(shares: Shares, factor: tf.Tensor) -> Shares:
 
 @contextlib.contextmanager
 def _advice_hidden() -> Iterator[None]:
-    """Hides the advice to run everything on workers. This belongs with the weights."""
+    """Hides TensorFlow's advice to run all functions on workers."""
+    # The leading loop belongs on the task with the weights.
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel(max(level, logging.ERROR))
@@ -201,12 +208,14 @@ def _advice_hidden() -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Led:
-    """Steps that are run when they are asked for. Satisfies `Pending`."""
+    """Steps that run when their results are requested. Satisfies `Pending`."""
 
     lead: Callable[[], StepResults]
 
     def fetch(self) -> StepResults:
-        """Waits in Python, which handles no signal while TensorFlow waits."""
+        """Runs the steps in a thread and returns their results."""
+        # Python handles no signal while its main thread waits inside TensorFlow. A wait
+        # for a future is a wait in Python.
         future: Future[StepResults] = Future()
         threading.Thread(target=self._lead_into, args=(future,), daemon=True).start()
         return future.result()

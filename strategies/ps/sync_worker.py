@@ -1,4 +1,4 @@
-"""What a worker of synchronous parameter servers does, for as many steps as come."""
+"""Loop of a worker of synchronous parameter servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strategies.ps.step_tokens import NO_MORE, NOTHING_YET, Turns
 
 
 class WorkerLoop:
-    """Computes one share of each step, until there are no more steps."""
+    """Loop that computes one shard of each step, until there are no more steps."""
 
     def __init__(
         self,
@@ -31,12 +31,12 @@ class WorkerLoop:
         """Traces nothing yet.
 
         Args:
-          strategy: runs the step.
-          turns: tells which attempt is under way.
-          queues: takes the shares.
-          num_required: shares in a global batch; workers beyond are backups.
-          replica_step: computes a share.
-          update: tells how many updates were applied.
+          strategy: Strategy that runs the step.
+          turns: Number of the present attempt, and the tokens.
+          queues: Queues that receive the outputs.
+          num_required: Number of shards in a global batch; further workers are backups.
+          replica_step: Function that computes the outputs of one shard.
+          update: Update that counts applied updates.
         """
         self._strategy = strategy
         self._turns = turns
@@ -58,6 +58,8 @@ class WorkerLoop:
 
         def body(done: tf.Tensor) -> tf.Tensor:
             turn = self._turns.present()
+            # `done` is the last computed attempt. The number decides, not the token: a
+            # worker waits only if there is no newer attempt.
             return tf.cond(
                 tf.equal(turn, done),
                 lambda: wait(done),
@@ -76,8 +78,8 @@ class WorkerLoop:
         )
 
     def _take_part(self, resident: Any, share: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
-        """Computes a share on the present weights, sends it, and returns the turn."""
-        # Weights are read after the turn and the version they are said to be of.
+        """Computes a shard on the present weights, sends it, and returns the turn."""
+        # Weights are read after the turn and after their version.
         with tf.control_dependencies([turn]):
             version = self._update.applied_updates()
         with tf.control_dependencies([version]):
@@ -90,15 +92,16 @@ class WorkerLoop:
             return tf.identity(turn)
 
     def _share_of(self, resident: Any, step: tf.Tensor, share: tf.Tensor) -> Batch:
-        """The rows of one worker. Backup workers take theirs from the next batches.
-
-        An update adds up N shares, so that is into how many a batch is divided.
-        """
+        """Returns the shard of one worker; backup workers compute on later batches."""
         if self.batches is None:
             raise RuntimeError("the loop is traced before there is input")
+        # A batch has N = num_required shards, because an update sums N of them. Worker
+        # N + i takes shard i of the next batch.
         ahead, own_share = share // self._num_required, share % self._num_required
         batch = self.batches.at(resident, step + ahead, own_share, self._num_required)
         whole = self.batches.at(resident, step, 0, 1).global_size
+        # The shard counts as a part of this step's batch, also if it is from a later
+        # one, so that its gradient is divided by the same number of examples.
         return batch._replace(step=step, replica=share, global_size=whole)
 
     def _check_state(self, shares: Shares) -> None:
@@ -113,18 +116,18 @@ class WorkerLoop:
 
 
 class WorkersUnderWay:
-    """The workers' closures, once they are scheduled."""
+    """Scheduled closures of the workers, with a thread that waits for their ends."""
 
     def __init__(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         give_up: Callable[[], None],
     ):
-        """Begins to wait for them.
+        """Starts the thread.
 
         Args:
-          coordinator: has been given the closures.
-          give_up: called when one of them fails, to end what waits for it.
+          coordinator: Coordinator with the scheduled closures.
+          give_up: Function called when a closure fails, to end a wait for its outputs.
         """
         self._coordinator = coordinator
         self._give_up = give_up
@@ -133,16 +136,19 @@ class WorkersUnderWay:
         self._thread.start()
 
     def wait(self, patience_seconds: float | None) -> None:
-        """Returns when all have ended, or are not waited for any longer.
+        """Waits until all closures have ended, or for the given seconds at most.
+
+        Args:
+          patience_seconds: Longest wait; None for no limit.
 
         Raises:
-          tf.errors.OpError: what made one of them fail.
+          tf.errors.OpError: A closure failed with this error.
         """
         self._thread.join(patience_seconds)
         self.raise_failure()
 
     def raise_failure(self) -> None:
-        """Raises what made one of them fail, if one did."""
+        """Raises the error of a failed closure, if there is one."""
         if self._failure is not None:
             raise self._failure
 
@@ -150,6 +156,7 @@ class WorkersUnderWay:
         try:
             self._coordinator.join()
         except BaseException as failure:
+            # Stored before the wait ends, so that the waiting thread finds the failure.
             self._failure = failure
             # If a server was lost, what waits there has ended already.
             with contextlib.suppress(*LOSSES):

@@ -1,10 +1,10 @@
 """Packing of many tensors into one message between tasks.
 
-A tensor that an operation takes from another task is a message of its own, which costs
-both tasks about a tenth of a millisecond at any size: more than all of a small model's
-arithmetic. So all values that one task sends to another at a time travel as one vector
-of bytes. Large tensors travel unpacked, because copying them twice costs more than a
-message.
+A tensor that an operation takes from another task is a separate message. A message
+costs both tasks about a tenth of a millisecond at any size, more than all arithmetic of
+a small model. All values that one task sends to another at one time therefore travel as
+one vector of bytes. Large tensors travel unpacked, because copying them twice costs
+more than a message.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Copied twice on either side, so many bytes take as long as a message, on a core that
+# Two copies of this many bytes on each side take as long as a message, on a core that
 # copies some gigabytes a second.
 _LARGE_BYTES = 1 << 18
 
 
 def read_here(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-    """The present values of variables that other tasks hold, on this one.
+    """Returns present values of variables on other tasks, as tensors on this task.
 
     Args:
-      variables: each on one device.
+      variables: Variables, each on one device.
     """
     values: list[Any] = [None] * len(variables)
     for device, positions in _by_device([v.device for v in variables]).items():
+        # Reading and packing happen on the other task, unpacking on this task. Every
+        # tensor that crosses between the two is one message.
         with tf.device(device):
             held = {p: variables[p].read_value() for p in positions}
             small = {p: v for p, v in held.items() if not _is_large(v)}
@@ -43,11 +45,11 @@ def read_here(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
 
 
 def sent(values: Sequence[Any], devices: Sequence[str]) -> list[Any]:
-    """Values of this task, each where it is needed.
+    """Returns values of this task on the devices that need them.
 
     Args:
-      values: tensors, IndexedSlices, and None for nothing.
-      devices: of each.
+      values: Tensors, IndexedSlices, or None.
+      devices: Device of each value.
     """
     there: list[Any] = [None] * len(values)
     for device, positions in _by_device(devices).items():
@@ -60,6 +62,7 @@ def sent(values: Sequence[Any], devices: Sequence[str]) -> list[Any]:
                     there[position] = tf.identity(value)
             if letter is None:
                 continue
+            # The identity is on the other task, so that one message brings the vector.
             parts = _unpacked(tf.identity(letter), [*small.values()])
         for position, value in zip(small, parts, strict=True):
             there[position] = value
@@ -67,13 +70,15 @@ def sent(values: Sequence[Any], devices: Sequence[str]) -> list[Any]:
 
 
 def _packed(values: Sequence[Any]) -> tf.Tensor:
-    """Values as bytes: uint8 [n], first how many rows each IndexedSlices has."""
+    """Returns values as one vector, uint8 [bytes]."""
+    # The numbers of rows of all IndexedSlices come first: the receiver does not know
+    # them.
     counts = [tf.shape(v.indices, tf.int64) for v in values if _is_sparse(v)]
     return tf.concat([_bytes(t) for t in (*counts, *_tensors(values))], axis=0)
 
 
 def _unpacked(letter: tf.Tensor, values: Sequence[Any]) -> list[Any]:
-    """The values again, of the types and shapes of those that were packed."""
+    """Returns the values of a packed vector, with the types and shapes of `values`."""
     num_sparse = sum(map(_is_sparse, values))
     head = num_sparse * tf.int64.size
     counts = iter(tf.unstack(_of_bytes(letter[:head], tf.int64), num_sparse))
@@ -117,6 +122,7 @@ def _tensors(values: Sequence[Any]) -> Iterator[tf.Tensor]:
 
 def _bytes(tensor: tf.Tensor) -> tf.Tensor:
     flat = tf.reshape(tf.cast(tensor, _on_the_wire(tensor.dtype)), [-1])
+    # A bitcast of [n] to a smaller type is [n, bytes of the type].
     return tf.reshape(tf.bitcast(flat, tf.uint8), [-1])
 
 
@@ -128,12 +134,13 @@ def _of_bytes(vector: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def _on_the_wire(dtype: tf.DType) -> tf.DType:
-    """A truth value has no bits that could be taken as they are."""
+    """Returns the type that values of a type are sent as."""
+    # `tf.bitcast` does not take bool.
     return tf.uint8 if dtype == tf.bool else dtype
 
 
 def _size(shape: Any) -> Any:
-    """Numbers in a shape, of which the first length may be a tensor."""
+    """Returns the number of elements of a shape; its first length may be a tensor."""
     size = 1
     for length in shape:
         size *= length
@@ -141,7 +148,7 @@ def _size(shape: Any) -> Any:
 
 
 def _is_large(value: Any) -> bool:
-    """Whether a tensor is known to be."""
+    """Returns whether a tensor is large; false if its size is unknown."""
     if _is_sparse(value) or not value.shape.is_fully_defined():
         return False
     return value.shape.num_elements() * value.dtype.size >= _LARGE_BYTES
@@ -152,7 +159,7 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _by_device(devices: Sequence[str]) -> dict[str, list[int]]:
-    """The positions of each device's name."""
+    """Returns the positions of each device in a list of devices."""
     found: dict[str, list[int]] = {}
     for position, device in enumerate(devices):
         found.setdefault(device, []).append(position)
@@ -160,26 +167,26 @@ def _by_device(devices: Sequence[str]) -> dict[str, list[int]]:
 
 
 class Envelope:
-    """Puts tensors of any shape into one vector, and takes them out of it again."""
+    """Packing of tensors of any shape into one vector."""
 
     def __init__(self) -> None:
-        """Empty. Which types and ranks there are is known when it is traced."""
+        """Starts empty, because only tracing shows the types and ranks."""
         self._kinds: list[tuple[tf.DType, int]] = []
 
     def seal(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """One vector of float64, in which whole numbers are exact up to 2 ** 53.
+        """Returns the tensors as one float64 vector.
 
         Args:
-          tensors: of known rank; how long each dimension is may differ from call to
-            call.
+          tensors: Tensors of known rank; their dimensions may differ between calls.
         """
+        # Shapes first, then values. Whole numbers are exact in float64 up to 2 ** 53.
         self._kinds = [(tensor.dtype, tensor.shape.rank) for tensor in tensors]
         shapes = [tf.shape(tensor) for tensor in tensors]
         values = [tf.reshape(tensor, [-1]) for tensor in tensors]
         return tf.concat([tf.cast(v, tf.float64) for v in (*shapes, *values)], axis=0)
 
     def open(self, vector: np.ndarray) -> list[np.ndarray]:
-        """What was put into it."""
+        """Returns the tensors of a vector from `seal`."""
         ranks = [rank for _, rank in self._kinds]
         dimensions = iter(vector[: sum(ranks)].astype(np.int64))
         shapes = [[int(next(dimensions)) for _ in range(rank)] for rank in ranks]
@@ -193,14 +200,14 @@ class Envelope:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parcel:
-    """How a list of values is packed into components, and what is in each.
+    """Layout of a list of values in a list of components.
 
     The dense values of a type are one vector, because each tensor that goes from one
     task to another costs a message. A sparse value is two components, its indices
     and its rows.
 
     Attributes:
-      kinds: of each value whether it is sparse, its type and its shape.
+      kinds: Triple for each value: true if it is sparse, its type and its shape.
     """
 
     kinds: Sequence[tuple[bool, tf.DType, tuple[int, ...]]]
@@ -231,7 +238,7 @@ class Parcel:
         return [*self._dense(), *(dtype for pair in sparse for dtype in pair)]
 
     def shapes(self) -> list[tf.TensorShape]:
-        """Of the components; how many rows a sparse value has is not known."""
+        """Returns the components' shapes; sparse values have any number of rows."""
         shapes = [tf.TensorShape([self._length(dtype)]) for dtype in self._dense()]
         for index in self._sparse():
             row = self.kinds[index][2][1:]
@@ -239,7 +246,7 @@ class Parcel:
         return shapes
 
     def filled(self, value: float) -> list[tf.Tensor]:
-        """Components with `value` in all dense floating places, and no sparse rows."""
+        """Returns components without sparse rows, and with `value` in floating ones."""
         components = []
         for dtype in self._dense():
             filling = value if dtype.is_floating else 0
@@ -262,7 +269,8 @@ class Parcel:
     def add(
         self, totals: Sequence[tf.Tensor], parts: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Dense vectors are added, sparse rows put behind each other."""
+        """Returns the sum of two lists of components."""
+        # Dense vectors come first and are added. Sparse rows are concatenated.
         num_dense = len(self._dense())
         pairs = list(zip(totals, parts, strict=True))
         return [

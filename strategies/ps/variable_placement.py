@@ -1,4 +1,4 @@
-"""Spreads variables over parameter servers so that each holds about as many bytes."""
+"""Placement of variables on parameter servers, balanced by size."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import tensorflow as tf
 
 
 class BySize:
-    """Places each new variable on the device that holds the fewest bytes so far.
+    """Placement of each new variable on the device with the fewest bytes so far.
 
-    TensorFlow's own placement takes turns whatever a variable's size: with one
-    embedding table among biases, one server would hold nearly everything.
+    TensorFlow's own placement takes devices in turn, regardless of a variable's size:
+    with one embedding table among biases, one server would hold nearly all bytes.
     """
 
     def __init__(self, devices: Sequence[str]):
@@ -26,16 +26,17 @@ class BySize:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """Variables made inside are placed, unless they are to be with another.
+        """Places variables that are made inside the block.
 
-        An optimizer's slots are made beside the variable they belong to; they add to
-        that device's bytes.
+        Variables that have to be with another variable, such as the slots of an
+        optimizer, stay with it. They add to the bytes of its device.
         """
         with tf.variable_creator_scope(self._create):
             yield
 
     def _create(self, next_creator: Any, **settings: Any) -> tf.Variable:
         value = settings.get("initial_value")
+        # The value is needed now: its size decides the device.
         if callable(value):
             value = value()
         value = tf.convert_to_tensor(value, dtype=settings.get("dtype"))
@@ -47,10 +48,8 @@ class BySize:
         return variable
 
     def _already_chosen(self) -> str | None:
-        """The server that an enclosing scope has asked for, such as a colocation.
-
-        There is no public name for the device in force; a tensor made here has it.
-        """
+        """Returns the server of an enclosing scope, such as a colocation, or None."""
+        # There is no public name for the present device; a tensor made here has it.
         current = tf.DeviceSpec.from_string(tf.zeros([]).device)
         for device in self._bytes:
             spec = tf.DeviceSpec.from_string(device)
