@@ -20,6 +20,7 @@ from strategies.cluster.rendezvous import answering
 from strategies.cluster.spec import Cluster
 
 _MOST_BYTES = 1 << 16
+# Connecting may take as long again.
 _SECONDS_A_MESSAGE = 2.0
 _SECONDS_BETWEEN_ROUNDS = 0.2
 

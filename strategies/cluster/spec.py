@@ -189,7 +189,7 @@ def _parse_addresses(value: Any) -> dict[str, tuple[str, ...]]:
 def _check_address(key: str, address: Any) -> None:
     if not isinstance(address, str):
         raise _refusal(key, f"is {_shown(address)}; it takes 'host:port'")
-    # From the right, because an IPv6 address has colons of its own.
+    # From the right, because an IPv6 address contains colons, too.
     host, separator, port = address.rpartition(":")
     if not separator or not _HOST.fullmatch(host):
         raise _refusal(key, f"is '{shown(address)}'; it takes 'host:port'")

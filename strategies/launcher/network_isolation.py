@@ -66,7 +66,7 @@ def network_of_its_own(confine: str, say: Callable[[str], None]) -> Iterator[Net
         try:
             network = Network() if confine == OFF else _make(opened)
         except OSError as error:
-            # AUTO goes on in the network of this process.
+            # AUTO continues in the network of this process.
             network = Network()
             if confine == REQUIRED:
                 raise UsageError(
