@@ -192,7 +192,7 @@ def _until_too_few_are_left(
         for task in sorted(gone & there):
             warn(f"{task} at {workers[task]} is back.")
         gone = workers.keys() - there
-        # Without one server the weights are incomplete, so that training cannot continue.
+        # Without one of the servers the weights are incomplete: training cannot go on.
         for task in sorted(servers.keys() & missing.keys()):
             return PeerLostError(f"{task} at {servers[task]} {missing[task]}: {REMEDY}")
         if enough:

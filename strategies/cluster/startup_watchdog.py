@@ -2,7 +2,7 @@
 
 While TensorFlow 2.21 sets up `MultiWorkerMirroredStrategy`, and until all processes
 have computed their first sum, it waits without limit for a dead process, in C++, where
-no Python exception reaches it. From then on TensorFlow also takes SIGTERM for itself
+no Python exception reaches it. From the set-up on it also takes SIGTERM for itself
 (xla/tsl/distributed_runtime/preemption/preemption_notifier.cc, `SigtermNotifier`), so
 that the signal is lost.
 """

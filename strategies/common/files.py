@@ -113,7 +113,7 @@ def sync_to_disk(path: pathlib.Path) -> None:
 
 
 def new_folder(kind: str) -> pathlib.Path:
-    """Returns an unused path below runs/ with the kind of run in its name.
+    """Returns a new path below runs/ with the kind of run in its name.
 
     Args:
       kind: Kind of the run, the first part of the name.
