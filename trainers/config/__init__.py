@@ -1,1 +1,1 @@
-"""All settings, as dataclasses that check themselves."""
+"""Settings of a run, as dataclasses that validate themselves."""

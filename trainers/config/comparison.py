@@ -1,4 +1,7 @@
-"""The settings of a comparison. Nothing here imports TensorFlow."""
+"""Settings of a comparison.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from strategies.common.fields import UsedBy, check_settings, setting
 
 INITIAL_WEIGHTS = "initial_weights"
 
-# What must be the same in all arms, by the setting that decides it. The last is no
-# setting: it is compared after the runs, by its digest.
+# Controlled properties of a comparison: setting name -> the property that the setting
+# determines, which must be equal in all arms. The last entry is not a setting: the
+# digests of the initial weights are compared after the runs.
 HELD_FIXED: Mapping[str, str] = {
     "model": "the initial weights",
     "hidden_units": "the initial weights",
@@ -37,7 +41,7 @@ HELD_FIXED: Mapping[str, str] = {
     INITIAL_WEIGHTS: "the initial weights",
 }
 
-# What is compared, verified or predicted, by mode.
+# Settings that select the arms, by the mode that uses them.
 _USED_BY = {
     "compare": ("strategies", "arm", "runs"),
     "verify": ("strategies",),
@@ -126,10 +130,14 @@ class ComparisonConfig:
             )
 
     def check_mode(self, mode: str, strategy: str) -> None:
-        """Checks that the settings suit what is done and the other strategy setting.
+        """Checks that the settings suit the mode and the strategy.
+
+        Args:
+          mode: Value of `--mode`.
+          strategy: Value of `--strategy`.
 
         Raises:
-          UsageError: they do not.
+          UsageError: A required setting is missing, or a given setting is not used.
         """
         accepted = _USED_BY.get(mode, ())
         given = [n for n in ("strategies", "arm", "runs") if getattr(self, n)]
@@ -149,6 +157,8 @@ class ComparisonConfig:
                 f"--{unused} is not used by --mode={mode}: add --mode=compare, or "
                 "leave it out."
             )
+        # `--strategy` carries the strategy that the shared settings were checked with,
+        # so it must be one of the compared strategies.
         if self.strategies and strategy not in self.strategies:
             raise UsageError(
                 f"--strategy={strategy} is not one of --strategies="

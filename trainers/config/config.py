@@ -1,9 +1,9 @@
-"""The configuration of a run: small frozen groups, each of which checks itself.
+"""Configuration of a run: frozen groups of settings.
 
-A field here is a flag, a line of `--help`, a key of config.json and a check.
-The groups only order `--help` and keep what belongs together in one object;
-in files and on the command line all fields share one flat namespace. Nothing
-here imports TensorFlow.
+Each field is a flag, an entry of `--help`, a key of config.json and a validation rule.
+The groups determine the order of `--help` and bundle related settings. Files and the
+command line use one flat namespace of all fields. This module does not import
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from trainers.config.run import (
 )
 from trainers.config.tracking import TrackingConfig
 
+# Attribute of `Config` -> class of the group, in the order of `--help`.
 GROUPS: Mapping[str, type] = {
     "run": RunConfig,
     "strategy": StrategyConfig,
@@ -52,13 +53,14 @@ GROUPS: Mapping[str, type] = {
     "prediction": PredictionConfig,
 }
 
-# Left out of files where they are as by default: a run does not read them.
+# `to_dict` omits these groups' settings at their default values, because a training run
+# does not read them.
 _GROUPS_OF_OTHER_MODES = ("comparison", "prediction")
 
 
 @functools.cache
 def all_fields() -> Mapping[str, tuple[type, dataclasses.Field]]:
-    """Every setting by name, with the group it belongs to, in the order of --help."""
+    """Returns every setting by name with its group class, in the order of `--help`."""
     return {
         field.name: (group, field)
         for group in GROUPS.values()
@@ -67,10 +69,13 @@ def all_fields() -> Mapping[str, tuple[type, dataclasses.Field]]:
 
 
 def field_of(name: str) -> tuple[type, dataclasses.Field]:
-    """A setting by its name, with the group it belongs to.
+    """Returns the group class and the field of a setting.
+
+    Args:
+      name: Flat name of the setting.
 
     Raises:
-      UsageError: there is none of that name.
+      UsageError: No setting has this name.
     """
     found = all_fields().get(name)
     if found is None:
@@ -85,7 +90,7 @@ def field_of(name: str) -> tuple[type, dataclasses.Field]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that decides a run."""
+    """All settings of a run."""
 
     run: RunConfig = dataclasses.field(default_factory=RunConfig)
     strategy: StrategyConfig = dataclasses.field(default_factory=StrategyConfig)
@@ -102,10 +107,10 @@ class Config:
     prediction: PredictionConfig = dataclasses.field(default_factory=PredictionConfig)
 
     def __post_init__(self) -> None:
-        """Checks what concerns more than one group.
+        """Checks constraints that involve more than one group.
 
         Raises:
-          UsageError: two settings contradict each other.
+          UsageError: Two settings contradict each other.
         """
         replicas, name = self.strategy.num_replicas, self.strategy.strategy
         if replicas and registry.traits(name).multi_process:
@@ -149,19 +154,26 @@ class Config:
 
     @property
     def traits(self) -> Traits:
-        """What the strategy declares, as it holds for this configuration and data."""
+        """Traits of the strategy under this configuration and data set."""
         traits = self.strategy.traits
+        # With file sharding each worker reads different files, so the global batches
+        # differ from a single process's and the training cannot match one device.
         if self.data.sharding == "file" and traits.multi_process:
             return dataclasses.replace(traits, matches_one_device=False)
         return traits
 
     @property
     def drops_last_batch(self) -> bool:
-        """Whether all global batches are full: who reads files of its own, repeats."""
+        """True if all global batches are full.
+
+        Readers of file shards repeat their files, so they never yield a partial batch.
+        """
         return self.length.drop_last_batch or self.data.sharding == "file"
 
     def _shares_of_a_batch(self) -> int:
-        """As far as it is known."""
+        """Returns the number of shards of a global batch, as far as it is known yet."""
+        # Without `--num_replicas` the replicas are counted later, when the devices are
+        # known; 1 is the lower bound.
         return self.strategy.num_shares(self.strategy.num_replicas or 1)
 
     def _check_batch_size(self) -> None:
@@ -174,6 +186,9 @@ class Config:
                 "raise the one or lower the other."
             )
         choice = self.strategy.device_choice
+        # Under soft placement the number of replicas may be smaller than the number of
+        # devices. A model-parallel strategy uses the devices for stages, not for
+        # replicas.
         is_known = not (choice.is_soft or self.strategy.traits.splits_model)
         if is_known and size < choice.num_devices:
             raise UsageError(
@@ -211,6 +226,8 @@ class Config:
             "gradient_accumulation_steps": steps,
             "num_micro_batches": self.strategy.num_micro_batches or 1,
         }
+        # The splits nest: each replica's shard is cut into accumulation steps, and each
+        # of them into micro-batches, so the counts multiply.
         if size < math.prod(parts.values()):
             product = " x ".join(f"--{n}={k}" for n, k in parts.items() if k > 1)
             raise UsageError(
@@ -218,12 +235,16 @@ class Config:
                 "micro-batch needs an example; raise the one or lower the other."
             )
 
-    # The slash lets a file hold a setting called self, to be refused as unknown.
+    # `self` is positional-only, so that a file with a setting named `self` reaches
+    # `field_of`, which rejects it as unknown.
     def replace(self, /, **values: Any) -> Config:
-        """A copy with some settings changed, by their flat names.
+        """Returns a copy with some settings changed.
+
+        Args:
+          **values: New values by flat setting name.
 
         Raises:
-          UsageError: a name is unknown or a value not accepted.
+          UsageError: A name is unknown, or a value is not accepted.
         """
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
@@ -234,12 +255,14 @@ class Config:
             group: dataclasses.replace(getattr(self, group), **settings)
             for group, settings in changes.items()
         }
+        # One call with all groups, so that `__post_init__` checks only the final
+        # combination and not the intermediate ones.
         return dataclasses.replace(self, **groups)
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings by their flat names, as JSON has them.
+        """Returns all settings by flat name, in types that JSON has.
 
-        Those that only matter to a comparison are left out at their defaults.
+        Settings of comparisons and predictions are omitted at their default values.
         """
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -251,10 +274,15 @@ class Config:
 
 
 def config_from_dict(settings: Mapping[str, Any]) -> Config:
-    """Turns `Config.to_dict` back; settings that are absent keep their defaults.
+    """Returns the configuration that `Config.to_dict` encoded.
+
+    Absent settings keep their default values.
+
+    Args:
+      settings: Values by flat setting name.
 
     Raises:
-      UsageError: a name is unknown or a value not accepted.
+      UsageError: A name is unknown, or a value is not accepted.
     """
     return Config().replace(
         **{name: without_lists(value) for name, value in settings.items()}
@@ -262,5 +290,5 @@ def config_from_dict(settings: Mapping[str, Any]) -> Config:
 
 
 def without_lists(value: Any) -> Any:
-    """JSON has lists where settings are tuples."""
+    """Returns a JSON list as the tuple that settings hold; other values unchanged."""
     return tuple(value) if isinstance(value, list) else value

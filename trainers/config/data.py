@@ -1,4 +1,7 @@
-"""The settings of data sets. Does not import TensorFlow."""
+"""Settings of data sets.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ from models import factories
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
 
-# Which data sets read a path.
+# Path setting -> data sets that read it.
 _READ_BY = {"data_path": ("tfrecord", "cifar10"), "eval_data_path": ("tfrecord",)}
 PATHS = tuple(_READ_BY)
-# 8 GiB. Random numbers say nothing new about speed after that.
+# 2**31 float32 numbers take 8 GiB. Larger random data reveals nothing more about speed.
 _MOST_SYNTHETIC_NUMBERS = 2**31
-# 8 GiB as well, of int64 ids; and 8 GiB of an embedding of 16 numbers a row.
+# Upper bounds of rows x columns: 2**30 int64 ids take 8 GiB; 2**27 embedding rows of 16
+# float32 numbers take 8 GiB.
 _MOST_CLICKS = {"num_examples": 2**30, "num_categories": 2**27}
 _DATASETS = ("cifar10", "clicks", "digits", "synthetic", "tfrecord")
 
@@ -150,7 +154,7 @@ class DataConfig:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether training examples are read as they are needed."""
+        """True if training examples are read from files as training needs them."""
         return self.sharding != "exact"
 
     def _check_stream(self) -> None:

@@ -20,6 +20,8 @@ class GuardConfig:
         "rollback begins with a checkpoint of step 0.",
         choices=("stop", "rollback"),
     )
+    # None instead of the number itself distinguishes an absent flag, so that the flag
+    # can be rejected where it has no effect.
     max_rollbacks: int | None = setting(
         None,
         "How often a run may go back before it stops after all. Default: "
@@ -45,5 +47,5 @@ class GuardConfig:
 
     @property
     def most_rollbacks(self) -> int:
-        """How often a run may go back."""
+        """Maximum number of rollbacks of a run; 0 without rollback."""
         return (self.max_rollbacks or _DEFAULT_MAX_ROLLBACKS) if self.rolls_back else 0

@@ -1,4 +1,4 @@
-"""The configuration file: a JSON object of settings, as --config takes it."""
+"""Configuration file: a JSON object of settings (`--config`)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _REMEDY = "give a JSON file of settings, such as a run's config.json"
 def config_from_file(
     path: str, *, name: str | None = None, remedy: str = _REMEDY
 ) -> Config:
-    """Reads a whole configuration from a file.
+    """Reads a complete configuration from a file.
 
     Args:
-      path: of the file.
-      name: what errors call it; --config=`path` unless given.
-      remedy: what errors ask for if nothing can be made of the file.
+      path: Path of the file.
+      name: Name of the file in error messages. Default: --config=`path`.
+      remedy: Advice in the error message for an unusable file.
 
     Raises:
-      UsageError: the file cannot be read, or what it holds is not accepted.
+      UsageError: The file cannot be read, or its settings are not accepted.
     """
     name = name or f"--config={path}"
     settings = settings_from_file(path, name=name, remedy=remedy)
@@ -37,18 +37,18 @@ def config_from_file(
 def settings_from_file(
     path: str, *, name: str | None = None, remedy: str = _REMEDY
 ) -> dict[str, Any]:
-    """Reads settings of which each is accepted by itself.
+    """Reads settings from a file and checks each of them separately.
 
-    Whether they go together is left open, because flags may add to them.
+    Combinations of settings are not checked, because flags may change them later.
 
     Args:
-      path: of the file.
-      name: what errors call it; --config=`path` unless given.
-      remedy: what errors ask for if nothing can be made of the file.
+      path: Path of the file.
+      name: Name of the file in error messages. Default: --config=`path`.
+      remedy: Advice in the error message for an unusable file.
 
     Raises:
-      UsageError: the file cannot be read or is not such an object, a name is
-        unknown, or a value not accepted whatever the others are.
+      UsageError: The file cannot be read or holds no JSON object, a name is unknown, or
+        a value is never accepted.
     """
     name = name or f"--config={path}"
     try:

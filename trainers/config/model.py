@@ -1,4 +1,7 @@
-"""The settings of models. Does not import TensorFlow."""
+"""Settings of models.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -99,6 +102,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        # Built-in models bring their own loss and metrics.
         for name in ("loss", "metrics"):
             value = getattr(self, name)
             if value is not None and not self.is_custom:
@@ -108,7 +112,16 @@ class ModelConfig:
                 )
 
     def check_ballast(self, mode: str, strategy: StrategyConfig, export: Any) -> None:
-        """Raises UsageError if there is to be ballast where it cannot be."""
+        """Checks that `--ballast` fits the mode, the strategy and the export.
+
+        Args:
+          mode: Value of `--mode`.
+          strategy: Settings of the strategy.
+          export: Value of `--export`; None without an export.
+
+        Raises:
+          UsageError: `--ballast` does not fit one of them.
+        """
         if self.ballast and mode == "predict":
             raise UsageError(
                 "--ballast is not for --mode=predict, which adds it to some of its "
@@ -127,5 +140,5 @@ class ModelConfig:
 
     @property
     def is_custom(self) -> bool:
-        """Whether the model is the user's own."""
+        """True if the user supplies the model (`package.module:factory`)."""
         return factories.is_factory(self.model)

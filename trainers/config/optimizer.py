@@ -1,4 +1,7 @@
-"""The settings of an update. Does not import TensorFlow."""
+"""Settings of the optimizer and the learning rate.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -70,16 +73,18 @@ class OptimizerConfig:
         self._check_scaling()
 
     def peak_learning_rate(self, global_batch_size: int) -> float:
-        """The learning rate after warm-up, scaled to a global batch.
+        """Returns the learning rate after warm-up, scaled to a global batch.
 
-        linear is the rule of Goyal et al., Accurate, Large Minibatch SGD, 2017, who
-        use it with warm-up. sqrt keeps the variance of what a step adds up (Krizhevsky,
-        One weird trick for parallelizing convolutional neural networks, 2014, who
-        found linear to work better).
+        The linear rule is from Goyal et al., Accurate, Large Minibatch SGD, 2017, who
+        combine it with warm-up. The sqrt rule keeps the variance of the summed update
+        constant (Krizhevsky, One weird trick for parallelizing convolutional neural
+        networks, 2014, who found that the linear rule works better).
 
         Args:
-          global_batch_size: examples of one update.
+          global_batch_size: Number of examples of one update.
         """
+        # `_check_scaling` requires the base for linear and sqrt; without a base the
+        # factor is "none" and the ratio is not used.
         ratio = global_batch_size / (self.base_global_batch_size or global_batch_size)
         factors = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
         return self.learning_rate * factors[self.lr_scaling]
@@ -94,5 +99,7 @@ class OptimizerConfig:
 
     @property
     def updates_rows(self) -> bool:
-        """Whether an update leaves rows alone that its gradient does not have."""
+        """True if an update leaves embedding rows without a gradient unchanged."""
+        # Momentum, Adam and weight decay change every row at every step: their moving
+        # averages and the decay act on rows with a zero gradient as well.
         return self.optimizer in ("sgd", "adagrad") and not self.weight_decay

@@ -1,4 +1,7 @@
-"""The settings of a prediction. Nothing here imports TensorFlow."""
+"""Settings of a prediction.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from strategies.common.text import as_argument
 
 _DEFAULT_REPLICAS = (2, 8, 64, 512)
 _DEFAULT_BANDWIDTH_GBIT = 10.0
-# Between two machines of a data center, by way of a switch and two kernels.
+# Typical between two machines of a data center, through a switch and two kernels.
 _DEFAULT_LATENCY_MICROSECONDS = 50.0
 _OF_PREDICTIONS: UsedBy = {"mode": ("predict",)}
 
@@ -46,11 +49,12 @@ class PredictionConfig:
 
     @property
     def replica_counts(self) -> tuple[int, ...]:
-        """In ascending order, each once."""
+        """Distinct numbers of replicas, in ascending order."""
         return tuple(sorted(set(self.replicas or _DEFAULT_REPLICAS)))
 
     @property
     def seconds_per_byte(self) -> float:
+        # 8 bits per byte; the setting is in gigabits per second.
         return 8 / (1e9 * (self.bandwidth_gbit or _DEFAULT_BANDWIDTH_GBIT))
 
     @property

@@ -1,6 +1,6 @@
-"""The settings of a run: what to do, for how long, and what to write meanwhile.
+"""Settings of a run: mode, length, threads and reports.
 
-Nothing here imports TensorFlow.
+This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        # A URL would work for TensorFlow's own files, but locks and atomic renames need
+        # a file system of the machine.
         if self.run_dir is not None and "://" in self.run_dir:
             raise UsageError(
                 f"--run_dir={shown(self.run_dir)} is no folder of this machine, and a "
@@ -111,6 +113,8 @@ class LengthConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        # Both are None by default, so that a given flag can be told from the default of
+        # 1000 steps.
         if self.train_steps is not None and self.epochs is not None:
             raise UsageError(
                 f"--train_steps={self.train_steps} and --epochs={self.epochs} both "
@@ -176,6 +180,7 @@ class ReportConfig:
     def __post_init__(self) -> None:
         check_settings(self)
         steps = self.profile_steps
+        # The trace covers the steps after the first up to and including the second.
         if steps is not None and (len(steps) != 2 or steps[0] >= steps[1]):
             raise UsageError(
                 f"--profile_steps={as_argument(steps)} is no stretch of them: give two "

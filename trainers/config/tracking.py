@@ -1,6 +1,6 @@
-"""The settings of what a run reports to besides its folder.
+"""Settings of trackers and of remote TensorBoard copies.
 
-Nothing here imports TensorFlow or a tracker.
+This module imports neither TensorFlow nor a tracker.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from strategies.common.errors import UsageError
 from strategies.common.fields import UsedBy, check_settings, setting
 from strategies.common.text import as_argument
 
-# By tracker, which is also the name of its package, what its extra in pyproject.toml
-# installs. MLflow's whole package would bring a server and 60 others along.
+# Tracker, which is also the name of its package -> command that installs what its extra
+# in pyproject.toml installs. The full MLflow package would add a server and 60 other
+# packages.
 EXTRAS = {
     "mlflow": "pip install mlflow-skinny 'sqlalchemy<2.1' alembic",
     "wandb": "pip install wandb",
 }
-# MLflow's name for it is experiment, that of W&B project.
+# MLflow calls this an experiment, W&B a project.
 _DEFAULT_EXPERIMENT = "distribution-strategies"
 # To the others a run is not the purpose, or they write nothing.
 _OF_RUNS: UsedBy = {"mode": ("train", "compare", "doctor")}
@@ -71,9 +72,14 @@ class TrackingConfig:
             )
 
     def check_packages(self) -> None:
-        """Raises UsageError if the package of a tracker is not there."""
+        """Checks that the packages of the trackers are installed.
+
+        Raises:
+          UsageError: A package is missing.
+        """
         for name in self.trackers or ():
-            # Any folder of that name, such as W&B's own, is a package without a file.
+            # Any folder of this name on the import path, such as W&B's own `wandb/`, is
+            # found as a namespace package, which has no origin.
             found = importlib.util.find_spec(name)
             if found is None or found.origin is None:
                 raise UsageError(

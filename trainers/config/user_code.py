@@ -1,4 +1,7 @@
-"""Where names of a user's functions may come from. Nothing here imports TensorFlow."""
+"""Checks of settings that name functions of the user.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,18 @@ from models import factories
 from strategies.common.errors import UsageError
 from trainers.config.config import Config
 
-# Settings that may name one.
+# Settings that accept a function as `package.module:factory`.
 _SETTINGS = ("model", "dataset")
 
 
 def check_packages(config: Config) -> None:
-    """Refuses names of packages that are not there, before anything is loaded.
+    """Rejects functions in missing packages, before anything is loaded.
+
+    Args:
+      config: Configuration of the run.
 
     Raises:
-      UsageError: with the first of them.
+      UsageError: A package is missing; the message names the first one.
     """
     for name, value in _factories(config.to_dict()).items():
         try:
@@ -29,17 +35,17 @@ def check_packages(config: Config) -> None:
 def check_given(
     settings: Mapping[str, Any], flags: Mapping[str, Any], source: str
 ) -> None:
-    """Refuses names of functions that no flag gives.
+    """Rejects functions that a file names and no flag names.
 
-    A file that has come from somebody else must not decide which code runs here.
+    A file from another person must not decide which code runs on this machine.
 
     Args:
-      settings: of a file.
-      flags: as they were given, or settings that they came to.
-      source: the file, for the message.
+      settings: Settings of the file.
+      flags: Settings from flags, by name.
+      source: Name of the file in the error message.
 
     Raises:
-      UsageError: a name is in the file only.
+      UsageError: Only the file names a function.
     """
     missing = {
         name: value
