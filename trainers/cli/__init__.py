@@ -1,1 +1,1 @@
-"""The command line."""
+"""Command line of `python -m trainers.main`."""

@@ -1,4 +1,4 @@
-"""Runs one command line: checks the request, does the work of this task, ends."""
+"""Execution of one command line and its exit code."""
 
 from __future__ import annotations
 
@@ -33,13 +33,22 @@ from trainers.user_code import ended
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs one command line and returns its exit code."""
+    """Runs one command line and returns its exit code.
+
+    Args:
+      argv: Program name and its arguments.
+
+    Returns:
+      Exit code of the process.
+    """
     try:
         config = flags.parse(argv)
     except flags.HelpRequested as help_requested:
         return _print_help(str(help_requested))
     except UsageError as error:
         return _refuse(error, flags.wants_tracebacks(argv))
+    # From here on the configuration is known, and with it whether tracebacks are
+    # wanted.
     console = Console()
     try:
         return _exit_code_of(lambda: _run(config, argv, console), config, console)
@@ -65,6 +74,9 @@ def _exit_code_of(work: Callable[[], int], config: Config, console: Console) -> 
             ended("code of the model or the data", error), config.run.verbose
         )
     except Exception as error:
+        # Some errors of TensorFlow have a cause that the user can correct, such as an
+        # operation that XLA does not support; they end with exit code USAGE, not as a
+        # bug.
         refusal = refusal_of(error, config)
         if refusal is not None:
             return _refuse(refusal, config.run.verbose)
@@ -75,12 +87,15 @@ def _exit_code_of(work: Callable[[], int], config: Config, console: Console) -> 
 
 
 def _run(config: Config, argv: Sequence[str], console: Console) -> int:
+    # First of all, so that a task cannot outlive its launcher while it imports
+    # TensorFlow.
     end_with_launcher()
     check_backend(os.environ)
     check_packages(config)
     config.tracking.check_packages()
     if config.run.mode in _MODES_THAT_LOOK:
         return _look(config, console)
+    # None: this process is the launcher, which never loads TensorFlow.
     cluster = cluster_of(config, os.environ)
     if cluster is None:
         return launch(config, argv, console)
@@ -95,12 +110,24 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     return exit_code
 
 
-# They print what they find, and start and write nothing.
+# Modes that inspect the machine. They print their findings, start no process and write
+# no file.
 _MODES_THAT_LOOK = ("doctor", "devices")
 
 
 def _look(config: Config, console: Console) -> int:
-    """Does what such a mode does, unless there is no TensorFlow or Keras for it."""
+    """Runs a mode that inspects the machine.
+
+    Args:
+      config: Configuration of the run.
+      console: Output of the process.
+
+    Returns:
+      Exit code of the process.
+
+    Raises:
+      UsageError: TensorFlow or Keras is not installed.
+    """
     mode = config.run.mode
     try:
         load_tensorflow(config)
@@ -123,6 +150,7 @@ def _leave(exit_code: int, console: Console) -> NoReturn:
     ends in `EagerContext::MaybeRemoveFunctionRemotely`).
     """
     console.close()
+    # os._exit does not flush Python's buffers.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()
@@ -133,9 +161,10 @@ def _print_help(text: str) -> ExitCode:
     try:
         print(text, flush=True)
     except OSError as error:
-        # Python would fail once more on what is left in the buffer when it ends.
+        # Python flushes standard output again when the process exits; the rest of the
+        # buffer goes to /dev/null, so that the flush cannot fail a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        # A reader such as `head` may have seen enough.
+        # A reader such as `head` closes the pipe early; this is no error.
         if not isinstance(error, BrokenPipeError):
             words = f"--help cannot be printed ({error.strerror}): give it a terminal."
             return _refuse(UsageError(words), verbose=False)
@@ -143,6 +172,8 @@ def _print_help(text: str) -> ExitCode:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
+    # The error may have been raised in a process that never imports TensorFlow; this
+    # check must not import it.
     tensorflow = sys.modules.get("tensorflow")
     return isinstance(error, MemoryError) or (
         tensorflow is not None
@@ -181,25 +212,41 @@ def _refuse(error: UsageError, verbose: bool) -> ExitCode:
 
 
 def check_files(config: Config, cluster: Cluster) -> None:
-    """What of a request can be known to be wrong before TensorFlow has been loaded.
+    """Checks the run folder and the data paths before TensorFlow is imported.
+
+    Args:
+      config: Configuration of the run.
+      cluster: This process's place in the cluster.
 
     Raises:
-      UsageError: the run's folder cannot be used, or there is no data.
+      UsageError: The run's folder cannot be used, or there is no data.
     """
     serving = registry.traits(config.strategy.strategy).serving_roles
     if config.run.mode == "evaluate":
         RunFolder.of_existing(config.run.run_dir or "").read_config()
     elif config.run.mode == "train" and cluster.job not in serving:
+        # Parameter servers read no data.
         inputs.check_paths(config.data)
         if cluster.is_chief:
+            # Only the chief writes the run folder.
             RunFolder.for_training(config)
 
 
 def run_task(config: Config, cluster: Cluster, console: Console) -> int:
-    """Runs this process's part to its end; most modes import TensorFlow.
+    """Runs this process's part of the run to its end.
+
+    Most modes import TensorFlow.
+
+    Args:
+      config: Configuration of the run.
+      cluster: This process's place in the cluster.
+      console: Output of the process.
+
+    Returns:
+      Exit code of the process.
 
     Raises:
-      UsageError: this machine has not what is asked for.
+      UsageError: The machine lacks something that the configuration asks for.
     """
     strategy = config.strategy.strategy
     if has_remote(cluster.tasks().values()):
@@ -208,6 +255,9 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
             f"else away from {cluster.address}."
         )
     if needs_tensorflow(config):
+        # Imported late, because the module imports TensorFlow, which the modes that
+        # start runs do not need. Devices must be configured before TensorFlow
+        # initializes them.
         devices = importlib.import_module("strategies.devices.assignment")
         devices.configure_devices(
             config.strategy.device_choice,
@@ -223,6 +273,7 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
             return registry.load(strategy).serve(
                 config.strategy, cluster, folder.ending_path()
             )
+    # Only the chief runs the requested mode; the other workers follow its decisions.
     mode = config.run.mode if cluster.is_chief else "follow"
     if cluster.job == EVALUATOR:
         mode = "evaluator"

@@ -1,8 +1,8 @@
-"""The only place that reads the command line.
+"""Command line flags, made from the fields of the configuration.
 
-Flags are made from the fields of the configuration groups and defined on a
-`FlagValues` of our own, so that importing this package leaves absl's global
-flags alone. Does not import TensorFlow.
+No other module reads the command line. The flags are defined on a `FlagValues` object
+of this module, so that an import leaves absl's global flags alone. This module does not
+import TensorFlow.
 """
 
 from __future__ import annotations
@@ -37,24 +37,29 @@ from trainers.config.user_code import check_given
 
 
 class HelpRequested(Exception):
-    """`--help` or the like was given; the message is the text to print."""
+    """Request for `--help` or a similar flag; the message is the text to print."""
 
 
 def parse(argv: Sequence[str]) -> Config:
-    """Turns a command line into a configuration.
+    """Parses a command line into a configuration.
 
-    Values come from the flags, then from the file given by --config, then from
+    Flags take precedence over the file given by `--config`, which takes precedence over
     the defaults.
 
     Args:
-      argv: the program's name and its arguments.
+      argv: Program name and its arguments.
+
+    Returns:
+      Configuration of the run.
 
     Raises:
-      HelpRequested: with the help text.
-      UsageError: a flag is unknown or its value unusable, or there is an argument
-        that is not a flag.
+      HelpRequested: The arguments ask for a text; the message is the text.
+      UsageError: A flag is unknown, its value is not accepted, or an argument is not a
+        flag.
     """
     in_file, given = _settings(argv)
+    # A file such as a run's config.json always names one strategy, which would
+    # contradict `--strategies` if it is none of them.
     if "strategies" in given and "strategy" not in given:
         in_file.pop("strategy", None)
     settings = {**_of_use(in_file, given), **given}
@@ -67,11 +72,19 @@ def parse(argv: Sequence[str]) -> Config:
 
 
 def parse_arm(words: Sequence[str], base: Config) -> Config:
-    """The same for the flags of one arm, which change those that all arms share.
+    """Parses the flags of one arm of a comparison.
+
+    Args:
+      words: Flags of the arm, such as --num_replicas=4.
+      base: Configuration that all arms share; the flags override it.
+
+    Returns:
+      Configuration of the arm.
 
     Raises:
-      UsageError: as for `parse`, and if a flag is one that an arm cannot have.
+      UsageError: `parse` would raise it, or an arm cannot have one of the flags.
     """
+    # absl skips the first argument, the name of the program.
     in_file, given = _settings(["arm", *words])
     for name in (*in_file, *given):
         if name in _NOT_OF_AN_ARM:
@@ -84,6 +97,7 @@ def parse_arm(words: Sequence[str], base: Config) -> Config:
     return without_unused(config)
 
 
+# Settings of the whole comparison.
 _NOT_OF_AN_ARM = {
     *("mode", "run_dir", "resume", "seed", "verbose"),
     *(field.name for field in dataclasses.fields(ComparisonConfig)),
@@ -92,10 +106,15 @@ _NOT_OF_AN_ARM = {
 
 
 def arguments_of(config: Config) -> list[str]:
-    """The flags that `parse` turns into this configuration; defaults are left out."""
+    """Returns the flags that `parse` turns into a configuration, without defaults.
+
+    Args:
+      config: Configuration to express.
+    """
     arguments = []
     for name, value in config.to_dict().items():
         field = all_fields()[name][1]
+        # `to_dict` returns lists for tuples, as JSON does.
         if without_lists(value) == field.default:
             continue
         items = value if field.metadata["repeatable"] and value else [value]
@@ -104,9 +123,10 @@ def arguments_of(config: Config) -> list[str]:
 
 
 def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the file of settings says, and what the flags say."""
+    """Returns the settings of the file and the settings of the flags."""
     values = _define()
     stray = _read(values, list(argv))
+    # Before the values are converted, so that `--help` works beside an unusable value.
     _answer(values)
     if stray:
         raise UsageError(
@@ -145,7 +165,7 @@ def _of_use(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
 
 
 def _answer(values: flags.FlagValues) -> None:
-    """Raises HelpRequested if the program is asked about itself."""
+    """Raises `HelpRequested` if a flag asks for a text such as the help."""
     if values.help:
         mode = values["mode"].value or ""
         known = mode in MODES
@@ -160,9 +180,15 @@ def _answer(values: flags.FlagValues) -> None:
 
 
 def _with_one_of_its_strategies(settings: Mapping[str, Any]) -> Config:
-    """A comparison's settings, checked with the first strategy that they suit.
+    """Returns a comparison's settings with the first of its strategies that they fit.
 
-    Some, such as --num_replicas, suit only some of the strategies that are compared.
+    Some settings, such as --num_replicas, fit only some of the compared strategies.
+
+    Args:
+      settings: Settings by name, with `strategies` and without `strategy`.
+
+    Raises:
+      UsageError: The settings fit none of the strategies; the error is the first one.
     """
     refusals = []
     for strategy in settings["strategies"]:
@@ -174,12 +200,12 @@ def _with_one_of_its_strategies(settings: Mapping[str, Any]) -> Config:
 
 
 def wants_tracebacks(argv: Sequence[str]) -> bool:
-    """Whether --verbose is among the arguments, even if others are unusable."""
+    """Returns whether --verbose is given, even if other arguments are unusable."""
     return any(re.fullmatch(r"--?verbose(=(true|t|1|yes|y))?", a) for a in argv[1:])
 
 
 def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:
-    """Sets the flags, and returns what is not a flag."""
+    """Sets the flags and returns the arguments that are not flags."""
     for argument in argv[1:]:
         # absl reads these two before any other, whether they are defined or not.
         name = re.sub(r"^--?", "", argument).partition("=")[0]
@@ -195,14 +221,14 @@ def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:
         near = named_like(error.flagname) or nearest.rstrip(" ?").split(", ")
         raise _unknown(error.flagname, near) from error
     except flags.IllegalFlagValueError as error:
-        # Words that do not fit a switch; other flags take any text here.
+        # Only switches validate their value here; other flags accept any text.
         argument = str(error).removeprefix("flag ").partition(": ")[0]
         name = argument.removeprefix("--").partition("=")[0]
         raise _not_a_switch(argument, name) from error
     except flags.Error as error:
         raise UsageError(f"{error}: give it as --name=value.") from error
     except ValueError as error:
-        # absl's answer to --noverbose=1.
+        # absl raises ValueError for --noverbose=1.
         argument = str(error).partition(" ")[0]
         name = argument.removeprefix("--no").partition("=")[0]
         raise _not_a_switch(argument, name) from error
@@ -244,6 +270,7 @@ def _switch(flag: Flag) -> flags.BooleanFlag:
     short = _SHORT_NAMES.get(flag.name)
     switch = flags.BooleanFlag(flag.name, bool(flag.default), flag.help, short)
     if flag.default is None and flag.is_setting:
+        # BooleanFlag has no argument for a parser of another class.
         switch.parser = _OptionalSwitchParser()
     return switch
 
@@ -252,14 +279,23 @@ _SHORT_NAMES = {"help": "h"}
 
 
 class _OptionalSwitchParser(flags.BooleanParser):
-    """Also takes none, as other settings do that need not be given."""
+    """Parser of switches that also accept `none`, the word for an absent value."""
 
     def parse(self, argument: Any) -> Any:
         return None if argument == "none" else super().parse(argument)
 
 
 def _converted(name: str, field: dataclasses.Field, value: Any) -> Any:
-    """The text of a flag as the type of its field."""
+    """Converts the text of a flag to the type of its field.
+
+    Args:
+      name: Name of the setting.
+      field: Field of the setting.
+      value: Text, list of texts, bool or None, as absl returns it.
+
+    Raises:
+      UsageError: The text is not a number where the field requires one.
+    """
     config_class = all_fields()[name][0]
     hint, optional = field_types(config_class)[name]
     if field.metadata["repeatable"]:
@@ -271,7 +307,7 @@ def _converted(name: str, field: dataclasses.Field, value: Any) -> Any:
     is_list = typing.get_origin(hint) is tuple
     item = typing.get_args(hint)[0] if is_list else hint
     if item is str:
-        # The shell leaves a tilde alone that stands after an equals sign.
+        # The shell does not expand a tilde that follows an equals sign.
         item = os.path.expanduser
     try:
         return tuple(map(item, value.split(","))) if is_list else item(value)

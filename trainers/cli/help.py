@@ -1,6 +1,6 @@
-"""The texts of `--help`, in 80 columns.
+"""Texts of `--help`, 80 columns wide.
 
-Tests give every command here to the real checks, and run them.
+Tests check and run every example command of this module.
 """
 
 from __future__ import annotations
@@ -26,26 +26,30 @@ _HOW_TO_READ = (
     "them. A switch such as --[no]verbose is off unless its text says otherwise."
 )
 
-# Only one of the modes uses them, or a few.
+# Groups whose settings only one or a few modes use.
 _OF_OTHER_MODES = (ComparisonConfig, PredictionConfig)
 
 
 def whole() -> str:
-    """Everything: how to begin, and all flags by subject."""
+    """Returns the text of `--help`: introduction, modes and all flags by subject."""
     return "\n".join(
         [*_beginning(), "", *_wrapped(_HOW_TO_READ), *_listed(all_flags())]
     )
 
 
 def short() -> str:
-    """How to begin, and what there are flags for."""
+    """Returns the text of `--helpshort`: introduction, modes and subjects of flags."""
     headings = dict.fromkeys(flag.heading for flag in all_flags())
     subjects = f"--help lists all {len(all_flags())} flags: {'; '.join(headings)}."
     return "\n".join([*_beginning(), "", *_wrapped(subjects)])
 
 
 def of_mode(name: str) -> str:
-    """What concerns one mode."""
+    """Returns the help page of one mode.
+
+    Args:
+      name: Key of `MODES`.
+    """
     mode = MODES[name]
     lines = [
         f"Usage: {_PROGRAM} --mode={name} [--FLAG=VALUE ...]",
@@ -98,12 +102,16 @@ def _examples(heading: str, examples: Iterable[Example]) -> Iterator[str]:
 
 
 def _command(command: str) -> list[str]:
-    """Lines of a shell that fit, broken before flags only."""
+    """Returns the lines of a shell command, broken only before flags."""
     lines: list[str] = []
+    # Splits at a blank before --flag=, unless the blank is inside single quotes: an
+    # even number of quotes must follow it.
     for part in re.split(r" (?=--\w+=)(?=(?:[^']*'[^']*')*[^']*$)", command):
         if lines and len(lines[-1]) + len(part) + 1 <= _COLUMNS - 2:
             lines[-1] += f" {part}"
         else:
+            # Two columns stay free for the blank and the backslash that continue a
+            # line.
             lines.append(f"{' ' * (6 if lines else 4)}{part}")
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
@@ -119,7 +127,7 @@ def _listed(flags: Sequence[Flag]) -> Iterator[str]:
 
 def _head(flag: Flag) -> str:
     if flag.is_switch:
-        # Of the command line: what is asked for, and never taken back.
+        # Switches of the command line itself, such as --help, have no negative form.
         return f"--[no]{flag.name}" if flag.is_setting else f"--{flag.name}"
     if flag.default is not None:
         return f"--{flag.name}={as_argument(flag.default)}"
@@ -150,7 +158,7 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
         _COLUMNS,
         initial_indent=space,
         subsequent_indent=space,
-        # A flag or a path that is torn apart can be neither found nor pasted.
+        # A broken flag or path could be neither found by a search nor pasted.
         break_on_hyphens=False,
         break_long_words=False,
     )
@@ -165,13 +173,18 @@ PURPOSE = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
-    """A command that works as it is, after those before it."""
+    """One command of the help, which works unchanged after the previous examples.
+
+    Attributes:
+      purpose: Sentence above the command.
+      command: Shell command on one line.
+    """
 
     purpose: str
     command: str
 
 
-# In this order they work in an empty folder, in two minutes on two cores.
+# In this order the commands work in an empty folder and take two minutes on two cores.
 EXAMPLES: Sequence[Example] = (
     Example(
         "Train on handwritten digits, which need no download:",
@@ -209,11 +222,11 @@ class Mode:
     """One choice of --mode.
 
     Attributes:
-      summary: what it does, in a line.
-      details: what else one should know before using it.
-      own_flags: those that its own page explains; none for all but other modes'.
-      others: what its page says of the flags that it leaves out.
-      examples: commands that work as they are, after those of `EXAMPLES`.
+      summary: Description in one line.
+      details: Further sentences for the mode's own page.
+      own_flags: Flags on the mode's own page; empty for all flags except other modes'.
+      others: Sentence on the flags that the page leaves out.
+      examples: Commands that work unchanged after the commands of `EXAMPLES`.
     """
 
     summary: str

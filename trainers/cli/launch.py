@@ -1,4 +1,4 @@
-"""Starts a cluster on this machine: the same command line once for each task."""
+"""Launch of a cluster of tasks on this machine."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from trainers.run_dir.run_dir import RunFolder
 
 
 def launch(config: Config, argv: Sequence[str], console: Console) -> int:
-    """Runs every task to its end and returns the exit code of the run.
+    """Starts every task, waits for all of them and returns the run's exit code.
 
     Args:
-      config: what `argv` says.
-      argv: the program's name and its arguments.
-      console: told which task fails.
+      config: Configuration parsed from `argv`.
+      argv: Program name and its arguments; each task gets the same arguments.
+      console: Output for warnings about failed tasks.
 
     Raises:
-      UsageError: before any task is started.
+      UsageError: A request cannot be met. No task has been started yet.
     """
     folder = RunFolder.for_training(config)
     launcher = Launcher(plan_of(config, argv, folder), console.warn)
+    # Once here, so that the tasks do not download the same data at the same time.
     inputs.fetch(config.data)
     exit_code = launcher.run()
     if launcher.num_restarts:
@@ -41,11 +42,18 @@ def launch(config: Config, argv: Sequence[str], console: Console) -> int:
 
 
 def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
-    """What to start. The ports in it are free, and not held.
+    """Returns the plan of the cluster: command, addresses, GPUs and restart policy.
+
+    The ports in the plan are free but not reserved.
+
+    Args:
+      config: Configuration of the run.
+      argv: Program name and its arguments.
+      folder: Folder of the run.
 
     Raises:
-      UsageError: there are fewer GPUs than tasks that compute, or none to take the
-        memory of.
+      UsageError: The machine has fewer GPUs than workers, or has no GPU although a
+        setting limits GPU memory.
     """
     num_tasks = {
         "chief": 1,
@@ -62,11 +70,14 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
             f"{given[0]} needs GPUs, and this machine has none that NVIDIA's driver "
             "shows: leave it out."
         )
+    # Only for its check: the launcher divides the GPUs itself when it starts the
+    # workers.
     divide(gpus, num_tasks["worker"])
     return Plan(
         command=[
             *(sys.executable, "-m", "trainers.main"),
             *argv[1:],
+            # The last flag wins, so all tasks use the folder that the launcher chose.
             f"--run_dir={folder.path}",
         ],
         addresses=local_cluster(num_tasks),
@@ -77,6 +88,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
         confine=config.strategy.confine_cluster,
         max_restarts=config.strategy.restarts_without_progress,
         patience_seconds=config.strategy.peer_timeout_seconds,
+        # Added to the command when all tasks are restarted.
         to_continue=["--resume=auto"],
         saved_step=folder.saved_step,
         reached_step=folder.reached_step,

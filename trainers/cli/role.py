@@ -1,4 +1,4 @@
-"""The place of this process: alone, a task of a cluster, or the one that starts it."""
+"""Role of this process: single process, cluster task or launcher."""
 
 from __future__ import annotations
 
@@ -17,22 +17,31 @@ from trainers.cli.tensorflow_setup import load_tensorflow
 from trainers.config.config import Config
 from trainers.run_dir.run_dir import RunFolder
 
-# Modes that start runs, each as a process of its own, and leave the cores to them.
+# These modes start each run as a process of its own and leave the cores to the runs.
 _MODES_THAT_START_RUNS = ("verify", "compare", "predict")
 
 
 def needs_tensorflow(config: Config) -> bool:
-    """Whether this process computes anything itself."""
+    """Returns whether this process computes anything itself."""
     return config.run.mode not in _MODES_THAT_START_RUNS
 
 
 def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None:
-    """This process's place, or None if a cluster is to be started on this machine.
+    """Returns this process's place in a cluster.
 
-    Nothing here needs TensorFlow, unless Slurm has started this process.
+    This function imports no TensorFlow, unless Slurm has started this process.
+
+    Args:
+      config: Configuration of the run.
+      environment: Environment variables of the process.
+
+    Returns:
+      Cluster without addresses for a single process, the cluster of TF_CONFIG or Slurm
+        for a task, None for the launcher of a new cluster on this machine.
 
     Raises:
-      UsageError: the environment's cluster is malformed or not for this strategy.
+      UsageError: The environment's cluster is malformed or does not fit the strategy or
+        mode.
     """
     name = config.strategy.strategy
     traits = registry.traits(name)
@@ -71,7 +80,8 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
             "--run_dir is missing: all tasks of a cluster must be given the same "
             "folder of the run."
         )
-    # Tasks other than the chief use it as well, and do not look at what is in it.
+    # All tasks use the folder, so all of them check it for links and special files.
+    # Only the chief examines its contents.
     RunFolder(pathlib.Path(config.run.run_dir)).check_own()
     if cluster is None:
         return _cluster_of_slurm(config, traits, environment)
@@ -122,6 +132,7 @@ def _check_sizes(config: Config, cluster: Cluster, traits: Traits) -> None:
 def _cluster_of_slurm(
     config: Config, traits: Traits, environment: Mapping[str, str]
 ) -> Cluster:
+    # None: as many workers as Slurm started tasks.
     wanted = {
         "chief": 1,
         "worker": config.strategy.num_workers,
@@ -130,5 +141,6 @@ def _cluster_of_slurm(
     jobs = slurm.num_tasks_by_job(
         environment, {job: wanted[job] for job in traits.roles}
     )
+    # TensorFlow's resolver of Slurm clusters identifies the task.
     load_tensorflow(config)
     return slurm.identify(environment, jobs)

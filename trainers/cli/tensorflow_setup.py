@@ -1,4 +1,4 @@
-"""Loads TensorFlow: quietly, and with as many threads as were asked for."""
+"""Quiet import of TensorFlow, with the configured threads."""
 
 from __future__ import annotations
 
@@ -59,22 +59,30 @@ def _backend_in(path: pathlib.Path) -> Any:
 
 
 def load_tensorflow(config: Config) -> None:
-    """Imports it, and looks for GPUs, which also logs from C++.
+    """Imports TensorFlow, detects GPUs and sets the numbers of threads.
 
-    About a task that is lost TensorFlow logs up to hundreds of lines a second, from
-    C++ and Python, and then raises an error that says the same.
+    When a task of the cluster dies, TensorFlow logs up to hundreds of lines a second,
+    from C++ and Python, and then raises an error with the same information. Unless
+    --verbose is given, these log lines are hidden.
+
+    Args:
+      config: Configuration of the run.
     """
     verbose = config.run.verbose
     several = registry.traits(config.strategy.strategy).multi_process
     if not verbose:
+        # 2 hides warnings, 3 hides errors as well. TensorFlow reads the variable when
+        # it is imported.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if several else "2")
     hidden = contextlib.nullcontext() if verbose else native_log_hidden()
     with _interrupt_ends_at_once(), hidden:
         with _imported_fast(), _settings_blamed():
             import tensorflow as tf
 
+        # The detection of GPUs also logs from C++, so it runs while the log is hidden.
         tf.config.list_physical_devices()
-        # Zero is TensorFlow's own choice, which is not to be set once it has started.
+        # 0 is TensorFlow's own choice; the number cannot be set once the runtime has
+        # started.
         if config.threads.intra_op_threads:
             tf.config.threading.set_intra_op_parallelism_threads(
                 config.threads.intra_op_threads
@@ -118,10 +126,14 @@ def _settings_blamed() -> Iterator[None]:
 
 
 def _hide_errors_of_destructors(kind: type[Exception]) -> None:
-    """Keeps Python from printing tracebacks of what TensorFlow cannot give back.
+    """Suppresses tracebacks of exceptions that TensorFlow's destructors raise.
 
-    Its executors wait for a lost task when they are deleted, and raise what has been
-    raised before (tensorflow/python/eager/executor.py, `__del__`).
+    TensorFlow's executors wait for a dead task when they are deleted, and raise an
+    error that was already raised before (tensorflow/python/eager/executor.py,
+    `__del__`).
+
+    Args:
+      kind: Class of the suppressed exceptions; other exceptions reach the usual hook.
     """
     usual = sys.unraisablehook
 
@@ -132,25 +144,25 @@ def _hide_errors_of_destructors(kind: type[Exception]) -> None:
     sys.unraisablehook = hook
 
 
-# Keras imports both if they are there, for classes that wrap a model for scikit-learn
-# and for pictures of data sets: 0.9 of 3.2 s of processor time and 90 MiB of every
-# task. It says of both that they are optional (keras/src/wrappers/fixes.py,
+# Keras imports both packages if they are installed, for its scikit-learn wrappers and
+# for image galleries of data sets. The imports take 0.9 of 3.2 s of processor time and
+# 90 MiB in every task. Keras declares both as optional (keras/src/wrappers/fixes.py,
 # keras/src/visualization/plot_image_gallery.py).
 _NOT_FOR_KERAS = ("sklearn", "matplotlib")
 
 
 @contextlib.contextmanager
 def _imported_fast() -> Iterator[None]:
-    """Halves the time that TensorFlow and Keras take to be imported.
-
-    Nearly nothing that an import makes is ever garbage, and to look for it again and
-    again takes a quarter of the time; afterwards it is not looked at any more.
-    """
+    """Halves the import time of TensorFlow and Keras within the context."""
     absent = [name for name in _NOT_FOR_KERAS if name not in sys.modules]
+    # None in sys.modules makes an import raise ImportError.
     sys.modules.update(dict.fromkeys(absent, None))  # type: ignore[arg-type]
+    # An import produces hardly any garbage, and repeated collections take a quarter of
+    # the time.
     gc.disable()
     try:
         yield
+        # Later collections skip the imported objects.
         gc.freeze()
     finally:
         gc.enable()
@@ -160,11 +172,12 @@ def _imported_fast() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _interrupt_ends_at_once() -> Iterator[None]:
-    """Keeps Ctrl-C from being raised as an exception within imports.
+    """Lets Ctrl-C end the process without a KeyboardInterrupt within the context.
 
-    Some of TensorFlow's imports catch every exception, or turn it into an
-    ImportError. Nothing has been written yet that would need an end in order.
+    Some of TensorFlow's imports catch every exception or turn it into an ImportError.
+    No file has been written yet that would need a clean shutdown.
     """
+    # Another handler, or a parent that ignores SIGINT, keeps its decision.
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return

@@ -1,4 +1,4 @@
-"""Which version this is."""
+"""Version of the project and of its main packages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import platform
 
 VERSION = "0.1.0"
 
-# Those that decide what a run does.
+# Packages whose versions affect the results of a run.
 _PACKAGES = ("tensorflow", "keras", "numpy")
 
 
 def in_words() -> str:
-    """For `--version`; imports none of the packages."""
+    """Returns the text of `--version` without importing the packages."""
     packages = [f"{name} {_installed(name)}" for name in _PACKAGES]
     return ", ".join([VERSION, f"Python {platform.python_version()}", *packages])
 
