@@ -1,1 +1,1 @@
-"""The computation of one replica in a step, and the update after the sum."""
+"""Computation of one replica in a step, and the weight update."""

@@ -1,4 +1,4 @@
-"""Which classes a model takes for which: counted where it runs, drawn for people."""
+"""Confusion matrix: counted on the devices, drawn as an image."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from models.base import Classes
 from strategies.common.types import Batch
 from strategies.inner_loop.sharding import row_weights
 
-# Its tag in TensorBoard; in metrics.jsonl eval_ comes before it.
+# Tag in TensorBoard; metrics.jsonl prefixes the name with eval_.
 CONFUSION_MATRIX = "confusion_matrix"
-# Among the sums of an evaluation, where a metric of a user's own has no such name.
+# Key among the sums of an evaluation. The slash keeps it apart from the metrics of a
+# user's model, whose names have none.
 CONFUSION = "counts/confusion"
-# A hundred are 80 KB of counts a step, and cells of ten pixels.
+# 100 classes need 80 KB of float64 counts a step.
 MOST_CLASSES = 100
 
 _MOST_WITH_NUMBERS = 20
@@ -34,32 +35,35 @@ _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def confusion_of(classes: Classes, batch: Batch) -> tf.Tensor:
-    """How many rows of each class were taken for which, float64 [classes, classes].
-
-    A row of the table is the class that examples are of, a column what they were taken
-    for. The counts of a share are exact: single precision has numbers up to 2^24.
+    """Counts the rows by true and predicted class.
 
     Args:
-      classes: of each row of the batch.
-      batch: which of the rows count.
+      classes: True and predicted class of each row of the batch.
+      batch: Batch that marks the rows that count.
+
+    Returns:
+      float64 [classes, classes]; rows are true classes, columns are predicted classes.
     """
     labels = tf.one_hot(classes.labels, classes.num_classes)
     predictions = tf.one_hot(classes.predictions, classes.num_classes)
+    # [rows, 1]; 0 for padding rows.
     weights = row_weights(batch, labels[:, 0])[:, tf.newaxis]
+    # Exact in float32, which represents every integer up to 2^24; a shard has fewer
+    # rows.
     counts = tf.matmul(weights * labels, predictions, transpose_a=True)
     return tf.cast(counts, tf.float64)
 
 
 def draw_confusion(counts: np.ndarray, names: Sequence[str] | None) -> np.ndarray:
-    """Draws each count on a colour that is deeper the more of its row's class it is.
+    """Draws each count as a cell whose color deepens with its fraction of the row.
 
-    Up to 20 classes cells say the share in percent and the count as well. Without
-    matplotlib, which would take half a second to be imported.
+    With up to 20 classes each cell also shows the fraction in percent and the count.
+    The function uses Pillow, because the import of matplotlib would take half a second.
 
     Args:
-      counts: int64 [classes, classes]; rows are what examples are, columns what they
-        were taken for.
-      names: of the classes; None to number them.
+      counts: int64 [classes, classes]; rows are true classes, columns are predicted
+        classes.
+      names: Names of the classes; None to number them.
 
     Returns:
       uint8 [height, width, 3].
@@ -77,8 +81,8 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str] | None) -> np.ndarra
     draw.text((_GAP_PIXELS, margin - _GAP_PIXELS), _ROWS, _INK, font, anchor="ls")
     for word, middle in zip(words, middles, strict=True):
         draw.text((margin - _GAP_PIXELS, middle), word, _INK, font, anchor="rm")
-    # Names of columns stand upright: they are written at the right of the picture when
-    # that is turned.
+    # Column names are vertical. Pillow writes only horizontal text, so the image is
+    # rotated, annotated at its right edge and rotated back.
     turned = image.transpose(Image.Transpose.ROTATE_270)
     draw, left = ImageDraw.Draw(turned), turned.width - margin + _GAP_PIXELS
     draw.text((left, margin - _GAP_PIXELS), _COLUMNS, _INK, font, anchor="ls")
@@ -90,10 +94,18 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str] | None) -> np.ndarra
 def _draw_cells(
     counts: np.ndarray, margin: int, cell: int, font: _Font | None
 ) -> Image.Image:
-    """The table without names; numbers in it if there is a font for them."""
+    """Draws the cells without class names.
+
+    Args:
+      counts: int64 [classes, classes].
+      margin: Width of the left and upper margins, in pixels.
+      cell: Width of a cell, in pixels.
+      font: Font of the numbers in the cells; None for cells without numbers.
+    """
     size = margin + cell * len(counts) + _GAP_PIXELS
     image = Image.new("RGB", (size, size), _PAPER)
     draw = ImageDraw.Draw(image)
+    # A class without examples has a row of zeros.
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     for row, column in np.ndindex(*counts.shape):
         left, top = margin + cell * column, margin + cell * row
@@ -109,7 +121,13 @@ def _draw_cells(
 
 
 def _colour(share: float, full: np.ndarray) -> tuple[int, ...]:
-    """Of few mistakes, too, something is to be seen."""
+    """Returns the color of a cell.
+
+    Args:
+      share: Fraction of the row's examples in the cell, from 0 to 1.
+      full: Color of the fraction 1.
+    """
+    # The root keeps a few errors visible: 1 % has a tenth of the depth.
     depth = share**0.5 if share < 1 else 1.0
     return tuple(np.uint8((1 - depth) * np.array(_PAPER) + depth * full).tolist())
 

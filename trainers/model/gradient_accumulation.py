@@ -1,7 +1,8 @@
-"""Batches larger than memory: a replica's part in micro-batches, one after another.
+"""Gradient accumulation: a replica's shard as consecutive micro-batches.
 
-The sum of their shares is the replica's share, and goes on as if computed at once: one
-sum over replicas, one update. Only one micro-batch's activations are held at a time.
+The sum of the micro-batches' outputs is the replica's output. Everything after it is
+unchanged: one all-reduce, one update. Only one micro-batch's activations are in memory
+at a time.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from trainers.model.layer_state import sums_over_replicas
 
 
 class Accumulable(Protocol):
-    """A replica's step that can be taken in parts."""
+    """Replica step that can compute parts of a shard."""
 
     def __call__(self, batch: Batch) -> Shares:
-        """The shares of all of a replica's rows."""
+        """Returns the outputs for all rows of a replica."""
 
     def at_present_values(self) -> ReplicaStep:
-        """A step for parts of a batch, all at the weights of now."""
+        """Returns a step bound to the current weights, for several micro-batches."""
 
 
 class Accumulation:
-    """Adds up the shares of a replica's micro-batches. Satisfies `ReplicaStep`."""
+    """Sum of the outputs of a replica's micro-batches. Satisfies `ReplicaStep`."""
 
     def __init__(self, step: Accumulable, num_micro_batches: int):
-        """Traces nothing yet.
+        """Stores the step; traces nothing.
 
         Args:
-          step: of one micro-batch.
-          num_micro_batches: into how many a replica's rows are divided. If there are
-            fewer rows, each is a micro-batch of its own.
+          step: Step that computes one micro-batch.
+          num_micro_batches: Number of micro-batches of a replica's shard. A shard with
+            fewer rows has one micro-batch for each row.
         """
         self._step = step
         self._num_micro_batches = num_micro_batches
@@ -48,14 +49,16 @@ class Accumulation:
         if self._num_micro_batches == 1:
             return self._step(batch)
         step = self._step.at_present_values()
+        # At least one micro-batch, so that a replica without rows contributes zeros of
+        # the right shapes.
         count = tf.clip_by_value(batch.num_rows, 1, self._num_micro_batches)
 
         def shares_of(index: tf.Tensor) -> Shares:
             part = take_micro_batch(batch, index, count, self._num_micro_batches)
             return step(part)
 
-        # What a sum consists of, such as which variables have a gradient, is known
-        # once a step has been traced. So the first stands before the loop.
+        # The first micro-batch is computed before the loop: tracing it reveals the
+        # structure of the outputs, such as which variables have a gradient.
         with tf.name_scope("first_micro_batch"):
             first = shares_of(tf.zeros([], tf.int64))
         with tf.name_scope("further_micro_batches"):
@@ -63,13 +66,15 @@ class Accumulation:
 
 
 def _add_further(first: Shares, shares_of: Any, count: tf.Tensor) -> Shares:
-    """Adds the shares of micro-batches 1 to count - 1, never two at a time."""
+    """Adds the outputs of micro-batches 1 to count - 1, one at a time."""
 
     def body(index: tf.Tensor, *summed: Any) -> tuple[Any, ...]:
         total = sum_shares([_unpack(summed, first), shares_of(index)])
         return index + 1, *_pack(total)
 
-    # A loop begins as soon as it has its counter, which here must be after the first.
+    # A loop starts as soon as its counter is ready. The counter depends on the first
+    # micro-batch, so that the activations of two micro-batches are never in memory
+    # together.
     with tf.control_dependencies(tf.nest.flatten(_pack(first), expand_composites=True)):
         begin = tf.ones([], tf.int64)
     _, *summed = tf.while_loop(
@@ -83,7 +88,8 @@ def _add_further(first: Shares, shares_of: Any, count: tf.Tensor) -> Shares:
 
 
 def _pack(shares: Shares) -> list[Any]:
-    """All tensors and IndexedSlices, which is what a loop can carry."""
+    """Returns the tensors and IndexedSlices of replica outputs, without None."""
+    # tf.while_loop cannot carry None.
     return [value for value in tf.nest.flatten(shares) if value is not None]
 
 
@@ -94,17 +100,24 @@ def _unpack(values: Sequence[Any], like: Shares) -> Shares:
 
 
 def _any_number_of_rows(value: Any) -> tf.TensorShape:
-    """The shape that a sum keeps. Sparse gradients are added by appending rows."""
+    """Returns the shape of a summed gradient; unknown rows if it is sparse."""
     if isinstance(value, tf.IndexedSlices):
+        # Sparse gradients are summed by concatenating their rows.
         return tf.TensorShape([None, *value.values.shape[1:]])
     return value.shape
 
 
 def check_accumulable(model: keras.Model, num_micro_batches: int) -> None:
-    """Refuses layers whose replicas talk to each other while they compute.
+    """Rejects layers whose replicas communicate within the forward pass.
+
+    TensorFlow cannot run their collectives inside a loop.
+
+    Args:
+      model: Model with all its layers built.
+      num_micro_batches: Number of micro-batches; 1 accepts every layer.
 
     Raises:
-      UsageError: there is one; TensorFlow cannot do that inside a loop.
+      UsageError: The model has such a layer.
     """
     for layer in flat_layers(model) if num_micro_batches > 1 else ():
         if sums_over_replicas(layer):

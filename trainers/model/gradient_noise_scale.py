@@ -1,10 +1,11 @@
-"""What replicas' gradients say beside their sum: how much of it is noise.
+"""Gradient noise scale, estimated from the replicas' gradients.
 
 McCandlish, Kaplan, Amodei and others, An Empirical Model of Large-Batch Training, 2018,
-https://arxiv.org/abs/1812.06162, appendix A.1: the gradient of few examples is longer
-than that of many by its noise. From both follow the length of the true gradient, |G|^2,
-and the noise of one example, S. A batch of S / |G|^2 examples has as much of one as of
-the other: much below it twice the batch halves the steps, much above it helps no more.
+https://arxiv.org/abs/1812.06162, appendix A.1: noise makes the gradient of few examples
+longer than the gradient of many examples. The two lengths determine the squared length
+of the true gradient, |G|^2, and the noise of one example, S. A batch of S / |G|^2
+examples contains as much noise as signal: far below it, twice the batch halves the
+steps; far above it, a larger batch does not help.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _SQUARE, _COUNT, _LOSS = f"{PREFIX}square", f"{PREFIX}count", f"{PREFIX}loss_"
 
 
 class WithStatistics:
-    """A replica's step that tells of its own gradient, too. Satisfies `ReplicaStep`."""
+    """Replica step that also reports its own gradient. Satisfies `ReplicaStep`."""
 
     def __init__(self, step: ReplicaStep, num_shares: int):
-        """Traces nothing yet.
+        """Stores the step; traces nothing.
 
         Args:
-          step: computes a replica's dense shares.
-          num_shares: into how many a global batch is divided.
+          step: Step that computes a replica's outputs with dense gradients.
+          num_shares: Number of shards of a global batch.
         """
         self._step = step
         self._num_shares = num_shares
@@ -37,9 +38,12 @@ class WithStatistics:
         shares = self._step(batch)
         rows = tf.cast(batch.num_rows, tf.float64)
         has_rows = tf.cast(rows > 0, tf.float64)
-        # A share is divided by the size of the global batch; its own mean is longer.
+        # A replica's gradient is a sum divided by the global batch size; multiplied by
+        # global_size / rows it is the mean over the replica's own rows.
         scale = tf.cast(batch.global_size, tf.float64) / tf.maximum(rows, 1.0)
         loss = shares.sums["loss"] / tf.maximum(rows, 1.0)
+        # One entry for each replica, so that the sum over replicas keeps the losses
+        # apart.
         own = tf.one_hot(batch.replica, self._num_shares, dtype=tf.float64)
         losses = tf.unstack(own * loss * has_rows)
         return shares._replace(
@@ -53,7 +57,8 @@ class WithStatistics:
 
 
 def _square(gradients: Any) -> tf.Tensor:
-    """Of the length of all gradients together, in double precision."""
+    """Returns the squared norm of all gradients together, in float64."""
+    # l2_loss is half the sum of squares.
     squares = [
         2 * tf.cast(tf.nn.l2_loss(gradient), tf.float64)
         for gradient in gradients
@@ -63,7 +68,7 @@ def _square(gradients: Any) -> tf.Tensor:
 
 
 class ReplicaStatistics:
-    """Means over the reports of a run, of which one alone is too noisy."""
+    """Running means of the noise estimates, because a single report is too noisy."""
 
     def __init__(self) -> None:
         self._num_reports = 0
@@ -71,10 +76,13 @@ class ReplicaStatistics:
         self._noise = 0.0
 
     def scalars(self, results: StepResults) -> dict[str, float]:
-        """Of the last step, and the noise scale so far, by tag; none if not measured.
+        """Returns the statistics of the last step and the noise scale so far, by tag.
 
         Args:
-          results: of steps of which the last was observed.
+          results: Results of steps, the last of which was observed.
+
+        Returns:
+          Scalars by tag; empty if the statistics were not measured.
         """
         sums = {n: float(v[-1]) for n, v in results.sums.items() if len(v)}
         if _COUNT not in sums:
@@ -86,24 +94,35 @@ class ReplicaStatistics:
         found = dict(losses)
         small, large = sums[_SQUARE] / count, float(norm) ** 2
         if small > 0:
-            # Of all pairs of different replicas: the square of their sum has all pairs.
+            # The mean product of two different replicas' gradients: count^2 |mean|^2 is
+            # the sum over all count^2 pairs, count of which pair a replica with itself.
             product = (count * large - small) / (count - 1)
             found[f"{PREFIX}gradient_cosine"] = product / small
         self._learn(small, large, sums["examples"], count)
+        # The estimate can be negative while it is dominated by noise.
         if self._gradient_square > 0:
             found["gradient_noise_scale"] = self._noise / self._gradient_square
         return found
 
     def _learn(self, small: float, large: float, examples: float, count: float) -> None:
+        # Appendix A.1 with E|G_B|^2 = |G|^2 + S / B, for B = few and B = examples.
         few = examples / count
         gradient_square = (examples * large - few * small) / (examples - few)
         noise = (small - large) / (1 / few - 1 / examples)
         self._num_reports += 1
+        # Running means of the numerator and the denominator: the mean of ratios would
+        # be biased.
         share = 1 / self._num_reports
         self._gradient_square += share * (gradient_square - self._gradient_square)
         self._noise += share * (noise - self._noise)
 
 
 def without_statistics(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Sums that are numerators of means over examples, and their denominator."""
+    """Returns the sums without this module's statistics.
+
+    The rest are numerators of means over examples, and their denominator.
+
+    Args:
+      values: Sums of a step by name.
+    """
     return {n: value for n, value in values.items() if not n.startswith(PREFIX)}

@@ -1,4 +1,7 @@
-"""Histograms computed where the tensor is, so that only a few numbers move."""
+"""Histograms computed on the device of the tensor.
+
+Only the buckets leave the device.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,19 @@ NUM_BUCKETS = 30
 
 
 def histogram(values: tf.Tensor, wanted: tf.Tensor | bool = True) -> tf.Tensor:
-    """Counts values in equally wide buckets between the smallest and the largest.
-
-    Values that are not finite are left out: tf.histogram_fixed_width ends the
-    process with SIGSEGV on an infinite one (TensorFlow 2.21).
+    """Counts values in equally wide buckets between the smallest and the largest value.
 
     Args:
-      values: floating point tensor of any shape.
-      wanted: bool scalar; without it nothing is counted.
+      values: Floating point tensor of any shape. Values that are not finite are
+        ignored.
+      wanted: bool scalar; if False, nothing is counted.
 
     Returns:
       float64 [NUM_BUCKETS, 3]: left edge, right edge and count of each bucket, the
-      layout of TensorBoard's histogram plugin; zeros if there is nothing to count.
+        layout of TensorBoard's histogram plugin; zeros if there are no values.
     """
-    # Traced once for all tensors of a type: a graph of its own for each took a sixth
-    # of the processor time in which a run of one step starts and ends.
+    # Traced once for all tensors of a type: a separate graph for each tensor took a
+    # sixth of the processor time of the start and end of a run of one step.
     counted = _histogram.get_concrete_function(
         tf.TensorSpec([None], values.dtype), tf.TensorSpec([], tf.bool)
     )
@@ -35,6 +36,8 @@ def histogram(values: tf.Tensor, wanted: tf.Tensor | bool = True) -> tf.Tensor:
 def _histogram(values: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
     def count() -> tf.Tensor:
         numbers = tf.cast(values, tf.float64)
+        # tf.histogram_fixed_width crashes the process with SIGSEGV on an infinite value
+        # (TensorFlow 2.21).
         finite = tf.boolean_mask(numbers, tf.math.is_finite(numbers))
         return tf.cond(tf.size(finite) > 0, lambda: _count(finite), _nothing)
 
@@ -43,8 +46,8 @@ def _histogram(values: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
 
 def _count(values: tf.Tensor) -> tf.Tensor:
     low, high = tf.reduce_min(values), tf.reduce_max(values)
-    # A tensor of equal values still needs buckets of some width, which from 1e16 on
-    # adding one would not give them.
+    # Equal values still need buckets of some width. From 1e16 on, adding 1 does not
+    # change a float64, so the width is relative.
     high = tf.where(high > low, high, low + tf.maximum(1e-3 * tf.abs(low), 1))
     edges = tf.linspace(low, high, NUM_BUCKETS + 1)
     counts = tf.histogram_fixed_width(values, [low, high], NUM_BUCKETS)

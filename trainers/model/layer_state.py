@@ -26,7 +26,7 @@ from trainers.model.rng import seed_states
 
 
 def sums_over_replicas(layer: keras.layers.Layer) -> bool:
-    """Whether a layer's replicas sum among themselves while they compute."""
+    """Returns whether a layer all-reduces over replicas within its forward pass."""
     normalizes = isinstance(layer, keras.layers.BatchNormalization)
     return normalizes and layer.synchronized
 
@@ -36,14 +36,14 @@ Mapped = Sequence[tuple[keras.Variable, tf.Tensor]]
 
 
 class LayerState:
-    """Splits the new values of a model's state into shares and joins their sum.
+    """Conversion of new layer state to summable replica outputs, and its assignment.
 
-    Floating point values are averaged, weighted by each share's examples; of
-    integers the first replica's value is taken. A moving variance also needs the
-    spread *between* the replicas' means: with batch means m_r over shares w_r,
-    variance = sum(w_r variance_r) + sum(w_r m_r^2) - (sum(w_r m_r))^2
-    (the law of total variance). So the moving statistics are those of the global
-    batch, even where each replica has normalized with its own rows.
+    Floating point values are averaged, weighted by each shard's examples; integers take
+    the first replica's value. A moving variance also needs the spread *between* the
+    replicas' means: with batch means m_r and weights w_r of the shards, variance =
+    sum(w_r variance_r) + sum(w_r m_r^2) - (sum(w_r m_r))^2 (the law of total variance).
+    So the moving statistics are the statistics of the global batch, although each
+    replica normalizes with its own rows.
     """
 
     def __init__(self, model: keras.Model):
@@ -58,21 +58,21 @@ class LayerState:
             for layer in flat_layers(model)
             if isinstance(layer, keras.layers.BatchNormalization)
             and layer.built
-            # Keras 3.12, the newest for Python 3.10, has no renormalization yet.
+            # Keras 3.12, the newest version for Python 3.10, has no renormalization.
             and not getattr(layer, "renorm", False)
         ]
         self._assigned: list[keras.Variable] = []
 
     @property
     def variables(self) -> Sequence[keras.Variable]:
-        """All that are not trained, those of random layers left out."""
+        """Non-trainable variables, without the counters of random layers."""
         return self._variables
 
     @property
     def assigned(self) -> Sequence[keras.Variable]:
-        """Whose each tensor of a share is, in the order of `tf.nest.flatten`.
+        """Target variable of each summed tensor, in the order of `tf.nest.flatten`.
 
-        It is known once `assign` has been traced.
+        The list is complete once `assign` has been traced.
         """
         return self._assigned
 
@@ -108,12 +108,13 @@ class LayerState:
         scope: keras.StatelessScope,
         mapped: Mapped,
     ) -> dict[str, tf.Tensor]:
-        """New values that layers wrote in a scope, by a variable's position.
+        """Returns the values that layers wrote in a scope, by position of the variable.
 
         Args:
-          scope: in which the layers ran on a replica's rows.
-          mapped: values that the scope was given.
+          scope: Scope in which the layers ran on a replica's rows.
+          mapped: Values that the scope was created with.
         """
+        # A value that the scope was created with is not new.
         given = {id(variable): value for variable, value in mapped}
         current = {
             str(index): (scope.get_current_value(variable), given.get(id(variable)))
@@ -158,18 +159,21 @@ class LayerState:
                 )
 
     def shares(self, written: dict[str, tf.Tensor], batch: Batch) -> dict[str, Any]:
-        """One replica's part of the new values.
+        """Returns one replica's contribution to the new values.
 
         Args:
-          written: by its layers.
-          batch: tells how many rows count and which replica this is.
+          written: Values that the replica's layers wrote, from `written`.
+          batch: Batch with the number of rows that count and the replica's index.
         """
+        # Fraction of the global batch; the weights of all replicas sum to 1.
         weight = batch.num_rows / batch.global_size
         values = {
             index: _share(value, weight, batch.replica)
             for index, value in written.items()
         }
         position = self._positions()
+        # Shifts from the old mean, not means, because the squares of large means would
+        # cancel.
         shifts = {}
         for index, layer in enumerate(self._normalizations):
             mean = written.get(position[id(layer.moving_mean)])
@@ -179,8 +183,14 @@ class LayerState:
         return {"values": values, "squared_shifts": shifts}
 
     def assign(self, summed: dict[str, Any]) -> None:
-        """Writes the variables from the sum of all shares."""
+        """Assigns the variables from the sum of all replicas' contributions.
+
+        Args:
+          summed: Sum of the values that `shares` returned.
+        """
         shifts, values = (sorted(summed[k]) for k in ("squared_shifts", "values"))
+        # tf.nest.flatten orders dictionaries by sorted key: "squared_shifts" before
+        # "values".
         self._assigned = [
             *(self._normalizations[int(index)].moving_variance for index in shifts),
             *(self._written[int(index)] for index in values),
@@ -195,11 +205,11 @@ class LayerState:
             assign_everywhere(variable.value, value)
 
     def _spread_between_replicas(self, summed: dict[str, Any]) -> dict[int, tf.Tensor]:
-        """By variable, what to add to each moving variance.
+        """Returns the addition to each moving variance, by id of the variable.
 
-        A moving mean moves by shift = (1 - momentum) (m - old), so the variance of
-        the replicas' means is that of their shifts over (1 - momentum)^2, of which
-        a moving variance takes up (1 - momentum).
+        A moving mean changes by shift = (1 - momentum) (m - old). The variance of the
+        replicas' means is therefore the variance of their shifts over (1 - momentum)^2;
+        a moving variance includes (1 - momentum) of it.
         """
         position = self._positions()
         spread = {}
@@ -207,6 +217,7 @@ class LayerState:
             layer = self._normalizations[int(index)]
             mean = summed["values"][position[id(layer.moving_mean)]]
             shift = mean - layer.moving_mean.value
+            # Rounding can make the difference slightly negative.
             variance = tf.maximum(squared - tf.square(shift), 0)
             spread[id(layer.moving_variance)] = variance / (1 - layer.momentum)
         return spread
@@ -428,9 +439,15 @@ def _share(value: tf.Tensor, weight: tf.Tensor, replica: tf.Tensor) -> tf.Tensor
 
 
 def assign_everywhere(variable: tf.Variable, value: tf.Tensor) -> None:
-    """Assigns in a replica context a value that is the same on all replicas."""
+    """Assigns, in a replica context, a value that is equal on all replicas.
+
+    Args:
+      variable: Variable of the current strategy.
+      value: New value.
+    """
 
     def assign(strategy, variable, value):  # type: ignore[no-untyped-def]
+        # Assigns every copy without a reduction over replicas.
         strategy.extended.update(
             variable, lambda copy, new: copy.assign(new), args=(value,), group=False
         )

@@ -1,7 +1,7 @@
-"""Layers that do in training what they do in inference.
+"""Disables dropout or batch normalization during training.
 
-A difference between two strategies that goes away without dropout comes from
-dropout. This takes it out of any model, also one of the user's own.
+A difference between two strategies that disappears without dropout is caused by
+dropout. The switch works for any model, including a model of the user.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ Kind = Callable[[keras.layers.Layer], bool]
 
 
 def switch_off(model: keras.Model, kinds: Sequence[str]) -> None:
-    """Changes how layers of these kinds are called, not what variables they have.
+    """Makes layers of some kinds behave in training as in inference.
 
-    A layer's own `call` is told that this is no training, whatever its caller says.
+    The variables of the layers do not change.
 
     Args:
-      model: with all its layers built.
-      kinds: names of `--switch_off`.
+      model: Model with all its layers built.
+      kinds: Values of `--switch_off`.
     """
     for layer in flat_layers(model):
         if any(_KINDS[kind](layer) for kind in kinds):
+            # `call` and not `__call__`: the layer itself must see training=False,
+            # regardless of the argument that its caller passes.
             layer.call = _as_in_inference(layer.call)
 
 
@@ -41,7 +43,8 @@ def _as_in_inference(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_random(layer: keras.layers.Layer) -> bool:
-    """Whether it draws numbers itself: dropout, noise, random augmentation."""
+    """Returns whether a layer draws numbers: dropout, noise or random augmentation."""
+    # A container's variables include the counters of its layers.
     has_layers = len(flat_layers(layer)) > 1
     return not has_layers and bool(seed_states(layer))
 

@@ -1,7 +1,7 @@
-"""Optimizers and learning-rate schedules, from Keras.
+"""Optimizers and learning rate schedules, from Keras.
 
-Adam and AdamW update in one pass over the weights, and Adagrad changes only the rows
-that a gradient has.
+Adam and AdamW update in one pass over the weights. Adagrad changes only the rows that a
+sparse gradient has.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from trainers.config.optimizer import OptimizerConfig
 def build_optimizer(
     config: OptimizerConfig, learning_rate: LearningRate, model: keras.Model
 ) -> keras.optimizers.Optimizer:
-    """An optimizer with its variables made, which applies gradients as they are.
+    """Returns an optimizer with its variables built, which applies gradients as given.
 
     Args:
-      config: the rule and its settings.
-      learning_rate: of each step.
-      model: whose trainable variables it will change.
+      config: Update rule and its settings.
+      learning_rate: Learning rate by step.
+      model: Model whose trainable variables the optimizer updates.
     """
     settings: dict[str, Any] = {
         "learning_rate": learning_rate,
@@ -45,6 +45,7 @@ def build_optimizer(
     }
     optimizer = optimizers[config.optimizer]()
     optimizer.build(model.trainable_variables)
+    # The strategy has already summed the gradients; Keras would sum them again.
     stop_reducing_gradients(optimizer)
     count_atomically(optimizer)
     return optimizer
@@ -53,7 +54,10 @@ def build_optimizer(
 def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:
     """Makes an optimizer compute each variable's update on the variable's device.
 
-    Otherwise all are computed on one device, and sent there and back.
+    Otherwise one device computes all updates, and the values travel there and back.
+
+    Args:
+      optimizer: Optimizer to change.
     """
     update_step = optimizer.update_step
 
@@ -65,14 +69,14 @@ def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 class RateFactor:
-    """What a run's learning rate is multiplied with: one, unless it was rolled back."""
+    """Factor of the learning rate: 1 unless the run was rolled back."""
 
     def __init__(self, may_change: bool):
-        """Makes a variable, in a strategy's scope.
+        """Creates the variable of the factor, in a strategy's scope.
 
         Args:
-          may_change: whether it can change once steps are traced. If not, they hold
-            the number and read no variable.
+          may_change: True if the factor can change after steps are traced. If not, the
+            steps contain the number as a constant and read no variable.
         """
         self.variable = tf.Variable(
             1.0,
@@ -84,18 +88,27 @@ class RateFactor:
         self._held = 1.0
 
     def assign(self, factor: float) -> None:
-        """In this process alone."""
+        """Sets the factor in this process only.
+
+        Args:
+          factor: New factor.
+        """
         self.variable.assign(factor)
         self.hold()
 
     def hold(self) -> None:
-        """Takes the number from the variable, before steps are traced."""
+        """Reads the number from the variable, before steps are traced."""
         self._held = float(self.variable.numpy())
 
     def times(self, rate: tf.Tensor) -> tf.Tensor:
-        """The learning rate with it."""
+        """Returns the learning rate multiplied by the factor.
+
+        Args:
+          rate: Scalar learning rate.
+        """
         if self._may_change:
             return rate * tf.convert_to_tensor(self.variable)
+        # No multiplication in the graph of a run without rollback.
         return rate if self._held == 1.0 else rate * self._held
 
 
@@ -193,12 +206,12 @@ def needs_loss_scale(model: keras.Model) -> bool:
 
 
 class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
-    """The learning rate of a step: a linear warm-up, then the chosen schedule.
+    """Learning rate by step: a linear warm-up, then the configured schedule.
 
-    With peak rate r (`OptimizerConfig.peak_learning_rate`), w warm-up steps, n steps
-    in all and x = (step - w) / (n - w): warm-up is r (step + 1) / w; cosine is
-    r (1 + cos(pi x)) / 2 (Loshchilov and Hutter, SGDR, 2016, without restarts); step
-    is r, r/10 from x = 0.5 and r/100 from x = 0.75 on.
+    With peak rate r (`OptimizerConfig.peak_learning_rate`), w warm-up steps, n steps in
+    total and x = (step - w) / (n - w): warm-up is r (step + 1) / w; cosine is r (1 +
+    cos(pi x)) / 2 (Loshchilov and Hutter, SGDR, 2016, without restarts); step is r,
+    then r/10 from x = 0.5 and r/100 from x = 0.75.
     """
 
     def __init__(
@@ -240,11 +253,11 @@ _FACTORS = {"constant": tf.ones_like, "cosine": _cosine, "step": _step}
 
 
 class _OnePass:
-    """Does what Keras's Adam does, in TensorFlow's own operation for it.
+    """Adam update in a single TensorFlow operation.
 
-    Keras's has a dozen operations, each of which reads and writes as much memory as
-    there are weights: a third of a step of a network with 21 million of them, and the
-    larger part of what a parameter server does. `ResourceApplyAdam` has the same
+    Keras's Adam consists of a dozen operations, each of which reads and writes as much
+    memory as the weights: a third of a step of a network with 21 million weights, and
+    the larger part of a parameter server's work. `ResourceApplyAdam` has the same
     formula (tensorflow/core/kernels/training_ops.cc, `ApplyAdamNonCuda`; Kingma and Ba,
     Adam, 2014, the variant before section 2.1) and reads and writes each number once.
     """
@@ -252,12 +265,12 @@ class _OnePass:
     def update_step(
         self, gradient: Any, variable: tf.Variable, learning_rate: Any
     ) -> None:
-        """As Keras defines it.
+        """Updates one variable; overrides the method of Keras.
 
         Args:
-          gradient: tensor, or IndexedSlices, which Keras's own update takes.
-          variable: changed.
-          learning_rate: scalar.
+          gradient: Tensor, or IndexedSlices, which Keras's own update handles.
+          variable: Variable to update.
+          learning_rate: Scalar.
         """
         adam: Any = self
         if isinstance(gradient, tf.IndexedSlices):
@@ -267,11 +280,12 @@ class _OnePass:
             _beside(variable, moment) for moment in adam_moments(adam, variable)
         )
         dtype = variable.dtype
-        # Keras's casts would take these through single precision.
+        # Keras's casts would round these numbers to float32.
         beta_1, beta_2, epsilon = (
             tf.constant(number, dtype)
             for number in (adam.beta_1, adam.beta_2, adam.epsilon)
         )
+        # Number of this update, from 1, for the bias correction.
         number = tf.cast(adam.iterations + 1, dtype)
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
@@ -288,43 +302,51 @@ class _OnePass:
 
 
 class Adam(_OnePass, keras.optimizers.Adam):
-    """Kingma and Ba, Adam: A Method for Stochastic Optimization, 2014."""
+    """Adam (Kingma and Ba, A Method for Stochastic Optimization, 2014)."""
 
 
 class AdamW(_OnePass, keras.optimizers.AdamW):
-    """Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2017."""
+    """AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2017)."""
 
 
 def _beside(variable: tf.Variable, other: keras.Variable) -> tf.Variable:
-    """The copy of another variable on the device of one copy of the first."""
+    """Returns the copy of `other` on the device of one copy of a variable.
+
+    Args:
+      variable: One copy of a variable.
+      other: Keras variable with a copy on each of several devices, or with one value.
+    """
+    # Mirrored variables hold their copies in `values`; other variables are their own
+    # copy.
     copies = getattr(other.value, "values", (other.value,))
     return next((copy for copy in copies if copy.device == variable.device), copies[0])
 
 
 class Adagrad(keras.optimizers.Adagrad):
-    """Keras's Adagrad (Duchi et al., Adaptive Subgradient Methods, 2011), sparse too.
+    """Adagrad (Duchi et al., Adaptive Subgradient Methods, 2011) with sparse updates.
 
-    Keras's own takes the root of the whole accumulator and divides by it, whatever
-    the gradient. A row without a gradient adds nothing to its accumulator and moves
-    by nothing, so that leaving it alone is the same training. For Adam and momentum
-    it would not be: they move rows on by what earlier steps have left.
+    Keras's Adagrad takes the root of the whole accumulator and divides by it, even for
+    a sparse gradient. A row without a gradient adds nothing to its accumulator and does
+    not move, so skipping the row gives the same training. Skipping would be wrong for
+    Adam and momentum, which keep moving rows by the effect of earlier steps.
     """
 
     def update_step(
         self, gradient: Any, variable: tf.Variable, learning_rate: Any
     ) -> None:
-        """As Keras defines it, on rows where the gradient is sparse.
+        """Updates one variable; of a sparse gradient only its rows.
 
         Args:
-          gradient: tensor, or IndexedSlices that have each row at most once.
-          variable: changed.
-          learning_rate: scalar.
+          gradient: Tensor, or IndexedSlices without repeated rows.
+          variable: Variable to update.
+          learning_rate: Scalar.
         """
         if not isinstance(gradient, tf.IndexedSlices):
             super().update_step(gradient, variable, learning_rate)
             return
         accumulator = adagrad_accumulator(self, variable)
-        # Where the variable is, so that no row of the accumulator goes over the wire.
+        # On the variable's device, so that no row of the accumulator crosses the
+        # network.
         with tf.device(variable.device):
             rate = tf.cast(learning_rate, variable.dtype)
             self.assign_add(accumulator, _with(gradient, tf.square(gradient.values)))

@@ -1,9 +1,9 @@
-"""Weights that compute nothing, so that replicas have more bytes to send.
+"""Ballast: weights without function that enlarge the gradient.
 
-What a byte costs shows only in a second size of gradient. A wider model would have one,
-but computes more, and a model of a user's own has no width to change. These weights are
-trained with any model: their gradients are summed, sent and applied as all others are,
-by whatever the strategy does with them.
+The cost of a byte can only be measured with a second gradient size. A wider model would
+provide one, but it computes more, and a model of the user has no width to change. The
+ballast can be trained with any model: the strategy sums, sends and applies its
+gradients like all other gradients.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from strategies.common.private_apis import takes_weights
 from strategies.inner_loop.reduction import bytes_of
 from trainers.model.sparse_gradients import embeddings_of
 
-# What the model has is what its bytes are to be told by. Less than this is lost in what
-# one run differs from the next, and more may not fit in beside what fitted before.
+# Bounds of the ballast. It matches the size of the model's own gradients within them.
+# The effect of less would disappear in the noise between runs; more may not fit into
+# memory.
 LEAST_BYTES = 1 << 20
 MOST_BYTES = 256 << 20
 
-# Far from what changes a loss, and from numbers so small that CPUs are slow at them,
-# the squares included that an optimizer takes.
+# Too small to change a loss, and large enough that neither the gradient nor its square,
+# which an optimizer computes, is a denormal number, which CPUs process slowly.
 _GRADIENT = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WithBallast:
-    """A model with ballast. Satisfies `TrainableModel`.
+    """Trainable model with ballast. Satisfies `TrainableModel`.
 
     Attributes:
-      spec: of the model.
-      num_weights: over which the ballast is spread: one for each place that has a part
-        of the weights, so that none has it all.
+      spec: Model without ballast.
+      num_weights: Number of weights that share the ballast: one for each device or
+        server that holds a part of the weights, so that no place holds all of it.
     """
 
     spec: TrainableModel
@@ -43,7 +44,7 @@ class WithBallast:
 
     @property
     def build(self) -> Build:
-        """See `TrainableModel`."""
+        """Function that builds the model and adds the ballast; see `TrainableModel`."""
 
         def build(data: Examples, settings: Settings) -> keras.Model:
             model = self.spec.build(data, settings)
@@ -53,22 +54,24 @@ class WithBallast:
         return build
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
-        """See `TrainableModel`."""
+        """Returns the objective of the model without ballast; see `TrainableModel`."""
         return self.spec.objective(model, label_smoothing)
 
 
 def add_ballast(model: keras.Model, num_weights: int) -> None:
-    """As many bytes again as the model's gradients have, within the limits above.
+    """Adds weights with as many bytes as the model's gradients, within the bounds.
 
     Args:
-      model: with all its variables.
-      num_weights: of equal size, over which they are spread.
+      model: Model with all its variables.
+      num_weights: Number of weights of equal size that share the bytes.
     """
     by_row = {id(shard) for layer in embeddings_of(model) for shard in layer.shards}
+    # Embeddings send only the rows in use, so their tables do not count.
     dense = [v.value for v in model.trainable_variables if id(v) not in by_row]
     size = min(max(bytes_of(dense), LEAST_BYTES), MOST_BYTES)
     dtype = keras.config.floatx()
     length = size // (num_weights * tf.as_dtype(dtype).size)
+    # A built Keras model does not accept further weights.
     with takes_weights(model):
         for index in range(num_weights):
             model.add_weight(
@@ -81,5 +84,8 @@ def add_ballast(model: keras.Model, num_weights: int) -> None:
 
 
 def _penalty(weight: keras.Variable) -> tf.Tensor:
-    """A loss that has a gradient; a constant one might be sent once and for all."""
+    """Returns a loss that depends on the weight and therefore has a gradient.
+
+    TensorFlow might send a constant only once.
+    """
     return _GRADIENT * keras.ops.sum(weight)

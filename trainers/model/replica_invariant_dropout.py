@@ -1,10 +1,10 @@
-"""Dropout whose mask for an example is the same on whichever replica it falls.
+"""Dropout with masks that do not depend on the replica.
 
-Whether a number is kept is a hash of the seed, the layer, the step, the example's
-index in the data set and the number's position in the example's row. It is computed
-for all rows in a few elementwise operations; the stateless generators of TensorFlow
-would need one call for each row. All of them exist for uint64 on CPUs, on GPUs and in
-XLA, with equal results.
+A hash of the seed, the layer, the step, the example's index in the data set and the
+number's position in the example's row decides whether a number is kept. A few
+elementwise operations compute the mask for all rows; TensorFlow's stateless generators
+would need one call for each row. All these operations support uint64 on CPUs, on GPUs
+and in XLA, with equal results.
 """
 
 from __future__ import annotations
@@ -29,40 +29,43 @@ _SPATIAL = (
     keras.layers.SpatialDropout2D,
     keras.layers.SpatialDropout3D,
 )
-# A subclass with a call of its own may do anything.
+# Only these exact `call` methods: a subclass that overrides `call` may do anything.
 _KNOWN_CALLS = {layer.call for layer in (keras.layers.Dropout, *_SPATIAL)}
 
 
 class ReplayableDropout:
-    """Takes the place of all dropout layers of a model during a training step."""
+    """Replacement of all dropout layers of a model during a training step."""
 
     def __init__(self, model: keras.Model, seed: int):
-        """Changes nothing yet.
+        """Finds the dropout layers; changes nothing.
 
         Args:
-          model: its layers at any depth.
-          seed: of the run.
+          model: Model with dropout layers at any depth.
+          seed: Seed of the run.
 
         Raises:
-          UsageError: a layer draws random numbers in another way.
+          UsageError: Another kind of layer draws random numbers.
         """
         _refuse_others(model)
         self._layers = _dropout_layers(model)
         self._seed = seed
-        # By thread: MirroredStrategy traces each replica in its own, and goes from one
-        # to the other in the middle of a model that communicates.
+        # Masks by thread: MirroredStrategy traces each replica in a thread and switches
+        # between the threads inside a model that communicates.
         self._under_way: dict[int, _Masks] = {}
 
     @contextlib.contextmanager
     def replayed(self, batch: Batch) -> Iterator[None]:
-        """While this lasts, the model's dropout is for these examples.
+        """Replaces the model's dropout for the examples of a batch within the context.
 
-        A layer that is called several times draws another mask each time.
+        A layer that is called several times draws a new mask each time.
+
+        Args:
+          batch: Rows of one replica.
         """
         thread = threading.get_ident()
         if not self._under_way:
             for index, layer in enumerate(self._layers):
-                # Past `Layer.__setattr__`, which would track what is set.
+                # Bypasses `Layer.__setattr__`, which would track the attribute.
                 vars(layer)["call"] = functools.partial(self._call, layer, index)
         self._under_way[thread] = _Masks(self._seed, batch)
         try:
@@ -81,18 +84,20 @@ class ReplayableDropout:
         training: bool = False,
     ) -> tf.Tensor:
         masks = self._under_way.get(threading.get_ident())
+        # A thread outside a step, such as an evaluation, uses the layer's own method.
         if masks is None or not training:
             return type(layer).call(layer, inputs, training=training)
+        # 1 / (1 - rate) would divide by zero.
         if layer.rate == 1:
             return tf.zeros_like(inputs)
-        # tf.cast would round it to float32 first.
+        # tf.cast would round the factor to float32 first.
         scaled = inputs * tf.constant(1 / (1 - layer.rate), inputs.dtype)
         kept = masks.draw(layer, index, inputs)
         return tf.where(kept, scaled, tf.zeros([], inputs.dtype))
 
 
 class _Masks:
-    """Of one replica's step."""
+    """Masks of one replica in one step."""
 
     def __init__(self, seed: int, batch: Batch):
         self._seed = seed
@@ -102,12 +107,22 @@ class _Masks:
     def draw(
         self, layer: keras.layers.Dropout, index: int, inputs: tf.Tensor
     ) -> tf.Tensor:
-        """Which numbers are kept, in a shape that broadcasts to that of the inputs."""
+        """Returns the mask of a layer's next call, broadcastable to the inputs.
+
+        Args:
+          layer: Dropout layer.
+          index: Position of the layer among the model's dropout layers.
+          inputs: Inputs of the layer, [rows, ...].
+
+        Returns:
+          bool; True where a number is kept.
+        """
         call = self._calls[index]
         self._calls[index] += 1
         key = key_of(self._seed, index, call, self._batch.step)
         noise_shape = _noise_shape(layer, inputs)
         if noise_shape[0] == 1:
+            # One mask for all rows, which therefore cannot depend on an example.
             examples = tf.zeros([1], tf.int64)
         else:
             with tf.control_dependencies([_check_rows(layer, inputs, self._batch)]):
@@ -118,12 +133,12 @@ class _Masks:
 
 
 def key_of(seed: int, layer: int, call: int, step: tf.Tensor) -> tf.Tensor:
-    """A uint64 that no other (seed, layer, call of the layer, step) is likely to have.
+    """Returns a uint64 key, almost surely unique for its arguments.
 
     Args:
-      seed: of the run.
-      layer: which dropout layer of the model.
-      call: how often the layer was called before in this step.
+      seed: Seed of the run.
+      layer: Position of the dropout layer in the model.
+      call: Number of earlier calls of the layer in this step.
       step: int64 scalar.
     """
     return hashing.key_of(seed, layer, call, step)
@@ -135,20 +150,23 @@ def keep(
     examples: tf.Tensor,
     row_shape: Sequence[int | tf.Tensor],
 ) -> tf.Tensor:
-    """Which numbers are kept.
+    """Returns a dropout mask.
 
     Args:
-      rate: probability with which a number is dropped, less than 1.
-      key: from `key_of`.
+      rate: Probability of dropping a number, less than 1.
+      key: Key from `key_of`.
       examples: int64 [rows], indices in the data set.
-      row_shape: of what is drawn for one example.
+      row_shape: Shape of the mask of one example.
 
     Returns:
-      bool [rows, *row_shape]. Row i depends on examples[i] alone.
+      bool [rows, *row_shape]; True where a number is kept. Row i depends only on
+        examples[i].
     """
     row_shape = [tf.cast(size, tf.int64) for size in row_shape]
     size = tf.reduce_prod(tf.stack([tf.ones([], tf.int64), *row_shape]))
     hashes = hashing.hashes_of_rows(key, examples, size)
+    # The hashes are uniform on [0, 2^64), so a fraction `rate` of them is below rate *
+    # 2^64.
     kept = hashes >= hashing.constant(round(rate * 2**64))
     return tf.reshape(kept, tf.stack([tf.size(examples, tf.int64), *row_shape]))
 
@@ -170,6 +188,7 @@ def _refuse_others(model: keras.Model) -> None:
                 f"noise_shape={layer.noise_shape} fixes how many rows there are: begin "
                 "it with None, or leave --replayable_dropout out."
             )
+    # Every counter must belong to one of the replaced layers.
     known = {id(layer.seed_generator.state) for layer in replaced}
     for state in seed_states(model):
         if id(state) not in known:
@@ -182,7 +201,7 @@ def _refuse_others(model: keras.Model) -> None:
 
 
 def _owner(model: keras.Model, state: keras.Variable) -> keras.layers.Layer:
-    """The innermost layer that has a variable."""
+    """Returns the innermost layer that owns a variable."""
     owners = [
         layer
         for layer in flat_layers(model)
@@ -194,10 +213,10 @@ def _owner(model: keras.Model, state: keras.Variable) -> keras.layers.Layer:
 def _noise_shape(
     layer: keras.layers.Dropout, inputs: tf.Tensor
 ) -> Sequence[int | None]:
-    """Of the mask: 1 where it is shared, None where it is as long as the inputs.
+    """Returns the mask's shape: 1 for a broadcast axis, None for the inputs' length.
 
     Raises:
-      UsageError: the layer's does not have the inputs' dimensions.
+      UsageError: The layer's noise_shape and its inputs differ in rank.
     """
     rank = len(inputs.shape)
     if isinstance(layer, _SPATIAL):

@@ -1,10 +1,10 @@
-"""Random numbers as a function of (seed, step, replica), without any state.
+"""Stateless random numbers: a function of seed, step and replica.
 
-Keras layers that draw random numbers keep a counter and advance it with every
-call. Replicas would then draw the same numbers, and a checkpoint that leaves the
-counters out (tf.train.Checkpoint does) would resume with others. Here each
-counter is replaced, for the duration of one step, by a value computed from the
-run's seed, the step and the replica.
+Keras layers that draw random numbers keep a counter and advance it with every call. All
+replicas would then draw the same numbers, and a checkpoint without the counters
+(tf.train.Checkpoint omits them) would resume with different numbers. For the duration
+of one step, this module replaces each counter by a value computed from the run's seed,
+the step and the replica.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import tensorflow as tf
 
 from strategies.common.types import Batch
 
-# The name keras.random.SeedGenerator gives its variable
+# Name that keras.random.SeedGenerator gives its variable
 # (keras/src/random/seed_generator.py); tests/test_tensorflow_facts.py checks it.
 _SEED_STATE = "seed_generator_state"
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
-    """The counters of all random layers of a model, in a fixed order."""
+    """Returns the counters of all random layers of a model, in a fixed order."""
     return [v for v in model.variables if v.name == _SEED_STATE]
 
 
 def keyed_states(
     states: list[keras.Variable], seed: int, batch: Batch
 ) -> list[tuple[keras.Variable, tf.Tensor]]:
-    """What each counter is for one replica's step, for `keras.StatelessScope`.
+    """Returns the value of each counter for one replica's step.
 
     Args:
-      states: from `seed_states`.
-      seed: the run's seed.
-      batch: tells the step and the replica.
+      states: Counters from `seed_states`.
+      seed: Seed of the run.
+      batch: Batch with the step and the replica's index.
 
     Returns:
-      Pairs of a counter and an int64 [2] seed that no other (seed, step, replica,
-      layer) shares.
+      Pairs of a counter and an int64 [2] seed for `keras.StatelessScope`. No other
+        (seed, step, replica, layer) has the same seed.
     """
     if not states:
         return []

@@ -1,4 +1,4 @@
-"""What one replica computes: its shares of the global batch's loss and gradient."""
+"""Replica step: loss and gradient of one shard of the global batch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from trainers.model.sparse_gradients import as_dense, embeddings_of
 
 
 class TrainStep:
-    """The shares of one training step. Satisfies `ReplicaStep`.
+    """Replica outputs of one training step. Satisfies `ReplicaStep`.
 
-    Losses are summed over this replica's examples and divided by the number of
-    examples in the global batch, so that adding all replicas' gradients gives the
-    gradient of the mean over the global batch, uneven shares included.
-    Regularization and other losses that layers add are means over a batch
-    already; they count in proportion to the share's examples.
+    The loss is summed over the replica's examples and divided by the number of examples
+    in the global batch. So the sum of all replicas' gradients is the gradient of the
+    mean over the global batch, even if shards differ in size. Regularization and other
+    losses that layers add are already means over a batch; they are weighted by the
+    shard's fraction of the examples.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TrainStep:
         read: Read | None = None,
         loss_scale: LossScale | None = None,
     ):
-        """Traces nothing yet.
+        """Stores the parts of the step; traces nothing.
 
         Args:
           model: whose loss and gradients it computes.
@@ -76,7 +76,8 @@ class TrainStep:
         self._seed_states = seed_states(model)
         self._compiled = None
         if jit_compile:
-            # Only a replica's own part: the sum over replicas cannot be compiled.
+            # XLA compiles only the computation of one replica; it cannot compile the
+            # all-reduce.
             self._compiled = tf.function(
                 self._compute, autograph=False, jit_compile=True
             )
@@ -86,11 +87,13 @@ class TrainStep:
             return self._undifferentiated(batch)
         if self._compiled is not None or self._read is not None:
             return self.at_present_values()(batch)
+        # Variables, not values: without `read` the layers read them during the forward
+        # pass.
         weights = [v.value for v in self._model.trainable_variables]
         return self._shares(batch, weights, self._layer_state.present())
 
     def at_present_values(self) -> ReplicaStep:
-        """The same step for several parts of a batch, all at the weights of now."""
+        """Returns a step bound to the current weights, for several micro-batches."""
         weights, state = self._present_values()
         return lambda batch: self._shares(batch, weights, state)
 
@@ -111,25 +114,28 @@ class TrainStep:
         return None if self._loss_scale is None else self._loss_scale.read()
 
     def compile_for(self, batch: Batch) -> None:
-        """Has XLA compile the step, if it is to, and runs nothing.
+        """Compiles the step with XLA, if it is to be compiled, without running it.
 
         Args:
-          batch: a replica's rows, as many as steps will have.
+          batch: Rows of one replica, as many as a step has.
 
         Raises:
-          ValueError: XLA cannot.
+          ValueError: XLA cannot compile the step.
         """
         if self._compiled is not None:
             arguments = (batch, *self._present_values(), self._scale())
             self._compiled.experimental_get_compiler_ir(*arguments)(stage="hlo")
 
     def _present_values(self) -> tuple[list[Any], list[tf.Tensor]]:
-        """Of weights and of layer state, read once.
+        """Reads the weights and the layer state once.
 
-        XLA reads no variable of another device, such as a parameter server's. Only rows
-        of embeddings are read where they are used, because here it would be the whole
-        table.
+        Returns:
+          Weights in the order of the trainable variables, and values of the layer
+            state. Embedding shards stay variables.
         """
+        # XLA cannot read a variable of another device, such as a parameter server's, so
+        # all values are read here. Embeddings are read by row where they are used;
+        # reading them here would transfer the whole table.
         by_row = {id(v) for x in embeddings_of(self._model) for v in x.shards}
         weights = self._model.trainable_variables
         whole = [v.value for v in weights if id(v) not in by_row]
@@ -157,6 +163,8 @@ class TrainStep:
         """
         variables = [*self._model.trainable_variables, *self._layer_state.variables]
         values = [*weights, *(state or [v.value for v in self._layer_state.variables])]
+        # Only weights that were read in advance are mapped; a variable stands for
+        # itself.
         mapped = [
             (variable, value)
             for variable, value in zip(variables, values, strict=True)
@@ -191,11 +199,11 @@ class TrainStep:
     def _forward(
         self, batch: Batch, mapped: list[tuple[keras.Variable, tf.Tensor]]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """This share of the mean loss, what layers wrote, and sums.
+        """Returns the replica's part of the mean loss, the layers' new state, and sums.
 
         Args:
-          batch: a replica's rows.
-          mapped: values to use in place of variables.
+          batch: Rows of one replica.
+          mapped: Values to use in place of variables.
         """
         keyed = keyed_states(self._seed_states, self._seed, batch)
         with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
@@ -205,6 +213,8 @@ class TrainStep:
             added = added_losses(self._model.trainable_variables, scope)
             dtype = sums["loss"].dtype
             sums["loss"] += in_proportion(added, batch, dtype)
+            # Divided by the global size, not by the shard's rows: the parts of all
+            # replicas add up to the mean over the global batch.
             share = sums["loss"] / tf.cast(batch.global_size, dtype)
             share *= tf.cast(self._gradient_scale, dtype)
         written = self._layer_state.written(scope, mapped)
@@ -280,11 +290,14 @@ class EvalStep:
 def weighted_sums(
     values: Mapping[str, tf.Tensor], batch: Batch
 ) -> dict[str, tf.Tensor]:
-    """Sums over the rows that count, by name.
+    """Sums values over the rows that count.
 
     Args:
-      values: of each example, [rows] by name: the loss and each metric.
-      batch: which of the rows count.
+      values: Loss and metrics by name, each [rows].
+      batch: Batch that marks the rows that count.
+
+    Returns:
+      Scalar sums by name.
     """
     return {
         name: tf.reduce_sum(of_rows * row_weights(batch, of_rows))
@@ -293,7 +306,12 @@ def weighted_sums(
 
 
 def reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
-    """Numerators and their denominator, in double precision for exact counts."""
+    """Returns sums and the number of examples, in float64 so that counts are exact.
+
+    Args:
+      sums: Numerators of means over examples, by name.
+      batch: Batch of the sums.
+    """
     reported = {name: tf.cast(value, tf.float64) for name, value in sums.items()}
     reported["examples"] = tf.cast(batch.num_rows, tf.float64)
     return reported
@@ -302,21 +320,27 @@ def reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
 def added_losses(
     variables: Sequence[keras.Variable], scope: keras.StatelessScope
 ) -> list[tf.Tensor]:
-    """Losses that layers added in this call, and weight regularization.
+    """Returns the losses that layers added in this call, and weight regularization.
 
-    `Model.losses` would be both, but inside a StatelessScope it hands the
-    regularizers None for every variable that the scope does not map (Keras 3.15,
+    `Model.losses` would contain both, but inside a StatelessScope it passes None to the
+    regularizer of every variable that the scope does not map (Keras 3.15,
     keras/src/layers/layer.py, `_get_regularization_losses`).
 
     Args:
-      variables: that are trained.
-      scope: in which the layers ran.
+      variables: Trainable variables.
+      scope: Scope in which the layers ran.
     """
     return [*scope.losses, *weight_penalties(variables)]
 
 
 def in_proportion(added: Sequence[tf.Tensor], batch: Batch, dtype: Any) -> tf.Tensor:
-    """Losses that are means over a batch, as a sum over the rows that count."""
+    """Returns the sum over rows that corresponds to losses that are means over a batch.
+
+    Args:
+      added: Scalar losses, each a mean over a batch.
+      batch: Batch with the number of rows that count.
+      dtype: Type of the result.
+    """
     total = tf.zeros([], dtype)
     for loss in added:
         total += tf.cast(loss, dtype)
@@ -324,7 +348,7 @@ def in_proportion(added: Sequence[tf.Tensor], batch: Batch, dtype: Any) -> tf.Te
 
 
 def weight_penalties(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """The regularization of each variable that has one."""
+    """Returns the regularization loss of each variable that has a regularizer."""
     return [
         variable.regularizer(variable)
         for variable in variables

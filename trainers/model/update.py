@@ -1,4 +1,4 @@
-"""What happens once a step, after all shares are summed."""
+"""Weight update of a step, after the all-reduce."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trainers.model.sparse_gradients import as_dense, sum_duplicates
 from trainers.model.train_step import unscaled
 from trainers.run_dir.step_recording import unique_names
 
-# What `ModelUpdate.observe` returns besides norms, by the beginning of its name.
+# Prefixes of the names that `ModelUpdate.observe` returns in addition to norms.
 HISTOGRAMS = "gradients/"
 RECORDED = "recorded/"
 
 
 class ModelUpdate:
-    """Clips the summed gradient and changes the weights. Satisfies `Update`."""
+    """Clipping of the summed gradient and update of the weights. Satisfies `Update`."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class ModelUpdate:
         sparse_gradients: bool = True,
         loss_scale: LossScale | None = None,
     ):
-        """Keeps what an update changes.
+        """Stores the variables that an update changes.
 
         Args:
-          model: its weights.
-          optimizer: built, and not reducing gradients by itself.
+          model: Model whose weights are updated.
+          optimizer: Built optimizer that does not reduce gradients itself.
           step: int64 scalar, the number of applied updates.
           layer_state: of the model.
           clip_global_norm: the summed gradient is scaled down to this norm if it
@@ -65,6 +65,8 @@ class ModelUpdate:
 
     def ready(self, shares: Shares) -> Shares:
         gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
+        # After the sum: clipping before it would bound each replica's part, and the sum
+        # could be up to N times larger.
         if self._clip_global_norm is not None:
             gradients = _clipped(gradients, self._clip_global_norm)
         return shares._replace(gradients=gradients)
@@ -96,13 +98,16 @@ class ModelUpdate:
         return [v.value.device for v in self._model.trainable_variables]
 
     def gradients_of(self, loss: tf.Tensor) -> list[Any]:
-        """The gradient of a scalar for each trainable variable, in a graph.
+        """Returns the gradient of a scalar for each trainable variable, in a graph.
 
-        A tape computes all gradients where it is asked for them; tf.gradients each
-        operation's on the device of that operation, so that towers differentiate
-        their own part (tensorflow/python/ops/gradients_impl.py, `gradients_v2`).
+        Args:
+          loss: Scalar.
         """
         weights = [v.value for v in self._model.trainable_variables]
+        # A tape would compute all gradients on the current device. tf.gradients
+        # computes the gradient of each operation on the operation's device, so that
+        # each tower differentiates its own part
+        # (tensorflow/python/ops/gradients_impl.py, `gradients_v2`).
         gradients = tf.gradients(loss, weights)
         if self._loss_scale is not None:
             gradients = unscaled(gradients, self._loss_scale.read())
@@ -123,13 +128,13 @@ class ModelUpdate:
         return _norm_where_they_are(weights)
 
     def observe(self, shares: Shares, closely: tf.Tensor) -> dict[str, tf.Tensor]:
-        """The norm of the summed gradient; histograms of gradients.
+        """Returns the norm of the summed gradient and histograms of the gradients.
 
-        If gradients are recorded, they are returned, too.
+        If gradients are recorded, the result also contains them.
 
         Args:
-          shares: the sum over replicas, before clipping.
-          closely: bool scalar; without it the histograms are zeros.
+          shares: Sum over replicas, before clipping.
+          closely: bool scalar; if False, the histograms are zeros.
         """
         weights = [v.value for v in self._model.trainable_variables]
         gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
@@ -146,17 +151,19 @@ class ModelUpdate:
             values = gradient.values if sparse else gradient
             details[HISTOGRAMS + name] = histogram(values, wanted=closely)
             if self._record_gradients:
-                # The shape of what was rows of an embedding is not known statically.
+                # The static shape of a converted IndexedSlices is unknown; tf.reshape
+                # restores it.
                 dense = tf.convert_to_tensor(gradient)
                 details[RECORDED + name] = tf.reshape(dense, weight.shape)
         return details
 
 
 def _clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
-    """Gradients of at most this global norm.
+    """Returns gradients scaled down to at most a global norm.
 
-    The squares of finite numbers may add up to more than their type holds, of which
-    `tf.clip_by_global_norm` makes gradients that are not numbers.
+    Args:
+      gradients: Tensors, IndexedSlices or None.
+      norm: Maximum global norm.
     """
     present = _global_norm(gradients)
     present = tf.minimum(present, present.dtype.max)
@@ -168,10 +175,11 @@ def _clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
 
 
 def _norm_where_they_are(variables: Sequence[tf.Variable]) -> tf.Tensor:
-    """The norm of all variables together, one number of each leaving its device."""
+    """Returns the norm of all variables; each device sends one number per variable."""
     squares = []
     for variable in variables:
         with tf.device(variable.device):
+            # l2_loss is half the sum of squares, hence the factor 2 below.
             squares.append(tf.nn.l2_loss(variable))
     if len({square.dtype for square in squares}) > 1:
         squares = [tf.cast(square, tf.float64) for square in squares]

@@ -1,4 +1,7 @@
-"""Errors of XLA that a user can correct. Does not import TensorFlow."""
+"""XLA errors that a user can correct.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import re
 
 from strategies.common.errors import UsageError
 
-# TensorFlow 2.21: `Detected unsupported operations when trying to compile graph
-# __inference_... on XLA_CPU_JIT: AsString (No registered ...`.
+# Message of TensorFlow 2.21: `Detected unsupported operations when trying to compile
+# graph __inference_... on XLA_CPU_JIT: AsString (No registered ...`.
 _UNSUPPORTED = re.compile(r"unsupported operations .*? on XLA\w*: (\w+)", re.DOTALL)
 _COMPILER = re.compile(r"XlaMustCompile|tf2xla|known_issues")
 
