@@ -1,1 +1,1 @@
-"""The outer training loop and its parts."""
+"""Outer training loop and its parts."""

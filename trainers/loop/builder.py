@@ -1,4 +1,4 @@
-"""Builds the parts of a run from its configuration."""
+"""Construction of a run's parts from its configuration."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _FEWEST_STEPS_BETWEEN_EVALUATIONS = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assembly:
-    """The parts of a run, ready to train or evaluate.
+    """Parts of a run, ready to train or evaluate.
 
     Attributes:
       config: what it was made from.
@@ -78,10 +78,10 @@ class Assembly:
       rate_factor: what it is multiplied with.
       layer_state: what besides weights training changes.
       step: int64 scalar, the number of applied updates.
-      run_steps: the inner training loop, not traced yet.
-      evaluation: over the held-out examples, not traced yet.
-      pipeline: the model in stages; None where it is whole.
-      rebuild: makes the model once more, outside of the strategy.
+      run_steps: Inner training loop, not traced yet.
+      evaluation: Evaluation on the held-out examples, not traced yet.
+      pipeline: Stages of the model; None for a model that is not partitioned.
+      rebuild: Function that builds the model again, outside of the strategy.
     """
 
     config: Config
@@ -116,7 +116,11 @@ class Assembly:
         return max(min(whole_epochs, self.train_steps // _FEWEST_EVALUATIONS), 1)
 
     def batches(self, first_step: int) -> GlobalBatches:
-        """Training batches from a step to the end of the run."""
+        """Returns the training batches from a step to the end of the run.
+
+        Args:
+          first_step: Number of updates already applied.
+        """
         train = self.data.train
         if isinstance(train, RecordStream):
             return train.batches(self.order, first_step, self.train_steps)
@@ -129,7 +133,10 @@ class Assembly:
         )
 
     def state_variables(self) -> list[tf.Variable]:
-        """What a run goes on from: all that a checkpoint has, and the rate's factor."""
+        """Returns the variables that a resumed run needs.
+
+        These are the variables of a checkpoint and the factor of the learning rate.
+        """
         tracked = [*self.model.weights, *self.optimizer.variables]
         return [
             *(variable.value for variable in tracked),
@@ -139,46 +146,54 @@ class Assembly:
         ]
 
     def embeddings(self) -> list[ShardedEmbedding]:
-        """Layers of which a step uses only a few rows."""
+        """Returns the layers that use only a few rows of their table in a step."""
         return embeddings_of(self.model)
 
     def bytes_to_share(self) -> int:
-        """Size of what one replica, or one stage, computes for others in a step."""
+        """Returns the bytes that a replica, or a stage, sends to others in a step."""
         if self.pipeline is not None:
             size = self.config.length.global_batch_size
             return self.pipeline.border_bytes(size)
         return self.gradient_bytes()
 
     def gradient_bytes(self) -> int:
-        """Size of one replica's gradient of all trainable variables, at most.
-
-        Rows of an embedding count as if no two examples had used the same.
-        """
+        """Returns the maximum bytes of one replica's gradients."""
         size = bytes_of([v.value for v in self.model.trainable_variables])
         if not self.config.optimizer.sparse_gradients:
             return size
         shares = self.config.strategy.num_shares(self.strategy.num_replicas)
+        # Rounded up: the largest shard of a global batch.
         num_examples = -(-self.config.length.global_batch_size // shares)
         for layer in self.embeddings():
             size -= bytes_of([v.value for v in layer.shards])
+            # Upper bound: no two examples use the same row.
             size += layer.most_gradient_bytes(num_examples)
         return size
 
 
 def create_strategy(config: Config, cluster: Cluster) -> Strategy:
-    """Takes devices, and waits for the other tasks of a cluster.
+    """Creates the strategy: claims devices and waits for the cluster's other tasks.
+
+    Args:
+      config: Configuration of the run.
+      cluster: This process's place in the cluster.
 
     Raises:
-      UsageError: this machine or cluster cannot run the strategy.
+      UsageError: This machine or cluster cannot run the strategy.
     """
     return registry.load(config.strategy.strategy).create(config.strategy, cluster)
 
 
 def assemble(config: Config, strategy: Strategy) -> Assembly:
-    """Opens data, builds model and update. Writes no file.
+    """Opens the data and builds the model and the update. Writes no file.
+
+    Args:
+      config: Configuration of the run.
+      strategy: Strategy from `create_strategy`.
 
     Raises:
-      UsageError: the parts do not fit each other, the strategy or the data.
+      UsageError: The settings, the strategy, the data and the model do not fit
+        together.
     """
     # A module may make layers when it is imported, or set their types.
     set_precision(config.model)
@@ -196,10 +211,23 @@ def assemble(config: Config, strategy: Strategy) -> Assembly:
 def assemble_parts(
     config: Config, strategy: Strategy, data: Data, spec: TrainableModel
 ) -> Assembly:
-    """The same for a strategy, data and a model that are at hand already."""
+    """Assembles a run from a given strategy, data set and model.
+
+    Args:
+      config: Configuration of the run.
+      strategy: Strategy from `create_strategy`.
+      data: Training and evaluation examples.
+      spec: Description of the model.
+
+    Raises:
+      UsageError: The settings, the strategy, the data and the model do not fit
+        together.
+    """
     _check_batch_size(config, strategy, data)
     _check_files(strategy, data)
     if config.model.ballast:
+        # One weight for each parameter server, so that every server holds a part of the
+        # ballast.
         spec = WithBallast(spec=spec, num_weights=config.strategy.num_ps or 1)
     order = Order(
         num_examples=data.train.num_examples,
@@ -207,9 +235,11 @@ def assemble_parts(
         seed=config.run.seed,
         drop_last_batch=config.drops_last_batch,
     )
+    # Epochs can only be converted to steps once the number of examples is known.
     train_steps = _train_steps(config, order)
     learner = build_learner(config, strategy, data, spec, train_steps)
     train_step = learner.train_step(config, strategy)
+    # With one micro-batch, `Accumulation` only calls the step.
     step: ReplicaStep = Accumulation(
         train_step, config.strategy.gradient_accumulation_steps
     )
@@ -238,6 +268,7 @@ def assemble_parts(
             config.report.eval_global_batch_size,
         ),
         pipeline=learner.pipeline,
+        # Called later for exports, outside of the strategy's scope.
         rebuild=lambda: spec.build(data, config.model),
     )
     if config.model.jit_compile:
@@ -255,7 +286,10 @@ def _check_dense(model: keras.Model) -> None:
 
 
 def _check_compilable(assembly: Assembly, step: TrainStep | PipelineStep) -> None:
-    """Of a model in stages XLA tells when it runs, which is later."""
+    """Checks that XLA can compile the step.
+
+    XLA reports an error in a pipeline stage only when the stage runs.
+    """
     check_layers(assembly.model)
     if isinstance(step, TrainStep):
         shares = assembly.batches(0).dataset(0, assembly.strategy.num_replicas)
@@ -263,7 +297,10 @@ def _check_compilable(assembly: Assembly, step: TrainStep | PipelineStep) -> Non
 
 
 def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
-    """Config checks a number of replicas that was given; here it is the real one."""
+    """Checks the batch size against the actual number of replicas.
+
+    The configuration can only check a number of replicas that a flag gives.
+    """
     size = config.length.global_batch_size
     replicas = config.strategy.num_shares(strategy.num_replicas)
     steps = config.strategy.gradient_accumulation_steps
@@ -284,10 +321,11 @@ def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
 
 
 def _check_files(strategy: Strategy, data: Data) -> None:
-    """Every process of several reads files of its own, if the stream is so."""
+    """Checks that there are enough files for file sharding: one for each process."""
     stream = data.train
     if not isinstance(stream, RecordStream) or not stream.by_file:
         return
+    # The replicas of one process read the same stream.
     readers = strategy.num_replicas if strategy.traits.multi_process else 1
     if len(stream.files) < readers:
         raise UsageError(
@@ -312,16 +350,16 @@ def _train_steps(config: Config, order: Order) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learner:
-    """A model in a strategy's scope.
+    """Model, optimizer and their state in a strategy's scope.
 
     Attributes:
-      model: with new weights.
-      pipeline: the model in stages; None where it is whole.
-      objective: what is minimized, and reported besides.
-      optimizer: with new variables.
-      learning_rate: from the number of applied updates.
-      rate_factor: what it is multiplied with.
-      layer_state: what besides weights training changes.
+      model: Model with initial weights.
+      pipeline: Stages of the model; None for a model that is not partitioned.
+      objective: Loss and metrics of the model.
+      optimizer: Optimizer with initial variables.
+      learning_rate: Learning rate by number of applied updates.
+      rate_factor: Factor of the learning rate.
+      layer_state: Non-trainable variables that training changes.
       step: int64 scalar, the number of applied updates.
       loss_scale: Factor of the loss that is differentiated; None for one.
     """
@@ -339,7 +377,12 @@ class Learner:
     def train_step(
         self, config: Config, strategy: Strategy
     ) -> TrainStep | PipelineStep:
-        """What one replica computes of a step."""
+        """Returns the training step of one replica.
+
+        Args:
+          config: Configuration of the run.
+          strategy: Strategy of the run.
+        """
         settings: dict[str, Any] = {
             "seed": config.run.seed,
             "dropout": _replayable_dropout(self.model, config),
@@ -355,13 +398,19 @@ class Learner:
             self.model,
             *parts,
             **settings,
+            # With `--combine=sum` the gradient is num_replicas times the mean over the
+            # global batch.
             gradient_scale=strategy.num_replicas if sums_gradients else 1,
             differentiate=config.strategy.averaged != "losses",
             read=strategy.read,
         )
 
     def update(self, config: Config) -> ModelUpdate:
-        """What becomes of the sum of all replicas' shares."""
+        """Returns the weight update, which follows the all-reduce.
+
+        Args:
+          config: Configuration of the run.
+        """
         return ModelUpdate(
             self.model,
             self.optimizer,
@@ -374,7 +423,7 @@ class Learner:
         )
 
     def eval_step(self) -> EvalStep:
-        """What one replica computes of an evaluation."""
+        """Returns the evaluation step of one replica."""
         model = self.pipeline.staged if self.pipeline else self.model
         return EvalStep(model, self.objective, self.model.trainable_variables)
 
@@ -386,10 +435,17 @@ def build_learner(
     spec: TrainableModel,
     train_steps: int,
 ) -> Learner:
-    """Makes model and variables where the strategy wants them.
+    """Builds the model and all variables in the strategy's scope.
+
+    Args:
+      config: Configuration of the run.
+      strategy: Strategy of the run.
+      data: Training and evaluation examples.
+      spec: Description of the model.
+      train_steps: Number of applied updates at the end of the run.
 
     Raises:
-      UsageError: the model does not fit the settings, the data or the strategy.
+      UsageError: The model does not fit the settings, the data or the strategy.
     """
     if not config.model.is_custom:
         set_precision(config.model)
@@ -411,6 +467,8 @@ def build_learner(
             config.length.global_batch_size,
             rate_factor,
         )
+        # Before the optimizer is built: its variables must be on the devices of the
+        # stages.
         if config.strategy.traits.splits_model:
             pipeline = build_pipeline(model, config, strategy.devices, data.train)
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
@@ -437,18 +495,20 @@ def build_learner(
 def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
     if not config.model.replayable_dropout:
         return None
+    # Disabled dropout draws no numbers that could be replayed.
     if "dropout" in (config.model.switch_off or ()):
         return None
     return ReplayableDropout(model, config.run.seed)
 
 
 def _make_step_variable() -> tf.Variable:
-    """Counts applied updates; under mirrored variables one replica does it for all."""
+    """Returns the counter of applied updates."""
     return tf.Variable(
         0,
         dtype=tf.int64,
         trainable=False,
         name="applied_updates",
+        # Of mirrored variables only the first replica counts, not every replica.
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
 
@@ -506,10 +566,13 @@ def _refused() -> Iterator[None]:
 
 
 def check_layers(model: keras.Model) -> None:
-    """Refuses layers of which it is known that they cannot be compiled.
+    """Rejects layers that XLA is known not to compile.
+
+    Args:
+      model: Model with all its layers built.
 
     Raises:
-      UsageError: there is one.
+      UsageError: The model has such a layer.
     """
     for layer in flat_layers(model):
         if isinstance(layer, ShardedEmbedding):

@@ -1,4 +1,7 @@
-"""Loss and metrics over the whole held-out set, exact for any size."""
+"""Evaluation: loss and metrics over the whole held-out set.
+
+The means are exact for any number of examples.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Source
 from trainers.model.confusion_matrix import CONFUSION
 
-# The same in every process, whatever its speed: their sums are joined step by step.
+# Fixed, so that it is equal in every process regardless of speed: the processes' sums
+# are reduced step by step.
 _STEPS_PER_CALL = 100
 # To open the input takes 49 of the 55 ms of processor time of an evaluation of the
 # digits, so it stays open for the next one. A larger data set takes longer to evaluate
@@ -25,14 +29,14 @@ _MOST_BYTES_KEPT_OPEN = 16 << 20
 
 
 class Evaluated(NamedTuple):
-    """What an evaluation came to.
+    """Result of an evaluation.
 
     Attributes:
-      means: loss and metrics over every example exactly once; nan where one is not
+      means: Loss and metrics over every example exactly once; nan if a value is not
         finite.
-      confusion: int64 [classes, classes], how many examples of the class of a row were
-        taken for that of a column; None where the model is no classifier, its classes
-        are more than `trainers.model.confusion_matrix.MOST_CLASSES`, or a mean is not finite.
+      confusion: int64 [classes, classes], number of examples by true class (row) and
+        predicted class (column). None if the model is no classifier, has more than
+        `trainers.model.confusion_matrix.MOST_CLASSES` classes, or a mean is not finite.
     """
 
     means: dict[str, float]
@@ -40,7 +44,7 @@ class Evaluated(NamedTuple):
 
 
 class Evaluation:
-    """Evaluates the model's present weights under the run's strategy."""
+    """Evaluation of the model's current weights under the run's strategy."""
 
     def __init__(
         self,
@@ -49,18 +53,19 @@ class Evaluation:
         source: Source,
         global_batch_size: int,
     ):
-        """Compiles nothing yet: that happens in the first `run`.
+        """Prepares the evaluation; the first `run` compiles it.
 
         Args:
-          strategy: divides batches among its replicas.
-          eval_step: sums of one replica's rows.
-          source: the examples.
-          global_batch_size: examples at a time, over all replicas.
+          strategy: Strategy that divides batches among its replicas.
+          eval_step: Step that computes the sums of one replica's rows.
+          source: Examples to evaluate on.
+          global_batch_size: Examples per step, over all replicas.
         """
         self._strategy = strategy
         order = Order(
             num_examples=source.num_examples,
             global_batch_size=min(global_batch_size, source.num_examples),
+            # In the order of the source: evaluation does not shuffle.
             seed=None,
         )
         self._num_steps = order.steps_per_epoch
@@ -90,10 +95,12 @@ class Evaluation:
             results = self._run_steps(batches, count).fetch()
             summed = dict(results.sums)
             table = summed.pop(CONFUSION, None)
+            # The inner loop stopped early at a step with a value that is not finite.
             if results.applied_steps < count:
                 means = {name: math.nan for name in summed if name != "examples"}
                 return Evaluated(means, None)
             if table is not None:
+                # [steps, classes, classes] -> [classes, classes].
                 tables.append(table.sum(axis=0))
             sums.update({name: values.sum() for name, values in summed.items()})
             step += count
@@ -103,7 +110,7 @@ class Evaluation:
         return Evaluated(means_over_examples(sums), confusion)
 
     def num_traces(self) -> int:
-        """How often its inner loop was traced."""
+        """Returns the number of traces of the inner loop."""
         return self._run_steps.num_traces()
 
 
@@ -114,7 +121,11 @@ def _is_small(source: Source) -> bool:
 
 
 def means_over_examples(sums: Mapping[str, float]) -> dict[str, float]:
-    """Numerators divided by their common denominator, `examples`."""
+    """Divides sums by their common denominator, `examples`.
+
+    Args:
+      sums: Sums over examples by name, and the number of examples as `examples`.
+    """
     examples = sums["examples"]
     return {
         name: float(value / examples)

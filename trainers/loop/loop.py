@@ -1,7 +1,7 @@
-"""The outer loop: plain Python that advances the run and hands out reports.
+"""Outer training loop, which advances the run and calls callbacks.
 
-The inner loop runs steps inside the runtime. Between two of its calls, and never
-inside one, hooks write files, evaluate and print.
+The loop is plain Python. The inner loop runs steps inside the TensorFlow runtime.
+Callbacks write files, evaluate and print only between two calls of the inner loop.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from strategies.common.types import Agreed, Observe, RunSteps, StepResults
 from trainers.loop.timing import Clock
 from trainers.run_dir.train_state import Tally
 
+# Limits a call even if a step takes almost no time.
 _MOST_STEPS_PER_CALL = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """What hooks learn after a call of the inner loop.
+    """Report of one call of the inner loop to the callbacks.
 
     Attributes:
-      step: applied updates since the beginning of the run.
-      last_step: where the run ends.
-      results: of the steps of this call.
-      call_seconds: wall time of the call, Python's part included.
+      step: Number of applied updates since the start of the run.
+      last_step: Number of applied updates at the end of the run.
+      results: Results of the steps of this call.
+      call_seconds: Wall time of the call, including Python overhead.
     """
 
     step: int
@@ -47,12 +48,12 @@ Hook = Callable[[StepReport], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Every:
-    """Runs a hook whenever the step is a multiple of a number, and at the end.
+    """Trigger for a callback at multiples of a number of steps, and at the end.
 
     Attributes:
-      steps: the number; None for only at the end.
-      hook: what to run.
-      observe: how closely the step before the hook is looked at.
+      steps: Number of steps between calls; None for only at the end.
+      hook: Callback to run.
+      observe: Detail of the summaries of the step before the callback.
     """
 
     steps: int | None
@@ -60,7 +61,7 @@ class Every:
     observe: Observe = Observe.NOT
 
     def next_after(self, step: int, last_step: int) -> int:
-        """The first step after this one at which the hook is due."""
+        """Returns the next step at which the callback is due."""
         if self.steps is None:
             return last_step
         return min(last_step, (step // self.steps + 1) * self.steps)
@@ -72,12 +73,12 @@ class Every:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class At:
-    """Runs a hook at certain steps, and at the end if it comes before the last of them.
+    """Trigger for a callback at given steps, and at the end of a run that is shorter.
 
     Attributes:
-      steps: in ascending order.
-      hook: what to run.
-      observe: how closely the step before the hook is looked at.
+      steps: Steps in ascending order.
+      hook: Callback to run.
+      observe: Detail of the summaries of the step before the callback.
     """
 
     steps: Sequence[int]
@@ -85,7 +86,7 @@ class At:
     observe: Observe = Observe.NOT
 
     def next_after(self, step: int, last_step: int) -> int:
-        """The first step after this one at which the hook is due."""
+        """Returns the next step at which the callback is due."""
         return min([last_step, *(due for due in self.steps if due > step)])
 
     def is_due(self, report: StepReport) -> bool:
@@ -95,7 +96,12 @@ class At:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Always:
-    """Runs a hook after every call, however many steps it had."""
+    """Trigger for a callback after every call of the inner loop.
+
+    Attributes:
+      hook: Callback to run.
+      observe: Detail of the summaries of the last step of each call.
+    """
 
     hook: Hook
     observe: Observe = Observe.NOT
@@ -111,12 +117,18 @@ When = Every | At | Always
 
 
 class CallLength:
-    """How many steps the next call should run."""
+    """Number of steps in the next call of the inner loop."""
 
     def __init__(self, steps_per_loop: int | None, target_seconds: float):
-        """Takes a fixed number, or None to aim at a duration."""
+        """Chooses between a fixed number and a target duration.
+
+        Args:
+          steps_per_loop: Fixed number of steps; None to aim at the duration.
+          target_seconds: Target duration of a call, in seconds.
+        """
         self._target_seconds = target_seconds
         self._fixed = steps_per_loop
+        # The first call runs one step, which measures the duration of a step.
         self._steps = steps_per_loop or 1
 
     @property
@@ -124,7 +136,11 @@ class CallLength:
         return self._steps
 
     def learn(self, step_seconds: float) -> None:
-        """Adapts to how long a step takes; zero if that is not known."""
+        """Adapts the number of steps to the duration of a step.
+
+        Args:
+          step_seconds: Duration of a step; 0 if unknown.
+        """
         if self._fixed is None and step_seconds:
             wanted = int(self._target_seconds / step_seconds)
             self._steps = min(max(wanted, 1), _MOST_STEPS_PER_CALL)
@@ -144,31 +160,35 @@ def run_loop(
     step_delay_seconds: float = 0.0,
     diagnose: Callable[[StepResults], str] = lambda results: "something diverged at",
 ) -> None:
-    """Advances from one step to another.
+    """Trains from one step to another.
 
     Args:
-      run_steps: the inner loop.
-      batches: what it reads, beginning with the batch of `first_step`.
-      first_step: updates already applied.
-      last_step: updates applied when this returns.
-      call_length: decides how many steps a call has; a call also ends at the next
-        step at which a hook is due.
-      hooks: run in this order whenever they are due.
-      clock: told how long training and its input took.
-      tally: counts what was done, a step that diverged included.
-      stop_requested: whether this process was asked to stop; all processes learn
-        of it with the next step.
-      step_delay_seconds: added to every step, and counted as part of it.
-      diagnose: says of a step that was not applied what in it was not finite.
+      run_steps: Inner training loop.
+      batches: Input of the inner loop, which begins with the batch of `first_step`.
+      first_step: Number of updates already applied.
+      last_step: Number of applied updates at the return.
+      call_length: Maximum number of steps in a call; a call also ends at the next step
+        at which a callback is due.
+      hooks: Callbacks with their triggers; due callbacks run in this order.
+      clock: Clock that records the time of training and of its input.
+      tally: Counters of the run, which include a diverged step.
+      stop_requested: Function that returns whether this process was asked to stop; all
+        processes learn of it with the next step.
+      step_delay_seconds: Delay added to every step and counted in its duration, in
+        seconds.
+      diagnose: Function that describes the values that were not finite in a step that
+        was not applied.
 
     Raises:
-      DivergedError: a loss or gradient was not finite; that update was not applied.
+      DivergedError: A loss or gradient was not finite; the update was not applied.
     """
     step = first_step
     step_seconds = 0.0
     while step < last_step:
         stop, observe = _until_due(hooks, step, last_step, call_length.steps)
         with clock.measure("train") as timer:
+            # The all-reduce of the step combines these values, so that all processes
+            # stop at the same step and choose the same call length.
             proposed = Agreed(
                 stop_requested=float(stop_requested()), step_seconds=step_seconds
             )
@@ -178,8 +198,10 @@ def run_loop(
         clock.add("input", float(results.input_seconds.sum()))
         tally.add(results)
         step += results.applied_steps
+        # The inner loop stops early only at a step with a value that is not finite.
         if step < stop:
             raise DivergedError(step + 1, diagnose(results))
+        # The median ignores a single slow step.
         step_seconds = float(np.median(results.step_seconds))
         call_length.learn(results.agreed.step_seconds)
         report = StepReport(
@@ -196,7 +218,15 @@ def run_loop(
 def _until_due(
     hooks: Sequence[When], step: int, last_step: int, most_steps: int
 ) -> tuple[int, Observe]:
-    """Where the next call ends, and how closely its last step is looked at."""
+    """Returns the last step of the next call, and the detail of its summaries.
+
+    Args:
+      hooks: Callbacks with their triggers.
+      step: Number of applied updates.
+      last_step: Number of applied updates at the end of the run.
+      most_steps: Maximum number of steps in the call.
+    """
+    # A call ends at the first step at which any callback is due.
     due = min(when.next_after(step, last_step) for when in hooks)
     stop = min(due, last_step, step + most_steps)
     wanted = (w.observe for w in hooks if w.next_after(step, last_step) == stop)
@@ -204,5 +234,7 @@ def _until_due(
 
 
 def _delayed(results: StepResults, seconds: float) -> StepResults:
+    # One sleep for the whole call; the recorded duration of each step grows by its
+    # part.
     time.sleep(seconds * results.applied_steps)
     return dataclasses.replace(results, step_seconds=results.step_seconds + seconds)

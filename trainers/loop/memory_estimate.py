@@ -1,9 +1,9 @@
-"""How much memory training will take, before it takes it.
+"""Estimate of training memory before it is allocated.
 
-What is counted is what grows with the model and the batch: variables, their
-gradients, and what a step keeps of every layer until its gradient has been computed
+The estimate counts the parts that grow with the model and the batch: variables, their
+gradients, and the activations that a step keeps until their gradient has been computed
 (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, section 3). The
-program itself, the data set and what a convolution needs for a moment come on top.
+program itself, the data set and the workspace of convolutions need further memory.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from strategies.devices.gpu import load_driver, total_memory_mib
 from trainers.loop.builder import Assembly
 from trainers.pipeline_parallel.build import Pipeline
 
+# Number of bits to shift by, and the name of the unit.
 _UNITS = ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB"))
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class MemoryEstimate:
-    """Bytes in one memory: that of a GPU, or of the machine for one process.
+    """Bytes needed in one memory: a GPU's, or the machine's for one process.
 
     Attributes:
-      weights: what the model's variables take. Where replicas train copies by
-        themselves, also what they keep of these and of the optimizer's variables
-        while their mean is in place.
-      optimizer: variables of the optimizer.
-      gradients: one for every trainable variable and replica.
-      activations: outputs of all layers for every example of a replica's share.
+      weights: Bytes of the model's variables. If replicas train separate copies, also
+        the bytes in which they store their copies of these and of the optimizer's
+        variables while the mean is loaded.
+      optimizer: Bytes of the optimizer's variables.
+      gradients: Bytes of one gradient per trainable variable and replica.
+      activations: Bytes of the outputs of all layers for a replica's shard.
     """
 
     weights: int = 0
@@ -58,7 +59,14 @@ class MemoryEstimate:
 
 
 def estimate_memory(assembly: Assembly) -> Mapping[str, MemoryEstimate]:
-    """By memory: `GPU:0`, or `worker-0 CPU` for all CPU devices of a process."""
+    """Estimates the bytes needed in each memory.
+
+    Args:
+      assembly: Parts of the run.
+
+    Returns:
+      Estimates by memory: `GPU:0`, or `worker-0 CPU` for all CPU devices of a process.
+    """
     found: dict[str, MemoryEstimate] = defaultdict(MemoryEstimate)
     for variable in assembly.model.variables:
         for copy in copies_of(variable.value):
@@ -81,7 +89,7 @@ def estimate_memory(assembly: Assembly) -> Mapping[str, MemoryEstimate]:
 
 
 def _of_replicas(assembly: Assembly) -> Iterator[tuple[str, int, int]]:
-    """The device of each, and bytes of its gradients and activations."""
+    """Yields the device of each replica, and its bytes of gradients and activations."""
     gradients = assembly.gradient_bytes()
     activations = _rows_at_once(assembly) * bytes_of_activations(assembly.model)
     for device in assembly.strategy.devices:
@@ -89,11 +97,18 @@ def _of_replicas(assembly: Assembly) -> Iterator[tuple[str, int, int]]:
 
 
 def _of_stages(pipeline: Pipeline, num_rows: int) -> Iterator[tuple[str, int, int]]:
-    """The same. Stage s of S holds S - s micro-batches at most, the last one alone."""
+    """Yields the device of each stage, and its bytes of gradients and activations.
+
+    Args:
+      pipeline: Stages of the model.
+      num_rows: Rows of a step.
+    """
     count, stages = pipeline.num_micro_batches, pipeline.stages
     rows = -(-num_rows // count)
     for stage in stages:
         variables = (v.value for v in stage.trainable_variables)
+        # Under the 1F1B schedule stage s of S holds at most S - s micro-batches; the
+        # last stage holds one.
         held = rows * min(len(stages) - stage.index, count)
         activations = held * bytes_of_activations(stage.model)
         yield (
@@ -104,33 +119,40 @@ def _of_stages(pipeline: Pipeline, num_rows: int) -> Iterator[tuple[str, int, in
 
 
 def bytes_of_activations(model: keras.Model) -> int:
-    """What the outputs of all layers take for one example.
+    """Returns the bytes of the outputs of all layers for one example.
 
-    Layers inside a layer of the user's own are not known before they run; of such a
-    layer only the output counts.
+    Layers inside a custom layer of the user are unknown before they run; only the
+    output of such a layer counts.
+
+    Args:
+      model: Model with all its layers built.
     """
     size = 0
     for layer in flat_layers(model):
+        # The output of a model is the output of its last layer; an input is no
+        # activation.
         if isinstance(layer, (keras.Model, keras.layers.InputLayer)):
             continue
         for output in _outputs_of(layer):
+            # Unknown lengths, such as a sequence's, count as 1; the batch axis is left
+            # out.
             shape = [1 if length is None else length for length in output.shape[1:]]
             size += _bytes(shape, tf.as_dtype(output.dtype))
     return size
 
 
 def largest(estimates: Mapping[str, MemoryEstimate]) -> tuple[str, MemoryEstimate]:
-    """The memory that takes most, by name."""
+    """Returns the name and the estimate of the memory that needs most bytes."""
     return max(estimates.items(), key=lambda item: item[1].total)
 
 
 def warning_of(name: str, estimate: MemoryEstimate, capacity: int | None) -> str | None:
-    """One line if it is more than there is.
+    """Returns a one-line warning if a memory is too small; None otherwise.
 
     Args:
-      name: of the memory.
-      estimate: what is needed of it.
-      capacity: bytes it has; None if that is not known.
+      name: Name of the memory.
+      estimate: Bytes needed in the memory.
+      capacity: Bytes that the memory has; None if unknown.
     """
     if capacity is None or estimate.total <= capacity:
         return None
@@ -142,7 +164,11 @@ def warning_of(name: str, estimate: MemoryEstimate, capacity: int | None) -> str
 
 
 def capacity_of(name: str) -> int | None:
-    """Bytes of a memory by its name: of that GPU, or of the machine."""
+    """Returns the bytes of a memory; None if unknown.
+
+    Args:
+      name: Name from `estimate_memory`, of a GPU or of the machine.
+    """
     kind, _, number = name.rpartition(" ")[2].partition(":")
     if kind != "GPU":
         return psutil.virtual_memory().total
@@ -151,28 +177,30 @@ def capacity_of(name: str) -> int | None:
 
 
 def in_words(size: int) -> str:
-    """Such as 1.5 GiB."""
+    """Formats a number of bytes, such as 1.5 GiB."""
     shift, unit = _unit_of(size)
     return f"{size / (1 << shift):.1f} {unit}"
 
 
 def _unit_of(size: int) -> tuple[int, str]:
-    """How many bits a unit is shifted by, and its name."""
+    """Returns the number of bits to shift by, and the name of the unit."""
     return next((u for u in _UNITS if size >= 1 << u[0]), _UNITS[-1])
 
 
 def _rows_at_once(assembly: Assembly) -> int:
-    """The largest micro-batch; asynchronous replicas compute whole global batches."""
+    """Returns the number of rows of the largest micro-batch."""
     strategy = assembly.config.strategy
+    # Asynchronous replicas compute whole global batches: they have one shard.
     shares = strategy.num_shares(assembly.strategy.num_replicas)
     parts = shares * strategy.gradient_accumulation_steps
     return -(-assembly.config.length.global_batch_size // parts)
 
 
 def _memory_of(device: str) -> str:
-    """All CPU devices of a process share the machine's."""
+    """Returns the name of a device's memory."""
     spec = tf.DeviceSpec.from_string(device)
     kind = spec.device_type or "CPU"
+    # All CPU devices of a process share the machine's memory.
     memory = kind if kind == "CPU" else f"{kind}:{spec.device_index}"
     if spec.job in (None, "localhost"):
         return memory
@@ -180,8 +208,9 @@ def _memory_of(device: str) -> str:
 
 
 def _outputs_of(layer: keras.layers.Layer) -> Sequence[Any]:
-    """Of its call; nothing for a layer that was never called by itself."""
+    """Returns the outputs of a layer; empty if it was never called by itself."""
     try:
+        # Keras raises for a layer that was never called with symbolic inputs.
         return tf.nest.flatten(layer.output)
     except (AttributeError, ValueError):
         return ()

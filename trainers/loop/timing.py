@@ -1,4 +1,4 @@
-"""Where a run's time goes."""
+"""Wall time of a run by kind of work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS = ("startup", "trace", "train", "input", "eval", "checkpoint", "summary")
 
 @dataclasses.dataclass(slots=True)
 class Timer:
-    """The duration of one measured block, once it has ended."""
+    """Duration of one measured block; 0 until the block ends."""
 
     seconds: float = 0.0
 
@@ -22,26 +22,35 @@ class Timer:
 class Clock:
     """Seconds by kind of work, as result.json reports them.
 
-    `input` is the part of `train` that steps spent waiting for examples; the other
-    kinds do not overlap.
+    `input` is the part of `train` in which steps waited for examples; the other kinds
+    do not overlap.
     """
 
     def __init__(self, listener: Callable[[str], None] = lambda kind: None):
-        """Begins to count.
+        """Starts all counters at zero.
 
         Args:
-          listener: told the kind of every block when it begins and when it ends.
+          listener: Function called with the kind of a block when it begins and when it
+            ends.
         """
         self._listener = listener
         self._seconds = dict.fromkeys(_KINDS, 0.0)
         process = psutil.Process()
+        # psutil gives the start on the wall clock; perf_counter is monotonic.
         self._start_of_process = time.perf_counter() - (
             time.time() - process.create_time()
         )
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[Timer]:
-        """Adds the duration of a block to one kind, and tells it afterwards."""
+        """Adds the duration of a block to one kind.
+
+        Args:
+          kind: Kind of work.
+
+        Yields:
+          Timer with the duration, set once the block ends.
+        """
         timer = Timer()
         self._listener(kind)
         start = time.perf_counter()
@@ -56,7 +65,7 @@ class Clock:
         self._seconds[kind] += seconds
 
     def started(self) -> None:
-        """Ends start-up, which begins with the process: imports belong to it."""
+        """Ends the start-up phase, which began with the process, before imports."""
         self._seconds["startup"] = time.perf_counter() - self._start_of_process
 
     def seconds(self) -> dict[str, float]:
