@@ -1,4 +1,4 @@
-"""Says what was not finite when training diverged."""
+"""Diagnosis of values that were not finite in a diverged step."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from trainers.model.layer_state import LayerState
 
 
 class Diagnosis:
-    """Looks at a model after a step that was not applied."""
+    """Search for the first value that was not finite in a rejected step."""
 
     def __init__(self, model: keras.Model, layer_state: LayerState):
         self._model = model
         self._layer_state = layer_state
 
     def __call__(self, results: StepResults) -> str:
-        """What was not finite in the last step, as the beginning of a sentence.
+        """Describes the values that were not finite in the last step.
 
-        It names the first variable, in the model's order, whose gradient or value it
-        was.
+        Args:
+          results: Results of the steps, the last of which was not applied.
+
+        Returns:
+          Beginning of a sentence. It names the first variable, in the model's order,
+            whose gradient or value was not finite.
         """
         number = _first_number(results)
         variable = self._first_variable(results.first_not_finite)
@@ -39,24 +43,31 @@ class Diagnosis:
             for variable in self._model.weights
             if not is_finite(variable)
         }
+        # Positions count the gradients first and the layer state after them, the order
+        # of the flattened replica outputs.
         trained = self._model.trainable_variables
         if position is not None and position < len(trained):
             variable = trained[position]
+            # A variable whose value is not finite already has an entry.
             found.setdefault(id(variable), f"the gradient of {variable.path}")
         elif position is not None:
             variable = self._layer_state.assigned[position - len(trained)]
             found.setdefault(id(variable), f"the new value of {variable.path}")
+        # In the model's order, so that the earliest layer is named.
         in_order = (found.get(id(variable)) for variable in self._model.weights)
         return next((words for words in in_order if words is not None), None)
 
 
 def is_finite(variable: keras.Variable) -> bool:
-    """Whether all numbers of a variable are finite."""
+    """Returns whether all numbers of a variable are finite."""
     return bool(np.isfinite(variable.numpy()).all())
 
 
 def _first_number(results: StepResults) -> str | None:
-    """The loss, or else a metric, as a mean over the step's examples."""
+    """Returns the loss, or else the first metric, that is not finite; None without one.
+
+    Each is a mean over the step's examples.
+    """
     names = ["loss", *(name for name in results.sums if name != "loss")]
     examples = results.sums["examples"][-1]
     for name in names:

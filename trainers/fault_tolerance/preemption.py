@@ -1,4 +1,4 @@
-"""Ending a run on a signal, between two steps and with a checkpoint."""
+"""Graceful stop on SIGINT and SIGTERM, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXIT_CODES = {
 
 
 class StopSignals:
-    """Remembers SIGINT and SIGTERM until the step at hand is done. A hook.
+    """Signal handlers that stop a run after the current step. A callback.
 
     A SIGINT that the process was started to ignore stays ignored.
     A second signal is handled as it was before, which ends the process at once; unless
@@ -42,23 +42,30 @@ class StopSignals:
         traceback: TracebackType | None,
     ) -> None:
         self._restore()
-        # The handlers of what a launcher passes on stay, and do nothing any more: the
-        # run is about to end, with a checkpoint or without.
+        # The handlers of the signals that a launcher forwards stay installed without
+        # effect: the run is about to end, with or without a checkpoint.
 
     @property
     def requested(self) -> bool:
-        """Whether this process has received a signal."""
+        """True if this process has received a signal."""
         return self._received is not None
 
     @property
     def exit_code(self) -> ExitCode:
-        """Of the signal; if another process has received it, that of SIGTERM."""
+        """Exit code of the received signal, or SIGTERM's if another process got it."""
         return _EXIT_CODES[signal.Signals(self._received or signal.SIGTERM)]
 
     def __call__(self, report: StepReport) -> None:
-        """Raises StopRequested if any process got a signal before this step.
+        """Raises `StopRequested` if any process received a signal before this step.
 
-        Every process learns of it with the same step. A finished run just ends.
+        Every process raises it after the same step. A run that has reached its last
+        step ends normally.
+
+        Args:
+          report: Report of the last call of the inner loop.
+
+        Raises:
+          StopRequested: A process received a signal.
         """
         if report.results.agreed.stop_requested and not report.is_last:
             raise StopRequested(self.exit_code)
@@ -70,6 +77,8 @@ class StopSignals:
 
     def _receive_passed_on(self, number: int, frame: FrameType | None) -> None:
         del frame
+        # Does not restore the old handlers: a scheduler may signal both the task and
+        # the launcher, and the forwarded copy must not count as a second signal.
         self._received = self._received or original(number)
 
     def _restore(self) -> None:

@@ -1,4 +1,4 @@
-"""Goes back to a checkpoint when training has diverged, and on with a smaller rate."""
+"""Rollback of a diverged run to a checkpoint, with a smaller learning rate."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from trainers.run_dir.checkpoint_manifest import DamagedError
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.train_state import RollbackHistory
 
-# Of the learning rate, each time. No rate that diverges is far above one that does not:
-# three of them are an eighth.
+# Factor of the learning rate at each rollback. A rate that diverges is rarely far above
+# a rate that does not; three rollbacks give an eighth.
 _FACTOR = 0.5
+# Stands for None in a broadcast variable.
 _NOWHERE = -1
 
 
 class Rollbacks:
-    """Where a diverged run goes on. It is the chief that decides."""
+    """Rollbacks of a diverged run, decided by the chief."""
 
     def __init__(
         self,
@@ -31,13 +32,13 @@ class Rollbacks:
         most: int,
         warn: Callable[[str], None],
     ):
-        """Touches no file yet.
+        """Stores its parts; touches no file.
 
         Args:
-          checkpoints: of the run.
-          rate_factor: of its learning rate.
-          most: how often it may go back.
-          warn: told each time, in a line.
+          checkpoints: Checkpoints of the run.
+          rate_factor: Factor of the run's learning rate.
+          most: Maximum number of rollbacks.
+          warn: Function that prints one line at each rollback.
         """
         self._checkpoints = checkpoints
         self._rate_factor = rate_factor
@@ -50,24 +51,31 @@ class Rollbacks:
         return self._history.count
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint; nothing if the run has never gone back."""
+        """Returns the state for a checkpoint; empty if there was no rollback."""
         return {"rollbacks": dataclasses.asdict(self._history)} if self.count else {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes up the learning rate of a run that is continued."""
+        """Restores the history and the learning rate of a resumed run.
+
+        Args:
+          state: State of the checkpoint.
+        """
         self._history = RollbackHistory(**state.get("rollbacks", {}))
         self._rate_factor.assign(self._history.learning_rate_factor)
 
     def go_back(self, error: DivergedError) -> Mapping[str, Any] | None:
-        """Restores a checkpoint from before a divergence, and makes the rate smaller.
+        """Restores a checkpoint from before a divergence and lowers the learning rate.
 
-        It is the newest, or, if training has come no further than when it went back
-        before, the one before that which it went to. Later ones are removed: they are
-        of a training that is given up.
+        The checkpoint is the newest one or, if training got no further than the last
+        divergence, the one before the last restored checkpoint. Later checkpoints are
+        removed, because their training is abandoned.
+
+        Args:
+          error: Divergence with its step.
 
         Returns:
-          The `state` of the checkpoint, or None if there is none, or the run has gone
-          back as often as it may.
+          The `state` of the checkpoint, or None if there is no checkpoint or the
+            maximum number of rollbacks is reached.
         """
         history = self._history
         if history.count >= self._most:
@@ -78,6 +86,7 @@ class Rollbacks:
             except DamagedError as damage:
                 self._warn(f"checkpoint of step {step} is passed over: {damage}")
                 continue
+            # Only after the restore has succeeded.
             self._checkpoints.remove_after(step)
             history.count += 1
             history.restored_step = step
@@ -93,23 +102,28 @@ class Rollbacks:
         return None
 
     def _candidates(self, diverged_at: int) -> list[int]:
-        """Steps of checkpoints to try, the last one first."""
+        """Returns the steps of the checkpoints to try, in ascending order.
+
+        Args:
+          diverged_at: Step of the divergence.
+        """
         history = self._history
         steps = [step for step in self._checkpoints.steps() if step < diverged_at]
         if history.restored_step is None or diverged_at > history.furthest_step:
             return steps
         earlier = [step for step in steps if step < history.restored_step]
+        # The oldest checkpoint is tried again, with a still smaller learning rate.
         return earlier or steps[:1]
 
 
 def agree_on_step(strategy: Strategy, step: int | None) -> int | None:
-    """Tells all processes where the chief has gone back to.
+    """Broadcasts the step of the checkpoint that the chief has restored.
 
-    All have to call it after the same step.
+    All processes must call this function after the same step.
 
     Args:
-      strategy: connects them.
-      step: of the checkpoint; None for nowhere. Only the chief's counts.
+      strategy: Strategy that connects the processes.
+      step: Step of the checkpoint, None for no rollback. Only the chief's value counts.
     """
     agreed = tf.Variable(_NOWHERE if step is None else step, dtype=tf.int64)
     strategy.share_from_chief([agreed])

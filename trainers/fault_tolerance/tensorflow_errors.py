@@ -1,7 +1,7 @@
-"""Errors of TensorFlow that are a user's to correct, in one line.
+"""TensorFlow errors that a user can correct, as one-line errors.
 
-Whether XLA can compile a model, what becomes of the rows inside one, and what a stream
-holds is known only once it runs.
+Some conditions are only known when the model runs: whether XLA can compile it, whether
+its layers keep the rows of a batch, and the content of a stream.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from strategies.common.write_errors import disk_error
 from trainers.config.config import Config
 from trainers.model.xla_errors import compile_error
 
-# Without soft placement, from eager code: `Could not satisfy device specification
-# '/job:localhost/replica:0/task:0/device:GPU:0'. enable_soft_placement=0. [...] All
-# available devices [...].` From a function: `Unable to find any devices for spec
-# /device:GPU:0`, or `Cannot assign a device for operation name: {{node name}} was
+# Messages without soft placement. From eager code: `Could not satisfy device
+# specification '/job:localhost/replica:0/task:0/device:GPU:0'. enable_soft_placement=0.
+# [...] All available devices [...].` From a function: `Unable to find any devices for
+# spec /device:GPU:0`, or `Cannot assign a device for operation name: {{node name}} was
 # explicitly assigned to /device:GPU:0 but available devices are [...]`.
 _MISSING_DEVICE = re.compile(
     r"(?:Could not satisfy (?:explicit )?device specification '|any devices for spec "
@@ -35,7 +35,12 @@ _ROWS = re.compile(r"--replayable_dropout does not fit layer [^;]*; [^.]*\.")
 
 
 def refusal_of(error: Exception, config: Config) -> UsageError | None:
-    """What to say in place of an error, or None if it is none of these."""
+    """Returns a one-line error for an error that the user can correct; None otherwise.
+
+    Args:
+      error: Error that ended the run.
+      config: Configuration of the run.
+    """
     # The coordinator of parameter servers wraps some errors.
     message = str(getattr(error, "original_exception", error))
     rows = _ROWS.search(message)
@@ -94,7 +99,8 @@ def _named(error: Exception) -> str:
 
 
 def _existing_devices() -> str:
-    """By the names `tf.device` takes."""
+    """Returns the names of this process's devices, as `tf.device` accepts them."""
+    # Imported late: this module is also used in processes without TensorFlow.
     tensorflow = importlib.import_module("tensorflow")
     found = tensorflow.config.list_logical_devices()
     return ", ".join(f"/device:{d.name.rpartition('/device:')[2]}" for d in found)

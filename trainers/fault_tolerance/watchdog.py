@@ -1,8 +1,8 @@
-"""Ends a task that makes no progress, and says where it stands.
+"""Watchdog thread: ends a task that makes no progress.
 
-The main thread of such a task waits within TensorFlow, often for another task, and can
-neither be interrupted nor end in order. A thread beside it can still look, print and
-end the process.
+The main thread of a stalled task waits inside TensorFlow, often for another task. It
+can neither be interrupted nor shut down cleanly. A second thread can still observe,
+print and end the process.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from strategies.common.console import Console
 from strategies.common.errors import ExitCode
 from trainers.loop.loop import StepReport
 
-# Of the timeout: how often is looked, and after how much of it steps are counted.
+# Checks per timeout, and the longest interval between checks in seconds.
 _LOOKS_PER_TIMEOUT = 20
 _MOST_SECONDS_BETWEEN_LOOKS = 5.0
+# Fraction of the timeout after which the counter of applied updates is read.
 _PART_BEFORE_STEPS_ARE_READ = 0.5
-# For what other tasks print meanwhile.
+# Seconds in which the other tasks can print their own state.
 _SECONDS_TO_LEAVE = 1.5
 _MOST_SECONDS_FOR_CHIEF = 10.0
 _SECONDS_BETWEEN_LOOKS_AT_CHIEF = 0.1
@@ -43,10 +44,10 @@ _IN_WORDS = {
 
 
 class StallWatch:
-    """Watches this process as long as the context lasts. A hook, and told by a clock.
+    """Watchdog of this process while the context lasts. A callback and clock listener.
 
-    Progress is whatever the clock measures when it begins or ends, so every call of the
-    inner loop, and within a call every step that is applied.
+    Each beginning or end of a block that the clock measures is progress, and so is each
+    update that is applied within a call of the inner loop.
     """
 
     def __init__(
@@ -56,13 +57,14 @@ class StallWatch:
         console: Console,
         dismiss: Callable[[int], None] = lambda exit_code: None,
     ):
-        """Starts nothing yet.
+        """Prepares the thread; `__enter__` starts it.
 
         Args:
-          timeout_seconds: how long there may be no progress; None for ever.
-          cluster: whose task this is.
-          console: told which task has not come how far.
-          dismiss: tells tasks that serve this one to end with an exit code.
+          timeout_seconds: Longest time without progress, in seconds; None for no limit.
+          cluster: Cluster of this task.
+          console: Output for the tasks that are behind and their steps.
+          dismiss: Function that shuts down the tasks that serve this one, with an exit
+            code.
         """
         self._timeout_seconds = timeout_seconds
         self._cluster = cluster
@@ -93,17 +95,21 @@ class StallWatch:
             self._thread.join()
 
     def note(self, kind: str) -> None:
-        """A piece of work of this kind has begun or ended."""
+        """Records that a block of work of this kind has begun or ended.
+
+        Args:
+          kind: Kind of work, as in `Clock`.
+        """
         self._doing = kind
         self._read_before = None
         self._idle_seconds = 0.0
 
     def count(self, applied: tf.Variable) -> None:
-        """Takes the counter of applied updates, to see them within a long call."""
+        """Stores the counter of applied updates, which changes within a long call."""
         self._applied = applied
 
     def begin(self, step: int) -> None:
-        """Steps go on from here."""
+        """Sets the step at which training starts or continues."""
         self._step = step
 
     def __call__(self, report: StepReport) -> None:
@@ -115,7 +121,8 @@ class StallWatch:
         before = time.monotonic()
         while not self._ended.wait(interval):
             now = time.monotonic()
-            # If the whole process stood still, as after Ctrl-Z, that is no stall of it.
+            # At most two intervals count: if the whole process was suspended, as after
+            # Ctrl-Z, the time is no stall.
             self._idle_seconds += min(now - before, 2 * interval)
             before = now
             if self._idle_seconds > timeout:
@@ -124,7 +131,7 @@ class StallWatch:
                 self._start_reading()
 
     def _start_reading(self) -> None:
-        """Reads how many updates were applied in a thread, which may wait for ever."""
+        """Reads the update counter in another thread, which may block forever."""
         reads = self._reader is not None and self._reader.is_alive()
         if self._applied is not None and not reads:
             self._reader = threading.Thread(target=self._read, daemon=True)
@@ -133,7 +140,8 @@ class StallWatch:
     def _read(self) -> None:
         if self._applied is None:
             return
-        # Where the counter is lost the main thread learns of it by itself.
+        # If the task that holds the counter is dead, the main thread receives the error
+        # itself.
         with contextlib.suppress(tf.errors.OpError):
             applied = int(self._applied.numpy())
             if self._read_before not in (None, applied):
@@ -142,10 +150,11 @@ class StallWatch:
             self._step = max(self._step, applied)
 
     def _end(self) -> None:
-        """Prints where this task stands, and ends the process."""
+        """Prints the state of this task and ends the process."""
         self._console.dump_stacks()
         self._console.fail(self._in_words())
         if self._cluster.is_chief:
+            # In a thread with a deadline, because this call may block as well.
             telling = threading.Thread(
                 target=self._dismiss, args=(ExitCode.PEER_LOST,), daemon=True
             )
@@ -155,10 +164,14 @@ class StallWatch:
         else:
             self._let_chief_go_first()
         self._console.close()
+        # sys.exit would end only this thread; the main thread is blocked.
         os._exit(ExitCode.PEER_LOST)
 
     def _let_chief_go_first(self) -> None:
-        """Otherwise the chief would say that this task was lost."""
+        """Waits until the chief has exited.
+
+        The chief would otherwise report this task as dead.
+        """
         deadline = time.monotonic() + _MOST_SECONDS_FOR_CHIEF
         while is_listening(self._cluster.computing[0]) and time.monotonic() < deadline:
             time.sleep(_SECONDS_BETWEEN_LOOKS_AT_CHIEF)
