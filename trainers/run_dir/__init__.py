@@ -1,1 +1,1 @@
-"""The files of a run."""
+"""Files of a run."""

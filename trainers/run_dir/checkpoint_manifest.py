@@ -1,6 +1,6 @@
-"""commit.json: what declares a checkpoint complete, and proves that it still is.
+"""Manifest of a checkpoint (commit.json): completeness and integrity.
 
-It holds the size and digest of every other file of the checkpoint's folder, and a
+It holds the size and digest of every other file in the checkpoint's folder, and a
 digest of itself.
 """
 
@@ -21,17 +21,17 @@ _NAME = "commit.json"
 _SCHEMA_VERSION = 1
 _OBJECTS = ("files", "variables", "state")
 
-# Far more than names and sums need. A file that is larger is not one of ours.
+# Far more than names and digests need; a larger file was not written by this program.
 _MOST_BYTES = 16 << 20
 
 
 class DamagedError(Exception):
-    """A checkpoint is not what was written."""
+    """Difference between a checkpoint and its manifest."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Variable:
-    """What there is to know about a variable without its value."""
+    """Path, type and shape of a variable, without its value."""
 
     path: str
     dtype: str
@@ -43,12 +43,12 @@ class Variable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
-    """What a checkpoint says about itself.
+    """Content of a checkpoint's manifest.
 
     Attributes:
-      step: applied updates.
-      variables: of the model and of the optimizer, in their order.
-      state: values a resumed run needs besides variables, as JSON has them.
+      step: Number of applied updates.
+      variables: Variables of the model and of the optimizer, in their order.
+      state: Further JSON values that a resumed run needs.
     """
 
     step: int
@@ -57,9 +57,15 @@ class Commit:
 
 
 def write_commit(folder: pathlib.Path, commit: Commit) -> None:
-    """Writes the file that declares a checkpoint complete, after all others."""
+    """Writes the manifest, which marks a checkpoint complete, after all other files.
+
+    Args:
+      folder: Folder of the checkpoint.
+      commit: Content of the manifest.
+    """
     files = {}
     for path in sorted(folder.iterdir()):
+        # Every file must be on disk before the manifest that vouches for it.
         sync_to_disk(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     content = {
@@ -72,24 +78,27 @@ def write_commit(folder: pathlib.Path, commit: Commit) -> None:
         },
         "state": dict(commit.state),
     }
+    # Digest of the content without this key; `_checked_content` removes the key again.
     content["sha256"] = _digest(content)
     path = folder / _NAME
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     sync_to_disk(path)
+    # Makes the names of the files durable as well.
     sync_to_disk(folder)
 
 
 def read_commit(folder: pathlib.Path, step: int) -> Commit:
-    """Reads commit.json and checks every file of a checkpoint against it.
+    """Reads the manifest and checks every file of a checkpoint against it.
 
-    Nothing outside the folder is opened, whatever names or links are in it.
+    No file outside the folder is opened, even if the folder contains links or the
+    manifest contains paths.
 
     Args:
-      folder: of the checkpoint.
-      step: what its name says.
+      folder: Folder of the checkpoint.
+      step: Step in the folder's name.
 
     Raises:
-      DamagedError: something is missing, changed or added.
+      DamagedError: A file is missing, changed or unexpected.
     """
     try:
         return _read_commit(folder, step)
@@ -101,6 +110,7 @@ def _read_commit(folder: pathlib.Path, step: int) -> Commit:
     if folder.is_symlink() or not folder.is_dir():
         raise DamagedError("it is not a folder")
     content = _checked_content(folder / _NAME)
+    # isinstance would accept True and False.
     if type(content["step"]) is not int or content["step"] != step:
         raise DamagedError(f"its {_NAME} is of step {shown(content['step'])}")
     _check_files(folder, content["files"])
@@ -117,7 +127,7 @@ def _variable(content: Mapping[str, Any]) -> Variable:
 
 
 def _checked_content(path: pathlib.Path) -> dict[str, Any]:
-    """commit.json as it was written."""
+    """Returns the content of commit.json after checking its size, form and digest."""
     if _bytes_of_regular_file(path) > _MOST_BYTES:
         raise DamagedError(f"{path.name} is larger than {_MOST_BYTES} bytes")
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -134,10 +144,10 @@ def _checked_content(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _check_files(folder: pathlib.Path, expected: Mapping[str, Any]) -> None:
-    """Compares the files that are there with those that were written.
+    """Compares the present files with the manifest.
 
-    Going through the folder rather than through the names in commit.json means
-    that no name, such as ../x, can lead out of it.
+    The function lists the folder instead of opening the names in commit.json, so no
+    name, such as ../x, can lead out of the folder.
     """
     present = {path.name: path for path in folder.iterdir() if path.name != _NAME}
     for name in sorted(expected.keys() - present.keys()):
@@ -153,7 +163,9 @@ def _check_files(folder: pathlib.Path, expected: Mapping[str, Any]) -> None:
 
 
 def _bytes_of_regular_file(path: pathlib.Path) -> int:
-    """Refuses links, which may lead anywhere, and pipes, which never end."""
+    """Returns the size of a file; raises `DamagedError` for a link or a pipe."""
+    # lstat does not follow links, which may lead anywhere. A read from a pipe would
+    # block.
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise DamagedError(f"{path.name} is not a file")
@@ -161,7 +173,7 @@ def _bytes_of_regular_file(path: pathlib.Path) -> int:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Of the values, however they are laid out."""
+    """Returns a digest of the values that does not depend on the layout of the file."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

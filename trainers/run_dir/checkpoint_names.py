@@ -1,4 +1,7 @@
-"""What the folders of checkpoints are called. Nothing here imports TensorFlow."""
+"""Folder names of checkpoints.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,24 @@ _NAME = re.compile(r"step-([0-9]{8,18})")
 
 
 def name_of(step: int) -> str:
-    """Of the folder of a checkpoint."""
+    """Returns the name of a checkpoint's folder."""
     return f"step-{step:08d}"
 
 
 def checkpoints_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:
-    """By step, all that has the name of a checkpoint, be it damaged.
+    """Returns the paths of all checkpoints by step, damaged ones included.
 
-    A file or a link of such a name counts, so that a run whose checkpoint was
-    replaced by one does not begin anew as if there had been none.
+    Args:
+      folder: Folder of a run's checkpoints.
     """
     if not folder.is_dir():
         return {}
     found = {}
+    # Files and links with such a name count as well: a run whose checkpoint was
+    # replaced by one must fail instead of starting again from step 0.
     for path in folder.iterdir():
         match = _NAME.fullmatch(path.name)
-        # One step has one name, whatever zeros others put in front of it.
+        # Rejects other spellings of a step, with additional leading zeros.
         if match and path.name == name_of(int(match[1])):
             found[int(match[1])] = path
     return found

@@ -1,10 +1,10 @@
-"""Checkpoints that are complete or absent, and checked before they are believed.
+"""Checkpoints, written atomically and verified before use.
 
-A checkpoint is a folder `step-00000500` that holds what tf.train.Checkpoint
-writes and a commit.json (see `trainers.run_dir.checkpoint_manifest`). It is written under another name
-and renamed when all of it is on disk, so that a run killed at any moment leaves no
-half of one. TensorFlow's own CheckpointManager trusts a text file that lists paths,
-and deletes what that file says; here only the names of folders count.
+A checkpoint is a folder `step-00000500` that holds the files of tf.train.Checkpoint and
+a commit.json (see `trainers.run_dir.checkpoint_manifest`). It is written under another
+name and renamed once all files are on disk, so that a run killed at any moment leaves
+no partial checkpoint. TensorFlow's own CheckpointManager trusts a text file that lists
+paths, and deletes the paths in it; this module relies only on the names of folders.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from trainers.run_dir.checkpoint_manifest import (
 from trainers.run_dir.checkpoint_names import checkpoints_in, name_of
 from trainers.run_dir.train_state import check_state
 
-# Of what is being written, or removed.
+# Prefix of folders that are being written or removed.
 _UNFINISHED = ".writing-"
-# What the strategy's replicas hold besides: a file, and a part of commit.json.
+# Further state of the strategy's replicas: name of its file and of its entry in
+# commit.json.
 _REPLICAS = "replicas"
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """Checkpoints of one run."""
 
     def __init__(
         self,
@@ -50,16 +51,17 @@ class Checkpoints:
         keep: int,
         replica_state: Sequence[tf.Variable] = (),
     ):
-        """Touches no file yet.
+        """Prepares the objects to save; touches no file.
 
         Args:
-          folder: where checkpoints are kept.
-          model: weights and layer state.
-          optimizer: with its variables made.
-          step: number of applied updates.
-          keep: how many of the newest to keep.
-          replica_state: of the strategy. It is restored only from a checkpoint of
-            as many replicas that have as much; all others fit without it.
+          folder: Folder of all checkpoints of the run.
+          model: Model with weights and layer state.
+          optimizer: Built optimizer.
+          step: Number of applied updates.
+          keep: Number of newest checkpoints to keep.
+          replica_state: Further state of the strategy's replicas. It is restored only
+            from a checkpoint with equally many variables of equal shapes; other
+            checkpoints are restored without it.
         """
         self._folder = folder
         self._step = step
@@ -72,14 +74,17 @@ class Checkpoints:
         self._replicas = tf.train.Checkpoint(variables=list(replica_state))
 
     def save(self, state: Mapping[str, Any]) -> pathlib.Path:
-        """Writes the present state, then removes the oldest checkpoints.
+        """Writes a checkpoint, then removes the oldest checkpoints.
 
         Args:
-          state: further values that a resumed run needs, as JSON has them.
+          state: Further JSON values that a resumed run needs.
+
+        Returns:
+          Folder of the checkpoint.
 
         Raises:
-          OSError, tf.errors.OpError: it cannot be written; those before are whole, and
-            nothing is left of it.
+          OSError, tf.errors.OpError: The checkpoint cannot be written. Earlier
+            checkpoints are intact, and no partial checkpoint remains.
         """
         step = int(self._step.numpy())
         final = self._folder / name_of(step)
@@ -88,19 +93,19 @@ class Checkpoints:
             temporary = self._write(self._folder / f"{_UNFINISHED}{final.name}", state)
             self._replace(final, temporary)
         except Exception:
-            # What fits on a disk that is full would keep all else from it.
+            # A partial checkpoint on a full disk would prevent all further writes.
             self.remove_unfinished()
             raise
         self._remove_old(step)
         return final
 
     def remove_unfinished(self) -> None:
-        """Removes what is left of checkpoints that a killed run wrote or removed."""
+        """Removes folders that a killed run was writing or removing."""
         for leftover in self._folder.glob(f"{_UNFINISHED}step-*"):
             _remove(leftover)
 
     def _write(self, temporary: pathlib.Path, state: Mapping[str, Any]) -> pathlib.Path:
-        """All files of a checkpoint, on disk, under a name that does not count."""
+        """Writes all files of a checkpoint to a folder with a temporary name."""
         temporary.mkdir(parents=True)
         self._checkpoint.write(str(temporary / "variables"))
         variables = self._variables()
@@ -112,17 +117,17 @@ class Checkpoints:
         return temporary
 
     def restore_newest(self, warn: Callable[[str], None]) -> Mapping[str, Any] | None:
-        """Restores the newest checkpoint that is undamaged.
+        """Restores the newest undamaged checkpoint.
 
         Args:
-          warn: told about each damaged one that is passed over.
+          warn: Function that prints a warning for each damaged checkpoint.
 
         Returns:
-          The `state` it was saved with, or None if there is no checkpoint at all.
+          The `state` of the checkpoint, or None if there are no checkpoints.
 
         Raises:
-          UsageError: there are checkpoints and every one is damaged, or one does
-            not fit this model and optimizer.
+          UsageError: All checkpoints are damaged, or one does not fit this model and
+            optimizer.
         """
         found = checkpoints_in(self._folder)
         for step in sorted(found, reverse=True):
@@ -142,18 +147,21 @@ class Checkpoints:
         return None
 
     def steps(self) -> list[int]:
-        """Of all checkpoints there are, ascending."""
+        """Returns the steps of all checkpoints in ascending order."""
         return sorted(checkpoints_in(self._folder))
 
     def restore(self, step: int) -> Mapping[str, Any]:
-        """Restores one checkpoint of a run that may remove it meanwhile.
+        """Restores one checkpoint of a run that may remove it at the same time.
+
+        Args:
+          step: Step of the checkpoint.
 
         Returns:
-          The `state` it was saved with.
+          The `state` of the checkpoint.
 
         Raises:
-          DamagedError: it is damaged, or was removed.
-          UsageError: it does not fit this model and optimizer.
+          DamagedError: The checkpoint is damaged or was removed.
+          UsageError: The checkpoint does not fit this model and optimizer.
         """
         folder = self._folder / name_of(step)
         commit = _checked_commit(folder, step)
@@ -161,13 +169,18 @@ class Checkpoints:
         try:
             self._read(folder, commit)
         except UsageError:
-            # What is missing now was removed while it was read.
+            # Raises DamagedError if the read failed because the checkpoint was removed
+            # meanwhile.
             read_commit(folder, step)
             raise
         return commit.state
 
     def remove_after(self, step: int) -> None:
-        """Removes those of later steps, from which the run has gone back."""
+        """Removes the checkpoints of later steps after a rollback.
+
+        Args:
+          step: Step of the newest checkpoint to keep.
+        """
         for later, folder in checkpoints_in(self._folder).items():
             if later > step:
                 _remove(folder)
@@ -188,12 +201,11 @@ class Checkpoints:
         ]
 
     def _check_fits(self, folder: pathlib.Path, commit: Commit) -> None:
-        """Compares types and shapes before anything is restored.
-
-        Paths are not compared: Keras numbers the names of what is made repeatedly.
-        """
+        """Compares types and shapes before anything is restored."""
         for owner, here in self._variables().items():
             there = commit.variables.get(owner, [])
+            # Paths are not compared: Keras numbers the names of objects that are
+            # created repeatedly.
             for ours, theirs in zip_longest(here, there):
                 if not _is_alike(ours, theirs):
                     raise _does_not_fit(
@@ -203,16 +215,19 @@ class Checkpoints:
                     )
 
     def _read(self, folder: pathlib.Path, commit: Commit) -> None:
-        """Restores one checkpoint, and makes sure that nothing is left over."""
+        """Restores one checkpoint and checks that all its values were used."""
         parts = {"variables": self._checkpoint}
         if self._replica_state and _are_alike(
             self._replica_variables(), commit.variables.get(_REPLICAS, [])
         ):
+            # Restored only if the number and shapes of the replicas' variables are
+            # unchanged.
             parts[_REPLICAS] = self._replicas
         try:
             for name, checkpoint in parts.items():
                 status = checkpoint.read(str(folder / name))
-                # Otherwise TensorFlow prints what is left over once it is deleted.
+                # Otherwise TensorFlow prints the unused values when the status object
+                # is deleted.
                 status.expect_partial()
                 status.assert_consumed()
         except (ValueError, AssertionError, tf.errors.OpError) as error:
@@ -220,9 +235,9 @@ class Checkpoints:
             raise _does_not_fit(folder, words) from error
 
     def _replace(self, final: pathlib.Path, temporary: pathlib.Path) -> None:
-        """Gives a finished checkpoint its name, at no moment being without one."""
+        """Renames a finished checkpoint to its final name."""
         if _is_intact(final, int(self._step.numpy())):
-            # Saved at this step already; a run saves again when a signal stops it.
+            # This step is already saved: a signal right after a checkpoint saves again.
             shutil.rmtree(temporary)
             return
         _remove(final)
@@ -230,33 +245,39 @@ class Checkpoints:
         sync_to_disk(self._folder)
 
     def _remove_old(self, step: int) -> None:
-        """Keeps the newest up to this step.
+        """Removes all but the newest checkpoints up to this step.
 
-        Those of later steps were passed over as damaged, or this step would not
-        have been reached again: they neither count nor are they ours to delete.
+        Checkpoints of later steps were skipped as damaged, because this step would
+        otherwise not have been reached again. They do not count, and this run does not
+        delete them.
         """
         steps = sorted(s for s in checkpoints_in(self._folder) if s <= step)
         for old in steps[: -self._keep]:
-            # A run killed meanwhile leaves no half of one under its name.
+            # Renamed first, so that a run killed during the removal leaves no partial
+            # checkpoint under a valid name.
             leftover = self._folder / f"{_UNFINISHED}{name_of(old)}"
             (self._folder / name_of(old)).rename(leftover)
             _remove(leftover)
 
 
 def _checked_commit(folder: pathlib.Path, step: int) -> Commit:
-    """Raises DamagedError if something of a checkpoint is not as it is saved."""
+    """Returns the manifest of a checkpoint after checking its files and its state.
+
+    Raises:
+      DamagedError: A part of the checkpoint differs from its saved form.
+    """
     commit = read_commit(folder, step)
     check_state(commit.state)
     return commit
 
 
 def has_checkpoint(folder: pathlib.Path) -> bool:
-    """Whether a folder holds any checkpoint, damaged or not."""
+    """Returns whether a folder holds any checkpoint, damaged or not."""
     return bool(checkpoints_in(folder))
 
 
 def weights_sha256(model: keras.Model) -> str:
-    """Digest of all weights, in the model's order: shapes, types and bytes."""
+    """Returns a digest of all weights in the model's order: shapes, types, bytes."""
     digest = hashlib.sha256()
     for weight in model.weights:
         array = weight.numpy()
@@ -291,7 +312,7 @@ def _is_intact(folder: pathlib.Path, step: int) -> bool:
 
 
 def _remove(path: pathlib.Path) -> None:
-    """Removes a folder, a file or a link, but never what a link leads to."""
+    """Removes a folder, a file or a link, but never the target of a link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

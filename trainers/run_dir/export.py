@@ -1,7 +1,8 @@
-"""Models that leave: a Keras file or a SavedModel, the same from every strategy.
+"""Model export to a Keras file or a SavedModel.
 
-Under a strategy variables are copies, or on servers, and a model that is saved there
-has that in it. So a plain model is built beside it, and given the values.
+Under a strategy, variables are mirrored or placed on servers, and a model saved there
+depends on this placement. The export therefore builds a plain model outside of the
+strategy and copies the values, so that all strategies write the same files.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _SUFFIX = ".keras"
 
 
 class Exports:
-    """Writes the present state of a model."""
+    """Writer of a model's current weights."""
 
     def __init__(
         self,
@@ -31,13 +32,13 @@ class Exports:
         model: keras.Model,
         rebuild: Callable[[], keras.Model],
     ):
-        """Writes nothing yet.
+        """Prepares the export; writes nothing.
 
         Args:
-          folder: for all exports; made when it is needed.
-          forms: of KERAS and SAVED_MODEL.
-          model: that is trained, under any strategy.
-          rebuild: makes it once more, under none.
+          folder: Folder of all exports, created when needed.
+          forms: Formats to write: KERAS, SAVED_MODEL or both.
+          model: Trained model, under any strategy.
+          rebuild: Function that builds the model again, outside of a strategy.
         """
         self._folder = folder
         self._forms = forms
@@ -46,10 +47,13 @@ class Exports:
         self._plain: keras.Model | None = None
 
     def write(self, name: str) -> None:
-        """Writes BEST or LAST in every form, in place of what was there.
+        """Writes BEST or LAST in every format and replaces older files.
+
+        Args:
+          name: BEST or LAST.
 
         Raises:
-          OSError: the disk is full, for one.
+          OSError: The files cannot be written, such as on a full disk.
         """
         plain = self._with_present_values()
         self._folder.mkdir(exist_ok=True)
@@ -59,25 +63,26 @@ class Exports:
     def _with_present_values(self) -> keras.Model:
         if self._plain is None:
             self._plain = self._rebuild()
-            # Neither the optimizer nor a user's loss is needed to predict, and to be
-            # read such a file would need the loss's code.
+            # Prediction needs neither the optimizer nor a loss of the user, and a file
+            # with the loss could only be read with the loss's code.
             self._plain.compiled = False
+        # The plain model is built once and reused by later exports.
         self._plain.set_weights(self._model.get_weights())
         return self._plain
 
 
 def read_keras(path: str, like: keras.Model) -> None:
-    """Gives a model the weights of a Keras file.
+    """Loads the weights of a Keras file into a model.
 
-    Nothing in the file is run: Keras refuses layers that hold code, and those of a
-    user's own must be known to it already (`keras.saving.register_keras_serializable`).
+    No code in the file is run: Keras rejects layers that hold code, and custom layers
+    of the user must already be registered (`keras.saving.register_keras_serializable`).
 
     Args:
-      path: as `Exports` writes it.
-      like: whose weights are to be replaced.
+      path: Path of a file from `Exports`.
+      like: Model whose weights are replaced.
 
     Raises:
-      UsageError: it cannot be read, or is of another model.
+      UsageError: The file cannot be read or holds another model.
     """
     flag = f"--exported_model={path}"
     if not path.endswith(_SUFFIX):
@@ -107,6 +112,8 @@ def _assign(values: Sequence[np.ndarray], like: keras.Model, flag: str) -> None:
 
 
 def _write_keras(model: keras.Model, folder: pathlib.Path, name: str) -> None:
+    # Written beside the final name and renamed, so that a reader never sees a partial
+    # file.
     temporary = folder / f".writing{_SUFFIX}"
     model.save(temporary)
     temporary.replace(folder / f"{name}{_SUFFIX}")
@@ -116,6 +123,7 @@ def _write_saved_model(model: keras.Model, folder: pathlib.Path, name: str) -> N
     temporary, path = folder / ".writing_saved_model", folder / f"{name}_saved_model"
     shutil.rmtree(temporary, ignore_errors=True)
     model.export(temporary, verbose=False)
+    # A folder cannot be renamed onto a folder that is not empty.
     shutil.rmtree(path, ignore_errors=True)
     temporary.rename(path)
 

@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it and when it may be written to."""
+"""Run folder: its files, and the conditions for writing to it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from trainers.run_dir.checkpoint_names import checkpoints_in
 
 SCHEMA_VERSION = 1
 
-# Whatever a run reads, writes or deletes; what is in a checkpoint is checked with it.
+# Files and folders that a run reads, writes or deletes. The content of a checkpoint is
+# checked together with the checkpoint.
 _PARTS = (
     *("config.json", "metrics.jsonl", "result.json", "measured.json"),
     *(
@@ -51,14 +52,15 @@ _PARTS = (
     ),
 )
 
-# What a run is continued with must not change what is being trained.
+# Settings that a resumed run cannot change, because they determine the training.
 _FIXED = ["seed", "global_batch_size", "combine"] + [
     field.name
     for group in (ModelConfig, DataConfig, OptimizerConfig)
     for field in dataclasses.fields(group)
 ]
 
-# A schedule other than a constant one depends on the last step.
+# Also fixed if the learning rate schedule is not constant, because it depends on the
+# last step.
 _FIXED_WITH_A_SCHEDULE = ["train_steps", "epochs"]
 
 
@@ -67,7 +69,7 @@ class FolderGoneError(UsageError):
 
 
 class RunFolder:
-    """Paths and files of one run. Making this object writes nothing."""
+    """Paths and files of one run. The constructor writes nothing."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
@@ -84,11 +86,14 @@ class RunFolder:
 
     @classmethod
     def for_training(cls, config: Config) -> RunFolder:
-        """Decides on a folder and checks that training may use it.
+        """Chooses a folder and checks that training may use it.
+
+        Args:
+          config: Configuration of the run.
 
         Raises:
-          UsageError: it holds something else, holds a run and --resume=auto was
-            not given, holds a run of other settings, or cannot be written.
+          UsageError: The folder holds other files, holds a run without --resume=auto,
+            holds a run with other settings, or cannot be written.
         """
         folder = cls(
             pathlib.Path(config.run.run_dir)
@@ -101,6 +106,7 @@ class RunFolder:
                 folder.check_own()
                 folder._check_continues(config)
             else:
+                # `begin` checks again, after it has locked the folder.
                 folder._must_be_new = True
                 folder._check_empty()
         except OSError as error:
@@ -109,10 +115,13 @@ class RunFolder:
 
     @classmethod
     def of_existing(cls, path: str) -> RunFolder:
-        """A folder that holds a run.
+        """Returns the folder of an existing run.
+
+        Args:
+          path: Path of the folder.
 
         Raises:
-          UsageError: it does not.
+          UsageError: The folder holds no run.
         """
         folder = cls(pathlib.Path(path))
         try:
@@ -128,10 +137,10 @@ class RunFolder:
         return folder
 
     def check_own(self) -> None:
-        """Checks that nothing of the run is elsewhere; there need not be a run.
+        """Checks that no part of the run leads out of the folder, if it exists.
 
         Raises:
-          UsageError: naming what may lead out of the folder.
+          UsageError: A part leads out of the folder; the message names it.
         """
         try:
             if self.path.is_dir():
@@ -147,16 +156,28 @@ class RunFolder:
         return self.path / "logs" / f"{task}.log"
 
     def ending_path(self) -> str:
-        """Where tasks that serve the chief learn of the end; {task} is their name."""
+        """Returns the path pattern of the shutdown files; {task} is a task's name.
+
+        The chief writes the files; the tasks that serve the chief read them.
+        """
         return str(self.path / "logs" / "{task}.ending")
 
     def write_ending(self, task: str, exit_code: int) -> None:
-        """Tells a task that reads this folder how the run has ended."""
+        """Writes the shutdown file of a task that reads this folder.
+
+        Args:
+          task: Name of the task.
+          exit_code: Exit code of the run.
+        """
         path = pathlib.Path(self.ending_path().format(task=task))
         write_atomically(path, str(exit_code))
 
     def read_config(self) -> Config:
-        """Raises UsageError if config.json is damaged."""
+        """Reads config.json.
+
+        Raises:
+          UsageError: The file is damaged.
+        """
         return config_from_file(
             str(self._config),
             name=f"--run_dir={self.path}: its config.json",
@@ -164,7 +185,7 @@ class RunFolder:
         )
 
     def read_result(self) -> Mapping[str, Any] | None:
-        """result.json, or None if the run has not ended properly."""
+        """Returns result.json, or None if the run has not ended properly."""
         try:
             result = parse_json(read_small(self._result))
         except (OSError, ValueError):
@@ -172,28 +193,33 @@ class RunFolder:
         return result if isinstance(result, dict) else None
 
     def saved_step(self) -> int:
-        """Of the newest checkpoint, be it damaged; 0 if there is none."""
+        """Returns the step of the newest checkpoint, damaged or not; 0 without one."""
         return max(checkpoints_in(self.checkpoints), default=0)
 
     def reached_step(self) -> int:
-        """The newest that is known: of a line of metrics, or of a checkpoint."""
+        """Returns the newest known step, from the metrics or from a checkpoint."""
         rows = self.read_metrics()
         return max(self.saved_step(), rows[-1]["step"] if rows else 0)
 
     def begin(self, config: Config, first_step: int) -> None:
-        """Makes the folder, or takes back what a run wrote after its checkpoint.
+        """Creates the folder, or discards metrics that follow the restored checkpoint.
 
-        From here until the result is written, or this process ends, no other
-        process can begin in this folder.
+        No other process can begin in this folder until the result is written or this
+        process ends.
+
+        Args:
+          config: Configuration of the run.
+          first_step: Number of updates already applied.
 
         Raises:
-          UsageError: it cannot be written, or another process is writing to it.
+          UsageError: The folder cannot be written, or another process writes to it.
         """
         try:
             self._begin(config, first_step)
         except OSError as error:
             if self._must_be_new:
-                # Only if it is empty, which is how it was found or was made here.
+                # rmdir removes only an empty folder, which this call has found or
+                # created.
                 with contextlib.suppress(OSError):
                     self.path.rmdir()
             raise unusable(self.path, error) from error
@@ -222,7 +248,11 @@ class RunFolder:
         self._lock.release()
 
     def add_to_result(self, **values: Any) -> None:
-        """Adds what only another process knows, if there is a result."""
+        """Adds values that only another process knows to an existing result.json.
+
+        Args:
+          **values: Values by key.
+        """
         result = self.read_result()
         if result is not None:
             write_json(self._result, {**result, **values})
@@ -237,7 +267,7 @@ class RunFolder:
             )
         kept = self._metrics_until(first_step)
         self._result.unlink(missing_ok=True)
-        # First of all, because without it what is in the folder is not a run.
+        # config.json is the first file, because a folder without it is not a run.
         resolved = config.replace(run_dir=str(self.path), resume="never")
         write_json(self._config, resolved.to_dict())
         for path in self._folders:
@@ -245,7 +275,11 @@ class RunFolder:
         write_atomically(self._metrics, kept)
 
     def drop_metrics_after(self, step: int) -> None:
-        """Takes back the lines of later steps."""
+        """Removes the metrics of later steps.
+
+        Args:
+          step: Last step to keep.
+        """
         write_atomically(self._metrics, self._metrics_until(step))
 
     def _metrics_until(self, step: int) -> str:
@@ -253,7 +287,7 @@ class RunFolder:
         return "".join(json.dumps(row) + "\n" for row in rows)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Whole lines only: the last one of a killed run may be torn."""
+        """Returns the rows of metrics.jsonl, without lines that are not complete."""
         if not self._metrics.exists():
             return []
         rows = []
@@ -261,6 +295,7 @@ class RunFolder:
         for line in text.split("\n"):
             try:
                 row = json.loads(line)
+            # A killed run may leave its last line truncated.
             except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and isinstance(row.get("step"), int):
@@ -270,7 +305,7 @@ class RunFolder:
     def _check_empty(self) -> None:
         if not self.path.exists():
             return
-        # A run that is killed while it begins may leave this, and nothing else.
+        # A run that is killed at its very start may leave this file and no other.
         harmless = {f".{self._config.name}.writing"}
         if any(path.name not in harmless for path in self.path.iterdir()):
             raise UsageError(
@@ -287,6 +322,7 @@ class RunFolder:
         for path in self._folders:
             if is_there(path) and not path.is_dir():
                 raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), str(path))
+        # A wrong kind of file is reported here, before TensorFlow is loaded.
         for path in (self._metrics, self._result):
             if path.is_dir():
                 raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
@@ -306,7 +342,7 @@ class RunFolder:
 
 
 def default_path(config: Config) -> pathlib.Path:
-    """A name that tells what is run."""
-    # Some programs take what stands before a colon for the name of a host.
+    """Returns a new folder named after strategy, model and data set."""
+    # Some programs read the part before a colon as a host name.
     name = f"{config.strategy.strategy}-{config.model.model}-{config.data.dataset}"
     return new_folder(name.replace(":", "-"))

@@ -1,10 +1,10 @@
-"""What every step of a run did, in numbers that can be compared bit for bit.
+"""Recording of every step, for bitwise comparison.
 
 `<run_dir>/recording/step-00000001.npz` holds
 
     loss                     sum of the losses of the step's examples
-    examples                 how many there were
-    random_layers            how many layers drew random numbers
+    examples                 number of examples
+    random_layers            number of layers that drew random numbers
     gradients/<variable>     summed over replicas, before clipping
     weights/<variable>       after the step
     layer_state/<variable>   what else training changes, after the step
@@ -34,7 +34,7 @@ _KERAS = "keras.npz"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedStep:
-    """One step.
+    """Values of one step.
 
     Attributes:
       loss: sum over the examples.
@@ -76,13 +76,18 @@ class KerasStep:
 
 
 class Recording:
-    """The recorded steps of one run. Making this object writes nothing."""
+    """Recorded steps of one run. The constructor writes nothing."""
 
     def __init__(self, run_folder: pathlib.Path):
         self._folder = run_folder / _FOLDER
 
     def write(self, step: int, recorded: RecordedStep) -> None:
-        """Keeps a step; one of the same number, from before a resumption, goes."""
+        """Writes a step and replaces the same step from before a resumption.
+
+        Args:
+          step: Number of the step, from 1.
+          recorded: Values of the step.
+        """
         arrays = {
             f"{group}/{name}": _smallest(np.asarray(values, np.float64))
             for group in (GRADIENTS, WEIGHTS, LAYER_STATE)
@@ -99,17 +104,20 @@ class Recording:
         )
 
     def num_steps(self) -> int:
-        """How many steps there are, from the first one without a gap."""
+        """Returns the number of recorded steps from the first one without a gap."""
         step = 0
         while self._path(step + 1).is_file():
             step += 1
         return step
 
     def read(self, step: int) -> RecordedStep:
-        """A step, counted from one; arrays are float64.
+        """Reads a step; its arrays are float64.
+
+        Args:
+          step: Number of the step, from 1.
 
         Raises:
-          OSError, ValueError: the file is absent or damaged.
+          OSError, ValueError: The file is absent or damaged.
         """
         groups: dict[str, dict[str, np.ndarray]] = {
             group: {} for group in (GRADIENTS, WEIGHTS, LAYER_STATE, METRICS)
@@ -117,6 +125,7 @@ class Recording:
         with np.load(self._path(step)) as file:
             for key in file.files:
                 group, slash, name = key.partition("/")
+                # Keys without a slash are the three numbers read below.
                 if slash:
                     groups[group][name] = file[key].astype(np.float64)
             metrics = groups.pop(METRICS)
@@ -168,16 +177,20 @@ class Recording:
 
 
 def _smallest(values: np.ndarray) -> np.ndarray:
-    """In single precision if nothing is lost, which halves the file of most models."""
+    """Returns the values as float32 if that is exact, which halves the file."""
+    # A float64 beyond float32 overflows to infinity and compares unequal below.
     with np.errstate(over="ignore"):
         single = values.astype(np.float32)
     return single if np.array_equal(single, values) else values
 
 
 def unique_names(paths: Sequence[str]) -> list[str]:
-    """The same names; one that has occurred before gets a number.
+    """Returns the names with a number appended to repeated ones.
 
     Layers of a subclassed model may share a name, and so may their variables.
+
+    Args:
+      paths: Paths of variables.
     """
     seen: dict[str, int] = {}
     names = []

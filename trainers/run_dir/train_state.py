@@ -1,4 +1,4 @@
-"""The state of a run besides its variables."""
+"""State of a run in addition to its variables."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trainers.run_dir.checkpoint_manifest import DamagedError
 
 @dataclasses.dataclass(slots=True)
 class Tally:
-    """Counts of a run, kept in its checkpoints.
+    """Counters of a run, kept in its checkpoints.
 
     Attributes:
-      attempted_steps: updates begun, applied or not.
-      examples_seen: training examples in the updates that were applied.
-      late_gradients: left out because their update had gone on without them; None
-        where updates wait for every gradient.
+      attempted_steps: Number of updates begun, applied or not.
+      examples_seen: Number of training examples in the applied updates.
+      late_gradients: Number of gradients dropped because they arrived after their
+        update; None if updates wait for every gradient.
     """
 
     attempted_steps: int = 0
@@ -30,6 +30,7 @@ class Tally:
 
     def add(self, results: StepResults) -> None:
         self.attempted_steps += results.attempted_steps
+        # The last attempted step may not have been applied.
         examples = results.sums["examples"][: results.applied_steps]
         self.examples_seen += int(examples.sum())
         if results.late_gradients is not None:
@@ -37,7 +38,7 @@ class Tally:
             self.late_gradients = (self.late_gradients or 0) + late
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Returns the counters for a checkpoint."""
         return dataclasses.asdict(self)
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -47,13 +48,14 @@ class Tally:
 
 @dataclasses.dataclass(slots=True)
 class RollbackHistory:
-    """What a run has gone back from.
+    """Rollbacks of a run so far.
 
     Attributes:
-      count: how often it went back.
-      restored_step: where it went last; None before the first time.
-      furthest_step: the latest step at which it has diverged.
-      learning_rate_factor: what its learning rate is multiplied with since.
+      count: Number of rollbacks.
+      restored_step: Step of the last restored checkpoint; None before the first
+        rollback.
+      furthest_step: Latest step at which the run has diverged.
+      learning_rate_factor: Current factor of the learning rate.
     """
 
     count: int = 0
@@ -62,18 +64,22 @@ class RollbackHistory:
     learning_rate_factor: float = 1.0
 
 
-# The parts with fields of their own. Sums are numbers by the names of metrics.
+# Parts with fixed fields. The interval sums are numbers by metric name.
 _PARTS = {"tally": Tally, "rollbacks": RollbackHistory}
 _SUMS = "interval_sums"
 
 
 def check_state(state: Mapping[str, Any]) -> None:
-    """Checks it before any of it is used.
+    """Checks the form of a checkpoint's state before any of it is used.
 
-    A digest tells what has changed by itself, not what somebody has signed anew.
+    The digest detects accidental changes, but not a state that somebody has changed and
+    signed again.
+
+    Args:
+      state: State from a checkpoint's manifest.
 
     Raises:
-      DamagedError: it is not of the form that a run saves.
+      DamagedError: The state does not have the form that a run saves.
     """
     for name, content in state.items():
         part = _PARTS.get(name)
@@ -88,9 +94,10 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 
 def _is_of(value: Any, kind: Any) -> bool:
-    """Whether a value of JSON is a number that such a field takes, or none."""
+    """Returns whether a JSON value is a finite number or None that fits a type."""
     if value is None:
         return type(None) in typing.get_args(kind)
+    # bool is a subclass of int.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     takes_fractions = kind is float
