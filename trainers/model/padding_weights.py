@@ -71,7 +71,7 @@ def add_ballast(model: keras.Model, num_weights: int) -> None:
     size = min(max(bytes_of(dense), LEAST_BYTES), MOST_BYTES)
     dtype = keras.config.floatx()
     length = size // (num_weights * tf.as_dtype(dtype).size)
-    # A built Keras model does not accept further weights.
+    # A subclassed Keras model refuses further weights once it is built.
     with takes_weights(model):
         for index in range(num_weights):
             model.add_weight(
