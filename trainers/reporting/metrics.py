@@ -1,6 +1,7 @@
 """Metrics of the steps between two lines of metrics.jsonl.
 
-Means of losses and metrics, step times, staleness and the idle time of pipeline stages.
+They are means of losses and metrics, step times, staleness and the idle time of
+pipeline stages.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from trainers.pipeline_parallel.schedule import idle_share_of_equal_stages
 
 
 class Interval:
-    """Sums of losses, metrics and times over a stretch of steps. A hook."""
+    """Sums of losses, metrics and times over an interval of steps. A callback."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Begins a new stretch."""
+        """Starts a new interval."""
         self._sums: Counter[str] = Counter()
         self._num_steps = 0
         self._num_examples = 0.0
@@ -44,16 +45,17 @@ class Interval:
         self._input_seconds += results.input_seconds.sum()
 
     def means(self) -> dict[str, float]:
-        """Loss and metrics, averaged over the examples of the stretch."""
+        """Returns loss and metrics, averaged over the examples of the interval."""
         return means_over_examples(without_statistics(self._sums))
 
     def examples_per_second(self) -> float:
+        # The interval of a resumed run may not have a call yet.
         return self._num_examples / max(self._call_seconds, 1e-9)
 
     def milliseconds(self) -> dict[str, float]:
-        """Of an average step: in total, waiting for input, computing, and the rest.
+        """Returns the average milliseconds of a step: total, input, compute and rest.
 
-        The rest is what Python takes to start the steps and fetch their results.
+        `rest` is the time in which Python starts the steps and fetches their results.
         """
         per_step = 1e3 / max(self._num_steps, 1)
         return {
@@ -64,17 +66,30 @@ class Interval:
         }
 
     def sums(self) -> dict[str, float]:
-        """For a checkpoint, so that a resumed run writes the same next line."""
+        """Returns the sums for a checkpoint.
+
+        With them a resumed run writes the same next line.
+        """
         return {name: float(value) for name, value in self._sums.items()}
 
     def restore(self, sums: Mapping[str, float]) -> None:
-        """Takes sums up again; times count from here, they belong to a process."""
+        """Restores the sums of a checkpoint.
+
+        Times start at zero, because they belong to a process.
+
+        Args:
+          sums: Sums by name, from `sums`.
+        """
         self.reset()
         self._sums.update(sums)
 
 
 class Staleness:
-    """Updates by the number of others applied since their weights were read. A hook."""
+    """Counts of updates by staleness. A callback.
+
+    The staleness of an update is the number of other updates that were applied since
+    its weights were read.
+    """
 
     def __init__(self) -> None:
         self._all: Counter[int] = Counter()
@@ -89,15 +104,17 @@ class Staleness:
         if results.workers is not None:
             for worker in np.unique(results.workers):
                 counts = self._by_worker.setdefault(str(worker), Counter())
+                # Updates and workers are aligned: entry i of both belongs to attempted
+                # step i.
                 counts.update(updates[results.workers == worker].tolist())
 
     def reset(self) -> None:
-        """Begins a new stretch."""
+        """Starts a new interval."""
         self._all.clear()
         self._by_worker.clear()
 
     def summary(self) -> dict[str, Any] | None:
-        """Over all updates, and by worker; None if there was nothing to measure."""
+        """Returns the distribution over all updates and by worker; None without any."""
         if not self._all:
             return None
         by_worker = {
@@ -107,7 +124,7 @@ class Staleness:
         return {**_distribution(self._all), "by_worker": by_worker or None}
 
     def scalars(self) -> dict[str, float]:
-        """By tag, for TensorBoard: over all updates, and by worker."""
+        """Returns the distribution by tag, over all updates and by worker."""
         counts = {"": self._all, **{f"/{w}": c for w, c in self._by_worker.items()}}
         return {
             f"staleness{suffix}/{figure}": float(_distribution(updates)[figure])
@@ -117,12 +134,13 @@ class Staleness:
         }
 
     def histogram(self) -> np.ndarray | None:
-        """[n, 3]: left edge, right edge and count, one bucket for each number."""
+        """Returns one bucket per value: left edge, right edge and count, [n, 3]."""
         rows = [(k - 0.5, k + 0.5, self._all[k]) for k in sorted(self._all)]
         return np.array(rows, np.float64) if rows else None
 
 
 def _distribution(counts: Counter[int]) -> dict[str, Any]:
+    # One entry for each update, so that NumPy's percentiles apply.
     values = np.repeat(list(counts), list(counts.values()))
     return {
         "mean": float(values.mean()),
@@ -134,12 +152,12 @@ def _distribution(counts: Counter[int]) -> dict[str, Any]:
 
 
 class Bubble:
-    """Idle time of each stage within steps. A hook.
+    """Idle time of each pipeline stage within steps. A callback.
 
-    A stage is idle from the beginning of a step's first piece of work on any stage to
-    the end of the last one, but for its own pieces. Reading examples and the update are
-    not in it. On devices that share the cores of a processor, a piece that waits for a
-    core counts as work.
+    The time of a step reaches from the start of its first task on any stage to the end
+    of the last one. A stage is idle in this time except during its own tasks. Reading
+    examples and the weight update are not included. On devices that share the cores of
+    a processor, a task that waits for a core counts as work.
     """
 
     def __init__(self, pipeline: Pipeline | None):
@@ -147,7 +165,7 @@ class Bubble:
         self.reset()
 
     def reset(self) -> None:
-        """Begins a new stretch."""
+        """Starts a new interval."""
         num_stages = len(self._pipeline.stages) if self._pipeline else 0
         self._busy_seconds = np.zeros(num_stages)
         self._seconds = 0.0
@@ -156,11 +174,15 @@ class Bubble:
         results = report.results
         if results.stage_busy_seconds is None or results.pipeline_seconds is None:
             return
+        # [attempted, stages] -> [stages].
         self._busy_seconds += results.stage_busy_seconds.sum(axis=0)
         self._seconds += float(results.pipeline_seconds.sum())
 
     def summary(self) -> dict[str, Any] | None:
-        """Shares from 0 to 1, with what theory gives; None where the model is whole."""
+        """Returns idle fractions from 0 to 1 and their theoretical value.
+
+        The result is None for a model without pipeline stages.
+        """
         pipeline = self._pipeline
         if pipeline is None or not self._seconds:
             return None
@@ -180,7 +202,7 @@ class Bubble:
         }
 
     def scalars(self) -> dict[str, float]:
-        """By tag, for TensorBoard and metrics.jsonl."""
+        """Returns the idle fractions by tag, for TensorBoard and metrics.jsonl."""
         pipeline = self._pipeline
         if pipeline is None or not self._seconds:
             return {}
@@ -192,7 +214,7 @@ class Bubble:
         return {**idle, "idle_share/of_equal_stages": equal}
 
     def in_words(self) -> str | None:
-        """One line for the terminal."""
+        """Returns one line for the terminal; None without pipeline stages."""
         pipeline = self._pipeline
         if pipeline is None or not self._seconds:
             return None
@@ -204,7 +226,7 @@ class Bubble:
         )
 
     def _idle_shares(self) -> np.ndarray:
-        """By stage."""
+        """Returns the idle fraction of each stage."""
         return 1 - self._busy_seconds / self._seconds
 
     def _idle_share_of_equal_stages(self, pipeline: Pipeline) -> float:

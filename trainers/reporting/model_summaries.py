@@ -1,4 +1,4 @@
-"""Histograms of weights and activations, and a grid of sample images."""
+"""Histograms of weights and activations, and sample images."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ _NUM_SAMPLES = 32
 
 
 class Inspection:
-    """Looks at a model through the first examples held out for evaluation."""
+    """Summaries of a model on the first examples held out for evaluation."""
 
     def __init__(self, model: keras.Model, data: Data):
         self._model = model
         count = min(_NUM_SAMPLES, data.evaluation.num_examples)
+        # Read once: every summary shows the same examples.
         self._features, self._labels = data.evaluation.read(
             data.evaluation.tensors(), tf.range(count, dtype=tf.int64)
         )
@@ -31,15 +32,19 @@ class Inspection:
         )
 
     def histograms(self) -> dict[str, np.ndarray]:
-        """By tag, bucket rows of every weight and of every layer's activations.
+        """Returns bucket rows of every weight and of every layer's activations, by tag.
 
-        Activations need a model made of connected layers; a subclassed one has no
-        intermediate outputs to ask for, and only its weights are returned.
+        Activations require a functional or sequential model. A subclassed model has no
+        accessible intermediate outputs, so only its weights are included.
         """
         return {tag: rows.numpy() for tag, rows in self._histograms().items()}
 
     def sample_grid(self) -> np.ndarray | None:
-        """Samples with predictions, uint8 [height, width, 3]; None if not images."""
+        """Returns samples with predictions; None if the examples are not images.
+
+        Returns:
+          uint8 [height, width, 3].
+        """
         if not self._draws_images:
             return None
         logits = self._predict(self._features).numpy()
@@ -50,12 +55,14 @@ class Inspection:
     def _compute_histograms(self) -> dict[str, tf.Tensor]:
         rows = {}
         for weight in self._model.trainable_variables:
+            # Counted on the weight's device, so that only the buckets are transferred.
             with tf.device(weight.value.device):
                 rows[f"weights/{weight.path}"] = histogram(weight.value)
         if isinstance(self._model, keras.Sequential) or hasattr(
             self._model, "operations"
         ):
-            # By name: of a list of one Keras returns no list.
+            # A dictionary, because Keras returns a tensor and not a list for a list of
+            # one output.
             outputs = {
                 layer.name: layer.output
                 for layer in self._model.layers
@@ -70,8 +77,12 @@ class Inspection:
 
 
 def _all_numbers(outputs: Any) -> tf.Tensor:
-    """Of a layer that may have several outputs, such as states beside a sequence."""
+    """Returns all outputs of a layer as one vector.
+
+    A layer may have several outputs, such as states beside a sequence.
+    """
     flat = [tf.reshape(tensor, [-1]) for tensor in tf.nest.flatten(outputs)]
+    # Outputs may differ in type; tf.concat requires one.
     return tf.concat([tf.cast(numbers, flat[0].dtype) for numbers in flat], axis=0)
 
 
@@ -85,17 +96,18 @@ _WRONG = (190, 30, 30)
 def draw_grid(
     images: np.ndarray, labels: np.ndarray, predictions: np.ndarray
 ) -> np.ndarray:
-    """Draws images in rows, each with its label, or label and wrong prediction.
+    """Draws images in rows, each with its label, or its label and wrong prediction.
 
     Args:
-      images: [n, height, width, channels] with 1 or 3 channels; each is stretched
-        from its own smallest to its own largest value.
+      images: [n, height, width, channels] with 1 or 3 channels. The values of each
+        image are scaled from its minimum and maximum to the full range.
       labels: int64 [n].
       predictions: int64 [n].
 
     Returns:
       uint8 [grid height, grid width, 3].
     """
+    # Rounded up.
     rows = -(-len(images) // _PER_ROW)
     width = _TILE_PIXELS * min(len(images), _PER_ROW)
     height = (_TILE_PIXELS + _CAPTION_PIXELS) * rows
@@ -117,12 +129,13 @@ def draw_grid(
 
 
 def can_draw(input_shape: tuple[int, ...]) -> bool:
-    """Whether examples of this shape are pictures."""
+    """Returns whether examples of this shape are images."""
     return len(input_shape) == 3 and input_shape[-1] in (1, 3)
 
 
 def _tile(image: np.ndarray) -> Image.Image:
     low, high = float(image.min()), float(image.max())
+    # A constant image would divide by zero.
     pixels = np.uint8(255 * (image - low) / max(high - low, 1e-9))
     if pixels.shape[-1] == 1:
         pixels = np.repeat(pixels, 3, axis=-1)

@@ -1,4 +1,4 @@
-"""--log_device_placement: where TensorFlow put every operation and variable."""
+"""Device placement of operations and variables (`--log_device_placement`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainers.reporting.tensorboard import Summaries, table
 
 
 class Placed(NamedTuple):
-    """An operation as a device runs it, after TensorFlow's optimizations."""
+    """Operation as a device runs it, after TensorFlow's optimizations."""
 
     device: str
     kind: str
@@ -26,10 +26,10 @@ class Placed(NamedTuple):
 
 
 class PlacementRecorder:
-    """Runs steps, and tells where the operations of the first call were placed.
+    """Inner loop that reports the placement of the operations of its first call.
 
-    Satisfies `RunSteps`. TensorFlow places a function when it is first run: before,
-    operations have only the devices they were asked to be on, and most have none.
+    Satisfies `RunSteps`. TensorFlow places the operations of a function when it first
+    runs. Before, operations only have their requested devices, and most have none.
     """
 
     def __init__(self, run_steps: RunSteps, tell: Callable[[list[Placed]], None]):
@@ -52,8 +52,10 @@ class PlacementRecorder:
         if self._tell is None:
             return self._run_steps(batches, num_steps, observe, proposed)
         with graphs_collected() as graphs:
+            # fetch() waits for the steps: the graphs exist once the function has run.
             results = self._run_steps(batches, num_steps, observe, proposed).fetch()
         self._tell(_placed(graphs))
+        # Later calls run the same graphs.
         self._tell = None
         return Ready(results)
 
@@ -73,14 +75,17 @@ def write_placements(
     log: str,
     summaries: Summaries,
 ) -> None:
-    """Writes both tables to the log and to TensorBoard, and says how many are where.
+    """Writes operations and variables with their devices, and prints a summary.
+
+    Both tables go to the log. The operations also go to TensorBoard, which already has
+    the variables.
 
     Args:
-      placed: every operation.
-      assembly: has the variables.
-      console: of the run.
-      log: name of the file that the console keeps.
-      summaries: of the run; variables are there already.
+      placed: Operations with their devices.
+      assembly: Parts of the run.
+      console: Output of the run.
+      log: Name of the console's log file.
+      summaries: TensorBoard summaries of the run.
     """
     operations = [_OPERATION, *placed]
     variables = [_VARIABLE, *_variables(assembly)]
@@ -104,16 +109,18 @@ _VARIABLE = ("devices", "type", "shape", "variable")
 
 
 def _variables(assembly: Assembly) -> list[tuple[str, ...]]:
-    """What variables have in common with operations comes first."""
+    """Returns device, type, shape and path of each variable."""
     return [
+        # Columns in the order of the table of operations: device and type first.
         (devices, dtype, shape, path)
         for path, shape, dtype, devices in variable_placements(assembly)
     ]
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table; the last cell of each can be as long as it is."""
+    """Returns the lines of a table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # The last column is not padded.
     widths[-1] = 0
     return [
         "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True))

@@ -1,4 +1,4 @@
-"""A trace of some steps, for TensorBoard's profile plugin."""
+"""Trace of some steps for TensorBoard's profile plugin."""
 
 from __future__ import annotations
 
@@ -10,29 +10,34 @@ from strategies.common.write_errors import Spell
 from trainers.loop.loop import StepReport
 from trainers.reporting.tensorboard import TRAIN
 
-# Operations and how they are handed out, without every call of Python, which would be
-# most of the trace and slow the steps down.
+# Operations and their scheduling. Python calls are left out, because they would
+# dominate the trace and slow the steps down.
 _OPTIONS = tf.profiler.experimental.ProfilerOptions(
     host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
 )
 
 
 class Profile:
-    """Records what this process does between two steps. One at a time in a process."""
+    """Trace of this process between two steps. A process can record one at a time."""
 
     def __init__(self, folder: pathlib.Path, spell: Spell):
-        """Records nothing yet.
+        """Prepares the trace; records nothing.
 
         Args:
-          folder: of the run's event files.
-          spell: told when the trace cannot be written.
+          folder: Folder of the run's event files.
+          spell: Warnings about failing writes.
         """
         self._folder = folder / TRAIN
         self._spell = spell
         self._is_recording = False
 
     def turn(self, report: StepReport) -> None:
-        """Begins at the first step that this is called for, and ends at the second."""
+        """Starts the trace at the first call and ends it at the second one.
+
+        Args:
+          report: Report of the last call of the inner loop.
+        """
+        # A run that ends at the first of the two steps has nothing to record.
         if not self._is_recording and not report.is_last:
             tf.profiler.experimental.start(str(self._folder), _OPTIONS)
             self._is_recording = True
@@ -40,8 +45,9 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """Writes what there is, if a trace was begun."""
+        """Writes the trace so far, if one was started."""
         if self._is_recording:
+            # Before the attempt, because a failed stop must not be repeated.
             self._is_recording = False
             what = f"the trace in {self._folder} cannot be written"
             self._spell.attempt(what, tf.profiler.experimental.stop)

@@ -1,4 +1,4 @@
-"""What a run writes while it trains: the hooks of the outer loop."""
+"""Files that a run writes, and the callbacks that write them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PICTURES_OF_A_RUN = 10
 
 
 class Reporting:
-    """Owns the files a run writes and decides what goes into them."""
+    """Owner of a run's files and of their contents."""
 
     def __init__(
         self,
@@ -53,6 +53,7 @@ class Reporting:
         self._assembly = assembly
         self._folder = folder
         self._checkpoints = checkpoints
+        # Checkpoints and summaries fail and recover independently of each other.
         self._saving, self._logging = Spell(console), Spell(console)
         self._console = console
         self._clock = clock
@@ -81,7 +82,10 @@ class Reporting:
         self.final: dict[str, float] = {}
 
     def hooks(self) -> list[When]:
-        """In the order they run; the checkpoint last, when all else is written."""
+        """Returns the callbacks in the order in which they run.
+
+        The checkpoint is last, when all other files of the step are written.
+        """
         return [
             Always(self._interval),
             Always(self._staleness),
@@ -102,7 +106,7 @@ class Reporting:
         ]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps besides variables."""
+        """Returns the state that a checkpoint keeps in addition to variables."""
         return {
             "interval_sums": self._interval.sums(),
             "tally": self._tally.state(),
@@ -110,7 +114,11 @@ class Reporting:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Takes up what a checkpoint and the lines before it have kept."""
+        """Restores the state of a checkpoint and the values of the existing metrics.
+
+        Args:
+          state: State from the checkpoint.
+        """
         self._interval.restore(state.get("interval_sums", {}))
         self._tally.restore(state.get("tally", {}))
         for row in self._folder.read_metrics():
@@ -118,7 +126,12 @@ class Reporting:
             self._is_best(row.get("eval_loss"))
 
     def go_back(self, state: Mapping[str, Any], step: int) -> None:
-        """Takes back what came after a checkpoint that the run has gone back to."""
+        """Discards the reports that follow the checkpoint of a rollback.
+
+        Args:
+          state: State from the restored checkpoint.
+          step: Step of the restored checkpoint.
+        """
         self._console.stop_progress()
         self._folder.drop_metrics_after(step)
         self.final = {}
@@ -128,9 +141,10 @@ class Reporting:
         self.restore(state)
 
     def save_checkpoint(self) -> None:
-        """Saves the present state, unless it is past saving.
+        """Saves a checkpoint of the current state.
 
-        A disk that is full is warned about, and the next checkpoint is tried.
+        A full disk causes a warning; the run continues and tries again at the next
+        checkpoint.
 
         Raises:
           DivergedError: a weight is not finite; the checkpoints before are kept.
@@ -146,17 +160,25 @@ class Reporting:
                 self._saving.end("checkpoints")
 
     def require_saved(self) -> None:
-        """Raises NotSavedError if the last checkpoint could not be written."""
+        """Checks that the last checkpoint could be written.
+
+        Raises:
+          NotSavedError: The last checkpoint could not be written.
+        """
         if self._saving.words is not None:
             kept = max(self._checkpoints.steps(), default=None)
             raise NotSavedError(self._folder.path, self._saving.words, kept)
 
     def export_last(self) -> None:
-        """Writes the model at the end of training, if that was asked for."""
+        """Writes the model at the end of training, if `--export` is given."""
         self._export(LAST)
 
     def tell_result(self, result: Mapping[str, Any]) -> None:
-        """Says elsewhere what the run has come to."""
+        """Sends the result of the run to the trackers.
+
+        Args:
+          result: Content of result.json.
+        """
         self._outside.end(result)
 
     def close(self) -> None:
@@ -169,6 +191,7 @@ class Reporting:
         examples = float(results.sums["examples"].sum())
         figures = Figures(
             loss=float(results.sums["loss"].sum()) / examples,
+            # Speed of this call only; metrics.jsonl has the mean of the interval.
             examples_per_second=examples / report.call_seconds,
             step_seconds=report.call_seconds / results.applied_steps,
         )
@@ -178,6 +201,8 @@ class Reporting:
         with self._clock.measure("summary"):
             results = report.results
             recorded = RecordedStep(
+                # With `--record_steps` each call has one step, so the last one is the
+                # only one.
                 loss=float(results.sums["loss"][-1]),
                 examples=int(results.sums["examples"][-1]),
                 random_layers=len(seed_states(self._assembly.model)),
@@ -205,6 +230,7 @@ class Reporting:
             norms = {
                 name: float(value)
                 for name, value in report.results.details.items()
+                # Histograms and recorded gradients are arrays, not scalars.
                 if not name.startswith((HISTOGRAMS, RECORDED))
             }
             scalars = {
@@ -246,14 +272,19 @@ class Reporting:
         self._outside.log(split, values, step)
 
     def _append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Ends what is reported of a step."""
+        """Appends a line to metrics.jsonl and flushes the summaries of the same step.
+
+        Args:
+          row: Line of metrics.jsonl.
+        """
         what = f"lines of {self._folder.path}/metrics.jsonl cannot be written"
         written = self._logging.attempt(what, lambda: self._folder.append_metrics(row))
         if self.summaries.flush() and written:
             self._logging.end("metrics and summaries")
 
     def _learning_rate(self, step: int) -> float:
-        """The rate of the update that led to this step."""
+        """Returns the learning rate of the update that led to a step."""
+        # The first update, which leads to step 1, uses the rate of step 0.
         return float(self._assembly.learning_rate(step - 1))
 
     def _write_histograms(self, report: StepReport) -> None:
@@ -270,6 +301,7 @@ class Reporting:
         with self._clock.measure("eval"):
             means, confusion = self._assembly.evaluation.run()
         with self._clock.measure("summary"):
+            # TensorBoard cannot draw values that are not finite.
             finite = {name: v for name, v in means.items() if math.isfinite(v)}
             self._write_scalars(EVAL, finite, report.step)
             self._describe_dashboards(list(means))
@@ -322,8 +354,12 @@ class Reporting:
         return report.is_last or report.step // tenth > before // tenth
 
     def _is_best(self, eval_loss: float | None) -> bool:
-        """Whether it is less than all before, which from now on it belongs to."""
-        # No number is less than one that is not a number, either.
+        """Records an evaluation loss and returns whether it is the lowest so far.
+
+        Args:
+          eval_loss: Evaluation loss; None without an evaluation.
+        """
+        # Comparisons with nan are False, so nan is never the best loss.
         if eval_loss is None or not eval_loss < self._least_eval_loss:
             return False
         self._least_eval_loss = eval_loss

@@ -1,4 +1,4 @@
-"""result.json: what a run came to, in the form other tools read."""
+"""Summary of a run for other tools (result.json)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from trainers.reporting.run_description import variable_bytes
 from trainers.run_dir.checkpoints import weights_sha256
 from trainers.run_dir.train_state import Tally
 
+# Calls at the start of a run, which are slower than the rest.
 _WARM_UP_CALLS = 2
 
 
 class Throughput:
-    """Step times and speed of a run, its first calls left out. A hook."""
+    """Step times and speed of a run, without its first calls. A callback."""
 
     def __init__(self) -> None:
         self._step_seconds: list[np.ndarray] = []
@@ -45,7 +46,8 @@ class Throughput:
         self._examples_per_second.append(float(examples / report.call_seconds))
 
     def summary(self) -> dict[str, Any]:
-        """Median speed over calls, and percentiles over single steps."""
+        """Returns the median speed over calls and percentiles of the step times."""
+        # At least one call remains.
         skip = min(_WARM_UP_CALLS, max(len(self._step_seconds) - 1, 0))
         if not self._step_seconds:
             return {"examples_per_second": None, "step_milliseconds": None}
@@ -87,7 +89,7 @@ def build_result(
     initial_weights_sha256: str,
     commit: str | None,
 ) -> dict[str, Any]:
-    """Everything result.json holds but its schema_version."""
+    """Returns the content of result.json without its schema_version."""
     strategy = assembly.strategy
     return {
         "status": status,
@@ -96,7 +98,7 @@ def build_result(
         "dtype_policy": _dtype_policy(assembly.model),
         "num_replicas": strategy.num_replicas,
         "cluster": dict(cluster.addresses) or None,
-        # The launcher, who is told of lost tasks, adds up those that it has made.
+        # The launcher, which observes dead tasks, adds its number of restarts later.
         "restarts": 0,
         "steps": int(assembly.step.numpy()),
         "attempted_steps": tally.attempted_steps,
@@ -125,22 +127,20 @@ def build_result(
 
 
 def peak_memory_mib() -> float:
-    """The most memory this process has held.
-
-    On Linux `getrusage` goes on from what the process held that started this one, be
-    it a notebook of gigabytes (fs/exec.c, `exec_mmap`); the kernel's own mark does not.
-    """
+    """Returns the peak resident memory of this process, in MiB."""
     try:
+        # On Linux, the peak of `getrusage` starts at the memory of the parent process,
+        # which can be a notebook of gigabytes (fs/exec.c, `exec_mmap`). VmHWM does not.
         status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
     except FileNotFoundError:
-        # macOS, which counts in bytes.
+        # macOS, where ru_maxrss is in bytes.
         return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)
     (kibibytes,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
     return round(int(kibibytes) / 2**10, 1)
 
 
 def versions() -> dict[str, str]:
-    """Of everything that can change a result."""
+    """Returns the versions of all packages that can change a result."""
     return {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
@@ -150,7 +150,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """What the run had at hand."""
+    """Returns the hardware of this machine."""
     return {
         "cpu": cpu_model(),
         "cpu_cores": os.cpu_count(),

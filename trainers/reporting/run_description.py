@@ -1,4 +1,4 @@
-"""A run in words, for TensorBoard and the terminal."""
+"""Description of a run for TensorBoard and the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainers.run_dir.run_dir import RunFolder
 
 
 def describe_run(assembly: Assembly) -> dict[str, str]:
-    """Markdown tables by tag: configuration, devices, where each variable lies."""
+    """Returns Markdown tables by tag: configuration, devices, variable placement."""
     settings = assembly.config.to_dict()
     replicas = list(enumerate(assembly.strategy.devices))
     kind = "stage" if assembly.strategy.traits.splits_model else "replica"
@@ -35,7 +35,7 @@ def describe_run(assembly: Assembly) -> dict[str, str]:
 
 
 def variable_placements(assembly: Assembly) -> list[tuple[Any, ...]]:
-    """Of every variable of model and optimizer: path, shape, type and devices."""
+    """Returns path, shape, type and devices of each variable of model and optimizer."""
     rows: list[tuple[Any, ...]] = []
     for variable in [*assembly.model.variables, *assembly.optimizer.variables]:
         devices = ", ".join(
@@ -48,23 +48,28 @@ def variable_placements(assembly: Assembly) -> list[tuple[Any, ...]]:
 
 
 def variable_bytes(assembly: Assembly) -> dict[str, int]:
-    """What each device holds of weights, layer and optimizer state."""
+    """Returns the bytes of weights, layer state and optimizer state by device."""
     held: Counter[str] = Counter()
     for variable in assembly.state_variables():
         for copy in copies_of(variable):
+            # Each copy of a mirrored variable counts on its own device.
             held[short_name(copy.device)] += copy.dtype.size * copy.shape.num_elements()
     return dict(sorted(held.items()))
 
 
 def short_name(device: str) -> str:
-    """A device as `CPU:0`, or `ps-0 CPU:0` where there are several processes."""
+    """Returns a device's name: `CPU:0`, or `ps-0 CPU:0` in a cluster.
+
+    Args:
+      device: Full name, such as /job:ps/replica:0/task:0/device:CPU:0.
+    """
     spec = tf.DeviceSpec.from_string(device)
     name = f"{spec.device_type}:{spec.device_index}"
     return name if spec.job in (None, "localhost") else f"{spec.job}-{spec.task} {name}"
 
 
 def hyperparameters(assembly: Assembly) -> dict[str, Any]:
-    """The row of TensorBoard's HParams dashboard."""
+    """Returns the values of the run's row in TensorBoard's HParams dashboard."""
     settings = assembly.config.to_dict()
     kept = (
         "strategy",
@@ -90,11 +95,17 @@ def hyperparameters(assembly: Assembly) -> dict[str, Any]:
 
 
 def tensorboard_command(folder: RunFolder) -> str:
-    """The command that shows a run, on this machine only."""
+    """Returns the shell command that shows a run in TensorBoard, on this machine only.
+
+    Args:
+      folder: Folder of the run.
+    """
+    # The program of the same environment, which need not be on the PATH.
     program = pathlib.Path(sys.executable).with_name("tensorboard")
     if not program.exists():
         words = [sys.executable, "-m", "tensorboard.main"]
     else:
         relative = os.path.relpath(program)
+        # A relative path is shorter and can be pasted in the current folder.
         words = [str(program) if relative.startswith("..") else relative]
     return shlex.join([*words, f"--logdir={folder.path}", "--host=localhost"])

@@ -1,4 +1,4 @@
-"""What a run says of itself before it trains."""
+"""Start-up report of a run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from trainers.run_dir.run_dir import RunFolder
 def introduce(
     assembly: Assembly, folder: RunFolder, first_step: int, console: Console
 ) -> None:
-    """Says what will be trained, on what and where, and what of it will be slow.
+    """Prints model, data, devices and folder of a run, and warns about slow settings.
 
     Args:
-      assembly: of the run.
-      folder: of the run.
-      first_step: updates applied before.
-      console: is told.
+      assembly: Parts of the run.
+      folder: Folder of the run.
+      first_step: Number of updates already applied.
+      console: Output of the run.
     """
     strategy = assembly.strategy
     replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
@@ -58,6 +58,7 @@ def introduce(
     words = substitution(assembly.config.strategy.device_choice)
     if words:
         console.warn(words)
+    # The memory that needs most bytes is the one that may be too small.
     name, estimate = largest(estimate_memory(assembly))
     console.say(f"memory    {estimate}")
     warning = warning_of(name, estimate, capacity_of(name))
@@ -76,9 +77,9 @@ def introduce(
 
 
 def _other_optimizer(assembly: Assembly) -> str | None:
-    """What a model was compiled with, if that is not what trains it."""
+    """Returns a warning if the model was compiled with another optimizer, or None."""
     compiled = getattr(assembly.model, "optimizer", None)
-    # What Keras takes if `compile` is given none.
+    # RMSprop is Keras's default if `compile` gets no optimizer.
     if compiled is None or type(compiled) is keras.optimizers.RMSprop:
         return None
     # Around it `compile` puts one that scales the loss, under mixed_float16.
@@ -86,6 +87,7 @@ def _other_optimizer(assembly: Assembly) -> str | None:
     update = assembly.config.optimizer
     rate = compiled.get_config().get("learning_rate")
     name = type(compiled).__name__.lower()
+    # Keras stores the rate as float32; a schedule is no float.
     is_same_rate = isinstance(rate, float) and math.isclose(
         rate, update.learning_rate, rel_tol=1e-6
     )

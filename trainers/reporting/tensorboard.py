@@ -1,7 +1,7 @@
-"""TensorBoard event files: the only place that touches tf.summary.
+"""TensorBoard event files.
 
-Tags are the same under every strategy, and a quantity has one tag under both
-tb/train, tb/eval and tb/evaluator, so that curves overlay.
+No other module uses tf.summary. Tags are equal under every strategy, and a quantity has
+the same tag in tb/train, tb/eval and tb/evaluator, so that curves overlay.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainers.reporting.step_graph import step_graph
 TRAIN = "train"
 EVAL = "eval"
 EVALUATOR = "evaluator"
-# More than what a run reports in one step, but for pictures.
+# More than the reports of one step without images.
 _LEAST_BYTES = 1 << 20
 # What of training the HParams dashboard shows.
 _TRAIN_METRICS = ("loss", "examples_per_second")
@@ -46,22 +46,22 @@ _LAYOUT = {
 
 
 class Summaries:
-    """Writes what a run reports into its tb folder.
+    """Writer of a run's TensorBoard event files.
 
-    A disk that is full or fails costs summaries, not the run. An event file may then
-    end in half a record, behind which TensorBoard reads nothing, so that later ones
+    A full or failing disk costs summaries, not the run. An event file may then end with
+    a partial record, after which TensorBoard reads no more records, so later summaries
     go into new files.
     """
 
     def __init__(
         self, folder: pathlib.Path, spell: Spell, splits: Sequence[str] = (TRAIN, EVAL)
     ):
-        """Makes the event files.
+        """Creates the event files.
 
         Args:
-          folder: of the run's event files.
-          spell: told when they cannot be written. Whoever flushes ends it.
-          splits: what there is a folder for.
+          folder: Folder of the run's event files.
+          spell: Warnings about failing writes. The caller of `flush` reports recovery.
+          splits: Names of the folders with an event file each.
         """
         self._folder = folder
         self._spell = spell
@@ -70,12 +70,12 @@ class Summaries:
         self._attempt(self._open)
 
     def scalars(self, split: str, values: Mapping[str, float], step: int) -> None:
-        """Writes each value under its name.
+        """Writes scalars.
 
         Args:
           split: `TRAIN`, `EVAL` or `EVALUATOR`.
-          values: by tag.
-          step: applied updates.
+          values: Values by tag.
+          step: Number of applied updates.
         """
 
         def write() -> None:
@@ -85,26 +85,40 @@ class Summaries:
         self._write(split, step, write)
 
     def histograms(self, buckets: Mapping[str, np.ndarray], step: int) -> None:
-        """Writes histograms that were counted where the tensors are.
+        """Writes histograms that were counted on the devices of their tensors.
 
         Args:
-          buckets: by tag, [n, 3]: left edge, right edge and count of each bucket.
-          step: applied updates.
+          buckets: Histograms by tag, [n, 3]: left edge, right edge and count of each
+            bucket.
+          step: Number of applied updates.
         """
         metadata = histogram_metadata.create_summary_metadata(None, None)
 
         def write() -> None:
             for tag, rows in buckets.items():
+                # tf.summary.histogram would count again; this writes the finished
+                # buckets.
                 tf.summary.write(tag, tf.constant(rows, tf.float64), metadata=metadata)
 
         self._write(TRAIN, step, write)
 
     def image(self, split: str, tag: str, pixels: np.ndarray, step: int) -> None:
-        """Writes one picture, uint8 [height, width, 3]."""
+        """Writes one image.
+
+        Args:
+          split: `TRAIN`, `EVAL` or `EVALUATOR`.
+          tag: Tag of the image.
+          pixels: uint8 [height, width, 3].
+          step: Number of applied updates.
+        """
         self._write(split, step, lambda: tf.summary.image(tag, pixels[np.newaxis]))
 
     def texts(self, texts: Mapping[str, str]) -> None:
-        """Writes Markdown that describes the run."""
+        """Writes Markdown texts that describe the run.
+
+        Args:
+          texts: Markdown by tag.
+        """
 
         def write() -> None:
             for tag, text in texts.items():
@@ -113,18 +127,20 @@ class Summaries:
         self._write(TRAIN, 0, write)
 
     def graph(self, graph: tf.Graph) -> None:
-        """Writes the operations of the training loop.
+        """Writes the graph of the training loop.
 
-        Keras's own TensorBoard callback writes none under Keras 3.
+        Keras's own TensorBoard callback writes no graph under Keras 3.
+
+        Args:
+          graph: Graph of the inner loop.
         """
         self._write(TRAIN, 0, lambda: tf.summary.graph(step_graph(graph)))
 
     def hparams(self, settings: Mapping[str, Any]) -> None:
-        """Writes the row of the HParams dashboard.
+        """Writes the run's row of the HParams dashboard.
 
-        It goes into the folder above train and eval, because the dashboard finds a
-        metric in the run that is called after the row's own folder and the
-        metric's group.
+        Args:
+          settings: Values of the row by name.
         """
         # By default a digest of the settings: runs that differ in none of them
         # would share a row.
@@ -191,7 +207,8 @@ class Summaries:
         self._attempt(lambda: self._write_above(custom_scalars.pb(content)))
 
     def flush(self) -> bool:
-        """Brings all that was written to disk, and returns whether that succeeded."""
+        """Flushes all event files to disk and returns whether that succeeded."""
+        # No writers: an earlier write has failed.
         if not self._writers and _has_space(self._folder):
             self._attempt(self._open)
         for writer in list(self._writers.values()):
@@ -228,15 +245,17 @@ class Summaries:
     def _attempt(self, write: Callable[[], object]) -> None:
         what = f"summaries in {self._folder} cannot be written"
         if not self._spell.attempt(what, write):
+            # Drops all writers, because an event file may end with a partial record.
             self._writers = {}
 
 
 def _has_space(folder: pathlib.Path) -> bool:
-    """Whether to try again: each new file that cannot be written stays, empty."""
+    """Returns whether a retry is worthwhile."""
+    # Each failed attempt would leave an empty file.
     return shutil.disk_usage(folder).free >= _LEAST_BYTES
 
 
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    """A Markdown table, as TensorBoard's text dashboard shows it."""
+    """Returns a Markdown table for TensorBoard's text dashboard."""
     lines = [header, ("---",) * len(header), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

@@ -1,4 +1,4 @@
-"""At which steps a run stops to report: the same in every process."""
+"""Schedule of the training callbacks, equal in every process."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def turns(
     settle: Callable[[], None],
     meet: Callable[[], None],
 ) -> list[When]:
-    """The scheduled hooks in the order they run, the checkpoint last.
+    """Returns the scheduled callbacks in the order in which they run.
 
-    A checkpoint comes when all else is written, so that a run that is killed and
-    continued has lost nothing that came before it.
+    The checkpoint is last, when all other files of the step are written, so that a run
+    that is killed and resumed has lost no report from before the checkpoint.
 
     Args:
       report: how often.
@@ -58,6 +58,7 @@ def turns(
     return [
         *([At(report.profile_steps, profile)] if report.profile_steps else []),
         *([Every(1, together(record), Observe.NORMS)] if report.record_steps else []),
+        # Not synchronized: metrics read the results of the step and no variables.
         Every(report.summary_every_steps, write_metrics, Observe.NORMS),
         *(
             [Every(histograms, together(write_histograms), Observe.CLOSELY)]
@@ -70,10 +71,16 @@ def turns(
 
 
 def require_finite_weights(model: keras.Model, step: int) -> None:
-    """Raises DivergedError if a weight is not finite after a step.
+    """Checks that all weights are finite after a step.
 
-    A loss tells of it only with the next step, too late for a checkpoint.
+    Args:
+      model: Model to check.
+      step: Number of applied updates.
+
+    Raises:
+      DivergedError: A weight is not finite.
     """
+    # The loss only shows it at the next step, which is too late for this checkpoint.
     for weight in model.weights:
         if not is_finite(weight):
             raise DivergedError(step, f"{weight.path} is not finite after")

@@ -1,4 +1,4 @@
-"""What an experiment tracker is told of a run, and what it can do with it."""
+"""Interface of experiment trackers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from typing import Any, Protocol
 
 from strategies.common.files import write_json
 
+# Accepted form of an id that is read from a file.
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SECONDS_FOR_GIT = 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedRun:
-    """A run as a tracker sees it.
+    """Description of a run for a tracker.
 
     Attributes:
-      name: of the run, as TensorBoard's HParams dashboard has it.
-      experiment: that it belongs to.
-      group: of runs that belong together; None for none.
-      settings: the resolved configuration.
-      tags: short words by name, such as the strategy.
-      folder: for what trackers keep in the run's folder.
+      name: Name of the run, as in TensorBoard's HParams dashboard.
+      experiment: Experiment or project of the run.
+      group: Name that related runs share; None for no group.
+      settings: Resolved configuration.
+      tags: Short texts by name, such as the strategy.
+      folder: Folder for the trackers' files in the run's folder.
     """
 
     name: str
@@ -38,7 +39,11 @@ class TrackedRun:
     folder: pathlib.Path
 
     def kept_id(self, tracker: str) -> str | None:
-        """By which the tracker knows this run, if it has been told of it before."""
+        """Returns the tracker's id of this run; None if the run is new to the tracker.
+
+        Args:
+          tracker: Name of the tracker.
+        """
         try:
             kept = json.loads(self._path(tracker).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -47,7 +52,12 @@ class TrackedRun:
         return found if isinstance(found, str) and _ID.fullmatch(found) else None
 
     def keep_id(self, tracker: str, run_id: str) -> None:
-        """So that the run, continued, goes on there as the same."""
+        """Stores the tracker's id, so that a resumed run continues the same entry.
+
+        Args:
+          tracker: Name of the tracker.
+          run_id: Id of the run.
+        """
         self.folder.mkdir(exist_ok=True)
         write_json(self._path(tracker), {"run_id": run_id})
 
@@ -56,29 +66,29 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """A tracker's own run. All of it is called from one thread, which may wait.
+    """Entry of a run in a tracker. One thread makes all calls and may block.
 
-    What cannot be done raises whatever its package raises.
+    A failed call raises an exception of the tracker's package.
     """
 
     def begin(self, run: TrackedRun) -> str:
-        """Makes the run, or takes up the one it was, and returns where to look."""
+        """Creates the entry, or continues an earlier one, and returns its location."""
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         """Adds points.
 
         Args:
-          values: finite, by name.
-          step: applied updates.
-          seconds: when, since 1970.
+          values: Finite values by name.
+          step: Number of applied updates.
+          seconds: Time of the values, in seconds since 1970.
         """
 
     def end(self, status: str, figures: Mapping[str, float]) -> None:
-        """Ends the run, which may be continued.
+        """Ends the entry, which can be continued later.
 
         Args:
-          status: as in result.json.
-          figures: of result.json by path, such as final/eval_loss.
+          status: Status of the run, as in result.json.
+          figures: Numbers of result.json by path, such as final/eval_loss.
         """
 
 
@@ -86,12 +96,18 @@ MakeTracker = Callable[[], Tracker]
 
 
 def figures_of(result: Mapping[str, Any], path: str = "") -> dict[str, float]:
-    """Every finite number of result.json by its path."""
+    """Returns all finite numbers of result.json by path.
+
+    Args:
+      result: Content of result.json or of an object in it.
+      path: Prefix of the paths.
+    """
     found: dict[str, float] = {}
     for name, value in result.items():
         where = f"{path}{name}"
         if isinstance(value, Mapping):
             found |= figures_of(value, f"{where}/")
+        # Not isinstance: True and False are instances of int.
         elif type(value) in (int, float) and math.isfinite(value):
             found[where] = float(value)
     return found

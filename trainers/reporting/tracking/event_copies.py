@@ -1,9 +1,9 @@
-"""Copies of event files on a file system that is not this machine's.
+"""Copies of event files on a remote file system.
 
-The run folder itself stays local. What it promises needs locks, names that are replaced
-at once and data that is on the disk when fsync returns, and an object store has none of
-these. A thread copies what TensorBoard reads: whole files, since an object cannot be
-added to. The run never waits for it but at its end, and not for ever.
+The run folder itself stays local: it requires locks, atomic renames, and data that is
+on the disk when fsync returns, and an object store has none of these. A thread copies
+the files that TensorBoard reads. It copies whole files, since objects cannot be
+appended to. The run waits for the thread only at its end, for a limited time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from strategies.common.errors import UsageError
 from strategies.common.write_errors import Spell
 
 _SECONDS_BETWEEN = 15.0
-# A copy that takes long is made more seldom.
+# The pause is at least this many times as long as the last copy.
 _PAUSES_PER_COPY = 5.0
 _SECONDS_AT_THE_END = 60.0
 
 
 class EventCopies:
-    """Copies a folder again and again, in a thread."""
+    """Thread that copies a folder repeatedly."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class EventCopies:
         console: Console,
         skipped: Collection[str] = (),
     ):
-        """Copies nothing yet.
+        """Prepares the thread; copies nothing.
 
         Args:
-          folder: of event files.
-          target: where to; None for nowhere.
-          console: is told, once, that copying has failed.
-          skipped: folders in it that somebody else copies.
+          folder: Folder of event files.
+          target: Folder to copy to; None for no copies.
+          console: Output for one warning when copying fails.
+          skipped: Names of subfolders that another process copies.
         """
         self._folder = folder
         self._target = target
@@ -63,7 +63,7 @@ class EventCopies:
             self._thread.start()
 
     def stop(self) -> None:
-        """Copies what is new once more, and gives up if that takes a minute."""
+        """Copies new data one last time; gives up after a minute."""
         if self._thread is None:
             return
         self._ends.set()
@@ -79,6 +79,7 @@ class EventCopies:
         is_last = False
         pause = _SECONDS_BETWEEN
         while not is_last:
+            # True once `stop` is called; one more copy follows.
             is_last = self._ends.wait(pause)
             began = time.monotonic()
             self._copy_new()
@@ -98,6 +99,8 @@ class EventCopies:
 
     def _copy(self, path: pathlib.Path, target: str) -> None:
         status = path.stat()
+        # Taken before the copy, so that data written during the copy is copied next
+        # time.
         state = (status.st_size, status.st_mtime_ns)
         if self._copied.get(path) != state:
             tf.io.gfile.makedirs(target.rpartition("/")[0])
@@ -106,19 +109,23 @@ class EventCopies:
 
 
 def _words(error: Exception) -> str:
-    """Plug-ins for file systems raise what they like."""
+    """Returns an error's message on one line; file system plug-ins raise any class."""
     return " ".join(str(error).split())[:200]
 
 
 def check_target(target: str | None) -> None:
-    """Refuses a file system that TensorFlow does not know. Asks nobody else.
+    """Rejects a file system that TensorFlow does not know, without any network access.
+
+    Args:
+      target: Value of `--tensorboard_copy`.
 
     Raises:
-      UsageError: naming those that it knows.
+      UsageError: The file system is unknown; the message lists the known ones.
     """
     if target is None or "://" not in target:
         return
     scheme = target.partition("://")[0]
+    # The local file system has the empty scheme.
     known = sorted(filter(None, tf.io.gfile.get_registered_schemes()))
     if scheme not in known:
         names = ", ".join(f"{name}://" for name in known)

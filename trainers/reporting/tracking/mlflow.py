@@ -1,4 +1,4 @@
-"""Reports to MLflow, by its client alone: nothing of its own is global.
+"""MLflow tracker, which uses the client and no global state of MLflow.
 
 https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html
 """
@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient
 
 from trainers.reporting.tracking.base import TrackedRun
 
-# What a server takes at once, and of a value.
+# Limits of a server: parameters and metrics per request, characters per value.
 _MOST_PARAMS = 100
 _MOST_METRICS = 1000
 _MOST_CHARACTERS = 6000
@@ -26,23 +26,24 @@ _STATUS = {"completed": "FINISHED", "preempted": "KILLED"}
 
 
 class MLflow:
-    """A run in MLflow. Satisfies `Tracker`."""
+    """Entry of a run in MLflow. Satisfies `Tracker`."""
 
     def __init__(self) -> None:
-        # It tells of databases that are made line by line, and of errors, which it also
-        # raises, with their tracebacks.
+        # Hides log lines about new databases, and tracebacks of errors that are also
+        # raised.
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        # Seven would be two minutes of silence, and it is tried again in any case.
+        # The default of 7 retries would block for two minutes; the caller retries in
+        # any case.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         self._client = MlflowClient()
         self._run_id = ""
 
     def begin(self, run: TrackedRun) -> str:
-        """See `Tracker`."""
+        """Creates or continues the entry; see `Tracker`."""
         tags = {**run.tags, **({"group": run.group} if run.group else {})}
         if "git_commit" in tags:
-            # MLflow's own name for it, which its pages show.
+            # MLflow's pages show the commit under this tag.
             tags["mlflow.source.git.commit"] = tags["git_commit"]
         known = self._known(run.kept_id("mlflow"))
         if known is None:
@@ -52,7 +53,7 @@ class MLflow:
         else:
             self._client.update_run(known.info.run_id, status="RUNNING")
         self._run_id = known.info.run_id
-        # A parameter cannot be changed; what a run is continued with is in its tags.
+        # Parameters cannot be changed; changed settings of a resumed run become tags.
         for name, value in run.settings.items():
             text = str(value)[:_MOST_CHARACTERS]
             if known.data.params.get(name, text) != text:
@@ -64,14 +65,15 @@ class MLflow:
         return f"run {self._run_id} in {self._client.tracking_uri}"
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """See `Tracker`."""
+        """Adds points; see `Tracker`."""
+        # MLflow's timestamps are in milliseconds.
         when = round(1e3 * seconds)
         points = [Metric(name, value, when, step) for name, value in values.items()]
         for some in _in_parts(points, _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=some)
 
     def end(self, status: str, figures: Mapping[str, float]) -> None:
-        """See `Tracker`."""
+        """Ends the entry; see `Tracker`."""
         last_step = int(figures.get("steps", 0))
         results = {f"result/{name}": value for name, value in figures.items()}
         self.log(results, last_step, time.time())
@@ -85,14 +87,14 @@ class MLflow:
         try:
             return self._client.create_experiment(name)
         except MlflowException:
-            # Another run may have made it meanwhile.
+            # Another run may have created the experiment at the same time.
             found = self._client.get_experiment_by_name(name)
             if found is None:
                 raise
             return found.experiment_id
 
     def _known(self, run_id: str | None) -> Any:
-        """The run of that id, or None if this server has none."""
+        """Returns the run with an id, or None if this server has no such run."""
         if run_id is None:
             return None
         try:

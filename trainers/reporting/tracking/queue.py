@@ -1,7 +1,7 @@
-"""Reports to experiment trackers from threads of their own.
+"""Delivery to experiment trackers in separate threads.
 
-A tracker may be a server that is slow, or gone. The run hands over what there is to
-tell and goes on; what cannot be delivered is warned about once, and tried again.
+A tracker may be a slow or unreachable server. The run puts its reports into a queue and
+continues. Failed deliveries cause one warning and are retried.
 """
 
 from __future__ import annotations
@@ -25,43 +25,59 @@ from trainers.reporting.tracking.base import (
 
 _SECONDS_UNTIL_TRIED_AGAIN = 30.0
 _SECONDS_AT_THE_END = 60.0
-# Of a server that is away for long the latest points are kept.
+# Limit of undelivered points; the oldest are dropped if a server is unreachable for
+# long.
 _MOST_ROWS = 20_000
 
 
 class Trackers:
-    """Everything that a run reports to besides its folder."""
+    """Trackers of a run, each with a thread."""
 
     def __init__(self, names: Sequence[str], console: Console):
         self._senders = [_Sender(name, _MAKERS[name], console) for name in names]
 
     def begin(self, run: Callable[[], TrackedRun]) -> None:
-        """Tells of the run; `run` is called if there is anybody to tell."""
+        """Starts the threads of the trackers.
+
+        Args:
+          run: Function that describes the run; called only if there are trackers.
+        """
         if self._senders:
             described = run()
             for sender in self._senders:
                 sender.start(described)
 
     def log(self, split: str, values: Mapping[str, float], step: int) -> None:
-        """Tells of what was measured, under the names of TensorBoard."""
+        """Queues scalars under their TensorBoard names.
+
+        Args:
+          split: Folder of TensorBoard, such as `train`.
+          values: Values by tag.
+          step: Number of applied updates.
+        """
         finite = {f"{split}/{n}": v for n, v in values.items() if math.isfinite(v)}
         for sender in self._senders:
             sender.add(_Row(finite, step, time.time()))
 
     def end(self, result: Mapping[str, Any]) -> None:
-        """Tells how the run has ended."""
+        """Queues the result of the run.
+
+        Args:
+          result: Content of result.json.
+        """
         for sender in self._senders:
             sender.add(_End(str(result["status"]), figures_of(result)))
 
     def wait(self) -> None:
-        """Until all is delivered, or a minute has passed."""
+        """Waits until all reports are delivered, or for a minute."""
+        # One deadline for all trackers together.
         deadline = time.monotonic() + _SECONDS_AT_THE_END
         for sender in self._senders:
             sender.wait(deadline)
 
 
 class _Row(NamedTuple):
-    """See `Tracker.log`."""
+    """Arguments of `Tracker.log`."""
 
     values: Mapping[str, float]
     step: int
@@ -69,14 +85,14 @@ class _Row(NamedTuple):
 
 
 class _End(NamedTuple):
-    """See `Tracker.end`."""
+    """Arguments of `Tracker.end`."""
 
     status: str
     figures: Mapping[str, float]
 
 
 class _Sender:
-    """Delivers to one tracker, in order, each row once."""
+    """Delivery to one tracker, in order."""
 
     def __init__(self, name: str, make: MakeTracker, console: Console):
         self._name = name
@@ -89,6 +105,7 @@ class _Sender:
             words_of=_words,
         )
         self._arrivals: queue.SimpleQueue[_Row | _End] = queue.SimpleQueue()
+        # A full deque drops its oldest entry.
         self._rows: collections.deque[_Row] = collections.deque(maxlen=_MOST_ROWS)
         self._tracker: Tracker | None = None
         self._thread: threading.Thread | None = None
@@ -114,6 +131,8 @@ class _Sender:
         end: _End | None = None
         next_try = 0.0
         while end is None:
+            # At once if there is nothing queued, which creates the entry; otherwise not
+            # before the pause after a failure is over.
             if not self._rows or time.monotonic() >= next_try:
                 delivered = self._attempt(lambda: self._deliver(run))
                 pause = 0.0 if delivered else _SECONDS_UNTIL_TRIED_AGAIN
@@ -123,7 +142,7 @@ class _Sender:
         self._attempt(lambda: self._deliver(run).end(*ending))
 
     def _receive(self) -> _End | None:
-        """Waits for the next, which is not the end unless it is returned."""
+        """Waits for the next report; returns it only if it is the end."""
         arrival = self._arrivals.get()
         if isinstance(arrival, _End):
             return arrival
@@ -138,6 +157,8 @@ class _Sender:
             self._console.say(f"tracker   {self._name}: {where}")
         while self._rows:
             self._tracker.log(*self._rows[0])
+            # Removed only after the delivery: a failed row stays first and is sent
+            # again.
             self._rows.popleft()
         return self._tracker
 
@@ -150,12 +171,15 @@ class _Sender:
 
 
 def _words(error: Exception) -> str:
-    """Each package has errors of its own, and any of them is no reason to stop."""
+    """Returns an error on one line.
+
+    Packages raise various classes, none of which stops a run.
+    """
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def _mlflow() -> Tracker:
-    # Packages are imported where they are used: MLflow's takes a second.
+    # Imported on demand: MLflow's import takes a second.
     from trainers.reporting.tracking.mlflow import MLflow
 
     return MLflow()

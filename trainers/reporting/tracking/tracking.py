@@ -1,4 +1,4 @@
-"""Everything that a run reports to besides its folder."""
+"""Remote reports of a run: copies of event files, and trackers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ from trainers.run_dir.run_dir import RunFolder
 
 
 class Outside:
-    """Copies of event files and experiment trackers; none unless asked for."""
+    """Copies of event files and experiment trackers; none by default."""
 
     def __init__(self, config: TrackingConfig, cluster: Cluster, console: Console):
-        """Starts nothing yet.
+        """Prepares the reports; starts no thread.
+
+        Args:
+          config: Settings of trackers and copies.
+          cluster: This process's place in the cluster.
+          console: Output of the process.
 
         Raises:
-          UsageError: event files are to be copied to what nobody knows.
+          UsageError: TensorFlow does not know the file system of the copies.
         """
         check_target(config.tensorboard_copy)
         self._config = config
@@ -34,33 +39,44 @@ class Outside:
     def begin(
         self, assembly: Assembly, folder: RunFolder, versions: Mapping[str, str]
     ) -> None:
-        """Starts to report, in threads that the run does not wait for.
+        """Starts the reports, in threads that the run does not wait for.
 
         Args:
-          assembly: The parts of the run.
-          folder: The folder of the run.
+          assembly: Parts of the run.
+          folder: Folder of the run.
           versions: Versions of Python, TensorFlow, Keras and NumPy, by name.
         """
         self._copies = EventCopies(
             folder.tensorboard,
             self._config.tensorboard_copy,
             self._console,
-            # It copies its own, also what it writes when this process has ended.
+            # The evaluator copies its own event files, because it may still write after
+            # this process has ended.
             skipped=(EVALUATOR,) if EVALUATOR in self._cluster.addresses else (),
         )
         self._copies.start()
         self._trackers.begin(lambda: _tracked_run(assembly, folder, versions))
 
     def log(self, split: str, values: Mapping[str, float], step: int) -> None:
-        """Tells of what was measured at a step."""
+        """Queues the scalars of a step.
+
+        Args:
+          split: Folder of TensorBoard, such as `train`.
+          values: Values by tag.
+          step: Number of applied updates.
+        """
         self._trackers.log(split, values, step)
 
     def end(self, result: Mapping[str, Any]) -> None:
-        """Tells of a run's result."""
+        """Queues the result of the run.
+
+        Args:
+          result: Content of result.json.
+        """
         self._trackers.end(result)
 
     def wait(self) -> None:
-        """Until all of it is where it should be, or a minute each has passed."""
+        """Waits until all reports are delivered, at most a minute for each kind."""
         if self._copies is not None:
             self._copies.stop()
         self._trackers.wait()

@@ -1,7 +1,7 @@
-"""Reports to Weights & Biases.
+"""Weights & Biases tracker.
 
-https://docs.wandb.ai/ref/python/. Whether it is online, and as whom, its own
-environment variables say.
+https://docs.wandb.ai/ref/python/. Its own environment variables configure the server
+and the account.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ _SECONDS_TO_END = 45.0
 
 
 class WeightsAndBiases:
-    """A run in Weights & Biases. Satisfies `Tracker`."""
+    """Entry of a run in Weights & Biases. Satisfies `Tracker`."""
 
     def __init__(self) -> None:
         self._run: wandb.Run | None = None
 
     def begin(self, run: TrackedRun) -> str:
-        """See `Tracker`."""
+        """Creates or continues the entry; see `Tracker`."""
         run_id = run.kept_id("wandb")
         if run_id is None:
-            # Of our own: who is killed now goes on with it, too.
+            # The id is generated and stored before `wandb.init`, so that a run killed
+            # during that call can continue the same entry.
             run_id = secrets.token_hex(4)
             run.keep_id("wandb", run_id)
         tags = [
@@ -47,27 +48,28 @@ class WeightsAndBiases:
             tags=tags,
             dir=os.environ.get("WANDB_DIR", str(run.folder)),
             settings=wandb.Settings(
-                # What is printed is the program's own.
+                # W&B must not capture or print anything; the program prints itself.
                 console="off",
                 silent=True,
                 init_timeout=_SECONDS_TO_BEGIN,
-                # Otherwise the process would not end before a server that is gone has
-                # everything. What is left stays for `wandb sync`.
+                # Otherwise the process would not exit before an unreachable server has
+                # received all data. Data that was not sent stays on disk for `wandb
+                # sync`.
                 finish_timeout=_SECONDS_TO_END,
                 finish_timeout_raises=True,
             ),
         )
-        # W&B's own step only grows, and a run that goes back repeats some.
+        # W&B's built-in step only increases, but a run after a rollback repeats steps.
         self._run.define_metric("*", step_metric=_STEP)
         return f"run {run_id}, {self._run.url or self._run.dir}"
 
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
-        """See `Tracker`."""
+        """Adds points; see `Tracker`."""
         del seconds
         self._present().log({**values, _STEP: step})
 
     def end(self, status: str, figures: Mapping[str, float]) -> None:
-        """See `Tracker`."""
+        """Ends the entry; see `Tracker`."""
         run = self._present()
         results = {f"result/{name}": value for name, value in figures.items()}
         run.summary.update({**results, "status": status})
