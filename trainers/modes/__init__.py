@@ -1,1 +1,1 @@
-"""What `--mode` chooses, and the parts of tasks that are not the chief."""
+"""Modes of `--mode`, and the roles of tasks other than the chief."""

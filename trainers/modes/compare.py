@@ -1,4 +1,4 @@
-"""--mode=compare: which of several ways to train is better."""
+"""Comparison of several ways to train (`--mode=compare`)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,19 @@ from trainers.fault_tolerance.preemption import StopSignals
 
 
 def compare(config: Config, cluster: Cluster, console: Console) -> ExitCode:
-    """Runs every arm with every seed, or reads what has run, and reports.
+    """Runs every arm with every seed, or reads existing runs, and writes the report.
+
+    Args:
+      config: Configuration of the comparison.
+      cluster: Cluster of a single process.
+      console: Output of the process.
 
     Returns:
-      DONE if every arm completed at least once, whatever the verdicts; otherwise
-      DIVERGED if the arms that never did all diverged, and BUG if not.
+      DONE if every arm completed at least once, for any verdicts. Otherwise DIVERGED if
+        all runs of the other arms diverged, and BUG if not.
 
     Raises:
-      UsageError: the arms cannot be compared, or not in that folder.
+      UsageError: The arms cannot be compared, or the folder cannot be used.
     """
     folder = ComparisonFolder(config.run.run_dir)
     try:
@@ -57,7 +62,13 @@ def compare(config: Config, cluster: Cluster, console: Console) -> ExitCode:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Compared:
-    """Arms, all their runs, and the command of one run of each that was run here."""
+    """Arms, all their runs, and the command of one run of each arm run here.
+
+    Attributes:
+      arms: Compared arms.
+      runs: Runs of all arms.
+      commands: Shell command by name of the arm; empty for existing runs.
+    """
 
     arms: Sequence[Arm]
     runs: Sequence[Run]
@@ -65,7 +76,7 @@ class _Compared:
 
 
 def _read(config: Config, folder: ComparisonFolder) -> _Compared:
-    """What has run already."""
+    """Reads existing runs (`--runs`)."""
     allowed = config.comparison.allow_different or ()
     arms, runs = arms_and_runs(config.comparison.runs or ())
     check_configurations(arms, allowed)
@@ -75,10 +86,15 @@ def _read(config: Config, folder: ComparisonFolder) -> _Compared:
 
 
 def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compared:
-    """Raises StopRequested after a signal, when the run at hand has ended."""
+    """Runs all arms.
+
+    Raises:
+      StopRequested: A signal arrived; the current run has ended.
+    """
     settings = config.comparison
     allowed = settings.allow_different or ()
     arms = arms_of(config)
+    # Before any run, because it only needs the settings.
     check_configurations(arms, allowed)
     turns = schedule(arms, config.run.seed, settings.seeds)
     continued = folder.begin(arms, config.run.seed)
@@ -93,7 +109,9 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
         runs = execution.run(turns, progress.begun, progress.ended)
     if runs is None:
         raise StopRequested(signals.exit_code)
+    # Only possible now: the runs report the digests of their initial weights.
     check_initial_weights(runs, differing_settings(arms), allowed)
+    # reversed, so that the first run of each arm is kept.
     commands = {t.arm.name: command_in_words(t, folder) for t in reversed(turns)}
     return _Compared(arms, runs, commands)
 
@@ -104,7 +122,8 @@ def _report(
     compared: _Compared,
     console: Console,
 ) -> None:
-    # SciPy and matplotlib take a second to import, too long before a refusal.
+    # Imported late: SciPy and matplotlib take a second, which would delay an error
+    # message.
     from trainers.experiments.compare.analysis import conclude
     from trainers.experiments.compare.report import (
         origin,
@@ -143,9 +162,9 @@ def _report(
 
 
 def _command(config: Config, folder: ComparisonFolder) -> str:
-    """What a person pastes to make this comparison again, or to continue it."""
+    """Returns the shell command that repeats or continues this comparison."""
     words = flags.arguments_of(config.replace(run_dir=str(folder.path)))
-    # The strategy of a comparison's own configuration is one of those it compares.
+    # The configuration names one of the compared strategies, which is redundant here.
     if config.comparison.strategies:
         words = [word for word in words if not word.startswith("--strategy=")]
     return shlex.join(["python", "-m", "trainers.main", *words])
@@ -156,7 +175,7 @@ def _common_folder(runs: Sequence[Run]) -> pathlib.Path:
 
 
 def _shared_cores(runs: Sequence[Run]) -> int | None:
-    """The cores that all replicas share; None where there are GPUs."""
+    """Returns the number of cores that all replicas share; None if there are GPUs."""
     for run in runs:
         hardware: dict[str, Any] = run.result.get("hardware") or {}
         if run.is_completed and not hardware.get("gpus"):

@@ -1,4 +1,4 @@
-"""--mode=devices: what there is to compute on, and what a run would take of it."""
+"""Devices of this machine and the placement of replicas (`--mode=devices`)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ from trainers.modes.doctor_hints import gpus_left_out
 
 
 def devices(config: Config, console: Console) -> ExitCode:
-    """Prints the devices of this machine, and which replicas would be on them.
+    """Prints the devices of this machine and the replicas on them.
+
+    Args:
+      config: Configuration of the run.
+      console: Output of the process.
 
     Raises:
-      UsageError: --devices or another setting asks for what this machine has not.
+      UsageError: --devices or another setting asks for devices that the machine lacks.
     """
     configure_devices(
         config.strategy.device_choice,
@@ -42,6 +46,7 @@ def devices(config: Config, console: Console) -> ExitCode:
     for label, lines in _sections(config):
         for line in lines:
             console.say(f"{label:<9} {line}")
+            # Only the first line of a section has its label.
             label = ""
     words = substitution(config.strategy.device_choice)
     if words:
@@ -50,7 +55,8 @@ def devices(config: Config, console: Console) -> ExitCode:
 
 
 def _sections(config: Config) -> Iterator[tuple[str, Sequence[str]]]:
-    """What is printed: a label, and the lines beside it."""
+    """Yields the sections of the output: a label and its lines."""
+    # Cores that this process may use; os.cpu_count() counts all cores of the machine.
     cores = len(os.sched_getaffinity(0))
     yield "machine", [f"{cores} of {os.cpu_count()} cores, {cpu_model()}"]
     yield "physical", _physical()
@@ -58,6 +64,7 @@ def _sections(config: Config) -> Iterator[tuple[str, Sequence[str]]]:
     if config.strategy.traits.multi_process:
         yield "replicas", ["in several processes, which --mode=doctor shows"]
     else:
+        # Created only to learn where its replicas are.
         strategy = create_strategy(config, Cluster())
         where = describe(strategy.devices)
         yield "replicas", [f"{strategy.num_replicas}, on {where}"]
@@ -78,17 +85,18 @@ def _physical() -> list[str]:
         details = tf.config.experimental.get_device_details(gpu)
         lines.append(f"gpu:{number}  {gpu_in_words(details, total)}")
     if not gpus:
+        # NVIDIA's driver may know GPUs for which TensorFlow lacks libraries.
         of_driver = len(visible_gpus(os.environ))
         lines.append(gpus_left_out(of_driver) if of_driver else "no GPU")
     return lines
 
 
 def gpu_in_words(details: Mapping[str, Any], total: int | None) -> str:
-    """Memory, compute capability and name of a GPU.
+    """Returns memory, compute capability and name of a GPU as text.
 
     Args:
-      details: of `tf.config.experimental.get_device_details`.
-      total: its memory in MiB, if that is known.
+      details: Result of `tf.config.experimental.get_device_details`.
+      total: Memory of the GPU in MiB; None if unknown.
     """
     capability = details.get("compute_capability")
     words = [
@@ -101,7 +109,7 @@ def gpu_in_words(details: Mapping[str, Any], total: int | None) -> str:
 
 
 def _logical(replicas: Sequence[str]) -> list[str]:
-    """Every device by the name `tf.device` takes, and the replica on it."""
+    """Returns a line for every logical device, with its name and its replica."""
     lines = []
     for device in tf.config.list_logical_devices():
         name = f"/device:{device.name.rpartition('/device:')[2]}"

@@ -1,4 +1,4 @@
-"""--mode=doctor: would this command train, on what, and what would be slow?"""
+"""Readiness check of a command, and hints on speed (`--mode=doctor`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ _LEAST_FREE_BYTES = 1 << 30
 
 
 def doctor(config: Config, console: Console) -> ExitCode:
-    """Prints what it finds, and what to do about it. Writes and starts nothing.
+    """Prints findings on a run and their remedies. Writes and starts nothing.
+
+    Args:
+      config: Configuration of the run.
+      console: Output of the process.
 
     Returns:
       DONE if the run could start, USAGE if not.
@@ -61,7 +65,13 @@ def doctor(config: Config, console: Console) -> ExitCode:
 
 @dataclasses.dataclass(slots=True)
 class _Visit:
-    """One look at a command line and this machine."""
+    """Checks of one command line on this machine.
+
+    Attributes:
+      config: Configuration of the run.
+      console: Output of the process.
+      findings: Texts by kind: problem, warning or slow.
+    """
 
     config: Config
     console: Console
@@ -74,7 +84,7 @@ class _Visit:
         return self.config.strategy.traits
 
     def look(self) -> None:
-        """Prints what there is, and collects what is wrong with it."""
+        """Prints the properties of the run and collects the findings."""
         config = self.config
         self._show(
             "command",
@@ -88,6 +98,8 @@ class _Visit:
             self._problem(
                 f"Keras runs on {keras.config.backend()}: set KERAS_BACKEND=tensorflow."
             )
+        # Every check runs even if an earlier one failed, so that one call reports all
+        # problems.
         starts_here, cluster = self._find_cluster()
         with self._noting():
             configure_devices(
@@ -113,24 +125,26 @@ class _Visit:
         )
 
     def _find_cluster(self) -> tuple[bool, Cluster]:
-        """Whether this command would start the cluster, and the cluster.
+        """Returns whether this command would start the cluster, and the cluster.
 
-        It has no addresses for one process, and if there is no telling what they are.
+        The cluster has no addresses for a single process, or if a problem prevents
+        finding them.
         """
         with self._noting():
             found = cluster_of(self.config, os.environ)
             if found is not None:
                 return False, found
+            # The path of the folder is not used: nothing is started.
             plan = plan_of(self.config, (), RunFolder(pathlib.Path()))
             job = "chief" if "chief" in plan.addresses else "worker"
             return True, Cluster(job=job, addresses=plan.addresses)
         return False, Cluster()
 
     def _rehearse(self, cluster: Cluster) -> int:
-        """Does what training does before it writes; returns the replicas it has.
+        """Runs the parts of training that write nothing; returns the replica count.
 
-        In a cluster one device stands in, because TensorFlow's strategies of several
-        processes wait for each other when they are made.
+        In a cluster a single device replaces the strategy, because TensorFlow's
+        multi-process strategies wait for each other in their constructors.
         """
         config = self.config
         if cluster.is_chief:
@@ -157,15 +171,17 @@ class _Visit:
                 self._show_memory(assembly)
             assembly.strategy.close()
             return replicas
+        # Reached if the assembly failed.
         return self.config.strategy.num_replicas or 1
 
     def _count_replicas(
         self, cluster: Cluster, card: Mapping[str, Any], starts_here: bool
     ) -> int:
         tasks = len(self._computing(cluster))
+        # The launcher divides this machine's GPUs among the tasks that compute.
         gpus = len(visible_gpus(os.environ)) // tasks
         local = gpus if starts_here else len(card["gpus"])
-        # Asynchronous workers compute as one, whatever devices they have.
+        # An asynchronous worker is one replica, regardless of its devices.
         replicas = tasks * max(1, local) if self.traits.synchronous else tasks
         size = self.config.length.global_batch_size
         share = size // replicas if self.traits.synchronous else size
@@ -183,7 +199,10 @@ class _Visit:
         return replicas
 
     def _computing(self, cluster: Cluster) -> tuple[str, ...]:
-        """Addresses of the tasks with replicas: not a chief whom workers serve."""
+        """Returns the addresses of the tasks with replicas.
+
+        A chief that only coordinates worker servers has none.
+        """
         if "worker" in self.traits.serving_roles:
             return tuple(cluster.addresses["worker"])
         return cluster.computing
@@ -237,13 +256,14 @@ class _Visit:
 
     def _show_plan(self, cluster: Cluster) -> None:
         confine, warn = self.config.strategy.confine_cluster, self.findings["warning"]
-        # Only to see whether there can be one.
+        # Created and removed, only to check that it can be created.
         with self._noting(), network_of_its_own(confine, warn.append):
             pass
         self._show("cluster", "would be started here, on free ports such as these")
         self._show_tasks(
             cluster, dict.fromkeys(cluster.tasks(), "this Python, the same versions")
         )
+        # A batch script outside of srun starts all tasks on its own node.
         tasks = os.environ.get("SLURM_NTASKS", "1")
         if tasks != "1":
             self.findings["slow"].append(
@@ -252,7 +272,7 @@ class _Visit:
             )
 
     def _meet(self, cluster: Cluster, card: Mapping[str, Any]) -> None:
-        """Waits for the doctors of all other tasks, and compares what they say."""
+        """Exchanges and compares node information with the doctors of other tasks."""
         seconds = self.config.strategy.startup_timeout_seconds
         self._show(
             "cluster",
@@ -285,13 +305,13 @@ class _Visit:
         self.console.say(f"{label:<9} {text}")
 
     def _problem(self, text: str) -> None:
-        """Notes it once: parts of a run may have the same to complain of."""
+        """Adds a problem once: several checks may report the same one."""
         if text not in self.findings["problem"]:
             self.findings["problem"].append(text)
 
     @contextlib.contextmanager
     def _noting(self) -> Iterator[None]:
-        """Goes on after what would end a run."""
+        """Turns a `UsageError` within the context into a problem and continues."""
         try:
             yield
         except UsageError as error:

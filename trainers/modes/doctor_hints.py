@@ -1,4 +1,4 @@
-"""What would make a run slower than it has to be, and what to do about it."""
+"""Hints on settings that make a run slower than necessary."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from collections.abc import Iterator
 
 from trainers.config.config import Config
 
-# A step costs 0.1 to 2 ms however few its rows are, which is the work of about so many.
+# The overhead of a step, 0.1 to 2 ms for any number of rows, is about the work of this
+# many rows.
 _FEW_EXAMPLES = 8
+# Interval in steps below which an interruption is reported.
 _OFTEN = 10
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Means:
-    """What a run would have to compute with.
+    """Hardware that a run would use.
 
     Attributes:
-      cores: that this process may use.
-      gpus: that TensorFlow can use in this process.
-      gpus_of_driver: that NVIDIA's driver has, whether TensorFlow can use them or not.
-      replicas: in all processes together.
-      computing_here: tasks on this machine that compute; 1 for a single process.
+      cores: Number of cores that this process may use.
+      gpus: Number of GPUs that TensorFlow can use in this process.
+      gpus_of_driver: Number of GPUs of NVIDIA's driver, usable by TensorFlow or not.
+      replicas: Number of replicas in all processes together.
+      computing_here: Number of tasks on this machine that compute; 1 for a single
+        process.
     """
 
     cores: int
@@ -32,7 +35,12 @@ class Means:
 
 
 def what_is_slow(config: Config, means: Means) -> Iterator[str]:
-    """One line for each, with the flag to change."""
+    """Yields one line for each slow setting, with the flag to change.
+
+    Args:
+      config: Configuration of the run.
+      means: Hardware of the run.
+    """
     traits = config.strategy.traits
     if means.gpus_of_driver and not means.gpus:
         yield gpus_left_out(means.gpus_of_driver)
@@ -57,14 +65,14 @@ def what_is_slow(config: Config, means: Means) -> Iterator[str]:
 
 
 def _fewer_replicas(config: Config, count: int) -> str:
-    """The flag that is given already, with another number."""
+    """Returns the flag that sets the number of replicas, with another number."""
     if config.strategy.device_choice.num_cpus:
         return f"--devices=cpu:{count}"
     return f"--num_replicas={count}"
 
 
 def gpus_left_out(count: int) -> str:
-    """What to do about GPUs of the driver that TensorFlow cannot use."""
+    """Returns advice on GPUs of the driver that TensorFlow cannot use."""
     return (
         f"the driver has {count} GPU(s) and TensorFlow uses none: make install-gpu "
         "brings the libraries it lacks."
@@ -72,8 +80,9 @@ def gpus_left_out(count: int) -> str:
 
 
 def _of_the_batch(config: Config, means: Means, synchronous: bool) -> Iterator[str]:
-    """Asynchronous replicas compute whole global batches."""
+    """Yields a hint if the replicas' shards are small."""
     share = config.length.global_batch_size // means.replicas
+    # Asynchronous replicas compute whole global batches.
     if synchronous and means.replicas > 1 and share < _FEW_EXAMPLES:
         yield (
             f"each of {means.replicas} replicas would compute {share} example(s) of a "

@@ -1,4 +1,4 @@
-"""--mode=evaluate: the newest checkpoint of a run, on its held-out examples."""
+"""Evaluation of a run's newest checkpoint (`--mode=evaluate`)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ from trainers.run_dir.run_dir import RunFolder
 
 
 def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
-    """Prints loss and metrics. Writes nothing.
+    """Prints loss and metrics on the held-out examples. Writes nothing.
 
-    The model, data and update are those of the run; the strategy and its devices may be
-    others.
+    Model, data and update are the run's; the strategy and its devices may differ.
+
+    Args:
+      config: Configuration of the evaluation.
+      cluster: Cluster of a single process.
+      console: Output of the process.
 
     Raises:
-      UsageError: there is no run in the folder, no checkpoint that can be read, or it
-        names files that the flags do not.
+      UsageError: The folder holds no run or no readable checkpoint, or its settings
+        name files or functions that the flags do not name.
     """
     folder = RunFolder.of_existing(config.run.run_dir or "")
     settings = _settings_of(folder, config)
@@ -56,8 +60,9 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
 
 
 def _settings_of(folder: RunFolder, given: Config) -> Config:
-    """The run's, with what flags say of strategy, devices and paths."""
+    """Returns the run's settings, with strategy, devices and paths from the flags."""
     of_run = folder.read_config()
+    # Compared before the settings are merged: config.json may come from another person.
     check_given(of_run.to_dict(), given.to_dict(), f"--run_dir={folder.path}")
     return dataclasses.replace(
         of_run,
@@ -69,22 +74,21 @@ def _settings_of(folder: RunFolder, given: Config) -> Config:
 
 
 def _model_of(of_run: ModelConfig, given: ModelConfig) -> ModelConfig:
-    """The run's model; a function by the name that flags give."""
+    """Returns the run's model settings; a function is named by the flags."""
     if not of_run.is_custom:
         return of_run
     return dataclasses.replace(of_run, model=given.model)
 
 
 def _data_of(folder: RunFolder, of_run: DataConfig, given: DataConfig) -> DataConfig:
-    """The run's data, at the paths that flags give.
-
-    A folder that has come from somebody else does not decide what is read here.
+    """Returns the run's data settings, with the paths from the flags.
 
     Raises:
-      UsageError: it has paths that the flags do not have.
+      UsageError: The run has paths that the flags do not have.
     """
     if factories.is_factory(of_run.dataset):
         of_run = dataclasses.replace(of_run, dataset=given.dataset)
+    # A folder from another person must not decide which files are read on this machine.
     named = {n: getattr(of_run, n) for n in PATHS if getattr(of_run, n) is not None}
     paths = {name: getattr(given, name) for name in PATHS}
     if given.dataset == of_run.dataset and all(paths[name] for name in named):

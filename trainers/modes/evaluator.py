@@ -1,7 +1,7 @@
-"""The evaluator of a cluster: evaluates checkpoints while the others train.
+"""Evaluator task: evaluates checkpoints while the others train.
 
-It has a device of its own and is no part of TensorFlow's cluster, so nobody waits for
-it. It reads the folder of the run, and writes nothing but tb/evaluator.
+It has its own device and is no member of TensorFlow's cluster, so no task waits for it.
+It reads the run folder, and writes only tb/evaluator.
 """
 
 from __future__ import annotations
@@ -35,13 +35,20 @@ _SECONDS_UNTIL_LOST = 5.0
 def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
     """Evaluates every checkpoint until the run ends, and returns its exit code.
 
+    Args:
+      config: Configuration of the run.
+      cluster: This process's place in the cluster.
+      console: Output of the process.
+
     Raises:
-      UsageError: the configuration cannot be run.
-      ClusterIncompleteError: the chief did not start in time.
-      PeerLostError: the chief is gone and has not said how the run ended.
+      UsageError: The configuration cannot be run.
+      ClusterIncompleteError: The chief did not start in time.
+      PeerLostError: The chief is dead or unresponsive and has not written how the run
+        ended.
     """
     folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
     chief = _Chief(cluster, folder, config.strategy.peer_timeout_seconds)
+    # The default strategy uses one device of this process.
     alone = dataclasses.replace(config, strategy=StrategyConfig())
     copies = _copies(config, folder, console)
     evaluator = _Evaluator(
@@ -56,7 +63,8 @@ def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
         )
         while not signals.requested:
             exit_code = chief.exit_code()
-            # Also those that were written just before the end.
+            # Includes checkpoints written just before the end, because the exit code
+            # was read first.
             evaluator.evaluate_new(signals)
             if exit_code is not None:
                 copies.stop()
@@ -66,7 +74,10 @@ def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
 
 
 def _copies(config: Config, folder: RunFolder, console: Console) -> EventCopies:
-    """Of the evaluator's own event files; the chief copies all others."""
+    """Returns the copies of the evaluator's own event files.
+
+    The chief copies all other event files.
+    """
     target = config.tracking.tensorboard_copy
     check_target(target)
     return EventCopies(
@@ -77,7 +88,7 @@ def _copies(config: Config, folder: RunFolder, console: Console) -> EventCopies:
 
 
 class _Chief:
-    """Whether the run goes on, as seen from outside."""
+    """State of the run, as observed by a process outside of the cluster."""
 
     def __init__(
         self, cluster: Cluster, folder: RunFolder, peer_timeout_seconds: float
@@ -90,15 +101,19 @@ class _Chief:
         ((task, address),) = self.addresses.items()
         self._needed = Needed(task, address, _SECONDS_UNTIL_LOST, peer_timeout_seconds)
         self._ending = pathlib.Path(folder.ending_path().format(task=cluster.task))
-        # One of an earlier part of the run is not an end of this one.
+        # A shutdown file from before a resumption does not end this run.
         self._before = self._written()
 
     def has_ended(self) -> bool:
-        """Whether it has said so since this object was made."""
+        """Returns whether the chief has written a new shutdown file."""
         return self._written() not in (None, self._before)
 
     def exit_code(self) -> int | None:
-        """The run's, or None while it goes on."""
+        """Returns the exit code of the run; None while it continues.
+
+        Raises:
+          PeerLostError: The chief is dead or unresponsive.
+        """
         if self.has_ended():
             return int(self._ending.read_text(encoding="utf-8"))
         self._needed.require()
@@ -109,11 +124,12 @@ class _Chief:
             status = self._ending.stat()
         except FileNotFoundError:
             return None
+        # Both together identify a new file even if the clock is coarse.
         return status.st_mtime_ns, status.st_ino
 
 
 class _Evaluator:
-    """Evaluates each checkpoint once."""
+    """Evaluation of each checkpoint, once."""
 
     def __init__(self, assembly: Assembly, folder: RunFolder, console: Console):
         self._assembly = assembly
@@ -131,10 +147,15 @@ class _Evaluator:
         self._summaries: Summaries | None = None
 
     def evaluate_new(self, signals: StopSignals) -> None:
-        """Evaluates those not seen before, in the order of their steps."""
+        """Evaluates all new checkpoints in the order of their steps.
+
+        Args:
+          signals: Signals that stop the evaluation after the current checkpoint.
+        """
         for step in self._checkpoints.steps():
             if step in self._done or signals.requested:
                 continue
+            # Before the attempt: a damaged checkpoint is not tried again.
             self._done.add(step)
             try:
                 self._checkpoints.restore(step)
@@ -144,6 +165,8 @@ class _Evaluator:
             self._report(step, self._assembly.evaluation.run())
 
     def _report(self, step: int, evaluated: Evaluated) -> None:
+        # Created with the first result, so that a run without one has no empty event
+        # file.
         if self._summaries is None:
             self._summaries = Summaries(
                 self._folder.tensorboard, self._spell, (EVALUATOR,)

@@ -1,4 +1,7 @@
-"""Training in a process that is not the chief: the same steps, and nothing written."""
+"""Training in a process other than the chief.
+
+It runs the same steps and writes no files.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,18 @@ from trainers.run_dir.train_state import Tally
 
 
 def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:
-    """Takes part in every step and every evaluation until the chief's last.
+    """Takes part in every step and evaluation until the chief ends the run.
 
     Calls of the inner loop end at the same steps as the chief's, because a call
-    carries sums over all processes.
+    contains all-reduces over all processes.
+
+    Args:
+      config: Configuration of the run.
+      cluster: This process's place in the cluster.
+      console: Output of the process.
 
     Raises:
-      UsageError: the configuration cannot be run here.
+      UsageError: The configuration cannot be run here.
     """
     strategy = create_strategy(config, cluster)
     with StallWatch(config.guard.stall_timeout_seconds, cluster, console) as stall:
@@ -41,10 +49,11 @@ def _follow(
     assembly = assemble(config, strategy)
     stall.note("startup")
     stall.count(assembly.step)
+    # The chief has restored a checkpoint; all processes start from its values.
     strategy.share_from_chief(assembly.state_variables())
     assembly.rate_factor.hold()
     if config.guard.rolls_back:
-        # The chief saves a checkpoint to go back to.
+        # Barrier: the chief first saves a checkpoint for rollbacks.
         strategy.share_from_chief([])
     first_step = int(assembly.step.numpy())
     console.say(f"{cluster.task} trains from step {first_step}")
@@ -58,17 +67,20 @@ def _follow(
         exit_code = ExitCode.DIVERGED
     except StopRequested as stop:
         exit_code = stop.exit_code
+        # Collective: the chief synchronizes the replica variables for its last
+        # checkpoint.
         strategy.settle()
     strategy.share_from_chief([])
+    # The broadcast above is a barrier: the chief has written its last files.
     console.say(f"{cluster.task} ends at step {int(assembly.step.numpy())}")
     return exit_code
 
 
 def _advance(assembly: Assembly, signals: StopSignals, stall: StallWatch) -> bool:
-    """Whether training has come to its last step, or else has gone back.
+    """Trains and returns True at the last step, or False after a rollback.
 
     Raises:
-      DivergedError: there is nothing to go back to.
+      DivergedError: There is no checkpoint for a rollback.
     """
     strategy = assembly.strategy
     clock = Clock(stall.note)
@@ -85,6 +97,7 @@ def _advance(assembly: Assembly, signals: StopSignals, stall: StallWatch) -> boo
             ),
             hooks=[Always(stall), *_hooks(assembly, clock), Always(signals)],
             clock=clock,
+            # Not reported: the chief counts for all processes.
             tally=Tally(),
             stop_requested=lambda: signals.requested,
         )
@@ -92,6 +105,7 @@ def _advance(assembly: Assembly, signals: StopSignals, stall: StallWatch) -> boo
         strategy.settle()
         if not assembly.config.guard.rolls_back:
             raise
+        # The argument is ignored here: only the chief's step is broadcast.
         if agree_on_step(strategy, None) is None:
             raise
         strategy.share_from_chief(assembly.state_variables())

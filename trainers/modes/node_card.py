@@ -1,4 +1,4 @@
-"""What one task of a cluster tells the others that it runs on, and how they compare."""
+"""Node information of a task, and its comparison between tasks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from strategies.common.text import as_argument, shown
 from trainers.config.config import Config
 from trainers.reporting.result import hardware, versions
 
-# What pyproject.toml asks for; a test compares them.
+# Versions in pyproject.toml; a test compares them.
 SUPPORTED = {"tensorflow": ("2.21",), "keras": ("3.12", "3.15")}
 
-# Tasks may differ in these and still train together.
+# Settings that may differ between tasks of one training.
 _MAY_DIFFER = {
     *("verbose", "intra_op_threads", "inter_op_threads"),
     *("memory_growth", "memory_limit_mib", "memory_fraction"),
@@ -24,7 +24,11 @@ _MAY_DIFFER = {
 
 
 def make_card(config: Config) -> dict[str, Any]:
-    """Versions, devices and settings of this process, as JSON has them."""
+    """Returns versions, devices and settings of this process as JSON values.
+
+    Args:
+      config: Configuration of the run.
+    """
     found = hardware()
     return {
         "versions": versions(),
@@ -37,7 +41,11 @@ def make_card(config: Config) -> dict[str, Any]:
 
 
 def unsupported(card: Mapping[str, Any]) -> Iterator[str]:
-    """What this program does not run on."""
+    """Yields a line for each unsupported version.
+
+    Args:
+      card: Node information of this process.
+    """
     for name, accepted in SUPPORTED.items():
         version = card["versions"][name]
         if ".".join(version.split(".")[:2]) not in accepted:
@@ -50,20 +58,22 @@ def unsupported(card: Mapping[str, Any]) -> Iterator[str]:
 def differences(
     task: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
-    """What keeps two tasks from training together, or may make them disagree.
+    """Yields differences that prevent, or may affect, training of two tasks.
 
     Args:
-      task: whose card `theirs` is.
-      theirs: sent by another process, and so anything that JSON can hold.
-      ours: this task's.
+      task: Name of the other task.
+      theirs: Node information of the other task. It comes from another process and may
+        be any JSON object.
+      ours: Node information of this task.
 
     Yields:
-      `problem` or `warning`, and what it is.
+      Kind (`problem` or `warning`) and text.
     """
     for name, version in ours["versions"].items():
         other = _part(theirs, "versions").get(name)
         if other != version:
             yield (
+                # Different versions of Python or NumPy can train together.
                 "problem" if name in SUPPORTED else "warning",
                 f"{task} has {name} {shown(other)}, and this task {version}: install "
                 "the same on every machine.",
@@ -88,7 +98,11 @@ def differences(
 
 
 def in_words(card: Mapping[str, Any]) -> str:
-    """The devices of another task's card."""
+    """Returns the devices of another task as text.
+
+    Args:
+      card: Node information of the other task, any JSON object.
+    """
     gpus = card.get("gpus")
     count = len(gpus) if isinstance(gpus, list) else 0
     return f"reached: {shown(card.get('cores'))} cores, {count} GPUs"
@@ -103,6 +117,7 @@ def _source_digest() -> str:
     root = pathlib.Path(__file__).parents[2]
     digest = hashlib.sha256()
     for package in ("models", "strategies", "trainers"):
+        # Sorted, because the file system's order differs between machines.
         for path in sorted((root / package).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""--mode=predict: how long a step would take on a cluster one does not have yet."""
+"""Prediction of step times on a larger cluster (`--mode=predict`)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ from trainers.experiments.runner import Executed, Execution, command_again, with
 
 
 def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
-    """Measures short runs on this machine, fits a model to them and extrapolates.
+    """Measures short runs on this machine, fits a model and extrapolates.
+
+    Args:
+      config: Configuration of the prediction.
+      cluster: Cluster of a single process.
+      console: Output of the process.
 
     Returns:
       DONE, or BUG if a run failed.
 
     Raises:
-      UsageError: the settings are not accepted, by this process or by a run.
+      UsageError: This process or a run rejects the settings.
     """
     del cluster
     folder = FolderOfRuns(config.run.run_dir, "predict")
@@ -70,6 +75,7 @@ def _in_words(config: Config) -> str:
     return (
         f"{config.model.model} on {config.data.dataset}, "
         f"{config.length.global_batch_size} examples a step; "
+        # Seconds per byte to gigabits per second.
         f"{8e-9 / network.seconds_per_byte:g} Gbit/s, "
         f"{1e6 * network.seconds_per_message:g} us a message"
     )
@@ -77,6 +83,7 @@ def _in_words(config: Config) -> str:
 
 def _refuse(failed: Executed, folder: FolderOfRuns, console: Console) -> ExitCode:
     if failed.exit_code == ExitCode.USAGE:
+        # A rejected command leaves no folder.
         folder.take_back()
         raise UsageError(failed.run.reason)
     console.fail(f"{failed.run.arm} {failed.run.status}: {failed.run.reason}")
@@ -89,7 +96,7 @@ def _report(
     runs: Sequence[tuple[Experiment, Executed]],
     console: Console,
 ) -> None:
-    # SciPy takes half a second to import, too long before a refusal.
+    # Imported late: SciPy takes half a second, which would delay an error message.
     from trainers.experiments.predict.fitting import fit
     from trainers.experiments.predict.report import Report
 

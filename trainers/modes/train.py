@@ -1,4 +1,4 @@
-"""--mode=train: a run from its configuration to its result."""
+"""Training run of the chief (`--mode=train`)."""
 
 from __future__ import annotations
 
@@ -32,10 +32,18 @@ from trainers.run_dir.train_state import Tally
 
 
 def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
-    """Trains as the chief, and leaves the run folder behind.
+    """Trains as the chief and writes the run folder.
+
+    Args:
+      config: Configuration of the run.
+      cluster: This process's place in the cluster.
+      console: Output of the process.
+
+    Returns:
+      Exit code of the run.
 
     Raises:
-      UsageError: the configuration cannot be run; nothing has been written.
+      UsageError: The configuration cannot be run; nothing has been written.
     """
     folder = RunFolder.for_training(config)
     outside = Outside(config.tracking, cluster, console)
@@ -76,11 +84,15 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
 def _workers_attended(
     config: Config, cluster: Cluster, console: Console
 ) -> AbstractContextManager[None]:
-    """Where workers serve, the loss of one need not end the run."""
+    """Returns a context in which dead workers of a parameter server run are tolerated.
+
+    The context does nothing for strategies without server jobs.
+    """
     traits = config.strategy.traits
     if not traits.serving_roles:
         return contextlib.nullcontext()
     num_workers = len(cluster.addresses["worker"])
+    # An update of a synchronous run needs all workers except the backup workers.
     num_required = config.strategy.num_required(num_workers)
     patience_seconds = return_seconds = config.strategy.peer_timeout_seconds
     if has_launcher():
@@ -105,6 +117,7 @@ def _train(
     assembly = assemble(config, strategy)
     stall.note("startup")
     stall.count(assembly.step)
+    # Before a checkpoint is restored, so that a resumed run reports the same digest.
     initial_weights_sha256 = weights_sha256(assembly.model)
     checkpoints = _checkpoints_of(assembly, folder)
     rollbacks = Rollbacks(
@@ -112,11 +125,15 @@ def _train(
     )
     state = checkpoints.restore_newest(console.warn) if folder.holds_a_run else None
     rollbacks.restore(state or {})
+    # Makes the replicas of all processes equal to the restored state.
     strategy.share_from_chief(assembly.state_variables())
     first_step = int(assembly.step.numpy())
+    # A run without a result, such as one killed in its last checkpoint, still writes
+    # one.
     if first_step >= assembly.train_steps and folder.read_result() is not None:
         console.say(f"{folder.path} is complete at step {first_step}: nothing to do.")
         return ExitCode.DONE
+    # From here on the folder is locked and written.
     folder.begin(config, first_step)
     checkpoints.remove_unfinished()
     console.open_log(folder.log_path(cluster.task))
@@ -142,7 +159,7 @@ def _train(
         bubble=Bubble(assembly.pipeline),
         stall=stall,
     )
-    # From here a result is written, and told of, whatever ends the run.
+    # From here on, every end of the run writes a result and reports it.
     outside.begin(assembly, folder, versions())
     return run.to_the_end(first_step, initial_weights_sha256)
 
@@ -161,11 +178,12 @@ def _checkpoints_of(assembly: Assembly, folder: RunFolder) -> Checkpoints:
 def _take_up(
     reporting: Reporting, state: Mapping[str, Any] | None, assembly: Assembly
 ) -> None:
-    """Goes on from what a checkpoint has kept; saves one to go back to if need be."""
+    """Restores the reports of a resumed run; saves a first checkpoint for rollbacks."""
     if state is not None:
         reporting.restore(state)
     if assembly.config.guard.rolls_back:
         if state is None:
-            # Most rates that are too large show it before the first checkpoint.
+            # Most learning rates that are too large diverge before the first regular
+            # checkpoint.
             reporting.save_checkpoint()
         assembly.strategy.share_from_chief([])

@@ -1,4 +1,7 @@
-"""The part of training in which files are written, from first step to result."""
+"""Training of the chief from the first step to the result.
+
+This part of the run writes files.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ from trainers.run_dir.train_state import Tally
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A run whose folder has been begun.
+    """Run whose folder has been created.
 
     Attributes:
       assembly: what is trained.
@@ -73,7 +76,14 @@ class TrainingRun:
     def to_the_end(self, first_step: int, initial_weights_sha256: str) -> ExitCode:
         """Trains until the last step, a signal or a loss that is not finite.
 
-        A last checkpoint or a result that cannot be written is a failure.
+        A failure to write the last checkpoint or the result is an error.
+
+        Args:
+          first_step: Number of updates already applied.
+          initial_weights_sha256: Digest of the initial weights.
+
+        Returns:
+          Exit code of the run.
         """
         status, exit_code = "failed", ExitCode.BUG
         try:
@@ -89,17 +99,20 @@ class TrainingRun:
             self.folder.require()
             raise
         finally:
+            # In `finally`: every end of a run writes a result, an unexpected exception
+            # included.
             self.console.stop_progress()
             self.reporting.close()
             if not self._write_result(status, initial_weights_sha256):
                 exit_code = ExitCode.USAGE
             self.assembly.strategy.close()
         self._conclude(status)
+        # Barrier: the other processes end only when the chief has written its files.
         self.assembly.strategy.share_from_chief([])
         return exit_code
 
     def _write_result(self, status: str, initial_weights_sha256: str) -> bool:
-        """Returns whether there was room for it."""
+        """Writes result.json and returns whether the disk had room for it."""
         result = build_result(
             self.assembly,
             self.cluster,
@@ -121,7 +134,7 @@ class TrainingRun:
             words = disk_error(error)
             if words is None:
                 raise
-            # A run that has failed has said why, be it the same disk.
+            # A failed run has already printed its cause, which may be the same disk.
             if status != "failed":
                 self.console.fail(
                     f"result.json could not be written ({words}): free space on the "
@@ -133,6 +146,8 @@ class TrainingRun:
     def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
         ended = self._until_it_ends(first_step)
         self.reporting.require_saved()
+        # A stopped run will be resumed; only a complete model is exported as the last
+        # one.
         if ended[1] == ExitCode.DONE:
             self.reporting.export_last()
         return ended
@@ -145,6 +160,8 @@ class TrainingRun:
                 try:
                     self._advance(first_step, batches, signals)
                 except StopRequested as stop:
+                    # The checkpoint reads variables, which must be equal in all
+                    # processes.
                     self.assembly.strategy.settle()
                     self.reporting.save_checkpoint()
                     return "preempted", stop.exit_code
@@ -155,15 +172,16 @@ class TrainingRun:
                     return "completed", ExitCode.DONE
 
     def _go_back(self, error: DivergedError) -> int:
-        """Returns the step to go on from.
+        """Rolls back and returns the step to continue from.
 
         Raises:
-          DivergedError: there is none; nothing has been changed.
+          DivergedError: No rollback is possible; nothing has been changed.
         """
         strategy = self.assembly.strategy
         strategy.settle()
         state = self.rollbacks.go_back(error)
         if self.assembly.config.guard.rolls_back:
+            # The other processes wait for this broadcast after every divergence.
             agree_on_step(strategy, None if state is None else self._step())
         if state is None:
             raise DivergedError(error.step, error.what, self.rollbacks.count) from error
@@ -179,6 +197,7 @@ class TrainingRun:
 
     def _trace(self, batches: Any) -> None:
         assembly = self.assembly
+        # Tracing ends start-up and is timed separately.
         self.clock.started()
         with self.clock.measure("trace"):
             graph = assembly.run_steps.trace(batches)
@@ -202,11 +221,13 @@ class TrainingRun:
                 assembly.strategy.call_seconds,
             ),
             hooks=[
+                # First, so that the watchdog knows the step before slow callbacks run.
                 Always(self.stall),
                 Always(self.throughput),
                 Always(self.staleness),
                 Always(self.bubble),
                 *self.reporting.hooks(),
+                # Last, because it raises: the callbacks of the step have run.
                 Always(signals),
             ],
             clock=self.clock,
@@ -217,7 +238,7 @@ class TrainingRun:
         )
 
     def _run_steps(self) -> RunSteps:
-        """The inner loop, watched in its first call if that was asked for."""
+        """Returns the inner loop, which records its placement if that is requested."""
         run_steps = self.assembly.run_steps
         if not self.assembly.config.device.log_device_placement:
             return run_steps

@@ -21,7 +21,12 @@ from trainers.experiments.verify.verdict import Verdict, judge
 
 
 def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
-    """Runs every strategy and one device, and compares all they did step by step.
+    """Runs every strategy and one device, and compares them step by step.
+
+    Args:
+      config: Configuration of the verification.
+      cluster: Cluster of a single process.
+      console: Output of the process.
 
     Returns:
       DONE if Keras and every strategy that can be compared are identical or
@@ -29,7 +34,7 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       did not get to the end.
 
     Raises:
-      UsageError: the settings are not accepted, by this process or by one device.
+      UsageError: This process or the run on one device rejects the settings.
     """
     del cluster
     folder = FolderOfRuns(config.run.run_dir, "verify")
@@ -74,8 +79,9 @@ def _verify(
 
 
 def _find(arm: Arm, reference: Executed, execution: Execution) -> Finding:
-    """Runs a strategy and says what it came to."""
+    """Runs a strategy and returns its finding."""
     recorded = execution.run(arm.name, arm.config)
+    # A diverged strategy can be compared: its steps up to the divergence are recorded.
     has_diverged = recorded.run.status == "diverged"
     if not recorded.run.is_completed and not has_diverged:
         return Finding(arm=arm, recorded=recorded, verdict=Verdict.FAILED)
@@ -84,6 +90,7 @@ def _find(arm: Arm, reference: Executed, execution: Execution) -> Finding:
     judgement = judge(recorded, reference)
     cause = None
     if judgement.verdict is Verdict.DIFFERENT:
+        # Runs further arms, with fewer differences from one device.
         cause = find_cause(arm.name, recorded, reference, judgement, execution.run_once)
     return Finding(
         arm=arm,
@@ -95,9 +102,14 @@ def _find(arm: Arm, reference: Executed, execution: Execution) -> Finding:
 
 
 def _refuse(reference: Executed, folder: FolderOfRuns, console: Console) -> ExitCode:
-    """There is nothing to compare with."""
+    """Ends the verification, because the reference run failed.
+
+    Raises:
+      UsageError: The reference run rejects the settings.
+    """
     name, reason = reference.run.arm, reference.run.reason
     if reference.exit_code == ExitCode.USAGE:
+        # A rejected command leaves no folder.
         folder.take_back()
         raise UsageError(reason)
     console.fail(
