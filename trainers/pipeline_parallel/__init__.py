@@ -1,1 +1,1 @@
-"""Pipeline parallelism: a model in stages, one for each device."""
+"""Pipeline parallelism: a model partitioned into stages, one per device."""

@@ -1,4 +1,4 @@
-"""Divides a model into the stages that were asked for."""
+"""Construction of the pipeline of a model."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _DEFAULT_NUM_MICRO_BATCHES = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """A model in stages.
+    """Model partitioned into stages.
 
     Attributes:
-      graph: of the model.
-      stages: in their order, at least one.
-      staged: the model, each stage on its device.
-      num_micro_batches: in the pipeline at once.
+      graph: Layer graph of the model.
+      stages: Stages in their order, at least one.
+      staged: The model, with each stage on its device.
+      num_micro_batches: Number of micro-batches of a step.
     """
 
     graph: LayerGraph
@@ -38,11 +38,15 @@ class Pipeline:
     num_micro_batches: int
 
     def border_bytes(self, num_examples: int) -> int:
-        """Size of all that stages take from other stages, of some examples.
+        """Returns the bytes that stages receive from other stages.
 
-        Without tensors that are as long as the data makes them.
+        Tensors whose size depends on the data are not counted.
+
+        Args:
+          num_examples: Number of examples.
         """
         sizes = {
+            # num_elements() is None for a tensor of unknown length.
             id(tensor): (tf.TensorShape(tensor.shape[1:]).num_elements() or 0)
             * tf.as_dtype(tensor.dtype).size
             for call in self.graph.calls
@@ -55,19 +59,21 @@ class Pipeline:
 def build_pipeline(
     model: keras.Model, config: Config, devices: Sequence[str], source: Source
 ) -> Pipeline:
-    """Divides a model and moves its variables to the devices of their stages.
+    """Partitions a model and moves its variables to the devices of their stages.
 
     Args:
-      model: with all its variables.
-      config: says into which stages; without, into as many as devices and layers allow.
-      devices: one for each stage.
-      source: examples to measure layers with.
+      model: Model with all its variables.
+      config: Configuration with the stages. By default there are as many stages as
+        devices and layers allow.
+      devices: Device of each stage.
+      source: Examples for the measurement of layers.
 
     Raises:
-      UsageError: the model cannot be divided in this way.
+      UsageError: The model cannot be partitioned in this way.
     """
     graph = LayerGraph.of(model)
     rounds = config.strategy.gradient_accumulation_steps
+    # Rows of one accumulation step, which the pipeline divides into micro-batches.
     largest = max(config.length.global_batch_size // rounds, 1)
     num_micro_batches = config.strategy.num_micro_batches or min(
         _DEFAULT_NUM_MICRO_BATCHES, largest
@@ -78,9 +84,11 @@ def build_pipeline(
     else:
         possible = min(len(devices), len(graph.cuts()) + 1)
         count = config.strategy.num_stages or possible
+        # Layers are measured with as many rows as a micro-batch has.
         num_examples = min(max(largest // num_micro_batches, 1), source.num_examples)
         indices = tf.range(num_examples, dtype=tf.int64)
         features, _ = source.read(source.tensors(), indices)
+        # Layers are only measured if there are at least two stages.
         cuts = cut_evenly(
             graph, lambda: measure_seconds(graph, features, devices[0]), count
         )

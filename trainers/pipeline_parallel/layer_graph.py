@@ -1,4 +1,4 @@
-"""The calls of layers that a model consists of, in an order in which they can run."""
+"""Layer calls of a model in an executable order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from strategies.common.private_apis import Call, calls_of
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerGraph:
-    """A functional or Sequential model as a list.
+    """Functional or Sequential model as a list of calls.
 
     Attributes:
-      calls: each after those whose outputs it takes.
-      inputs: of the model, symbolic.
-      output: of the model, symbolic.
+      calls: Calls in topological order: each after the calls whose outputs it takes.
+      inputs: Symbolic inputs of the model.
+      output: Symbolic output of the model.
     """
 
     calls: Sequence[Call]
@@ -27,10 +27,13 @@ class LayerGraph:
 
     @classmethod
     def of(cls, model: keras.Model) -> LayerGraph:
-        """Reads a model that is built.
+        """Returns the graph of a built model.
+
+        Args:
+          model: Functional or Sequential model.
 
         Raises:
-          UsageError: it is not made of connected layers, or has several outputs.
+          UsageError: The model is subclassed or has several outputs.
         """
         if not _consists_of_calls(model):
             raise UsageError(
@@ -38,7 +41,7 @@ class LayerGraph:
                 f"{type(model).__name__} has a call of its own: make it a functional "
                 "or Sequential model, or choose another strategy."
             )
-        # Of a Sequential model this is the functional one with the same layers.
+        # For a Sequential model these are the outputs of its functional equivalent.
         if len(model.outputs) != 1:
             raise UsageError(
                 "--strategy=model_parallel takes models with one output, and this has "
@@ -48,26 +51,25 @@ class LayerGraph:
         return cls(calls_of(keras.Model(model.inputs, output)), model.inputs, output)
 
     def cuts(self) -> list[int]:
-        """Calls with which a stage can begin, by their position.
-
-        A layer that is called several times has its variables on one device, so that
-        all its calls are in one stage. A mask goes along with a tensor only as far as
-        that is the same tensor, which it is not on another device.
-        """
+        """Returns the positions of the calls with which a stage can begin."""
+        # Stage 0 begins with call 0, so a cut there would leave it empty.
         closed = {0}
         for first, last in [*self._spans_of_layers(), *self._spans_of_masks()]:
+            # A layer's variables are on one device, so all calls of the layer are in
+            # one stage. A Keras mask is attached to one tensor object and is lost on a
+            # copy on another device.
             closed.update(range(first + 1, last + 1))
         return [index for index in range(len(self.calls)) if index not in closed]
 
     def _spans_of_layers(self) -> list[tuple[int, int]]:
-        """First and last call of each layer."""
+        """Returns the first and the last call of each layer."""
         positions: dict[int, list[int]] = {}
         for index, call in enumerate(self.calls):
             positions.setdefault(id(call.layer), []).append(index)
         return [(found[0], found[-1]) for found in positions.values()]
 
     def _spans_of_masks(self) -> list[tuple[int, int]]:
-        """From each tensor with a mask to the last call that takes it."""
+        """Returns the maker and a user of each masked tensor, as positions of calls."""
         masked = {
             id(tensor): index
             for index, call in enumerate(self.calls)
@@ -85,6 +87,6 @@ class LayerGraph:
 def _consists_of_calls(model: keras.Model) -> bool:
     if isinstance(model, keras.Sequential):
         return type(model).call is keras.Sequential.call
-    # A functional model may have been subclassed to change what it does.
+    # A functional model may be subclassed with another `call`.
     tensor = keras.Input([1])
     return type(model).call is type(keras.Model(tensor, tensor)).call

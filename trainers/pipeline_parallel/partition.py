@@ -15,17 +15,21 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis import Call
 from trainers.pipeline_parallel.layer_graph import LayerGraph
 
-# The fastest is the one that least else has disturbed; the first also makes things.
+# The minimum of the runs counts, because other processes disturb it least. The first
+# run also includes one-time initialization.
 _REPETITIONS = 5
 
 
 def measure_seconds(graph: LayerGraph, features: Any, device: str) -> list[float]:
-    """Seconds of each call, forward and backward, one operation after another.
+    """Measures the seconds of each call, forward and backward, one call at a time.
 
     Args:
-      graph: of the model.
-      features: of as many examples as a micro-batch has.
-      device: where to measure; all stages are taken to have one like it.
+      graph: Layer graph of the model.
+      features: Features of as many examples as a micro-batch has.
+      device: Device to measure on; all stages are assumed to have an equal device.
+
+    Returns:
+      Seconds of each call, in the order of the graph.
     """
     values = {
         id(symbol): value
@@ -34,6 +38,7 @@ def measure_seconds(graph: LayerGraph, features: Any, device: str) -> list[float
     seconds = []
     with tf.device(device):
         for call in graph.calls:
+            # Each tensor once, even if the call takes it several times.
             symbols = list({id(tensor): tensor for tensor in call.inputs}.values())
             layer = keras.Model(symbols, list(call.outputs))
             inputs = [values[id(symbol)] for symbol in symbols]
@@ -46,10 +51,10 @@ def measure_seconds(graph: LayerGraph, features: Any, device: str) -> list[float
 def _run(
     layer: keras.Model, inputs: Sequence[tf.Tensor], features: Any
 ) -> tuple[float, list[tf.Tensor]]:
-    """Seconds and outputs. As in training, features need no gradient."""
+    """Runs one layer forward and backward, and returns its seconds and outputs."""
     needless = set(map(id, tf.nest.flatten(features)))
     begin = time.perf_counter()
-    # Nothing that layers write, such as moving averages, is kept.
+    # Discards the state that layers write, such as moving averages.
     with (
         keras.StatelessScope(),
         tf.GradientTape(watch_accessed_variables=False) as tape,
@@ -58,13 +63,15 @@ def _run(
         sources += [
             tensor
             for tensor in inputs
+            # As in training, features need no gradient.
             if tensor.dtype.is_floating and id(tensor) not in needless
         ]
         tape.watch(sources)
         outputs = tf.nest.flatten(layer(list(inputs), training=True))
         targets = [tensor for tensor in outputs if tensor.dtype.is_floating]
     gradients = tape.gradient(targets, sources) if targets and sources else []
-    # On a GPU the time is over when a number of each is here.
+    # GPUs compute asynchronously: reading one number of each result waits for all of
+    # them.
     for made in tf.nest.flatten([outputs, gradients], expand_composites=True):
         if made is not None:
             tf.reshape(made, [-1])[:1].numpy()
@@ -78,10 +85,17 @@ def _named(call: Call, outputs: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
 
 
 def cut_at_layers(graph: LayerGraph, names: Sequence[str]) -> list[int]:
-    """The first call of every stage but the first, which is one of the named layer.
+    """Returns the positions at which stages begin with named layers.
+
+    Args:
+      graph: Layer graph of the model.
+      names: Name of the first layer of every stage except the first.
+
+    Returns:
+      Position of the first call of every stage except the first.
 
     Raises:
-      UsageError: a name is not that of a layer, or no stage can begin with it.
+      UsageError: A name is unknown, or no stage can begin with its layer.
     """
     positions: dict[str, int] = {}
     for index, call in enumerate(graph.calls):
@@ -108,18 +122,19 @@ def cut_at_layers(graph: LayerGraph, names: Sequence[str]) -> list[int]:
 def cut_evenly(
     graph: LayerGraph, measure: Callable[[], Sequence[float]], num_stages: int
 ) -> list[int]:
-    """The first call of every stage but the first, so that stages take equally long.
+    """Returns the positions at which stages of about equal duration begin.
 
     Args:
-      graph: of the model.
-      measure: gives the seconds that each call takes.
-      num_stages: how many stages there are to be.
+      graph: Layer graph of the model.
+      measure: Function that returns the seconds of each call.
+      num_stages: Number of stages.
 
     Returns:
-      The cuts for which the slowest stage is fastest: a pipeline is as fast as that.
+      Position of the first call of every stage except the first. The slowest stage is
+        as fast as possible, because it determines the speed of the pipeline.
 
     Raises:
-      UsageError: the model has too few places to cut.
+      UsageError: The model has too few places to cut.
     """
     accepted = graph.cuts()
     if num_stages - 1 > len(accepted):
@@ -129,15 +144,18 @@ def cut_evenly(
         )
     if num_stages == 1:
         return []
+    # until[i] is the time of the calls before call i, so a stage takes until[end] -
+    # until[begin].
     until = [0.0, *itertools.accumulate(measure())]
 
     @functools.cache
     def best(begin: int, stages: int) -> tuple[float, tuple[int, ...]]:
-        """Seconds of the slowest stage from a call on, and where they are cut."""
+        """Returns the seconds of the slowest stage from a call on, and the cuts."""
         if stages == 1:
             return until[-1] - until[begin], ()
         possible = []
         for index, cut in enumerate(accepted):
+            # Enough places must remain for the other cuts.
             if cut > begin and len(accepted) - index >= stages - 1:
                 slowest, cuts = best(cut, stages - 1)
                 own = until[cut] - until[begin]

@@ -1,4 +1,4 @@
-"""In which order a pipeline's stages take up micro-batches."""
+"""Order in which pipeline stages process micro-batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Piece(NamedTuple):
-    """One stage's work on one micro-batch, in one direction."""
+    """Task of one stage: one micro-batch in one direction."""
 
     stage: int
     micro_batch: int
@@ -17,14 +17,21 @@ class Piece(NamedTuple):
 def order_of_stage(
     stage: int, num_stages: int, num_micro_batches: int
 ) -> Iterator[Piece]:
-    """What a stage does, one after another: one forward, one backward.
+    """Yields the tasks of one stage under the 1F1B schedule.
 
-    Each stage takes up as many micro-batches as there are stages from it to the last;
-    from then on it goes backward through one before it takes up the next (Narayanan et
-    al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021, figure 4,
-    "1F1B"). It idles as long as with all forward first (Huang et al., GPipe, 2019), but
-    never holds the activations of more micro-batches than there are stages.
+    Each stage first runs forward as many micro-batches as there are stages from it to
+    the last one. After that it runs one backward pass before each further forward pass
+    (Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters,
+    2021, figure 4, "1F1B"). Its idle time equals the idle time of a schedule with all
+    forward passes first (Huang et al., GPipe, 2019), but it never holds the activations
+    of more micro-batches than there are stages.
+
+    Args:
+      stage: Index of the stage, from 0.
+      num_stages: Number of stages.
+      num_micro_batches: Number of micro-batches.
     """
+    # Warm-up: forward passes before the first backward pass can arrive.
     ahead = min(num_stages - 1 - stage, num_micro_batches)
     for index in range(ahead):
         yield Piece(stage, index, is_forward=True)
@@ -35,10 +42,10 @@ def order_of_stage(
 
 
 def order_of_pieces(num_stages: int, num_micro_batches: int) -> Iterator[Piece]:
-    """All pieces, each after those of its stage before it and those it depends on.
+    """Yields the tasks of all stages in an order that respects their dependencies.
 
-    Forward depends on forward of the stage before; backward on backward of the stage
-    after, and on its own forward.
+    Forward depends on forward of the previous stage. Backward depends on backward of
+    the next stage and on its own forward. Each stage keeps its own order.
     """
     waiting = [
         list(order_of_stage(stage, num_stages, num_micro_batches))
@@ -47,6 +54,7 @@ def order_of_pieces(num_stages: int, num_micro_batches: int) -> Iterator[Piece]:
     done: set[Piece] = set()
     while any(waiting):
         for pieces in waiting:
+            # A stage waits until the first task of its order is ready.
             if pieces and _needed(pieces[0], num_stages) <= done:
                 done.add(pieces[0])
                 yield pieces.pop(0)
@@ -62,9 +70,9 @@ def _needed(piece: Piece, num_stages: int) -> set[Piece]:
 
 
 def idle_share_of_equal_stages(num_stages: int, num_micro_batches: int) -> float:
-    """The share of a step in which a stage has nothing to do, if all take equally long.
+    """Returns the idle fraction of a step if all stages take equally long.
 
-    (S - 1) / (M + S - 1) for S stages and M micro-batches: Huang et al., GPipe, 2019,
-    section 2.3.
+    It is (S - 1) / (M + S - 1) for S stages and M micro-batches: Huang et al., GPipe,
+    2019, section 2.3.
     """
     return (num_stages - 1) / (num_micro_batches + num_stages - 1)

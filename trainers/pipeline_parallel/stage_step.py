@@ -1,4 +1,4 @@
-"""The work of one stage on one micro-batch, and its duration."""
+"""Work of one stage on one micro-batch, and its duration."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from trainers.model.train_step import (
 )
 from trainers.pipeline_parallel.stages import Stage
 
-# By name of a tensor: the gradients that stages which took it have sent back.
+# Name of a tensor -> gradients that the stages which took the tensor have sent back.
 Cotangents = dict[int, list[tf.Tensor]]
 
 
 class Made(NamedTuple):
-    """What a stage makes of a micro-batch.
+    """Results of a stage for one micro-batch.
 
     Attributes:
-      outputs: in the order of the stage's.
-      share: of the loss: its part of (sum of losses / examples in the global batch).
-      sums: named numerators, `examples` in the last stage alone.
-      state: shares of what its layers wrote.
+      outputs: Tensors in the order of the stage's outputs.
+      share: Scalar part of the loss: sum of its losses / examples in the global batch.
+      sums: Numerators by name; `examples` in the last stage only.
+      state: Contribution to the new layer state.
     """
 
     outputs: list[tf.Tensor]
@@ -44,7 +44,7 @@ class Made(NamedTuple):
 
 
 class Forward:
-    """A stage's function from its inputs to what it makes of them."""
+    """Function from a stage's inputs to its results."""
 
     def __init__(
         self,
@@ -55,23 +55,26 @@ class Forward:
         seed: int,
         dropout: ReplayableDropout | None,
     ):
-        """Keeps what `PipelineStep` was given, for one stage."""
+        """Stores the arguments of `PipelineStep` for one stage."""
         self._stage = stage
         self._objective = objective
         self._layer_state = layer_state
         self._seed_states = seed_states
         self._seed = seed
         self._dropout = dropout
+        # tf.function names its graph after this attribute.
         self.__name__ = f"stage_{stage.index}"
 
     def __call__(self, inputs: list[tf.Tensor], part: Batch) -> Made:
-        # Nobody needs the gradient of features, and a first convolution's is costly.
+        # The gradient of features is not used, and a first convolution's is expensive.
         inputs = [
             tensor if name in self._stage.received else tf.stop_gradient(tensor)
             for name, tensor in zip(self._stage.inputs, inputs, strict=True)
         ]
         keyed = keyed_states(self._seed_states, self._seed, part)
         sums: dict[str, tf.Tensor] = {}
+        # Every stage has a part of the loss: its layers may add losses and
+        # regularization.
         loss = tf.zeros([], keras.config.floatx())
         with keras.StatelessScope(keyed, collect_losses=True) as scope:
             with self._replayed_dropout(part):
@@ -89,6 +92,7 @@ class Forward:
         sums["loss"] = loss
         sums = reported(sums, part)
         if not self._stage.is_last:
+            # The sum over stages must count each example once.
             del sums["examples"]
         return Made(
             outputs=outputs,
@@ -104,7 +108,7 @@ class Forward:
 
 
 class _UnderWay(NamedTuple):
-    """A micro-batch that has gone forward through a stage and not yet backward."""
+    """Micro-batch between its forward and its backward pass in a stage."""
 
     tape: tf.GradientTape
     received: dict[int, tf.Tensor]
@@ -112,18 +116,18 @@ class _UnderWay(NamedTuple):
 
 
 class StageRun:
-    """One step of one stage: its pieces, one after another.
+    """One step of one stage: its tasks, one after another.
 
-    A piece begins when what it takes is on the stage's device and the piece before it
-    has ended, and ends when all that it makes is computed. Moving tensors between
-    devices is idle time; waiting for a core of the processor is not.
+    A task begins when its inputs are on the stage's device and the previous task has
+    ended. It ends when all its results are computed. Moving tensors between devices is
+    idle time; waiting for a core of the processor is not.
 
     Attributes:
-      stage: whose work this is.
-      gradients: the sum over micro-batches, by reference of the variable.
-      sums: of each micro-batch.
-      state: of each micro-batch.
-      intervals: beginning and end of each piece, in seconds.
+      stage: Stage that does the work.
+      gradients: Sums over micro-batches, by reference of the variable.
+      sums: Sums of each micro-batch.
+      state: Contribution of each micro-batch to the layer state.
+      intervals: Start and end of each task, in seconds.
     """
 
     def __init__(
@@ -145,14 +149,17 @@ class StageRun:
         self._under_way: dict[int, _UnderWay] = {}
 
     def forward(self, index: int, part: Batch, values: dict[int, tf.Tensor]) -> None:
-        """Adds its outputs to the values of a micro-batch.
+        """Runs a micro-batch forward and adds the outputs to its values.
 
         Args:
-          index: of the micro-batch.
-          part: the micro-batch.
-          values: tensors that this stage may take, by name.
+          index: Index of the micro-batch.
+          part: Micro-batch.
+          values: Tensors of the micro-batch by name; this stage takes its inputs from
+            them.
         """
         labels = part.labels if self.stage.is_last else ()
+        # The features of stage 0 are among the inputs; only the last stage needs
+        # labels. The others are not passed to the stage's function.
         part = part._replace(features=(), labels=labels)
         start, inputs = self._begin([values[name] for name in self.stage.inputs])
         with (
@@ -192,6 +199,7 @@ class StageRun:
             [*targets, made.share], [*self._weights, *received.values()], seeds
         )
         changed = self._add_up(gradients[: len(self._weights)])
+        # Gradients of inputs, for the stages that made them.
         sent = {
             name: tf.convert_to_tensor(gradient)
             for name, gradient in zip(
@@ -206,8 +214,9 @@ class StageRun:
     def _targets(
         self, made: Made, cotangents: Cotangents
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Outputs that later stages have sent gradients of, and these."""
+        """Returns the outputs with gradients from later stages, and these gradients."""
         pairs = [
+            # Several stages may have taken the same output.
             (output, tf.add_n(cotangents[name]))
             for name, output in zip(self.stage.outputs, made.outputs, strict=True)
             if name in cotangents
@@ -215,7 +224,7 @@ class StageRun:
         return [output for output, _ in pairs], [gradient for _, gradient in pairs]
 
     def _add_up(self, gradients: Sequence[Any]) -> list[Any]:
-        """Adds one micro-batch's gradients; returns the sums."""
+        """Adds the gradients of one micro-batch and returns the sums."""
         for variable, gradient in zip(self._weights, gradients, strict=True):
             if gradient is None:
                 continue
@@ -227,11 +236,13 @@ class StageRun:
         return list(self.gradients.values())
 
     def _begin(self, tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The time when tensors are here and the stage is free, and the tensors."""
+        """Returns the start time of a task and its inputs on the stage's device."""
+        # identity copies a tensor to this device.
         here = [tf.identity(tensor) for tensor in tensors]
         before = [end for _, end in self.intervals[-1:]]
         start = self._clock.now([*here, *before])
         with tf.control_dependencies([start]):
+            # The second identity makes the inputs depend on the start time.
             return start, [tf.identity(tensor) for tensor in here]
 
     def _end(self, start: tf.Tensor, made: Any) -> None:
@@ -240,13 +251,13 @@ class StageRun:
 
 
 class StageClock:
-    """Tells the time on a stage's device.
+    """Clock on a stage's device.
 
-    `tf.timestamp` in the graph of a step would put the stages one after another:
-    TensorFlow runs operations that have a state and use no resource in the order in
-    which they were made, on whatever devices. One that reads a resource only waits for
-    those that write to it (tensorflow/python/framework/auto_control_deps.py). So this
-    clock reads a variable of its own, to which nobody writes.
+    `tf.timestamp` in the graph of a step would serialize the stages: TensorFlow runs
+    stateful operations that use no resource in the order of their creation, on all
+    devices. An operation that reads a resource only waits for the operations that write
+    to it (tensorflow/python/framework/auto_control_deps.py). The clock therefore reads
+    a variable to which no operation writes.
     """
 
     def __init__(self, device: str):
@@ -255,14 +266,13 @@ class StageClock:
         self._read = tf.function(self._timestamp, autograph=False)
 
     def now(self, after: Sequence[Any]) -> tf.Tensor:
-        """Seconds, float64 scalar, when all of some tensors are computed.
-
-        To depend on a call of a function (`tf.control_dependencies`) is to wait for its
-        side effects alone, so that this takes a number of each tensor.
+        """Returns the time in seconds, float64 scalar, when some tensors are computed.
 
         Args:
-          after: numbers of any type and shape, and IndexedSlices.
+          after: Tensors of any type and shape, and IndexedSlices.
         """
+        # A control dependency on a function call only waits for the side effects of the
+        # function. A number of each tensor makes the clock wait for the values.
         numbers = tf.concat([_first_number(value) for value in after], axis=0)
         return self._read(tf.reduce_sum(numbers))
 
@@ -272,6 +282,6 @@ class StageClock:
 
 
 def _first_number(value: Any) -> tf.Tensor:
-    """Shape [1], or [0] if there is none."""
+    """Returns the first number of a tensor as float32 [1]; [0] if it is empty."""
     numbers = value.values if isinstance(value, tf.IndexedSlices) else value
     return tf.cast(tf.reshape(numbers, [-1])[:1], tf.float32)

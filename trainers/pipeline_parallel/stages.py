@@ -1,4 +1,4 @@
-"""The stages of a model: which layers, which tensors go in and out, on which device."""
+"""Stages of a model: layers, inputs, outputs and device."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from trainers.pipeline_parallel.layer_graph import LayerGraph
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """Layers that follow each other, as a model of their own.
+    """Consecutive layers as a separate model.
 
-    A tensor is named by the `id` of the symbolic tensor in the whole model.
+    The name of a tensor is the `id` of the symbolic tensor in the whole model.
 
     Attributes:
-      index: from 0.
-      device: where its variables are and it computes.
-      model: from a list of tensors to a tensor or a list of them.
-      layers: names of its layers, in their order.
-      inputs: tensors it takes, from any stage before or from the model's inputs.
-      received: those of them that another stage makes and that gradients go back to.
-      outputs: tensors it makes that others take; of the last stage the model's own.
-      trainable_variables: those of them that no stage before it has as well.
-      is_last: whether it makes the model's output.
+      index: Index of the stage, from 0.
+      device: Device of the stage's variables and computation.
+      model: Keras model from a list of tensors to a tensor or a list of tensors.
+      layers: Names of the layers in their order.
+      inputs: Names of the tensors that it takes from earlier stages or the model's
+        inputs.
+      received: Names of the inputs that another stage makes and that get gradients.
+      outputs: Names of the tensors that other stages take; for the last stage the
+        model's output.
+      trainable_variables: Trainable variables, without the variables of earlier stages.
+      is_last: True if the stage makes the model's output.
     """
 
     index: int
@@ -42,11 +44,11 @@ class Stage:
     is_last: bool
 
     def run(self, inputs: Sequence[tf.Tensor], training: bool) -> list[tf.Tensor]:
-        """Outputs from inputs, in the order of their names."""
+        """Returns the outputs for some inputs, in the order of their names."""
         return tf.nest.flatten(self.model(list(inputs), training=training))
 
     def in_words(self) -> str:
-        """Its layers and device on one line."""
+        """Returns the layers and the device on one line."""
         span = " to ".join(dict.fromkeys((self.layers[0], self.layers[-1])))
         numbers = sum(v.value.shape.num_elements() for v in self.trainable_variables)
         device = self.device.removeprefix("/device:")
@@ -56,12 +58,12 @@ class Stage:
 def make_stages(
     graph: LayerGraph, cuts: Sequence[int], devices: Sequence[str]
 ) -> list[Stage]:
-    """Divides a model and moves its variables.
+    """Partitions a model and moves its variables to the stages' devices.
 
     Args:
-      graph: of the model.
-      cuts: first call of every stage but the first.
-      devices: of each stage, at least as many as there are.
+      graph: Layer graph of the model.
+      cuts: First call of every stage except the first.
+      devices: Devices of the stages, at least as many as stages.
     """
     bounds = [0, *cuts, len(graph.calls)]
     stages: list[Stage] = []
@@ -71,8 +73,10 @@ def make_stages(
         begin, end = bounds[index], bounds[index + 1]
         inputs, outputs = _border(graph, begin, end)
         model = keras.Model(inputs, outputs, name=f"stage_{index}")
+        # A variable that several stages share belongs to the first of them.
         own = [v for v in model.variables if id(v) not in owned]
         owned.update(map(id, own))
+        # The optimizer, which is built later, places its variables on the same devices.
         for variable in own:
             move_variable(variable, device)
         stages.append(
@@ -82,6 +86,7 @@ def make_stages(
                 model=model,
                 layers=_layers(graph.calls[begin:end]),
                 inputs=list(map(id, inputs)),
+                # Integer tensors have no gradient.
                 received={id(t) for t in inputs if id(t) in made and _is_floating(t)},
                 outputs=list(map(id, outputs)),
                 trainable_variables=[v for v in own if v.trainable],
@@ -94,18 +99,22 @@ def make_stages(
 def _border(
     graph: LayerGraph, begin: int, end: int
 ) -> tuple[list[keras.KerasTensor], list[keras.KerasTensor]]:
-    """What crosses into a stage and out of it. Each tensor goes straight to its users.
+    """Returns the tensors that enter a stage and the tensors that leave it.
+
+    Each tensor goes directly to the stages that take it, not through the stages
+    between.
 
     Args:
-      graph: of the model.
-      begin: the stage's first call.
-      end: the first call after it.
+      graph: Layer graph of the model.
+      begin: First call of the stage.
+      end: First call after the stage.
     """
     calls = graph.calls[begin:end]
     made = _unique(tensor for call in calls for tensor in call.outputs)
     taken = _unique(tensor for call in calls for tensor in call.inputs)
     own = set(map(id, made))
     needed = {id(tensor) for call in graph.calls[end:] for tensor in call.inputs}
+    # No later call takes the model's output.
     needed.add(id(graph.output))
     return (
         [tensor for tensor in taken if id(tensor) not in own],
@@ -118,7 +127,7 @@ def _is_floating(tensor: keras.KerasTensor) -> bool:
 
 
 def _layers(calls: Sequence[Call]) -> list[str]:
-    """Names, each once."""
+    """Returns the names of the layers, each once."""
     return list(dict.fromkeys(call.layer.name for call in calls))
 
 
@@ -127,19 +136,20 @@ def _unique(tensors: Iterable[keras.KerasTensor]) -> list[keras.KerasTensor]:
 
 
 class StagedModel:
-    """The whole model, each stage on its device. Is called like a Keras model."""
+    """Whole model with each stage on its device; callable like a Keras model."""
 
     def __init__(self, graph: LayerGraph, stages: Sequence[Stage]):
         self._inputs = [id(tensor) for tensor in graph.inputs]
         self._stages = stages
 
     def features_by_name(self, features: Any) -> dict[int, tf.Tensor]:
-        """The inputs of the model, as stages name them."""
+        """Returns the inputs of the model by the names that stages use."""
         return dict(zip(self._inputs, tf.nest.flatten(features), strict=True))
 
     def __call__(self, features: Any, training: bool) -> Any:
         values = self.features_by_name(features)
         outputs: list[tf.Tensor] = []
+        # Without micro-batches: one stage after the other, as for evaluation.
         for stage in self._stages:
             with tf.device(stage.device):
                 outputs = stage.run([values[name] for name in stage.inputs], training)

@@ -1,8 +1,8 @@
-"""One training step of a model in stages: micro-batches in a pipeline.
+"""Training step of a pipeline of stages.
 
-The graph of a step holds every stage's work on every micro-batch, tied together only by
-what each piece takes from others and by the order of pieces within a stage. So stages
-run side by side, and each does one thing at a time.
+The graph of a step contains every stage's work on every micro-batch. Its only edges
+between tasks are their data and the order of tasks within a stage. So stages run in
+parallel, and each runs one task at a time.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from trainers.pipeline_parallel.stage_step import (
 
 
 class PipelineStep:
-    """The shares of one training step. Satisfies `ReplicaStep`.
+    """Replica outputs of one training step of a pipeline. Satisfies `ReplicaStep`.
 
-    They are those of `TrainStep`: every micro-batch's losses are divided by the number
-    of examples in the global batch, and what micro-batches contribute is added up.
+    The outputs equal the outputs of `TrainStep`: every micro-batch's losses are divided
+    by the number of examples in the global batch, and the contributions of
+    micro-batches are summed.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class PipelineStep:
         jit_compile: bool = False,
         loss_scale: LossScale | None = None,
     ):
-        """Traces nothing yet.
+        """Creates the stages' functions; traces nothing.
 
         Args:
           model: as a whole.
@@ -87,7 +88,7 @@ class PipelineStep:
         self._clocks = [StageClock(stage.device) for stage in pipeline.stages]
 
     def at_present_values(self) -> ReplicaStep:
-        """Itself: its variables are read on the devices they are on."""
+        """Returns the step itself; each stage reads the variables on its own device."""
         return self
 
     def __call__(self, batch: Batch) -> Shares:
@@ -119,6 +120,7 @@ class PipelineStep:
         gradients = []
         for variable in self._model.trainable_variables:
             key = variable.value.ref()
+            # A variable shared by several stages has a gradient from each of them.
             found = [run.gradients[key] for run in runs if key in run.gradients]
             gradients.append(sum_gradients(found) if found else None)
         variables = [v.value for v in self._model.trainable_variables]
@@ -130,12 +132,14 @@ class PipelineStep:
         state: dict[str, Any] = {}
         for run in runs:
             for kind, found in sum_structures(run.state).items():
+                # Each stage has other variables, so the entries of stages do not
+                # overlap.
                 state[kind] = {**state.get(kind, {}), **found}
         return Shares(gradients=gradients, state=state, sums={**sums, **_times(runs)})
 
 
 def _times(runs: Sequence[StageRun]) -> dict[str, tf.Tensor]:
-    """How long each stage computed, and how long all of them took together."""
+    """Returns the busy seconds of each stage and the seconds of the whole pipeline."""
     times = {
         f"{STAGE_BUSY_SECONDS}{run.stage.index}": tf.add_n(
             [end - start for start, end in run.intervals]
