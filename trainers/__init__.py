@@ -1,4 +1,4 @@
-"""Training, evaluation and what they leave behind."""
+"""Training, evaluation and their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ __all__ = ["TrainingResult", "configure", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """From the library when asked for: `trainers.main` starts without its packages."""
+    """Imports the Python API on first access."""
+    # An import of the API here would make `trainers.main` load its packages at
+    # start-up.
     if name in __all__:
         return getattr(importlib.import_module("trainers.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

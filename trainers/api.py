@@ -1,8 +1,8 @@
-"""Training from Python, such as a notebook: the same run as from the command line.
+"""Python API for training, such as from a notebook.
 
-A run has a process of its own. TensorFlow divides a machine's devices once for each
-process, two strategies in one get into each other's way, and a cluster is several
-processes in any case.
+A run is the same as from the command line and has its own process: TensorFlow
+configures a machine's devices once per process, two strategies in one process interfere
+with each other, and a cluster consists of several processes in any case.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 
 def configure(**settings: Any) -> Config:
-    """A configuration, as flags of the same names would make it.
+    """Returns a configuration from settings with the names of flags.
+
+    Args:
+      **settings: Values by flag name.
 
     Raises:
-      UsageError: a name is unknown or a value not accepted.
+      UsageError: A name is unknown, or a value is not accepted.
     """
     config = Config().replace(**{n: without_lists(v) for n, v in settings.items()})
     check_used(config)
@@ -42,12 +45,12 @@ def configure(**settings: Any) -> Config:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What a run came to, as its folder says. Shows itself as a table.
+    """Result of a run, read from its folder and displayed as a table.
 
     Attributes:
-      path: the run's folder.
-      result: content of result.json.
-      metrics: lines of metrics.jsonl, each with its `step`.
+      path: Folder of the run.
+      result: Content of result.json.
+      metrics: Lines of metrics.jsonl, each with its `step`.
     """
 
     path: pathlib.Path
@@ -56,10 +59,13 @@ class TrainingResult:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> TrainingResult:
-        """Of a run that was made before.
+        """Reads the result of an existing run.
+
+        Args:
+          path: Folder of the run.
 
         Raises:
-          UsageError: there is none, or it has no result.
+          UsageError: The folder holds no run, or the run has no result.
         """
         folder = RunFolder.of_existing(os.fspath(path))
         result = folder.read_result()
@@ -72,7 +78,7 @@ class TrainingResult:
 
     @property
     def status(self) -> str:
-        """completed, diverged or preempted."""
+        """Status of the run: completed, diverged or preempted."""
         return str(self.result["status"])
 
     @property
@@ -95,11 +101,15 @@ class TrainingResult:
 
     @property
     def examples_per_second(self) -> float | None:
-        """The median after warm-up; None of a run of a few steps."""
+        """Median speed after warm-up; None for a run of a few steps."""
         return self.result["throughput"]["examples_per_second"]
 
     def curve(self, name: str) -> dict[int, float]:
-        """A quantity of metrics.jsonl by step, such as `train_loss`."""
+        """Returns a quantity of metrics.jsonl by step.
+
+        Args:
+          name: Key of the quantity, such as `train_loss`.
+        """
         return {row["step"]: row[name] for row in self.metrics if name in row}
 
     def __rich__(self) -> Table:
@@ -109,7 +119,7 @@ class TrainingResult:
         return table
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Returns the table for notebooks."""
         rows = "".join(
             f"<tr><th>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
             for name, value in self._rows()
@@ -131,21 +141,21 @@ class TrainingResult:
 
 
 def train(config: Config | None = None, **settings: Any) -> TrainingResult:
-    """Trains in a process of its own, and prints what that prints.
+    """Trains in a separate process and prints the output of that process.
 
-    An interrupt (Ctrl-C, or a notebook's stop button) ends the run after the step at
-    hand, with a checkpoint from which `resume="auto"` continues it.
+    An interrupt (Ctrl-C, or a notebook's stop button) ends the run after the current
+    step, with a checkpoint from which `resume="auto"` continues it.
 
     Args:
-      config: of the run; all defaults if it is left out.
-      **settings: changes to it, by the names of flags.
+      config: Configuration of the run; None for all defaults.
+      **settings: Changes to the configuration, by flag name.
 
     Returns:
-      The result; its status says whether the run was completed.
+      Result of the run; its status says whether the run was completed.
 
     Raises:
-      UsageError: the settings are not accepted.
-      RuntimeError: the run failed, with its error.
+      UsageError: The settings are not accepted.
+      RuntimeError: The run failed; the message contains its error.
     """
     config = (config or Config()).replace(
         **{name: without_lists(value) for name, value in settings.items()}
@@ -156,6 +166,7 @@ def train(config: Config | None = None, **settings: Any) -> TrainingResult:
             f"python -m trainers.main --mode={config.run.mode}."
         )
     if config.run.run_dir is None:
+        # Chosen here, because this process must find the result of the other one.
         config = config.replace(run_dir=str(default_path(config)))
     exit_code, error = _run(flags.arguments_of(config))
     if exit_code == ExitCode.USAGE:
@@ -166,23 +177,29 @@ def train(config: Config | None = None, **settings: Any) -> TrainingResult:
 
 
 def _run(arguments: Sequence[str]) -> tuple[int, str]:
-    """Returns its exit code and the last error that it printed."""
+    """Runs a command line, and returns its exit code and the last error it printed.
+
+    Args:
+      arguments: Flags.
+    """
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     error = ""
     with subprocess.Popen(
         [sys.executable, "-m", "trainers.main", *arguments],
-        # The run ends with this process, however that ends.
+        # The child watches this process id and ends if this process ends for any
+        # reason.
         env={**os.environ, "PYTHONPATH": path, LAUNCHER_PID: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # A terminal would send its interrupt to both.
+        # Otherwise a terminal would send Ctrl-C to both processes; this process
+        # forwards it.
         start_new_session=True,
     ) as process:
         for line in _lines(process):
-            # Not by rich, which makes each line a table of its own in a notebook.
+            # Not with rich, which shows each line as a separate table in a notebook.
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
             if line.startswith("error: "):
@@ -191,7 +208,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, str]:
 
 
 def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
-    """What a process prints, to its end; an interrupt is passed on."""
+    """Yields the lines that a process prints, to its end; forwards interrupts."""
     while True:
         try:
             line = process.stdout.readline() if process.stdout else ""

@@ -14,11 +14,12 @@ _OWN = ("models", "strategies", "trainers")
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command line and returns its exit code."""
-    # Not at the top: where .venv is not active, the first package that is missing would
-    # end the process with a traceback.
+    # Imported here and not at the top: without an active .venv the first missing
+    # package would end the process with a traceback.
     try:
         command = importlib.import_module("trainers.cli.app")
     except ModuleNotFoundError as error:
+        # A missing module of this project is a bug, not a missing installation.
         if (error.name or "").partition(".")[0] in _OWN:
             raise
         print(

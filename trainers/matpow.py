@@ -33,7 +33,7 @@ _GIB = 2**30
 
 
 def make_flags() -> flags.FlagValues:
-    """The flags of this command, apart from those of any other program."""
+    """Returns the flags of this command, separate from absl's global flags."""
     values = flags.FlagValues()
     for name, default, least, most, text in (
         ("size", 1000, 1, 2**15, "Rows and columns of a matrix."),
@@ -66,11 +66,11 @@ def make_flags() -> flags.FlagValues:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What is computed.
+    """Computation: the sum of powers of matrices.
 
     Attributes:
-      matrices: [size, size] each.
-      power: to which each is raised, 2 or more.
+      matrices: Matrices, [size, size] each.
+      power: Exponent, 2 or more.
     """
 
     matrices: Sequence[np.ndarray]
@@ -78,32 +78,33 @@ class Task:
 
     @property
     def floating_point_operations(self) -> int:
-        """Multiplications and additions of all products; those of the sum are few."""
+        """Multiplications and additions of all products; the sum adds only a few."""
         size = len(self.matrices[0])
         return 2 * size**3 * (self.power - 1) * len(self.matrices)
 
     @property
     def accepted_difference(self) -> float:
-        """By how much two results may differ, relative to each entry.
+        """Maximum difference of two results, relative to each entry.
 
-        No entry is negative, so no digits cancel: to first order a computed sum of n
-        products is off by at most n u of itself, for any order of adding, with u half
-        the distance from 1 to the next number (Higham, Accuracy and Stability of
-        Numerical Algorithms, 2002, section 3.5). Each product adds as much, and both
-        results that are compared are off.
+        No entry is negative, so no digits cancel: to first order, a computed sum of n
+        products has a relative error of at most n u, for any order of addition, where u
+        is half the distance from 1 to the next number (Higham, Accuracy and Stability
+        of Numerical Algorithms, 2002, section 3.5). Each product adds this error, and
+        both compared results have it.
         """
         unit = float(np.finfo(self.matrices[0].dtype).eps) / 2
+        # Factor 2: both results have the error.
         return 2 * (self.power - 1) * len(self.matrices[0]) * unit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """A result, and how long it took.
+    """Result of a computation and its duration.
 
     Attributes:
-      where: in words.
-      result: [size, size].
-      seconds: median over repeats.
+      where: Device names for the table.
+      result: Sum of the powers, [size, size].
+      seconds: Median over repeats.
     """
 
     where: str
@@ -112,14 +113,26 @@ class Measured:
 
 
 def make_matrices(count: int, size: int, dtype: str, seed: int) -> list[np.ndarray]:
-    """Random [size, size] matrices, each row of which adds up to 1."""
+    """Returns random [size, size] matrices with rows that sum to 1.
+
+    Args:
+      count: Number of matrices.
+      size: Rows and columns of a matrix.
+      dtype: Type of the entries.
+      seed: Seed of the random numbers.
+    """
     generator = np.random.default_rng(seed)
     matrices = [generator.random((size, size), dtype) for _ in range(count)]
     return [matrix / matrix.sum(axis=1, keepdims=True) for matrix in matrices]
 
 
 def measure_numpy(task: Task, repeats: int) -> Measured:
-    """The same products by NumPy."""
+    """Computes and times the sum of powers with NumPy.
+
+    Args:
+      task: Computation.
+      repeats: Number of timed repetitions.
+    """
 
     def compute() -> np.ndarray:
         total = np.zeros_like(task.matrices[0])
@@ -134,12 +147,12 @@ def measure_numpy(task: Task, repeats: int) -> Measured:
 
 
 def measure_tensorflow(task: Task, devices: Sequence[str], repeats: int) -> Measured:
-    """The power of each matrix on a device, in turn, and the sum on the CPU.
+    """Computes and times the powers on devices in turn, and their sum on the CPU.
 
     Args:
-      task: what to compute.
-      devices: as `tf.device` takes them.
-      repeats: how often.
+      task: Computation.
+      devices: Device names, as `tf.device` accepts them.
+      repeats: Number of timed repetitions.
     """
     import tensorflow as tf
 
@@ -149,6 +162,7 @@ def measure_tensorflow(task: Task, devices: Sequence[str], repeats: int) -> Meas
     placed = []
     for matrix, place in zip(task.matrices, places, strict=True):
         with tf.device(place):
+            # Copied to its device before the timing starts.
             placed.append(tf.identity(matrix))
 
     @tf.function(autograph=False)
@@ -158,6 +172,7 @@ def measure_tensorflow(task: Task, devices: Sequence[str], repeats: int) -> Meas
             with tf.device(place):
                 product = matrix
                 for _ in range(task.power - 1):
+                    # TensorFlow runs the chains of different devices in parallel.
                     product = tf.matmul(product, matrix)
                 powers.append(product)
         with tf.device(CPU):
@@ -165,11 +180,12 @@ def measure_tensorflow(task: Task, devices: Sequence[str], repeats: int) -> Meas
 
     names = ", ".join(map(name_of, devices))
     count = "one device" if len(devices) == 1 else f"{len(devices)} devices"
+    # .numpy() waits until the result is computed.
     return _measure(f"{count}: {names}", lambda: compute(*placed).numpy(), repeats)
 
 
 def _measure(where: str, compute: Callable[[], np.ndarray], repeats: int) -> Measured:
-    """Times a computation after a first call, which also traces and takes memory."""
+    """Times a computation after a first call, which traces and allocates memory."""
     result = compute()
     seconds = []
     for _ in range(repeats):
@@ -180,16 +196,27 @@ def _measure(where: str, compute: Callable[[], np.ndarray], repeats: int) -> Mea
 
 
 def difference(result: np.ndarray, reference: np.ndarray) -> float:
-    """The largest difference of two entries, relative to the reference's.
+    """Returns the largest difference of two entries, relative to the reference's.
 
-    What is not a number differs by infinity.
+    Args:
+      result: Result to check, [size, size].
+      reference: Reference, [size, size].
+
+    Returns:
+      Largest relative difference; infinity if an entry is not a number.
     """
     relative = np.abs(result.astype(np.float64) / reference.astype(np.float64) - 1)
     return float(np.nan_to_num(relative, nan=np.inf).max())
 
 
 def report(task: Task, reference: Measured, found: Sequence[Measured]) -> list[str]:
-    """A table of all that was measured; the speed-up is over the first of `found`."""
+    """Returns the lines of a table; the speed-up is relative to the first of `found`.
+
+    Args:
+      task: Computation.
+      reference: Result of NumPy.
+      found: Results of TensorFlow.
+    """
     rows = [("", "ms", "GFLOP/s", "speed-up", "difference")]
     for measured in (reference, *found):
         speed_up = found[0].seconds / measured.seconds
@@ -207,13 +234,16 @@ def report(task: Task, reference: Measured, found: Sequence[Measured]) -> list[s
 
 
 def run(argv: Sequence[str]) -> ExitCode:
-    """Does what the command line asks for.
+    """Runs a command line.
+
+    Args:
+      argv: Program name and its arguments.
 
     Returns:
       DONE, or DIFFERENT if results do not agree.
 
     Raises:
-      UsageError: an argument is wrong, a device is missing, or memory is too small.
+      UsageError: An argument is wrong, a device is missing, or memory is too small.
     """
     values = _read(argv)
     if values.help:
@@ -221,6 +251,7 @@ def run(argv: Sequence[str]) -> ExitCode:
         return ExitCode.DONE
     listed = values.devices.split(",") if values.devices is not None else ()
     devices = _take_devices(parse_devices(listed, values.soft_placement))
+    # A^n + B^n needs at least two matrices.
     count = max(2, len(devices))
     _check_memory(values.size, count, np.dtype(values.dtype).itemsize)
     matrices = make_matrices(count, values.size, values.dtype, values.seed)
@@ -239,7 +270,7 @@ def run(argv: Sequence[str]) -> ExitCode:
 
 
 def judge(task: Task, reference: Measured, found: Sequence[Measured]) -> ExitCode:
-    """Says whether all results agree with the reference."""
+    """Prints whether all results agree with the reference; returns the exit code."""
     most = max(difference(each.result, reference.result) for each in found)
     accepted = task.accepted_difference
     if most > accepted:
@@ -273,27 +304,33 @@ def _help_of(values: flags.FlagValues) -> Iterator[str]:
 
 
 def _take_devices(choice: DeviceChoice) -> list[str]:
-    """Loads TensorFlow with them."""
+    """Loads TensorFlow and returns the names of the chosen devices."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with native_log_hidden():
         import tensorflow as tf
 
         from strategies.devices.assignment import substitution, take_devices
 
-        # Looking for GPUs logs as well.
+        # The detection of GPUs logs from C++, so it runs while the log is hidden.
         tf.config.list_physical_devices()
     devices = take_devices(choice, wanted=None, wanted_without_gpu=2)
     words = substitution(choice)
     if words:
         print(f"warning: {words}", file=sys.stderr)
-    # Nothing is to be measured elsewhere, or with fewer digits than it says.
+    # A computation must neither move to another device nor use fewer digits than its
+    # dtype.
     tf.config.set_soft_device_placement(False)
     tf.config.experimental.enable_tensor_float_32_execution(False)
     return devices
 
 
 def _check_memory(size: int, count: int, item_bytes: int) -> None:
-    """Three copies of each matrix, two products of each, and two sums."""
+    """Checks that the computation fits into memory.
+
+    Raises:
+      UsageError: The machine has too little free memory.
+    """
+    # For each matrix three copies and two products; two sums.
     needed = (5 * count + 2) * size**2 * item_bytes
     available = psutil.virtual_memory().available
     if needed > available:

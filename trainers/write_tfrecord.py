@@ -29,12 +29,12 @@ from strategies.common.errors import UsageError
 from strategies.common.files import check_writable
 from strategies.common.native_log import native_log_hidden
 
-# Samples are made at once in memory, at 40 bytes each.
+# All samples are in memory at once: 5 int64, 40 bytes each.
 _MOST_EXAMPLES = 10_000_000
 
 
 def make_flags() -> flags.FlagValues:
-    """The flags of this command, apart from those of any other program."""
+    """Returns the flags of this command, separate from absl's global flags."""
     values = flags.FlagValues()
     flags.DEFINE_string(
         "path", None, "File to write, such as data/train.tfrecord.", flag_values=values
@@ -63,7 +63,7 @@ def make_flags() -> flags.FlagValues:
 
 
 def label_of(samples: np.ndarray) -> np.ndarray:
-    """The rule in the text at the top of this file.
+    """Returns the labels of samples under the rule in the module docstring.
 
     Args:
       samples: int64 [n, 5], values from 0 to 9.
@@ -76,26 +76,26 @@ def label_of(samples: np.ndarray) -> np.ndarray:
 
 
 def make_examples(num_examples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Samples int64 [num_examples, 5] and their labels int64 [num_examples]."""
+    """Returns samples, int64 [num_examples, 5], and labels, int64 [num_examples]."""
     samples = np.random.default_rng(seed).integers(0, 10, (num_examples, 5))
     return samples, label_of(samples)
 
 
 def write(path: Path, samples: np.ndarray, labels: np.ndarray) -> None:
-    """Writes a TFRecord file that appears under its name only when complete.
+    """Writes a TFRecord file that gets its name only when it is complete.
 
     Args:
-      path: of the file; folders on the way are made, an existing file is replaced.
+      path: Path of the file; missing folders are created, an existing file is replaced.
       samples: int64 [n, 5].
       labels: int64 [n].
 
     Raises:
-      OSError: the file cannot be written.
+      OSError: The file cannot be written.
     """
-    # Not *.tfrecord, so that nobody who reads the folder takes it for data.
+    # Without the suffix .tfrecord, so that readers of the folder ignore the file.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Made before TensorFlow is loaded, so that a wrong path is refused at once.
+    # Created before TensorFlow is loaded, so that an unusable path fails at once.
     unfinished.touch()
     try:
         _write_records(unfinished, samples, labels)
@@ -114,28 +114,31 @@ def _write_records(path: Path, samples: np.ndarray, labels: np.ndarray) -> None:
                 feature = example.features.feature
                 feature["sample"].int64_list.value.extend(sample)
                 feature["label"].int64_list.value.append(label)
+                # deterministic: the same seed must write the same bytes.
                 writer.write(example.SerializeToString(deterministic=True))
     except tf.errors.OpError as error:
+        # TensorFlow's errors are no OSError; callers handle one kind of error.
         raise OSError(errno.EIO, error.message) from error
 
 
 def run(argv: Sequence[str]) -> str:
-    """Does what the command line asks for.
+    """Runs a command line.
 
     Args:
-      argv: the program's name and its arguments.
+      argv: Program name and its arguments.
 
     Returns:
-      What to print on standard output.
+      Text for standard output.
 
     Raises:
-      UsageError: an argument is wrong or the file cannot be written.
+      UsageError: An argument is wrong, or the file cannot be written.
     """
     values = make_flags()
     try:
         _, *positional = values(list(argv))
     except flags.Error as error:
         raise UsageError(" ".join(str(error).split())) from error
+    # Before other checks, so that --help works beside other arguments.
     if values.help:
         names = ("path", "num_examples", "seed", "overwrite")
         lines = [f"  --{n}: {values[n].help} Default: {values[n].value}" for n in names]
