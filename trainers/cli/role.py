@@ -17,7 +17,7 @@ from trainers.cli.tensorflow_setup import load_tensorflow
 from trainers.config.config import Config
 from trainers.run_dir.run_dir import RunFolder
 
-# These modes start each run as a process of its own and leave the cores to the runs.
+# These modes start each run as a separate process and leave the cores to the runs.
 _MODES_THAT_START_RUNS = ("verify", "compare", "predict")
 
 

@@ -1,4 +1,7 @@
-"""The settings of runs that go wrong. Does not import TensorFlow."""
+"""Settings that handle divergence and stalls.
+
+This module does not import TensorFlow.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class LengthConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        # Both are None by default, so that a given flag can be told from the default of
+        # Both are None by default, which distinguishes a given flag from the default of
         # 1000 steps.
         if self.train_steps is not None and self.epochs is not None:
             raise UsageError(

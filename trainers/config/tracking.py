@@ -12,9 +12,8 @@ from strategies.common.errors import UsageError
 from strategies.common.fields import UsedBy, check_settings, setting
 from strategies.common.text import as_argument
 
-# Tracker, which is also the name of its package -> command that installs what its extra
-# in pyproject.toml installs. The full MLflow package would add a server and 60 other
-# packages.
+# Tracker (also the name of its package) -> command that installs the tracker's extra of
+# pyproject.toml. The full MLflow package would add a server and 60 other packages.
 EXTRAS = {
     "mlflow": "pip install mlflow-skinny 'sqlalchemy<2.1' alembic",
     "wandb": "pip install wandb",

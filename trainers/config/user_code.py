@@ -47,6 +47,8 @@ def check_given(
     Raises:
       UsageError: Only the file names a function.
     """
+    # A flag may name another function than the file; any function given by a flag is
+    # trusted.
     missing = {
         name: value
         for name, value in _factories(settings).items()

@@ -18,7 +18,7 @@ from trainers.run_dir.train_state import RollbackHistory
 # Factor of the learning rate at each rollback. A rate that diverges is rarely far above
 # a rate that does not; three rollbacks give an eighth.
 _FACTOR = 0.5
-# Stands for None in a broadcast variable.
+# Represents None in a broadcast variable.
 _NOWHERE = -1
 
 

@@ -163,8 +163,7 @@ class TrainStep:
         """
         variables = [*self._model.trainable_variables, *self._layer_state.variables]
         values = [*weights, *(state or [v.value for v in self._layer_state.variables])]
-        # Only weights that were read in advance are mapped; a variable stands for
-        # itself.
+        # Only values that were read in advance are mapped to their variables.
         mapped = [
             (variable, value)
             for variable, value in zip(variables, values, strict=True)

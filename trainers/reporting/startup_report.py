@@ -58,7 +58,7 @@ def introduce(
     words = substitution(assembly.config.strategy.device_choice)
     if words:
         console.warn(words)
-    # The memory that needs most bytes is the one that may be too small.
+    # Only the memory with the largest demand is shown and checked.
     name, estimate = largest(estimate_memory(assembly))
     console.say(f"memory    {estimate}")
     warning = warning_of(name, estimate, capacity_of(name))
