@@ -171,6 +171,7 @@ def train(config: Config | None = None, **settings: Any) -> TrainingResult:
     exit_code, error = _run(flags.arguments_of(config))
     if exit_code == ExitCode.USAGE:
         raise UsageError(error)
+    # A negative exit code: a signal has killed the process.
     if exit_code in (ExitCode.BUG, ExitCode.PEER_LOST) or exit_code < 0:
         raise RuntimeError(f"the run ended with exit code {exit_code}: {error}")
     return TrainingResult.read(config.run.run_dir or "")

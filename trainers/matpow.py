@@ -263,6 +263,7 @@ def run(argv: Sequence[str]) -> ExitCode:
         flush=True,
     )
     reference = measure_numpy(task, values.repeats)
+    # One device first, as the base of the speed-up.
     placements = [devices[:1], devices] if len(devices) > 1 else [devices]
     found = [measure_tensorflow(task, each, values.repeats) for each in placements]
     print("\n".join(report(task, reference, found)))
@@ -305,6 +306,8 @@ def _help_of(values: flags.FlagValues) -> Iterator[str]:
 
 def _take_devices(choice: DeviceChoice) -> list[str]:
     """Loads TensorFlow and returns the names of the chosen devices."""
+    # 2 hides information and warnings; TensorFlow reads the variable when it is
+    # imported.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with native_log_hidden():
         import tensorflow as tf

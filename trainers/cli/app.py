@@ -228,7 +228,7 @@ def check_files(config: Config, cluster: Cluster) -> None:
         # Parameter servers read no data.
         inputs.check_paths(config.data)
         if cluster.is_chief:
-            # Only the chief writes the run folder.
+            # Only the chief begins the run in the folder.
             RunFolder.for_training(config)
 
 

@@ -117,6 +117,7 @@ def _command(command: str) -> list[str]:
 
 
 def _listed(flags: Sequence[Flag]) -> Iterator[str]:
+    # groupby needs the flags of a heading in sequence, the order of `all_flags`.
     for heading, group in itertools.groupby(flags, lambda flag: flag.heading):
         yield ""
         yield f"{heading}:"

@@ -52,6 +52,7 @@ class Clock:
           Timer with the duration, set once the block ends.
         """
         timer = Timer()
+        # The watchdog counts both the start and the end of a block as progress.
         self._listener(kind)
         start = time.perf_counter()
         try:

@@ -172,8 +172,8 @@ class LayerState:
             for index, value in written.items()
         }
         position = self._positions()
-        # Shifts from the old mean, not means, because the squares of large means would
-        # cancel.
+        # The new moving mean of this replica, relative to the old one: (1 - momentum)
+        # times the distance of the batch mean from the old mean.
         shifts = {}
         for index, layer in enumerate(self._normalizations):
             mean = written.get(position[id(layer.moving_mean)])

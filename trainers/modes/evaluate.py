@@ -37,6 +37,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     folder = RunFolder.of_existing(config.run.run_dir or "")
     settings = _settings_of(folder, config)
     assembly = assemble(settings, create_strategy(settings, cluster))
+    # Without the replicas' own state: the strategy may be another than the run's.
     checkpoints = Checkpoints(
         folder.checkpoints,
         model=assembly.model,

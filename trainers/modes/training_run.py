@@ -146,8 +146,7 @@ class TrainingRun:
     def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
         ended = self._until_it_ends(first_step)
         self.reporting.require_saved()
-        # A stopped run will be resumed; only a complete model is exported as the last
-        # one.
+        # A stopped run may be resumed; only a completely trained model is exported.
         if ended[1] == ExitCode.DONE:
             self.reporting.export_last()
         return ended

@@ -90,7 +90,7 @@ def _find(arm: Arm, reference: Executed, execution: Execution) -> Finding:
     judgement = judge(recorded, reference)
     cause = None
     if judgement.verdict is Verdict.DIFFERENT:
-        # Runs further arms, with fewer differences from one device.
+        # Unless the recordings suffice, runs both again without one feature at a time.
         cause = find_cause(arm.name, recorded, reference, judgement, execution.run_once)
     return Finding(
         arm=arm,

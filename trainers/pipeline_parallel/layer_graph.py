@@ -56,8 +56,8 @@ class LayerGraph:
         closed = {0}
         for first, last in [*self._spans_of_layers(), *self._spans_of_masks()]:
             # A layer's variables are on one device, so all calls of the layer are in
-            # one stage. A Keras mask is attached to one tensor object and is lost on a
-            # copy on another device.
+            # one stage. A Keras mask is attached to one tensor object and is missing on
+            # a copy on another device.
             closed.update(range(first + 1, last + 1))
         return [index for index in range(len(self.calls)) if index not in closed]
 

@@ -49,7 +49,6 @@ class Interval:
         return means_over_examples(without_statistics(self._sums))
 
     def examples_per_second(self) -> float:
-        # The interval of a resumed run may not have a call yet.
         return self._num_examples / max(self._call_seconds, 1e-9)
 
     def milliseconds(self) -> dict[str, float]:
@@ -227,6 +226,7 @@ class Bubble:
 
     def _idle_shares(self) -> np.ndarray:
         """Returns the idle fraction of each stage."""
+        # [stages].
         return 1 - self._busy_seconds / self._seconds
 
     def _idle_share_of_equal_stages(self, pipeline: Pipeline) -> float:

@@ -321,6 +321,7 @@ class Reporting:
         self.final.update({f"eval_{name}": value for name, value in means.items()})
         if self._is_best(means.get("loss")):
             self._export(BEST)
+        # The final summary of the run prints the last evaluation.
         if not report.is_last:
             self._console.say(f"eval  | step {report.step:>7} | {in_words(means)}")
 

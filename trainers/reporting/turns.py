@@ -48,6 +48,8 @@ def turns(
 
     def together(hook: Hook) -> Hook:
         def run(report: StepReport) -> None:
+            # settle and meet are collective, so every process must schedule the same
+            # callbacks.
             settle()
             hook(report)
             meet()

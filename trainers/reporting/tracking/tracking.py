@@ -95,6 +95,7 @@ def _tracked_run(
     }
     commit = git_commit()
     return TrackedRun(
+        # The run's folder and its parent, as in TensorBoard's HParams dashboard.
         name="/".join(folder.path.absolute().parts[-2:]),
         experiment=config.tracking.tracker_experiment,
         group=config.tracking.tracker_group,
