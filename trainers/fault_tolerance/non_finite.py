@@ -1,4 +1,4 @@
-"""Diagnosis of values that were not finite in a diverged step."""
+"""Diagnosis of non-finite values in a diverged step."""
 
 from __future__ import annotations
 

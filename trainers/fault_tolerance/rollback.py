@@ -1,4 +1,4 @@
-"""Rollback of a diverged run to a checkpoint, with a smaller learning rate."""
+"""Rollback of a diverged run, with a smaller learning rate."""
 
 from __future__ import annotations
 
@@ -103,6 +103,8 @@ class Rollbacks:
 
     def _candidates(self, diverged_at: int) -> list[int]:
         """Returns the steps of the checkpoints to try, in ascending order.
+
+        The last one is tried first.
 
         Args:
           diverged_at: Step of the divergence.

@@ -1,1 +1,1 @@
-"""Computation of one replica in a step, and the weight update."""
+"""Replica computation of a step, and the weight update."""

@@ -1,4 +1,4 @@
-"""Sparse gradients of embeddings: only the rows that a step used."""
+"""Sparse gradients of embeddings: rows that a step used."""
 
 from __future__ import annotations
 

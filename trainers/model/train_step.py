@@ -1,4 +1,4 @@
-"""Replica step: loss and gradient of one shard of the global batch."""
+"""Replica step: loss and gradient of one shard."""
 
 from __future__ import annotations
 

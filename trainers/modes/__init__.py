@@ -1,1 +1,1 @@
-"""Modes of `--mode`, and the roles of tasks other than the chief."""
+"""Modes of `--mode`, and roles of tasks except the chief."""

@@ -1,4 +1,4 @@
-"""Training of the chief from the first step to the result.
+"""The chief's training from first step to result.
 
 This part of the run writes files.
 """

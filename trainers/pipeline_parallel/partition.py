@@ -1,4 +1,4 @@
-"""Partition of a model into stages by the measured time of its layers."""
+"""Partition of a model by the measured time of layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a run writes, and the callbacks that write them."""
+"""Files of a run, and the callbacks that write them."""
 
 from __future__ import annotations
 

@@ -235,7 +235,11 @@ class Checkpoints:
             raise _does_not_fit(folder, words) from error
 
     def _replace(self, final: pathlib.Path, temporary: pathlib.Path) -> None:
-        """Renames a finished checkpoint to its final name."""
+        """Renames a finished checkpoint to its final name.
+
+        An intact checkpoint of the same step stays in place, so that the run is never
+        without one.
+        """
         if _is_intact(final, int(self._step.numpy())):
             # This step is already saved: a signal right after a checkpoint saves again.
             shutil.rmtree(temporary)

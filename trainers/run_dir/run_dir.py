@@ -1,4 +1,4 @@
-"""Run folder: its files, and the conditions for writing to it."""
+"""Run folder: its files, and conditions for writing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""MLflow tracker, which uses the client and no global state of MLflow.
+"""MLflow tracker.
 
+It uses only the client, and no global state of MLflow:
 https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html
 """
 

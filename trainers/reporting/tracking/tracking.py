@@ -1,4 +1,4 @@
-"""Remote reports of a run: copies of event files, and trackers."""
+"""Remote reports of a run: event file copies and trackers."""
 
 from __future__ import annotations
 
