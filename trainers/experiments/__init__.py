@@ -1,1 +1,1 @@
-"""Runs that a mode starts, and their analysis."""
+"""Experiments: runs that a mode starts, and their analysis."""

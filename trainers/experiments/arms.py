@@ -1,4 +1,4 @@
-"""What is compared: an arm is a name and a configuration."""
+"""Arms of an experiment: names with their configurations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainers.config.config import Config, all_fields
 from trainers.config.prediction import PredictionConfig
 from trainers.config.used_settings import check_used_by_one, unused
 
-# An arm's name is the name of a folder, of a flag and of a line in a table.
+# An arm's name becomes the name of a folder, a part of a flag and a line of a table.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,39}")
 
 
@@ -27,8 +27,8 @@ class Arm:
     """One way to train.
 
     Attributes:
-      name: unique in a comparison.
-      config: of every run, but for its seed and folder.
+      name: Name of the arm, unique in a comparison.
+      config: Configuration of every run of the arm; each run sets its seed and folder.
     """
 
     name: str
@@ -36,11 +36,11 @@ class Arm:
 
 
 def arms_of(config: Config) -> tuple[Arm, ...]:
-    """The arms that --strategies and --arm ask for, in this order.
+    """Returns the arms that --strategies and --arm ask for, in this order.
 
     Raises:
-      UsageError: an arm has flags that are not accepted, there is only one arm, or
-        two have the same name.
+      UsageError: The flags of an arm are invalid, there is only one arm, or two arms
+        have the same name.
     """
     shared = of_a_run(config)
     arms = [
@@ -54,7 +54,7 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises UsageError if there are fewer than two, or if two are the same."""
+    """Raises UsageError if there are fewer than two names, or if two are equal."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"two arms are called {twice!r}: give each its own name.")
@@ -66,7 +66,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def check_name(name: str, flag: str) -> None:
-    """Raises UsageError if a name cannot be one of a folder."""
+    """Raises UsageError if a name cannot be the name of a folder."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{flag} is not accepted: the name {shown(name)!r} before the colon takes "
@@ -75,7 +75,10 @@ def check_name(name: str, flag: str) -> None:
 
 
 def of_a_run(config: Config) -> Config:
-    """What the arms share, without what is about comparing or predicting them."""
+    """Returns the settings that all arms share, in the form of a training run.
+
+    The settings of comparison and prediction return to their defaults.
+    """
     defaults = {
         field.name: field.default
         for group in (ComparisonConfig, PredictionConfig)
@@ -87,17 +90,17 @@ def of_a_run(config: Config) -> Config:
 
 
 def in_each_way_of_updating(config: Config, shared: Config) -> tuple[Arm, ...]:
-    """What --strategies asks for, in this order.
+    """Returns an arm for each strategy of --strategies and each of its update modes.
 
-    A strategy that can update in several ways is in it with each of them, unless
-    --update says with which.
+    A strategy with several update modes yields one arm per mode, unless --update
+    selects the mode.
 
     Args:
-      config: of the mode.
-      shared: by all arms.
+      config: Configuration of the mode.
+      shared: Settings that all arms share.
 
     Raises:
-      UsageError: the settings do not fit a strategy.
+      UsageError: The settings do not fit a strategy.
     """
     arms = []
     for strategy in config.comparison.strategies or ():
@@ -106,6 +109,7 @@ def in_each_way_of_updating(config: Config, shared: Config) -> tuple[Arm, ...]:
         if updates and base.strategy.update is None:
             arms += [
                 Arm(name=f"{strategy}-{update}", config=base.replace(update=update))
+                # "sync" comes before "async".
                 for update in sorted(updates, reverse=True)
             ]
         else:
@@ -128,18 +132,19 @@ def _from_flags(text: str, shared: Config) -> Arm:
         raise UsageError(f"{flag}: --help is not a setting; leave it out.") from error
     except UsageError as error:
         raise UsageError(f"{flag}: {error}") from error
+    # `shlex` raises ValueError for a quote that is not closed.
     except ValueError as error:
         raise UsageError(f"{flag}: {error}; mend the quotes.") from error
 
 
 def under(strategy: str, shared: Config) -> Config:
-    """The shared settings under a strategy.
+    """Returns the shared settings with a strategy, without settings it does not accept.
 
-    Of the settings about strategies and devices each strategy gets those it takes:
-    --num_replicas=4 is not for one_device, which is compared all the same.
+    Each strategy keeps the settings of strategies and devices that it accepts.
+    one_device does not accept --num_replicas=4 and is compared nevertheless.
 
     Raises:
-      UsageError: the rest is not accepted either.
+      UsageError: The settings are invalid even without any of strategies and devices.
     """
     settings = shared.to_dict()
     of_no_use = {
@@ -155,11 +160,12 @@ def under(strategy: str, shared: Config) -> Config:
             return shared.replace(strategy=strategy, **{**of_no_use, **changes})
         except UsageError:
             continue
+    # The first error describes the user's own settings, not a reduced form of them.
     raise refusal
 
 
 def _reductions(config: Config) -> Iterator[dict[str, Any]]:
-    """Ever more settings about strategies and devices as they are by default.
+    """Yields overrides that reset progressively more settings of strategy and devices.
 
     Of several --devices the first is kept before all are dropped, so that the one
     device that others are compared with is of the same kind.
@@ -168,6 +174,7 @@ def _reductions(config: Config) -> Iterator[dict[str, Any]]:
         field.name: field.default
         for group in (config.strategy, config.device)
         for field in dataclasses.fields(group)
+        # Only settings that the user has changed can be the cause of a refusal.
         if field.name != "strategy" and getattr(group, field.name) != field.default
     }
     choice = config.strategy.device_choice

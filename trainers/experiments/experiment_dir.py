@@ -1,4 +1,4 @@
-"""A folder of short runs that are not continued, and of what they came to."""
+"""The folder of an experiment whose runs are not resumed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from strategies.common.files import FolderLock, check_writable, new_folder, unus
 
 
 class FolderOfRuns:
-    """Paths of a verification or prediction. Making this object writes nothing.
+    """Paths of a verification or prediction; the constructor writes nothing.
 
-    runs/<name>/ are ordinary run folders, logs/ holds what each run printed, and
-    <mode>.json what they came to.
+    runs/<name>/ are ordinary run folders, logs/ holds the output of each run, and
+    <mode>.json holds the results.
     """
 
     def __init__(self, path: str | None, mode: str):
-        """Takes --run_dir, or chooses a name that tells of the mode and when."""
+        """Takes --run_dir, or chooses a name with the mode and the time."""
         self.path = pathlib.Path(path) if path else new_folder(mode)
         self.result = self.path / f"{mode}.json"
         self._mode = mode
@@ -32,10 +32,10 @@ class FolderOfRuns:
         return self._logs / f"{name}.log"
 
     def begin(self) -> None:
-        """Makes the folder.
+        """Creates the folder.
 
         Raises:
-          UsageError: it holds something already, or cannot be written.
+          UsageError: The folder is not empty, or it cannot be written.
         """
         try:
             check_writable(self.path, f"--run_dir={self.path}")
@@ -44,13 +44,15 @@ class FolderOfRuns:
                     f"--run_dir={self.path} is not empty: choose a new or empty folder "
                     f"for --mode={self._mode}."
                 )
+            # Creates the folder too, which the lock needs.
             self._logs.mkdir(parents=True)
             self._lock.acquire()
         except OSError as error:
             raise unusable(self.path, error) from error
 
     def take_back(self) -> None:
-        """Removes what `begin` made, because the runs are refused."""
+        """Removes the folders that `begin` created, after the runs were refused."""
         for path in (self._runs, self._logs):
             shutil.rmtree(path, ignore_errors=True)
+        # Fails if anything else is in the folder, so that no foreign file is deleted.
         self.path.rmdir()

@@ -1,4 +1,4 @@
-"""Runs a command, and measures from outside what the command cannot see itself."""
+"""Measurements of a command from outside its processes."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ FILE_NAME = "measured.json"
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 _SECONDS_BETWEEN_SAMPLES = 0.2
-# For the step at hand and a checkpoint. Nothing is lost if it is killed before that: an
-# interrupted run is begun anew.
+# Time for the current step and a checkpoint. A kill after that loses nothing: an
+# interrupted run starts again from its beginning.
 _SECONDS_TO_STOP = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What one command took.
+    """Measurements of one command.
 
     Attributes:
-      exit_code: of the command; negative: the signal that ended it.
-      wall_seconds: from its start to its end, loading TensorFlow included.
-      peak_memory_mib: the most that all its processes held together.
-      loopback_mib: what went over the machine's loopback interface meanwhile, start
-        and end of the cluster and other programs included; of a cluster with a network
-        of its own, what went over that, but for the last fifth of a second. None if
-        not counted.
-      other_busy_cores: how many cores other programs kept busy on average. They
-        slow a run down, and not every run alike.
+      exit_code: Exit code of the command; a negative one is the signal that ended it.
+      wall_seconds: Seconds from start to end, loading TensorFlow included.
+      peak_memory_mib: Peak memory of all its processes together, in MiB.
+      loopback_mib: MiB sent over the machine's loopback interface during the run. The
+        number includes start-up and shutdown of the cluster, and traffic of other
+        programs. A cluster in a private network namespace is counted there, without its
+        last fifth of a second. None if not counted.
+      other_busy_cores: Mean number of cores that other programs kept busy. They slow
+        runs down, some more than others.
     """
 
     exit_code: int
@@ -56,7 +56,7 @@ class Measured:
 
 
 def read_measured(folder: pathlib.Path) -> dict[str, Any]:
-    """What `Measured.write` left; nothing if it is absent or damaged."""
+    """Returns what `Measured.write` wrote; an empty dictionary if absent or damaged."""
     try:
         content = parse_json(read_small(folder / FILE_NAME))
     except (OSError, ValueError):
@@ -67,15 +67,18 @@ def read_measured(folder: pathlib.Path) -> dict[str, Any]:
 def measure(
     command: Sequence[str], log: pathlib.Path, stop_requested: Callable[[], bool]
 ) -> Measured | None:
-    """Runs a command to its end, or ends it if asked to stop; then returns None.
+    """Runs a command to its end; returns None if it was asked to stop.
 
-    It is in a session of its own, so that Ctrl-C reaches it through this process
-    alone, and it ends with this process, however that ends.
+    The command runs in a new session, so that Ctrl-C reaches it through this process
+    only. It ends with this process, even if this process is killed.
     """
+    # The command exits when the process with this id is dead.
     environment = {**os.environ, LAUNCHER_PID: str(os.getpid())}
     with log.open("w", encoding="utf-8") as output:
         loopback = _loopback_bytes()
         others = _others_cpu_seconds()
+        # Both counters are read before the start, so that their differences cover the
+        # run.
         start = time.monotonic()
         process = subprocess.Popen(
             command,
@@ -105,12 +108,12 @@ def measure(
 
 @dataclasses.dataclass(slots=True)
 class _Sampled:
-    """What was seen of processes while they ran.
+    """Samples of running processes.
 
     Attributes:
-      peak_memory_bytes: the most that they held together.
-      sent_bytes: over the loopback interface of networks that this process is not in,
-        by their namespace.
+      peak_memory_bytes: Peak memory of all processes together, in bytes.
+      sent_bytes: Bytes sent over loopback in network namespaces other than that of this
+        process, by namespace.
     """
 
     peak_memory_bytes: int = 0
@@ -121,7 +124,13 @@ class _Sampled:
         self.sent_bytes.update(_sent_elsewhere(processes))
 
     def loopback_bytes(self, since: int | None) -> int | None:
-        """Of their own networks, or if they have none of this one since a count."""
+        """Returns the bytes sent over loopback in private networks, or in this one.
+
+        If the processes had no private network, the count is that of this network.
+
+        Args:
+          since: Bytes that this network's loopback interface had sent at the start.
+        """
         if self.sent_bytes:
             return sum(self.sent_bytes.values())
         now = _loopback_bytes()
@@ -129,7 +138,7 @@ class _Sampled:
 
 
 def _watch(process: subprocess.Popen, stop_requested: Callable[[], bool]) -> _Sampled:
-    """Waits for the end."""
+    """Waits for the end of a process, or a stop request, and samples meanwhile."""
     tree = psutil.Process(process.pid)
     sampled = _Sampled()
     next_sample = time.monotonic()
@@ -143,18 +152,18 @@ def _watch(process: subprocess.Popen, stop_requested: Callable[[], bool]) -> _Sa
 
 
 def _memory_bytes(processes: Sequence[psutil.Process]) -> int:
-    """Of processes, what they share counted once.
+    """Returns the memory of processes in bytes, with shared pages counted once.
 
-    What is private to each is added up; of the shared pages, nearly all TensorFlow's
-    own code, the largest number is added. The exact share of each page (PSS) takes
-    13 ms to read of a process that has loaded TensorFlow, during which it is held
-    up; this takes 0.02 ms.
+    The private memory of all processes is added up; of their shared pages, nearly all
+    TensorFlow's own code, the largest number is added. Reading the exact share of each
+    page (PSS) takes 13 ms for a process that has loaded TensorFlow, and holds that
+    process up; this takes 0.02 ms.
     """
     private = shared = 0
     for each in processes:
         with contextlib.suppress(psutil.Error):
             memory = each.memory_info()
-            # Not every system tells shared pages apart.
+            # Not every operating system reports shared pages.
             shared_here = getattr(memory, "shared", 0)
             private += memory.rss - shared_here
             shared = max(shared, shared_here)
@@ -162,21 +171,22 @@ def _memory_bytes(processes: Sequence[psutil.Process]) -> int:
 
 
 def _sent_elsewhere(processes: Sequence[psutil.Process]) -> dict[str, int]:
-    """Bytes sent over loopback in networks other than this one, by their namespace.
+    """Returns bytes sent over loopback in other network namespaces, by namespace.
 
-    A new network counts from zero (man 7 network_namespaces, man 5 proc_pid_net).
+    A new namespace counts from zero (man 7 network_namespaces, man 5 proc_pid_net).
     """
     sent: dict[str, int] = {}
     with contextlib.suppress(OSError):
         here = os.readlink("/proc/self/ns/net")
         for each in processes:
-            # It may have ended since.
+            # The process may have ended since the list was made.
             with contextlib.suppress(OSError):
                 namespace = os.readlink(f"/proc/{each.pid}/ns/net")
                 if namespace not in (here, *sent):
                     counters = pathlib.Path(f"/proc/{each.pid}/net/dev").read_text()
                     (counts,) = re.findall(r"^ *lo:(.*)$", counters, re.MULTILINE)
-                    # Behind eight counts of what came in.
+                    # The first eight columns count received traffic; the ninth is bytes
+                    # sent.
                     sent[namespace] = int(counts.split()[8])
     return sent
 
@@ -187,10 +197,10 @@ def _loopback_bytes() -> int | None:
 
 
 def _others_cpu_seconds() -> float:
-    """Processor time that neither this process nor what it ran has used."""
+    """Returns processor seconds used by neither this process nor its children."""
     times = psutil.cpu_times()
     busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
-    # Guests are counted as users already.
+    # The time of guests is part of the time of users already.
     busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
     own = sum(sum(resource.getrusage(who)[:2]) for who in _OWN)
     return busy - own

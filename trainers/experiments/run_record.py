@@ -1,4 +1,4 @@
-"""What a run came to, read from its folder and nothing else."""
+"""The record of one run, read from its folder only."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from strategies.common.errors import UsageError
 from trainers.experiments.measurement import read_measured
 from trainers.run_dir.run_dir import RunFolder
 
-# A run that ended so would end so again.
+# Deterministic outcomes: a rerun would end the same way.
 _FINAL = ("completed", "diverged")
 _ALWAYS = ("eval_loss", "eval_accuracy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run of an arm. Every metric is one number a run, however many steps it had.
+    """One run of an arm, with one number per metric.
 
     Attributes:
-      arm: name of the arm.
-      seed: of the run.
-      path: its folder.
-      status: as in result.json; failed if there is none that can be read.
-      reason: one line on why it is not completed; empty if it is.
-      result: content of result.json; empty if there is none.
-      metrics: lines of metrics.jsonl.
-      measured: what was measured from outside; empty if nothing was.
+      arm: Name of the arm.
+      seed: Seed of the run.
+      path: Run folder.
+      status: Status in result.json; "failed" if no result can be read.
+      reason: One line that says why the run is not completed; empty if it is.
+      result: Content of result.json; empty if there is none.
+      metrics: Lines of metrics.jsonl.
+      measured: Measurements from outside the run; empty if there are none.
     """
 
     arm: str
@@ -54,7 +54,10 @@ class Run:
         return self.result.get("initial_weights_sha256")
 
     def figures(self, target_accuracy: float | None) -> dict[str, float | None]:
-        """Every metric by name; None where it was not measured."""
+        """Returns every metric by name; None where it was not measured.
+
+        All are None unless the run completed.
+        """
         result = self.result
         values = {
             "examples_per_second": _at(result, "throughput", "examples_per_second"),
@@ -77,6 +80,7 @@ class Run:
             "loopback_mib": _number(self.measured.get("loopback_mib")),
             "mean_staleness": _at(result, "staleness", "mean"),
         }
+        # Metrics of a run that diverged or failed would not be comparable.
         return values if self.is_completed else dict.fromkeys(values)
 
     def other_metrics(self) -> list[str]:
@@ -86,32 +90,37 @@ class Run:
         return sorted(names)
 
     def curve(self, name: str) -> dict[int, float]:
-        """A quantity of metrics.jsonl by step."""
+        """Returns the values of one metric of metrics.jsonl by step."""
         points = [(row["step"], _number(row.get(name))) for row in self.metrics]
         return {step: value for step, value in points if value is not None}
 
     def step_milliseconds(self) -> list[float]:
-        """Of an average step of each line of metrics, the first line left out.
+        """Returns the mean step time of each line of metrics, without the first line.
 
-        The first is slower: caches are cold.
+        The first line is slower, because caches are cold.
         """
         values = [_at(row, "step_milliseconds", "total") for row in self.metrics]
         found = [value for value in values if value is not None]
+        # A run with a single line keeps it.
         return found[1:] or found
 
     def _seconds_to(self, accuracy: float | None) -> float | None:
-        """Tracing and training until the first evaluation with this accuracy."""
+        """Returns seconds of tracing and training until this evaluation accuracy."""
         if accuracy is None:
             return None
         for row in self.metrics:
             reached = _number(row.get("eval_accuracy"))
             seconds = [_at(row, "seconds", kind) for kind in ("trace", "train")]
             if reached is not None and reached >= accuracy and None not in seconds:
+                # Time in evaluations and checkpoints does not count.
                 return sum(value or 0.0 for value in seconds)
         return None
 
     def _peak_memory_mib(self) -> float | None:
-        """Of all tasks together; a run of one process knows it by itself."""
+        """Returns the peak memory of all tasks together, in MiB.
+
+        A run of one process without a measurement from outside reports its own peak.
+        """
         measured = _number(self.measured.get("peak_memory_mib"))
         if measured is None and self.result.get("cluster") is None:
             return _at(self.result, "peak_memory_mib", "chief-0")
@@ -121,16 +130,17 @@ class Run:
 def read_run(
     path: pathlib.Path, *, arm: str, seed: int, log: pathlib.Path | None = None
 ) -> Run:
-    """Reads a run's folder, whatever is left of it.
+    """Reads a run folder, in any state that the run has left it in.
 
     Args:
-      path: the folder.
-      arm: name of its arm.
-      seed: of the run.
-      log: what it printed, to say why there is no result.
+      path: Run folder.
+      arm: Name of the arm.
+      seed: Seed of the run.
+      log: File with the output of the run, which explains a missing result.
     """
     folder = RunFolder(path)
     try:
+        # The folder may come from somebody else; a link in it is refused.
         folder.check_own()
     except UsageError as error:
         return Run(arm=arm, seed=seed, path=path, status="failed", reason=str(error))
@@ -187,7 +197,7 @@ def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def _is_whole(result: Mapping[str, Any]) -> bool:
-    """Whether there is what a comparison cannot do without."""
+    """Returns whether a result has every part that a comparison needs."""
     parts = ("throughput", "final", "seconds", "traits")
     return all(isinstance(result.get(part), Mapping) for part in parts)
 
@@ -201,7 +211,7 @@ def _why_no_result(measured: Mapping[str, Any], log: pathlib.Path | None) -> str
 
 
 def _reason(otherwise: str, log: pathlib.Path | None) -> str:
-    """The last error that was printed."""
+    """Returns the last error in a log, or `otherwise` if there is none."""
     if log is not None and log.is_file():
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
@@ -218,5 +228,6 @@ def _at(content: Mapping[str, Any], *path: str) -> float | None:
 
 
 def _number(value: Any) -> float | None:
+    # `bool` is a subclass of `int` in Python.
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else None

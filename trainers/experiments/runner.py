@@ -1,4 +1,4 @@
-"""Short runs, each in a process of its own."""
+"""Short runs, each in a separate process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Executed:
     """A run that has ended.
 
     Attributes:
-      config: of the run, but for its folder.
-      run: what its folder says.
-      recording: of its steps; none if it was not recorded.
-      exit_code: of its process.
+      config: Configuration of the run, without its folder.
+      run: Record of the run, read from its folder.
+      recording: Recording of its steps; empty if steps were not recorded.
+      exit_code: Exit code of its process.
     """
 
     config: Config
@@ -42,7 +42,7 @@ class Executed:
 
 
 class Execution:
-    """Runs configurations, one after another, and says so."""
+    """Runs configurations one after another and prints a line for each."""
 
     def __init__(
         self,
@@ -55,25 +55,26 @@ class Execution:
         self._console = console
         self._stop_requested = stop_requested
         self._stop_exit_code = stop_exit_code
+        # `Config` is frozen, so that equal settings are one key.
         self._done: dict[Config, Executed] = {}
 
     def run(self, name: str, config: Config) -> Executed:
-        """Runs a configuration into a folder of its own.
+        """Runs a configuration in a new run folder.
 
         Args:
-          name: of its folder, and of the line that tells of it.
-          config: but for its folder.
+          name: Name of the run folder, also printed.
+          config: Configuration of the run, without its folder.
 
         Raises:
-          StopRequested: a signal came; the run at hand has ended.
+          StopRequested: A signal arrived; the current run has ended.
         """
         with self._console.live(lambda: f"running   {name}"):
             return self._run(name, config)
 
     def run_once(self, name: str, config: Config) -> Executed:
-        """The same, unless this was called for that configuration before.
+        """Runs a configuration, or returns its earlier run if there is one.
 
-        Tests of one strategy's cause need the same runs of one device as another's.
+        The ablations of several strategies need the same runs of one device.
         """
         if config not in self._done:
             self._done[config] = self.run(name, config)
@@ -86,6 +87,7 @@ class Execution:
         measured = measure(command, log, self._stop_requested)
         if measured is None:
             raise StopRequested(self._stop_exit_code())
+        # A command that ended before its run began has left no folder.
         path.mkdir(parents=True, exist_ok=True)
         measured.write(path)
         run = read_run(path, arm=name, seed=config.run.seed, log=log)
@@ -113,13 +115,13 @@ def with_runs(
     work: Callable[[Execution], ExitCode],
     what: str,
 ) -> ExitCode:
-    """Does what needs short runs, until it is done or a signal comes.
+    """Calls a function that needs short runs, until it returns or a signal arrives.
 
     Args:
-      folder: that has been begun.
-      console: told of each run.
-      work: runs them.
-      what: this is, such as "a verification".
+      folder: Folder of the experiment, after `begin`.
+      console: Console that reports each run.
+      work: Function that executes the runs.
+      what: Name of the experiment in messages, such as "a verification".
     """
     try:
         with StopSignals() as signals:
@@ -137,13 +139,13 @@ def with_runs(
 
 
 def command_again(config: Config) -> str:
-    """What a person pastes to do the same again, into another folder."""
+    """Returns a shell command that repeats the experiment in another folder."""
     words = flags.arguments_of(config.replace(run_dir=None))
-    # The strategy of this configuration is one of those that --strategies names.
+    # --strategies names the strategy of this configuration too.
     words = [word for word in words if not word.startswith("--strategy=")]
     return shlex.join(["python", "-m", "trainers.main", *words])
 
 
 def command_line(config: Config) -> list[str]:
-    """Of a process that does what a configuration says."""
+    """Returns the command line of a process that runs a configuration."""
     return [sys.executable, "-m", "trainers.main", *flags.arguments_of(config)]

@@ -1,4 +1,4 @@
-"""What a comparison comes to: the content of comparison.json."""
+"""The analysis of a comparison: the content of comparison.json."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _DIFFERENCES = ("eval_accuracy", "eval_loss", "train_loss")
 def conclude(
     arms: Sequence[Arm], runs: Sequence[Run], settings: ComparisonConfig
 ) -> dict[str, Any]:
-    """Everything comparison.json holds but how it was made.
+    """Returns the content of comparison.json, without its origin.
 
     Args:
-      arms: in the order of the report.
-      runs: of all arms, whatever became of them.
-      settings: margin, target and what was allowed to differ.
+      arms: Arms in the order of the report.
+      runs: Runs of all arms, in any state.
+      settings: Margin, target accuracy and settings that are allowed to differ.
     """
     by_arm = {arm.name: [r for r in runs if r.arm == arm.name] for arm in arms}
     differing = differing_settings(arms)
@@ -80,8 +80,13 @@ def conclude(
 
 
 def _control(arms: Sequence[Arm], by_arm: Mapping[str, list[Run]]) -> str | None:
-    """The arm without distribution if there is one, or the first that completed."""
+    """Returns the arm without distribution, or else the first that completed.
+
+    It is None if no run completed.
+    """
     able = [arm for arm in arms if any(run.is_completed for run in by_arm[arm.name])]
+    # The sort is stable and False sorts before True: undistributed arms come first, all
+    # others keep their order.
     able.sort(key=lambda arm: not _is_undistributed(arm))
     return able[0].name if able else None
 
@@ -139,9 +144,9 @@ def _means(figures: Sequence[Mapping[str, float | None]]) -> dict[str, float | N
 def _scaling_efficiency(
     arm: Arm, by_arm: Mapping[str, list[Run]], control: str | None
 ) -> float | None:
-    """Speed over what that many undistributed copies would reach together.
+    """Returns speed over that of as many independent undistributed copies.
 
-    The geometric mean over seeds; None unless the control is undistributed.
+    It is the geometric mean over seeds; None unless the control is undistributed.
     """
     completed = [run for run in by_arm[arm.name] if run.is_completed]
     undistributed = [r for r in by_arm.get(control or "", ()) if r.is_completed]
@@ -150,6 +155,7 @@ def _scaling_efficiency(
     traits = undistributed[0].result["traits"]
     if not isinstance(traits, Mapping) or traits.get("max_replicas") != 1:
         return None
+    # A mean of logarithms is the logarithm of the geometric mean.
     ratios, _ = _pairs(completed, undistributed, "examples_per_second", None, math.log)
     if not ratios:
         return None
@@ -160,13 +166,14 @@ def _scaling_efficiency(
 def _comparisons(
     by_arm: Mapping[str, list[Run]], control: str | None, settings: ComparisonConfig
 ) -> list[dict[str, Any]]:
-    """Every metric of every arm against the control."""
+    """Compares every metric of every arm with the control."""
     others = [name for name in by_arm if name != control]
     found = []
     for metric in (*_RATIOS, *_DIFFERENCES, *other_metrics(by_arm)):
         if metric == "seconds_to_target_accuracy" and settings.target_accuracy is None:
             continue
         entries = [_compared(by_arm, arm, control, metric, settings) for arm in others]
+        # Difference and equivalence are two families of tests, corrected separately.
         _correct(entries, "p_value", "p_value_holm")
         _correct([e["equivalence"] for e in entries], "p_value", "p_value_holm")
         for entry in entries:
@@ -185,7 +192,7 @@ def other_metrics(by_arm: Mapping[str, list[Run]]) -> list[str]:
 
 
 def _correct(entries: Sequence[dict[str, Any] | None], key: str, into: str) -> None:
-    """Holm's correction over the arms of one metric."""
+    """Applies Holm's correction over the arms of one metric."""
     tested = [e for e in entries if e is not None and e[key] is not None]
     for entry, p_value in zip(tested, holm([e[key] for e in tested]), strict=True):
         entry[into] = p_value
@@ -228,12 +235,15 @@ def _compared(
     for name in ("interval", "bootstrap_interval"):
         ends = getattr(summary, name)
         entry[name] = None if ends is None else [_capped(back, end) for end in ends]
+    # With fewer seeds the estimate is reported, but nothing is tested.
     if summary.num_pairs < FEWEST_SEEDS:
         return entry
     entry["p_value"] = summary.p_value
+    # Each arm but the control is one test.
     entry["detectable"] = _capped(back, detectable(summary, len(by_arm) - 1))
     if metric == "eval_accuracy":
         points = settings.accuracy_margin_points
+        # The margin is in percentage points, accuracies are fractions.
         p_value = equivalence_p_value(summary, points / 100)
         entry["equivalence"] = {
             "margin_points": points,
@@ -244,7 +254,11 @@ def _compared(
 
 
 def _capped(back: Callable[[float], float], value: float) -> float:
-    """An interval of very few, very different runs can be wider than a float."""
+    """Converts an end of an interval, limited to what a float can hold.
+
+    The interval of very few, very different runs can be wider than that.
+    """
+    # exp(710) is beyond float64.
     return back(min(max(value, -700.0), 700.0))
 
 
@@ -255,7 +269,7 @@ def _pairs(
     target_accuracy: float | None,
     scale: Callable[[float], float],
 ) -> tuple[list[float], str]:
-    """Differences by seed, and why there are none if so."""
+    """Returns the differences by seed, and the reason if there are none."""
     if not any(run.is_completed for run in control):
         return [], "no run of the control completed"
     if not any(run.is_completed for run in arm):
@@ -269,6 +283,7 @@ def _pairs(
         one, other = ours[seed], theirs[seed]
         if one is None or other is None:
             continue
+        # A logarithm needs positive values.
         if scale is math.log and not (one > 0 and other > 0):
             continue
         found.append(scale(one) - scale(other))

@@ -1,4 +1,4 @@
-"""What a reader must know before believing a verdict."""
+"""Caveats: facts that limit the verdicts of a comparison."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainers.experiments.arms import Arm
 from trainers.experiments.compare.statistics import FEWEST_SEEDS
 from trainers.experiments.run_record import Run
 
-# More than this share of the cores in use by others, and a reader is told.
+# Fraction of the cores that other programs may use without a remark.
 _MOST_OTHERS = 0.1
 
 
@@ -19,11 +19,11 @@ def remarks_on(
     by_arm: Mapping[str, list[Run]],
     differing: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
-    """One sentence each.
+    """Returns the remarks of a report, one sentence each.
 
     Args:
-      by_arm: all runs.
-      differing: settings in which arms differ, with their values by arm.
+      by_arm: All runs by arm.
+      differing: Settings in which arms differ, with their values by arm.
     """
     remarks = []
     for name, values in differing.items():
@@ -49,7 +49,9 @@ def remarks_on(
 
 
 def remarks_on_batches(arms: Sequence[Arm]) -> list[str]:
-    """Which arms train on other global batches although no setting differs."""
+    """Returns a remark on arms whose global batches differ although no setting does."""
+    # The strategy itself keeps the global batches of one device; the data settings,
+    # such as --sharding=file, do not.
     own = [
         arm.name
         for arm in arms
@@ -80,6 +82,7 @@ def _remarks_on_the_machine(by_arm: Mapping[str, list[Run]]) -> list[str]:
             "they would on an idle machine."
         )
     for part in ("versions", "hardware"):
+        # Dictionaries are not hashable; their `repr` is.
         if len({repr(run.result.get(part)) for run in completed}) > 1:
             remarks.append(f"Not all runs had the same {part}.")
     return remarks

@@ -1,4 +1,4 @@
-"""The pictures of a report, as SVG with its text as text."""
+"""The charts of a report, as SVG with real text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from trainers.experiments.run_record import Run
 
-# Okabe and Ito's palette, told apart by colour-blind readers too.
+# Okabe and Ito's palette, which color-blind readers can distinguish too.
 _COLOURS = (
     *("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442"),
     "#000000",
@@ -23,6 +23,7 @@ _COLOURS = (
 # so that of the page's style.
 _INK = "#000000"
 _WIDTH_INCHES = 9.0
+# Largest ratio of the ends of a linear axis; a logarithmic one is used beyond it.
 _MOST_ON_A_LINEAR_AXIS = 4
 _PHASES = ("startup", "trace", "input", "compute", "eval", "checkpoint", "summary")
 
@@ -30,9 +31,11 @@ RunsByArm = Mapping[str, Sequence[Run]]
 
 
 def _drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
-    """Draws and returns SVG, the same for the same content."""
+    """Draws a figure and returns its SVG, identical for identical content."""
     settings: dict[Any, Any] = {
+        # Text stays text, which can be searched.
         "svg.fonttype": "none",
+        # Without it, Matplotlib derives ids of elements from random numbers.
         "svg.hashsalt": "comparison",
         "font.family": "sans-serif",
         "axes.spines.top": False,
@@ -55,7 +58,7 @@ def _drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
 
 
 def ratios(comparisons: Sequence[Mapping[str, Any]], control: str) -> str:
-    """Each arm's speed against the control's, with its 95 % interval."""
+    """Draws each arm's speed relative to the control's, with its 95 % interval."""
     shown = [c for c in comparisons if c["interval"] is not None]
     return _drawn(_draw_ratios, shown, control, height=1.2 + 0.35 * len(shown))
 
@@ -70,6 +73,7 @@ def _draw_ratios(
         axes.plot([middle], [row], "o", color=_COLOURS[0])
     axes.axvline(1, color="grey", linewidth=1)
     axes.set_yticks(range(len(shown)), [c["arm"] for c in shown])
+    # The first arm is at the top.
     axes.set_ylim(len(shown) - 0.5, -0.5)
     ends = [1.0, *(end for c in shown for end in c["interval"])]
     if max(ends) > _MOST_ON_A_LINEAR_AXIS * min(ends):
@@ -104,6 +108,7 @@ def _draw_curves(figure: Figure, runs: RunsByArm) -> None:
 def _draw_band(
     axes: Axes, by_seed: Sequence[Mapping[int, float]], arm: str, colour: str
 ) -> None:
+    # Only steps that every seed has recorded can be averaged.
     steps = sorted(set.intersection(*map(set, by_seed))) if by_seed else []
     values = np.array([[curve[step] for step in steps] for curve in by_seed])
     if not values.size:
@@ -115,7 +120,7 @@ def _draw_band(
 
 
 def step_times(runs: RunsByArm) -> str:
-    """How long steps take: box over lines of metrics, percentiles of single steps."""
+    """Draws step times: boxes over lines of metrics, percentiles of single steps."""
     return _drawn(_draw_step_times, runs, height=1.4 + 0.5 * len(runs))
 
 
@@ -145,7 +150,7 @@ def _draw_step_times(figure: Figure, runs: RunsByArm) -> None:
 
 
 def where_time_went(runs: RunsByArm) -> str:
-    """Seconds of a run by kind of work, on average over seeds."""
+    """Draws the mean seconds of a run over seeds, by kind of work."""
     return _drawn(_draw_time, runs, height=1.4 + 0.45 * len(runs))
 
 
@@ -155,6 +160,7 @@ def _draw_time(figure: Figure, runs: RunsByArm) -> None:
     for phase, colour in zip((*_PHASES, "rest"), _COLOURS, strict=True):
         widths = np.array([_mean_seconds(phase, each) for each in runs.values()])
         axes.barh(list(runs), widths, left=left, color=colour, label=phase)
+        # Bars are stacked: each starts where the one before it ends.
         left += widths
     axes.invert_yaxis()
     axes.set_xlabel("seconds of a run")
@@ -167,11 +173,16 @@ def _mean_seconds(phase: str, runs: Sequence[Run]) -> float:
 
 
 def _seconds(phase: str, run: Run) -> float:
-    """`compute` is training without its input; `rest` what the run did not time."""
+    """Returns the seconds that a run spent on a kind of work.
+
+    `compute` is training without its input; `rest` is time that the run did not
+    measure.
+    """
     seconds = {name: float(s or 0) for name, s in run.result["seconds"].items()}
     if phase == "compute":
         return max(seconds.get("train", 0.0) - seconds.get("input", 0.0), 0.0)
     if phase == "rest":
+        # `train` includes `input`, which would count twice.
         timed = sum(seconds.values()) - seconds.get("input", 0.0)
         wall = run.figures(None)["wall_seconds"]
         return 0.0 if wall is None else max(wall - timed, 0.0)
@@ -179,7 +190,7 @@ def _seconds(phase: str, run: Run) -> float:
 
 
 def memory(runs: RunsByArm) -> str:
-    """The most memory that all tasks of a run held together, one dot a run."""
+    """Draws the peak memory of all tasks of a run together, with one dot per run."""
     return _drawn(_draw_memory, runs, height=1.0 + 0.35 * len(runs))
 
 
@@ -198,7 +209,7 @@ def _draw_memory(figure: Figure, runs: RunsByArm) -> None:
 
 
 def staleness(runs: RunsByArm) -> str | None:
-    """How many updates came between; None if every arm is synchronous."""
+    """Draws how often each staleness occurred; None if all arms are synchronous."""
     counts = {arm: _staleness(completed) for arm, completed in runs.items()}
     shown = {arm: found for arm, found in counts.items() if found}
     if not shown:
@@ -211,6 +222,7 @@ def _draw_staleness(figure: Figure, counts: Mapping[str, Mapping[int, int]]) -> 
     for index, (arm, found) in enumerate(counts.items()):
         total = sum(found.values())
         width = 1 / (len(counts) + 1)
+        # The bars of all arms at one staleness are centered on it.
         shift = (index - len(counts) / 2 + 0.5) * width
         axes.bar(
             [key + shift for key in found],

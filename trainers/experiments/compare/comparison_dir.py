@@ -1,4 +1,4 @@
-"""The folder of a comparison: what is in it, and when it may be continued."""
+"""The folder of a comparison, and the check that it may be resumed."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from strategies.common.text import as_argument
 from trainers.experiments.arms import Arm
 from trainers.experiments.compare.schedule import Turn
 
-# Whatever is read, written over or deleted; runs are checked when they are read.
+# Everything that is read, overwritten or deleted; run folders are checked when they are
+# read.
 _PARTS = ("plan.json", "runs/*/*", "warm_up/*", "logs/*")
 
 
 class ComparisonFolder:
-    """Paths and files of a comparison. Making this object writes nothing.
+    """Paths and files of a comparison; the constructor writes nothing.
 
-    plan.json says what is compared; runs/<arm>/seed-<n> are ordinary run folders,
-    each with a measured.json of what was measured from outside; warm_up/ holds the
-    runs that are discarded, and logs/ what each run printed.
+    plan.json describes the comparison. runs/<arm>/seed-<n> are ordinary run folders,
+    each with a measured.json of measurements from outside the run. warm_up/ holds the
+    runs that are discarded, and logs/ holds the output of each run.
     """
 
     def __init__(self, path: str | None):
-        """Takes --run_dir, or chooses a name that tells when."""
+        """Takes --run_dir, or chooses a name with the time."""
         self.path = pathlib.Path(path) if path else new_folder("compare")
         self.runs = self.path / "runs"
         self._plan = self.path / "plan.json"
@@ -52,14 +53,14 @@ class ComparisonFolder:
         return self.path / "logs" / f"{turn.arm.name}-{name}.log"
 
     def begin(self, arms: Sequence[Arm], first_seed: int) -> bool:
-        """Makes the folder, or takes up the comparison that is in it.
+        """Creates the folder, or resumes the comparison that is in it.
 
         Returns:
-          Whether it was there already.
+          Whether the comparison existed already.
 
         Raises:
-          UsageError: it holds something else, a link or another comparison, another
-            process is using it, or it cannot be written.
+          UsageError: The folder holds something else, a link or another comparison,
+            another process is using it, or it cannot be written.
         """
         plan = {
             "schema_version": 1,
@@ -69,6 +70,7 @@ class ComparisonFolder:
         try:
             check_writable(self.path, f"--run_dir={self.path}")
             if self.path.is_dir():
+                # Links are refused before anything in the folder is read.
                 check_own(self.path, _PARTS)
             existing = self._read_plan()
             if existing is not None:
@@ -79,6 +81,8 @@ class ComparisonFolder:
                     "choose a new or empty folder."
                 )
             self.path.mkdir(parents=True, exist_ok=True)
+            # The plan is written under the lock, so that only one process begins a
+            # comparison.
             self._lock.acquire()
             if existing is None:
                 write_json(self._plan, plan)
@@ -88,7 +92,7 @@ class ComparisonFolder:
         return existing is not None
 
     def remove_run(self, turn: Turn) -> None:
-        """Of a run that has not finished: it would be timed wrongly if continued."""
+        """Removes an unfinished run, because a resumed run is timed wrongly."""
         path = self.run_path(turn)
         if path.exists():
             shutil.rmtree(path)
@@ -134,7 +138,7 @@ class ComparisonFolder:
 
 
 def _is_plan(content: Any) -> bool:
-    """Whether it has what a comparison is continued by."""
+    """Returns whether a plan has all that is needed to resume a comparison."""
     if not isinstance(content, dict) or "first_seed" not in content:
         return False
     arms = content.get("arms")
@@ -142,4 +146,5 @@ def _is_plan(content: Any) -> bool:
 
 
 def _settings(arm: Arm) -> dict[str, Any]:
+    # The seed differs between the runs of an arm; the plan has the first one.
     return {k: v for k, v in arm.config.to_dict().items() if k != "seed"}

@@ -1,4 +1,4 @@
-"""What must be the same in all arms, so that only what is compared differs."""
+"""Controlled settings, which all arms of a comparison must share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainers.config.tracking import TrackingConfig
 from trainers.experiments.arms import Arm
 from trainers.experiments.run_record import Run
 
-# What a run does not depend on.
+# Settings that do not affect the training, or differ between the runs of an arm.
 _NOT_COMPARED = {
     *("mode", "run_dir", "resume", "seed", "verbose"),
     *(field.name for field in dataclasses.fields(TrackingConfig)),
@@ -21,22 +21,24 @@ _NOT_COMPARED = {
 
 
 def differing_settings(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
-    """Every setting in which arms differ, with its value in each."""
+    """Returns every setting in which arms differ, with its value in each arm."""
     settings = {arm.name: arm.config.to_dict() for arm in arms}
     names = [name for name in settings[arms[0].name] if name not in _NOT_COMPARED]
     values = {name: {arm: settings[arm][name] for arm in settings} for name in names}
     return {
         name: by_arm
         for name, by_arm in values.items()
+        # Lists are not hashable; their `repr` is.
         if len({repr(value) for value in by_arm.values()}) > 1
     }
 
 
 def check_configurations(arms: Sequence[Arm], allowed: Collection[str]) -> None:
-    """Refuses arms that differ in what a comparison holds fixed.
+    """Checks that arms differ in no controlled setting.
 
     Raises:
-      UsageError: they do, and --allow_different does not name it.
+      UsageError: Arms differ in a controlled setting that --allow_different does not
+        name.
     """
     differing = differing_settings(arms)
     for name, by_arm in differing.items():
@@ -54,14 +56,16 @@ def check_configurations(arms: Sequence[Arm], allowed: Collection[str]) -> None:
 def check_initial_weights(
     runs: Sequence[Run], differing: Collection[str], allowed: Collection[str]
 ) -> None:
-    """Refuses runs of one seed that did not begin with the same weights.
+    """Checks that all runs of one seed began with the same weights.
 
-    Where arms may differ in a setting that changes the model or its input, their
-    weights differ too.
+    Arms that differ in a setting of the model or its input are not checked: their
+    weights have to differ too.
 
     Raises:
-      UsageError: they differ, and --allow_different does not name it.
+      UsageError: Weights differ, and --allow_different does not name them.
     """
+    # Each of these settings changes the initial weights, or the shapes of the input or
+    # output of the model.
     expected = {"model", "hidden_units", "dtype", "dataset", "data_path", "input_shape"}
     expected |= {"num_classes", "record_schema"}
     if INITIAL_WEIGHTS in allowed or expected & set(differing):
@@ -71,6 +75,7 @@ def check_initial_weights(
         digest = run.initial_weights_sha256
         if digest is None:
             continue
+        # The first run of a seed is the one that the others must agree with.
         other = first.setdefault(run.seed, run)
         if digest != other.initial_weights_sha256:
             raise UsageError(

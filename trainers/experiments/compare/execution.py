@@ -1,4 +1,4 @@
-"""Runs every turn of a comparison in a process of its own."""
+"""The runs of a comparison, each in a separate process."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ Ended = Callable[[Turn, Run | None], None]
 
 
 class Execution:
-    """Does what has not been done yet."""
+    """Executor of the runs of a comparison that have not finished yet."""
 
     def __init__(self, folder: ComparisonFolder, stop_requested: Callable[[], bool]):
         self._folder = folder
         self._stop_requested = stop_requested
+        # Error message by name of the arm.
         self._refused: dict[str, str] = {}
 
     def run(
         self, turns: Sequence[Turn], begun: Begun, ended: Ended
     ) -> list[Run] | None:
-        """Runs the turns in their order.
+        """Executes the runs in their order.
 
-        A run that has finished is not run again, whatever it came to. One that was
-        interrupted or failed is run from its beginning. An arm whose flags are
-        refused is not tried with its other seeds.
+        A finished run is not repeated, even if it diverged. An interrupted or failed
+        run starts again from its beginning. An arm whose flags are refused is not tried
+        with its other seeds.
 
         Args:
-          turns: what to run.
-          begun: told of each turn before it runs.
-          ended: told of each turn afterwards, also of those that had finished; with
-            None for a warm-up.
+          turns: Runs in the order of execution.
+          begun: Called with each run before it starts.
+          ended: Called with each run afterwards, also with runs that had finished
+            earlier; its second argument is None for a warm-up.
 
         Returns:
           Every run but the warm-ups; None if asked to stop.
@@ -51,6 +52,7 @@ class Execution:
         }
         for turn in turns:
             if turn.seed is None:
+                # A warm-up is only worth its time if a timed run of the arm follows.
                 skipped = turn.arm.name not in pending
             else:
                 skipped = turn.arm.name in self._refused or self._is_done(turn)
@@ -65,12 +67,14 @@ class Execution:
         return runs
 
     def _run(self, turn: Turn) -> bool:
+        # A resumed run would be timed wrongly.
         self._folder.remove_run(turn)
         log = self._folder.log_path(turn)
         measured = measure(command_of(turn, self._folder), log, self._stop_requested)
         if measured is None:
             return False
         path = self._folder.run_path(turn)
+        # A command that ended before its run began has left no folder.
         path.mkdir(parents=True, exist_ok=True)
         measured.write(path)
         if measured.exit_code == ExitCode.USAGE:
@@ -92,11 +96,11 @@ class Execution:
 
 
 def command_of(turn: Turn, folder: ComparisonFolder) -> list[str]:
-    """The command line of a run."""
+    """Returns the command line of a run."""
     path = folder.run_path(turn)
     config = turn.config.replace(run_dir=str(path))
     if turn.seed is None:
-        # A warm-up is nobody's result.
+        # The metrics of a warm-up are discarded, and must not reach a tracker.
         return command_line(config.replace(tensorboard_copy=None, trackers=None))
     target = config.tracking.tensorboard_copy
     if target is not None:
@@ -108,5 +112,6 @@ def command_of(turn: Turn, folder: ComparisonFolder) -> list[str]:
 
 
 def command_in_words(turn: Turn, folder: ComparisonFolder) -> str:
-    """The same for a person to paste."""
+    """Returns the command line of a run as a shell command to paste."""
+    # The first word is the full path of this interpreter.
     return shlex.join(["python", *command_of(turn, folder)[1:]])

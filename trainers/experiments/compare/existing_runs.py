@@ -1,4 +1,4 @@
-"""Arms from runs that have finished: --runs."""
+"""Arms from finished runs: --runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from trainers.experiments.arms import Arm, check_name, check_names
 from trainers.experiments.run_record import Run, read_run
 from trainers.run_dir.run_dir import RunFolder
 
+# Settings that may differ between the runs of one arm.
 _NOT_OF_AN_ARM = {"seed": 0, "run_dir": None, "resume": "never", "verbose": False}
 
 
 def arms_and_runs(folders: Sequence[str]) -> tuple[list[Arm], list[Run]]:
-    """Reads run folders; runs that differ in nothing but their seed are one arm.
+    """Reads run folders; runs that differ only in their seed form one arm.
 
     Raises:
-      UsageError: a folder holds no run or a link, a config.json is damaged, an arm has
+      UsageError: A folder holds no run or a link, a config.json is damaged, an arm has
         two runs of one seed, or there is only one arm.
     """
     found: dict[tuple[str, Config], list[tuple[int, pathlib.Path]]]
@@ -32,6 +33,7 @@ def arms_and_runs(folders: Sequence[str]) -> tuple[list[Arm], list[Run]]:
         for folder in _run_folders(path, text):
             folder.check_own()
             config = folder.read_config()
+            # Equal keys are one arm: `Config` is frozen and hashable.
             key = (name, config.replace(**_NOT_OF_AN_ARM))
             found[key].append((config.run.seed, folder.path))
     names = _names(list(found))
@@ -52,7 +54,7 @@ def arms_and_runs(folders: Sequence[str]) -> tuple[list[Arm], list[Run]]:
 
 
 def _named(text: str) -> tuple[str, pathlib.Path]:
-    """`name:folder` or just a folder, whose name may hold a colon."""
+    """Splits `name:folder`, or returns a folder only, whose name may hold a colon."""
     name, colon, path = text.partition(":")
     if not colon or pathlib.Path(text).exists():
         return "", pathlib.Path(text)
@@ -63,8 +65,8 @@ def _named(text: str) -> tuple[str, pathlib.Path]:
 def _run_folders(path: pathlib.Path, text: str) -> list[RunFolder]:
     if RunFolder(path).holds_a_run:
         return [RunFolder(path)]
-    # Not Path.glob, which fails at a folder that vanishes meanwhile (Python 3.11), as
-    # those of checkpoints do while a run goes on.
+    # Not `Path.glob`: it fails if a folder vanishes during the search (Python 3.11), as
+    # folders of checkpoints do in a running run.
     inner = sorted(
         pathlib.Path(folder)
         for folder, _, names in os.walk(path)
@@ -79,7 +81,7 @@ def _run_folders(path: pathlib.Path, text: str) -> list[RunFolder]:
 
 
 def _names(keys: Sequence[tuple[str, Config]]) -> list[str]:
-    """Given names, or strategies with the settings that tell arms apart."""
+    """Returns the given names, or strategies with settings that distinguish arms."""
     settings = [config.to_dict() for _, config in keys]
     plain = [
         name or own["strategy"] for (name, _), own in zip(keys, settings, strict=True)
@@ -91,6 +93,7 @@ def _names(keys: Sequence[tuple[str, Config]]) -> list[str]:
             for other, other_name in zip(settings, plain, strict=True)
             if other_name == name
         ]
+        # A name from the user stays as it is, even if another arm has the same.
         telling = [] if given else _telling(own, rivals)
         names.append(" ".join([name, *telling]))
     return names

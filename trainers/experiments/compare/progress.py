@@ -1,4 +1,4 @@
-"""What a person sees while runs go on: a table on a terminal, lines elsewhere."""
+"""Progress of a comparison: a table on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MARKS = {"completed": "done", "diverged": "diverged", "failed": "failed"}
 
 
 class Progress:
-    """Keeps account of the turns of a comparison."""
+    """Progress of the runs of a comparison."""
 
     def __init__(self, turns: Sequence[Turn], console: Console):
         self._turns = turns
@@ -28,23 +28,25 @@ class Progress:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Keeps the table up to date, if there is a terminal to show it."""
+        """Updates the table while the context is open, if there is a terminal."""
         with self._console.live(self.table):
             yield
 
     def begun(self, turn: Turn) -> None:
-        """A run begins."""
+        """Records that a run begins."""
         self._began = time.monotonic()
         self._marks[turn] = "running"
 
     def ended(self, turn: Turn, run: Run | None) -> None:
-        """A run has ended, or had ended in an earlier part of this comparison."""
+        """Records that a run has ended, now or before this comparison was resumed."""
         self._num_ended += 1
         self._marks[turn] = _MARKS.get(run.status, run.status) if run else "done"
+        # The run ended earlier; its time says nothing about the runs that are left.
         if self._began is None:
             return
         seconds = time.monotonic() - self._began
         self._began = None
+        # Warm-ups are shorter than runs, and would make the estimate too low.
         if run is None:
             return
         self._seconds.append(seconds)
@@ -54,7 +56,7 @@ class Progress:
         )
 
     def time_left(self) -> str:
-        """From how long runs took so far."""
+        """Returns an estimate from the mean time of the runs so far."""
         left = len(self._turns) - self._num_ended
         if not self._seconds:
             return f"{left} runs left"
@@ -63,9 +65,10 @@ class Progress:
         return f"{minutes}:{seconds:02} left"
 
     def table(self) -> Table:
-        """Arms by seeds."""
+        """Builds the table: a row per arm, a column per seed."""
         table = Table(caption=self.time_left(), caption_justify="left", box=None)
         table.add_column("arm")
+        # `dict.fromkeys` removes duplicates and keeps the order.
         seeds = list(dict.fromkeys(turn.seed for turn in self._turns))
         for seed in seeds:
             table.add_column("warm-up" if seed is None else f"seed {seed}")

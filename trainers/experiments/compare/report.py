@@ -14,7 +14,7 @@ from trainers.experiments.compare import charts
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.run_record import Run
 
-# Columns of the table of figures: heading, metric, format.
+# Columns of the table of metrics: heading, metric, format.
 _COLUMNS = (
     ("examples/s", "examples_per_second", "{:,.0f}"),
     ("step p50 ms", "step_milliseconds_p50", "{:,.2f}"),
@@ -30,7 +30,7 @@ _COLUMNS = (
     ("peak MiB", "peak_memory_mib", "{:,.0f}"),
     ("staleness", "mean_staleness", "{:.2f}"),
 )
-# Fewer of them and shorter, so that a name has room in 80 columns.
+# Fewer columns with shorter headings, so that an arm's name fits in 80 characters.
 _IN_THE_TERMINAL = {
     "examples_per_second": "examples/s",
     "step_milliseconds_p50": "ms/step",
@@ -48,13 +48,14 @@ def write_report(
     """Writes the three files, comparison.json last.
 
     Args:
-      folder: of the comparison.
-      conclusion: the content of comparison.json.
-      runs: of all arms.
+      folder: Folder of the comparison.
+      conclusion: Content of comparison.json.
+      runs: Runs of all arms.
     """
     pages = jinja2.Environment(
         loader=jinja2.PackageLoader("trainers.experiments.compare"),
         autoescape=jinja2.select_autoescape(["html.j2"]),
+        # A misspelled name in a template is an error, not an empty string.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -73,6 +74,7 @@ def write_report(
     )
     folder.write("report.md", markdown)
     folder.write("report.html", html)
+    # JSON has no NaN; comparison.json exists only if both reports do.
     text = json.dumps(without_nan(conclusion), indent=2)
     folder.write("comparison.json", text + "\n")
 
@@ -94,14 +96,14 @@ def _commit(version: str) -> str:
 
 
 def verdict_lines(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """For each arm but the control: its name, and its verdicts in words."""
+    """Returns the name and the verdicts in words of each arm but the control."""
     lines: dict[str, list[str]] = {}
     for metric in _METRICS_OF_VERDICTS:
         for comparison in conclusion["comparisons"]:
             if comparison["metric"] == metric:
                 words = comparison["verdict"]["words"]
                 shown = lines.setdefault(comparison["arm"], [])
-                # Too few seeds are too few for every metric.
+                # "Too few seeds" holds for every metric, and is printed once.
                 shown += [words] * (words not in shown)
     return [(arm, "; ".join(words)) for arm, words in lines.items()]
 
@@ -125,7 +127,7 @@ def figures_table(conclusion: Mapping[str, Any]) -> list[list[str]]:
 def _figures(
     conclusion: Mapping[str, Any], columns: Sequence[tuple[str, str, str]]
 ) -> list[list[str]]:
-    """A column of which nothing was measured is left out."""
+    """Returns the table of some metrics, without columns that no run measured."""
     arms = conclusion["arms"]
     kept = [
         (heading, name, form)
@@ -152,7 +154,7 @@ def _other_columns(conclusion: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def terminal_table(conclusion: Mapping[str, Any]) -> list[str]:
-    """The figures most asked for, in 80 columns; long names are cut."""
+    """Returns the most important metrics in 80 columns; long names are cut."""
     columns = [
         (_IN_THE_TERMINAL[name], name, form)
         for _, name, form in _COLUMNS
@@ -165,7 +167,7 @@ def terminal_table(conclusion: Mapping[str, Any]) -> list[str]:
 
 
 def _intervals(conclusion: Mapping[str, Any]) -> list[list[str]]:
-    """Every comparison as a row: what it is, its estimate, intervals and tests."""
+    """Returns a row per comparison: arm, metric, estimate, intervals and tests."""
     rows = []
     for entry in conclusion["comparisons"]:
         form = "{:.3f}x" if entry["kind"] == "ratio" else "{:+.5f}"
@@ -191,7 +193,7 @@ def _intervals(conclusion: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _charts(conclusion: Mapping[str, Any], runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Title and picture of each, in the order of the report."""
+    """Returns title and SVG of each chart, in the order of the report."""
     by_arm = {
         arm["name"]: [r for r in runs if r.arm == arm["name"] and r.is_completed]
         for arm in conclusion["arms"]
@@ -204,6 +206,7 @@ def _charts(conclusion: Mapping[str, Any], runs: Sequence[Run]) -> list[dict[str
     ]
     drawn = {
         "Speed": charts.ratios(speeds, conclusion["control"])
+        # A single seed has no interval to draw.
         if any(c["interval"] for c in speeds)
         else None,
         "Curves (mean over seeds; the band is all seeds)": charts.curves(by_arm),
@@ -220,7 +223,7 @@ def _shown(value: float | None, form: str) -> str:
 
 
 def _words(value: Any) -> str:
-    """A setting or a digest of a dictionary on one line."""
+    """Returns a setting, or a digest of a dictionary, on one line."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_words(item)}" for key, item in value.items())
     return as_argument(value)

@@ -1,4 +1,4 @@
-"""In which order what is run."""
+"""The order of the runs of a comparison."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm
 
-# Enough to load everything into the page cache, trace, train and evaluate once.
+# Enough steps to load all files into the page cache, trace, train and evaluate once.
 _MOST_WARM_UP_STEPS = 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
-    """One run.
+    """One run of a comparison.
 
     Attributes:
-      arm: whose.
-      seed: of the run; None for the warm-up, whose figures are discarded.
+      arm: Arm that the run belongs to.
+      seed: Seed of the run; None for the warm-up, whose metrics are discarded.
     """
 
     arm: Arm
@@ -27,7 +27,7 @@ class Turn:
 
     @property
     def config(self) -> Config:
-        """What is run, but for its folder."""
+        """Configuration of the run, without its folder."""
         if self.seed is not None:
             return self.arm.config.replace(seed=self.seed)
         config = self.arm.config
@@ -38,15 +38,16 @@ class Turn:
 
 
 def schedule(arms: Sequence[Arm], first_seed: int, num_seeds: int) -> list[Turn]:
-    """A warm-up of every arm, then for one seed after another a run of every arm.
+    """Returns a warm-up of every arm, then for each seed a run of every arm.
 
-    All arms of a seed run close together, because they are compared by seed: a
-    machine that grows slower hits all arms alike. Within a seed their order is
-    shuffled, so that none profits from always being first. The order depends on the
-    seed alone; a comparison that goes on keeps it.
+    All arms of a seed run close together, because they are compared by seed: a machine
+    that becomes slower affects all arms alike. Within a seed their order is shuffled,
+    so that no arm profits from always being first. The order depends on the seed only;
+    a comparison that is resumed keeps it.
     """
     turns = [Turn(arm, None) for arm in arms]
     for seed in range(first_seed, first_seed + num_seeds):
+        # A generator per seed: more seeds do not change the order of earlier ones.
         shuffled = random.Random(seed).sample(arms, len(arms))
         turns += [Turn(arm, seed) for arm in shuffled]
     return turns

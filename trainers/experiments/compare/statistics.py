@@ -1,14 +1,14 @@
-"""What follows from one number a run, paired by seed.
+"""Statistics of one number per run, paired by seed.
 
-All arms of a seed run close together and see the same examples from the same
-weights, so their differences are compared, not their means. Ratios are differences
-of logarithms.
+All arms of a seed run close together and see the same examples from the same weights,
+so their differences are compared, not their means. Ratios are differences of
+logarithms.
 
 Tests and the intervals in verdicts are Student's t on the paired differences. The
-bootstrap interval that is reported beside them is too narrow for few seeds: for
-normal differences it holds the truth in 71 % of cases with 3 seeds, 82 % with 5 and
-91 % with 10, where the t interval does in 95 % (`benchmarks/comparison_power.py`
-counts this anew).
+bootstrap interval that is reported beside them is too narrow for few seeds. For normal
+differences it contains the true value in 71 % of cases with 3 seeds, 82 % with 5 and 91
+% with 10; the t interval does in 95 % (`benchmarks/comparison_power.py` repeats this
+count).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from scipy import optimize, stats
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
 POWER = 0.80
-# Two differences give an interval of t with one degree of freedom, which is 13 times
-# its standard error: nothing but absurdly large effects could be seen.
+# The t interval of two differences has one degree of freedom and reaches 13 standard
+# errors to each side: only absurdly large effects would be detected.
 FEWEST_SEEDS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Paired:
-    """The mean of paired differences and what is known of it.
+    """The mean of paired differences with its uncertainty.
 
     Attributes:
-      num_pairs: how many differences.
-      mean: of the differences.
-      deviation: standard deviation of the differences; None for a single one.
-      interval: 95 % by Student's t; None for a single one.
-      bootstrap_interval: 95 %, resampling the pairs; None for a single one.
-      p_value: of a mean of zero; None for a single one.
+      num_pairs: Number of differences.
+      mean: Mean of the differences.
+      deviation: Standard deviation of the differences; None for a single one.
+      interval: 95 % interval by Student's t; None for a single difference.
+      bootstrap_interval: 95 % interval by resampling the pairs; None for a single one.
+      p_value: P-value of the hypothesis that the mean is zero; None for a single one.
     """
 
     num_pairs: int
@@ -53,8 +53,9 @@ def paired(differences: Sequence[float], *, with_bootstrap: bool = True) -> Pair
     """Describes paired differences, of which there is at least one.
 
     Args:
-      differences: one a seed.
-      with_bootstrap: False leaves out the only slow part, which no verdict needs.
+      differences: One difference per seed.
+      with_bootstrap: False leaves out the bootstrap interval, the only slow part, which
+        no verdict needs.
     """
     values = np.asarray(differences, np.float64)
     mean = float(values.mean())
@@ -74,21 +75,24 @@ def paired(differences: Sequence[float], *, with_bootstrap: bool = True) -> Pair
 
 
 def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
-    """95 %: bias-corrected and accelerated, or of percentiles where that fails.
+    """Returns the 95 % interval: BCa, or of percentiles where BCa fails.
 
-    It fails where all values or all resampled means are on one side.
+    BCa (bias-corrected and accelerated) fails where all values or all resampled means
+    are on one side.
     """
+    # All values are equal, and every resampled mean too.
     if np.ptp(values) == 0:
         return float(values[0]), float(values[0])
     for method in ("BCa", "percentile"):
         with warnings.catch_warnings():
-            # A degenerate distribution is what the second method is for.
+            # SciPy warns of a degenerate distribution, which the second method handles.
             warnings.simplefilter("ignore")
             low, high = stats.bootstrap(
                 (values,),
                 np.mean,
                 confidence_level=CONFIDENCE,
                 method=method,
+                # A fixed seed: the same runs give the same report.
                 rng=np.random.default_rng(0),
             ).confidence_interval
         if np.isfinite(low) and np.isfinite(high):
@@ -97,7 +101,10 @@ def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjusted so that rejecting those below a level keeps it for all together.
+    """Returns p-values adjusted for several tests, by Holm's method.
+
+    Rejecting all hypotheses whose adjusted p-value is below a level keeps that level
+    for all tests together.
 
     Holm, S. (1979). A simple sequentially rejective multiple test procedure.
     Scandinavian Journal of Statistics 6, 65-70.
@@ -106,13 +113,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty(len(p_values))
     highest = 0.0
     for rank, index in enumerate(order):
+        # Adjusted p-values never decrease in the order of the p-values.
         highest = max(highest, (len(p_values) - rank) * p_values[index])
         adjusted[index] = min(highest, 1.0)
     return adjusted.tolist()
 
 
 def equivalence_p_value(summary: Paired, margin: float) -> float:
-    """Of two one-sided tests: small if the mean is within plus and minus a margin.
+    """Returns the p-value of two one-sided tests (TOST).
+
+    It is small if the mean lies between minus and plus the margin.
 
     Schuirmann, D. J. (1987). A comparison of the two one-sided tests procedure and
     the power approach. Journal of Pharmacokinetics and Biopharmaceutics 15, 657-680.
@@ -127,20 +137,23 @@ def equivalence_p_value(summary: Paired, margin: float) -> float:
 
 
 def detectable(summary: Paired, num_tests: int) -> float:
-    """The smallest true difference that would have been found with 80 % power.
+    """Returns the smallest true difference that is detected with 80 % power.
 
     Args:
-      summary: whose deviation and number of pairs decide it.
-      num_tests: made together; each must then meet a stricter level.
+      summary: Differences with their deviation and number of pairs.
+      num_tests: Number of tests made together, each of which must meet a stricter
+        level.
     """
     if not summary.deviation:
         return 0.0
     freedom = summary.num_pairs - 1
+    # Bonferroni's level, the strictest of Holm's, and two-sided.
     critical = stats.t.ppf(1 - SIGNIFICANCE / num_tests / 2, freedom)
 
     def missing_power(shift: float) -> float:
-        # A mean on the wrong side and significant adds less than 1e-4 to this power,
-        # and SciPy 1.17 cannot always tell it: it is nan for some large shifts.
+        # The probability of a significant mean on the wrong side is left out. It adds
+        # less than 1e-4 to the power, and SciPy 1.17 cannot always compute it: it is
+        # nan for some large shifts.
         return stats.nct.sf(critical, freedom, shift) - POWER
 
     shift = optimize.brentq(missing_power, 0.0, 4 * critical + 10)
@@ -149,6 +162,6 @@ def detectable(summary: Paired, num_tests: int) -> float:
 
 def _p_value(mean: float, error: float, num_pairs: int) -> float:
     if error == 0:
-        # Equal in every pair, or different by the same in every pair.
+        # All pairs are equal, or all differ by the same amount.
         return 1.0 if mean == 0 else 0.0
     return float(2 * stats.t.sf(abs(mean) / error, num_pairs - 1))

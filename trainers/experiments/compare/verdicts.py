@@ -8,18 +8,19 @@ from typing import Any
 
 from trainers.experiments.compare.statistics import FEWEST_SEEDS, SIGNIFICANCE
 
-# What a verdict says, for programs that read comparison.json.
+# Kinds of verdict, for programs that read comparison.json.
 DIFFERENT, EQUIVALENT, EQUAL = "different", "equivalent", "equal"
 UNDETECTED, TOO_FEW, UNKNOWN = "no_detectable_difference", "too_few_seeds", "unknown"
 
+# Percentage points in an accuracy of 1.
 _POINTS = 100
 
 
 def of_ratio(comparison: Mapping[str, Any]) -> tuple[str, str]:
-    """The kind and the words of a verdict on a quantity that is compared by ratio.
+    """Returns kind and words of a verdict on a metric that is compared by ratio.
 
     Args:
-      comparison: an entry of `comparisons` of comparison.json without its verdict.
+      comparison: Entry of `comparisons` in comparison.json, without its verdict.
     """
     kind, words = _without_an_answer(comparison)
     if kind:
@@ -32,11 +33,16 @@ def of_ratio(comparison: Mapping[str, Any]) -> tuple[str, str]:
         return UNDETECTED, _cannot_tell(f"{least} in {quantity}")
     if ratio >= 1:
         return DIFFERENT, f"{more} by {_times(ratio, low, high)}"
+    # The reciprocal of an interval has its ends exchanged: "slower by 2x", not "0.5x".
     return DIFFERENT, f"{less} by {_times(1 / ratio, 1 / high, 1 / low)}"
 
 
 def of_accuracy(comparison: Mapping[str, Any]) -> tuple[str, str]:
-    """The same for accuracy, compared by difference, with equivalence."""
+    """Returns kind and words of a verdict on accuracy, which tests equivalence too.
+
+    Args:
+      comparison: Entry of `comparisons` in comparison.json, without its verdict.
+    """
     kind, words = _without_an_answer(comparison)
     if kind:
         return kind, words
@@ -46,6 +52,8 @@ def of_accuracy(comparison: Mapping[str, Any]) -> tuple[str, str]:
     margin = f"{comparison['equivalence']['margin_points']:g} points"
     equivalent = comparison["equivalence"]["p_value_holm"] < SIGNIFICANCE
     if comparison["p_value_holm"] < SIGNIFICANCE:
+        # A significant interval lies on one side of zero, so absolute values keep its
+        # ends.
         near, far = sorted(_POINTS * abs(end) for end in comparison["interval"])
         verb = "loses" if points < 0 else "gains"
         digits = _digits(abs(points), far - near)
@@ -61,7 +69,7 @@ def of_accuracy(comparison: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _without_an_answer(comparison: Mapping[str, Any]) -> tuple[str, str]:
-    """The verdict where there is too little to test; empty words elsewhere."""
+    """Returns the verdict on too few pairs of runs; empty strings if not too few."""
     pairs = comparison["num_pairs"]
     if pairs == 0:
         return UNKNOWN, f"unknown: {comparison['reason']}"
@@ -83,14 +91,19 @@ def _percent(ratio: float) -> str:
 
 
 def _times(ratio: float, low: float, high: float) -> str:
-    """As many decimals as tell the ratio from 1 and the ends from each other."""
+    """Returns a ratio and its interval, with decimals that distinguish them.
+
+    The decimals distinguish the ratio from 1, and the ends of the interval from each
+    other.
+    """
     digits = max(_digits(ratio, high - low), _digits(ratio - 1, high - low))
     return f"{ratio:.{digits}f}x ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def _digits(value: float, width: float) -> int:
-    """Decimals that show a value to two figures, and an interval to one."""
+    """Returns the decimals that show a value to two figures and an interval to one."""
     smallest = min(value / 10 or math.inf, width or math.inf)
     if not 0 < smallest < math.inf:
         return 1
+    # Between one decimal and four, so that a tiny interval stays readable.
     return min(max(1, math.ceil(-math.log10(smallest))), 4)
