@@ -1,10 +1,11 @@
-"""Which short runs a prediction is fitted to.
+"""The short runs that a prediction is fitted to.
 
-There are three things to vary. Replicas and batch are a user's own flags. For the size
-of gradients there is ballast, and not another width or a sum of gradients by itself: it
-fits any model, one of a user's own too; what is timed is an ordinary run, whatever its
-strategy does with gradients; and what it computes can be had from one device, to be
-taken off.
+The runs vary three things: the number of replicas, the batch and the size of gradients.
+Replicas and batch are flags of the user. The size of gradients varies by ballast
+(padding weights), not by another layer width or by an isolated sum of gradients, for
+three reasons. Ballast fits any model, also a model of the user. The timed run is an
+ordinary one, with all that its strategy does with gradients. One device measures the
+compute time of ballast, which is then subtracted.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from trainers.experiments.arms import Arm, in_each_way_of_updating, of_a_run, un
 
 REFERENCE = "one_device"
 
-# The median of as many steps changes little from run to run.
+# The median of this many steps changes little from run to run.
 _DEFAULT_TRAIN_STEPS = 300
-# Beyond four replicas on a few cores one measures little but how they crowd.
+# More than four replicas on a few cores measure little but their contention.
 _MOST_REPLICAS_HERE = 4
 _PARTS_OF_A_BATCH = (1, 2, 4, 8)
 
@@ -30,9 +31,9 @@ class Experiment:
     """A run whose step time is measured.
 
     Attributes:
-      arm: whose model is fitted to it; REFERENCE for one device.
-      num_replicas: of the run.
-      config: of the run, but for its folder.
+      arm: Name of the arm whose model is fitted to the run; REFERENCE for one device.
+      num_replicas: Number of replicas of the run.
+      config: Configuration of the run, without its folder.
     """
 
     arm: str
@@ -41,23 +42,23 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """Of its folder, unique in a prediction."""
+        """Name of the run folder, unique in a prediction."""
         size = self.config.length.global_batch_size
         ballast = "-ballast" if self.config.model.ballast else ""
         return f"{self.arm}-{self.num_replicas}-of-{size}{ballast}"
 
     @property
     def examples(self) -> float:
-        """What each replica computes for an update."""
+        """Number of examples that each replica computes for an update."""
         shares = self.config.strategy.num_shares(self.num_replicas)
         return self.config.length.global_batch_size / shares
 
 
 def arms_of(config: Config) -> tuple[Arm, ...]:
-    """What is predicted: --strategies, each way of updating by itself.
+    """Returns the arms to predict: --strategies, with each update mode.
 
     Raises:
-      UsageError: a strategy does not fit the settings, or does not exchange gradients.
+      UsageError: A strategy does not fit the settings, or does not exchange gradients.
     """
     arms = in_each_way_of_updating(config, _shared(config))
     for arm in arms:
@@ -71,9 +72,10 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
 
 
 def on_one_device(config: Config) -> tuple[Experiment, ...]:
-    """One device with the batch, and with parts of it as large as those of replicas.
+    """Returns runs of one device with the batch, and with parts of it like a replica's.
 
-    The last has ballast, and the smallest part, of which the ballast is most.
+    The last run has ballast and the smallest part, where ballast is the largest part of
+    the step.
     """
     shared = under(REFERENCE, _shared(config))
     size = shared.length.global_batch_size
@@ -81,15 +83,18 @@ def on_one_device(config: Config) -> tuple[Experiment, ...]:
     configs = [shared.replace(global_batch_size=size) for size in sizes]
     return tuple(
         Experiment(arm=REFERENCE, num_replicas=1, config=each)
+        # Sizes ascend: the first configuration has the smallest part of the batch.
         for each in (*configs, _with_ballast(configs[0]))
     )
 
 
 def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
-    """An arm with several numbers of replicas, two batches and two sizes of gradients.
+    """Returns runs that vary the number of replicas, the batch and the gradient size.
+
+    There are several numbers of replicas, two batches and two sizes of gradients.
 
     Raises:
-      UsageError: this machine or the batch is too small to tell anything.
+      UsageError: This machine or the batch is too small for any conclusion.
     """
     size = arm.config.length.global_batch_size
     most = min(num_gpus or _MOST_REPLICAS_HERE, _MOST_REPLICAS_HERE, size)
@@ -107,15 +112,16 @@ def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
 
 
 def _with(count: int, arm: Arm, most: int) -> Iterator[Config]:
-    """The batch; half of it at both ends, and ballast where replicas crowd most.
+    """Yields the whole batch, half of it, and the whole batch with ballast.
 
-    Two of each, and of each number of replicas, so that any run can be predicted from
-    the others.
+    Half of the batch is run with the fewest and the most replicas, ballast where
+    contention is highest. There are two runs of each kind, and two of each number of
+    replicas, so that any run can be predicted from the others.
     """
     whole = with_replicas(arm.config, count)
     yield whole
     size = whole.length.global_batch_size
-    # Each of the most replicas needs an example.
+    # Each replica needs an example, even of the largest number of replicas.
     half = whole.replace(global_batch_size=max(size // 2, most))
     if count in (2, most) and half != whole:
         yield half
@@ -124,7 +130,8 @@ def _with(count: int, arm: Arm, most: int) -> Iterator[Config]:
 
 
 def with_replicas(config: Config, count: int) -> Config:
-    """The same with so many of what the strategy calls replicas."""
+    """Returns a configuration with another number of replicas."""
+    # The replicas of a multi-process strategy are its workers.
     many = "num_workers" if config.strategy.traits.multi_process else "num_replicas"
     return config.replace(**{many: count})
 
@@ -144,5 +151,5 @@ def _shared(config: Config) -> Config:
 
 
 def _with_ballast(config: Config) -> Config:
-    """Without what cannot be together with it, and takes time besides."""
+    """Returns a configuration with ballast, without the export it does not allow."""
     return config.replace(ballast=True, export=None)

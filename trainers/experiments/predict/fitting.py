@@ -21,14 +21,15 @@ from trainers.experiments.runner import Executed
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FittedArm:
-    """What is known of one arm.
+    """The model of one arm, with its measurements and errors.
 
     Attributes:
-      name: of the arm.
-      is_multi_process: whether its replicas may be on several machines.
-      measurements: of its runs.
-      model: fitted to all of them.
-      errors: of each, relative, by the model that was fitted to the others.
+      name: Name of the arm.
+      is_multi_process: True if its replicas can be on several machines.
+      measurements: Measurements of its runs.
+      model: Model fitted to all of them.
+      errors: Relative error of each measurement, predicted by a model that was fitted
+        to the other measurements.
     """
 
     name: str
@@ -47,20 +48,20 @@ class FittedArm:
 
     @property
     def ballast_error(self) -> float:
-        """The largest of runs with ballast, which tell what a byte costs."""
+        """Largest error of runs with ballast, which determine the cost of a byte."""
         pairs = zip(self.measurements, self.errors, strict=True)
         return max(abs(error) for m, error in pairs if m.has_ballast)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
-    """All arms, and one device.
+    """Models of all arms and of one device.
 
     Attributes:
-      compute: of one replica.
-      reference: the runs of one device that it is fitted to.
-      arms: the others.
-      hardware: of this machine, as in result.json.
+      compute: Compute time of one replica.
+      reference: Measurements of one device that `compute` is fitted to.
+      arms: Models of all other arms.
+      hardware: Hardware of this machine, as in result.json.
     """
 
     compute: Compute
@@ -75,6 +76,7 @@ def fit(runs: Sequence[tuple[Experiment, Executed]]) -> Fitted:
     for experiment, executed in runs:
         by_arm.setdefault(experiment.arm, []).append((experiment, executed))
     reference = [measured(e, x) for e, x in by_arm.pop(REFERENCE)]
+    # One device comes first: all arms share its compute time.
     compute = Compute.fitted(reference)
     hardware = runs[0][1].run.result["hardware"]
     arms = [_fit_arm(runs, compute, hardware["cpu_cores"]) for runs in by_arm.values()]
@@ -82,7 +84,8 @@ def fit(runs: Sequence[tuple[Experiment, Executed]]) -> Fitted:
 
 
 def measured(experiment: Experiment, executed: Executed) -> Measurement:
-    """What a model is fitted to."""
+    """Returns the measurement of a run that a model is fitted to."""
+    # The median is robust against a few slow steps.
     milliseconds = executed.run.result["throughput"]["step_milliseconds"]["p50"]
     return Measurement(
         num_replicas=experiment.num_replicas,
@@ -94,7 +97,7 @@ def measured(experiment: Experiment, executed: Executed) -> Measurement:
 
 
 def exchange_of(experiment: Experiment, executed: Executed) -> Exchange:
-    """How a run's strategy exchanged gradients, and of how many bytes; 0 if alone."""
+    """Returns how a run exchanged gradients and of how many bytes; 0 if alone."""
     strategy = experiment.config.strategy
     exchange = Exchange(
         kind=strategy.traits.exchange,

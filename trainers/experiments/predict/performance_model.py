@@ -1,17 +1,19 @@
-"""Step time as a function of replicas, batch and network, fitted to short runs.
+"""Step time as a function of replicas, batch and network.
 
   step time = compute(examples of a replica) + software
               + latency x messages + bytes / bandwidth
 
-The terms of the network are those of Hockney, "The communication challenge for MPP:
-Intel Paragon and Meiko CS-2", 1994, added up over messages that wait for each other.
-Replicas on one machine share its cores, which is a factor of all of it where a run was
-measured, and one where a replica has a machine of its own.
+The model is fitted to short runs. The terms of the network are those in Hockney, "The
+communication challenge for MPP: Intel Paragon and Meiko CS-2", 1994, added up over
+messages that wait for each other. Replicas on one machine share its cores. Contention
+multiplies the whole step time where a run was measured; the factor is one where each
+replica has a machine.
 
-Some runs have padding weights, which compute nothing, so that they send more bytes in as
-many messages. They determine the cost of a byte: without them, every run with as many
-replicas sends as many bytes, which could be a part of software or messages. The compute
-time of padding weights, their part of the update, is known from one device.
+Some runs have padding weights, which compute nothing, so that they send more bytes in
+as many messages. They determine the cost of a byte: without them, all runs with the
+same number of replicas send the same number of bytes, and the fit could not separate
+bytes from software or messages. One device measures the compute time of padding
+weights, their part of the update.
 """
 
 from __future__ import annotations
@@ -24,23 +26,23 @@ import numpy as np
 from trainers.experiments.predict.communication_model import Exchange, Traffic
 from trainers.experiments.predict.least_squares import solve
 
-# Finer ones change no prediction by as much as runs differ.
+# A finer grid changes no prediction by as much as runs differ.
 _STEPS_OF_BUSY_CORES = 25
-# Three workers took 3.2 times as long as two on two cores: they wait for their turn,
-# and then for each other.
+# On two cores three workers took 3.2 times as long as two: they wait for a core, and
+# then for each other.
 _CONTENTIONS = np.linspace(1.0, 3.0, 21)
 _COSTS = ("update", "message", "byte")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Crowding:
-    """How replicas that share cores hold each other up.
+    """CPU contention of replicas that share cores.
 
     Attributes:
-      cores: that they share.
-      busy_cores: that each keeps busy while it is alone.
-      contention: by how much more they are slowed down than their number explains,
-        once they have to take turns.
+      cores: Number of cores that the replicas share.
+      busy_cores: Number of cores that each replica keeps busy when alone.
+      contention: Additional factor once replicas wait for cores, beyond the factor that
+        their number explains.
     """
 
     cores: int
@@ -48,14 +50,14 @@ class Crowding:
     contention: float = 1.0
 
     def factor(self, num_replicas: int) -> float:
-        """Of everything that a step takes."""
+        """Returns the factor of the whole step time."""
         wanted = num_replicas * self.busy_cores / self.cores
         return 1.0 if wanted <= 1 else self.contention * wanted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """What a message and a byte take at least."""
+    """Minimum time of a message and of a byte, in seconds."""
 
     seconds_per_message: float
     seconds_per_byte: float
@@ -63,7 +65,7 @@ class Network:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """Of a predicted step, in seconds; they add up to it."""
+    """Parts of a predicted step in seconds, which add up to its time."""
 
     compute: float
     software: float
@@ -80,13 +82,15 @@ class Model:
     """The step time of one strategy.
 
     Attributes:
-      compute: of a replica.
-      exchange: how replicas exchange gradients.
-      crowding: where the runs were measured.
-      seconds_per_update: that the strategy adds to each, whatever is sent.
-      local: what messages and bytes took where the runs were measured.
-      not_told: of `update`, `message` and `byte` those whose cost is less than what
-        short runs differ by, or is a part of those before it in every run.
+      compute: Compute time of a replica.
+      exchange: Exchange of gradients between replicas.
+      crowding: CPU contention where the runs were measured.
+      seconds_per_update: Seconds that the strategy adds to each update, independent of
+        the bytes it sends.
+      local: Time of messages and bytes where the runs were measured.
+      not_told: Costs among `update`, `message` and `byte` that the runs do not
+        identify. Such a cost is below run-to-run noise, or is part of the costs before
+        it in every run.
     """
 
     compute: Compute
@@ -104,21 +108,24 @@ class Model:
         exchange: Exchange,
         cores: int,
     ) -> Model:
-        """To runs of one strategy on a machine, with errors of equal relative weight.
+        """Fits a model to runs of one strategy, by relative errors of equal weight.
 
         Args:
-          measurements: with several numbers of replicas.
-          compute: fitted to one device of the same machine.
-          exchange: of the strategy.
-          cores: that all replicas shared.
+          measurements: Runs with several numbers of replicas on one machine.
+          compute: Compute time, fitted to one device of the same machine.
+          exchange: Exchange of the strategy.
+          cores: Number of cores that all replicas shared.
         """
         cycles = [_cycle(m, exchange) for m in measurements]
         traffic = [_traffic(m, exchange) for m in measurements]
+        # One column for each of `_COSTS`.
         rows = [(1.0, t.messages_in_a_row, t.bytes_in_a_row) for t in traffic]
         found = []
+        # The model is linear in the three costs but not in contention: contention is
+        # searched on a grid, with a least squares fit at each point.
         for crowding in _crowdings(cores):
             factors = [crowding.factor(m.num_replicas) for m in measurements]
-            # What is left of each step when its share of a crowd is taken out.
+            # Step time without contention.
             alone = [cycle / f for cycle, f in zip(cycles, factors, strict=True)]
             rest = [
                 seconds - compute.of(m.examples, m.has_ballast)
@@ -138,12 +145,12 @@ class Model:
         )
 
     def measured_here(self, num_replicas: int, examples: float) -> float:
-        """Seconds a step where all replicas share the cores of one machine."""
+        """Returns seconds per step if all replicas share the cores of one machine."""
         traffic = self.exchange.traffic(num_replicas)
         return self._here(num_replicas, self.compute.of(examples), traffic)
 
     def of(self, run: Measurement) -> float:
-        """The same of a run with its own size of gradients, whatever it took."""
+        """Returns the predicted seconds per step of a run, with its gradient bytes."""
         compute = self.compute.of(run.examples, run.has_ballast)
         return self._here(run.num_replicas, compute, _traffic(run, self.exchange))
 
@@ -154,12 +161,13 @@ class Model:
             + self.local.seconds_per_message * traffic.messages_in_a_row
             + self.local.seconds_per_byte * traffic.bytes_in_a_row
         )
+        # Asynchronous replicas together apply `num_replicas` updates in a cycle.
         return cycle if self.exchange.is_synchronous else cycle / num_replicas
 
     def elsewhere(self, num_replicas: int, examples: float, network: Network) -> Parts:
-        """A step where each replica has a machine like this one to itself.
+        """Predicts a step where each replica has a machine like this one to itself.
 
-        A network cannot make software faster than it was here.
+        A network cannot make software faster than the measured local exchange.
         """
         traffic = self.exchange.traffic(num_replicas)
         message = max(network.seconds_per_message, self.local.seconds_per_message)
@@ -173,6 +181,8 @@ class Model:
         )
         if self.exchange.is_synchronous or num_replicas == 1:
             return parts
+        # The connection that all replicas share bounds the rate of asynchronous
+        # updates.
         least = byte * self.exchange.bytes_that_all_share()
         return dataclasses.replace(
             parts, transfer=parts.transfer + max(0.0, least - parts.total)
@@ -185,7 +195,7 @@ def leave_one_out(
     exchange: Exchange,
     cores: int,
 ) -> list[float]:
-    """Relative errors of each run's step time, predicted from all the other runs."""
+    """Returns the relative error of each run, predicted from all other runs."""
     errors = []
     for left_out in measurements:
         others = [m for m in measurements if m is not left_out]
@@ -203,7 +213,11 @@ def _crowdings(cores: int) -> Iterator[Crowding]:
 
 
 def _cycle(measurement: Measurement, exchange: Exchange) -> float:
-    """What one replica takes for an update, of which the others may be in others."""
+    """Returns the seconds that one replica needs per update by itself.
+
+    Asynchronous replicas overlap: each applies one of `num_replicas` updates in that
+    time.
+    """
     together = 1 if exchange.is_synchronous else measurement.num_replicas
     return measurement.step_seconds * together
 
@@ -218,11 +232,12 @@ class Measurement:
     """The step time of a short run.
 
     Attributes:
-      num_replicas: that took part.
-      examples: that each computed for an update.
-      step_seconds: between two updates, the median.
-      gradient_bytes: of a replica, ballast included; 0 where there is but one.
-      has_ballast: whether there were weights that compute nothing.
+      num_replicas: Number of replicas.
+      examples: Number of examples that each replica computed for an update.
+      step_seconds: Median seconds between two updates.
+      gradient_bytes: Bytes of a replica's gradients, ballast included; 0 with one
+        replica that sends nothing.
+      has_ballast: True if there were weights that compute nothing.
     """
 
     num_replicas: int
@@ -234,12 +249,12 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Compute:
-    """What one replica with a machine to itself takes for an update.
+    """Compute time of an update by one replica with a machine to itself.
 
     Attributes:
-      seconds: whatever the examples.
-      seconds_per_example: and for each of them.
-      seconds_of_ballast: where there is any.
+      seconds: Seconds independent of the number of examples.
+      seconds_per_example: Additional seconds per example.
+      seconds_of_ballast: Additional seconds with ballast.
     """
 
     seconds: float
@@ -248,7 +263,10 @@ class Compute:
 
     @classmethod
     def fitted(cls, measurements: Sequence[Measurement]) -> Compute:
-        """To runs on one device, with relative errors of equal weight."""
+        """Fits the compute time to runs on one device.
+
+        Relative errors have equal weight.
+        """
         rows = [(1.0, m.examples, float(m.has_ballast)) for m in measurements]
         seconds = [m.step_seconds for m in measurements]
         fixed, per_example, ballast = solve(rows, seconds, weights=seconds).coefficients
@@ -257,6 +275,6 @@ class Compute:
         )
 
     def of(self, examples: float, has_ballast: bool = False) -> float:
-        """Seconds for so many examples."""
+        """Returns the seconds for a number of examples."""
         ballast = self.seconds_of_ballast if has_ballast else 0.0
         return self.seconds + self.seconds_per_example * examples + ballast

@@ -1,4 +1,4 @@
-"""What a prediction came to: lines of text, and predict.json."""
+"""The report of a prediction: lines of text, and predict.json."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from trainers.experiments.predict.performance_model import Network, Parts
 
 SCHEMA_VERSION = 1
 
+# Names in predict.json of the costs that a model has.
 _FIELDS = {
     "update": "milliseconds_per_update",
     "message": "microseconds_per_message",
     "byte": "nanoseconds_per_byte",
 }
-# What becomes of costs that the runs do not tell, of those that a network has too.
+# Notes on costs that the runs cannot identify, for the costs that a network has too.
 _COSTS = {
     "message": (
         "these runs cannot tell what a message costs here from what every update does, "
@@ -32,13 +33,15 @@ _COSTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """A step of one arm on so many replicas.
+    """The predicted step of one arm on a number of replicas.
 
     Attributes:
-      arm: whose.
-      num_replicas: each with a machine like this one, or a device of it.
-      parts: of a step; None if the global batch has not an example for each replica.
-      efficiency: how much of what so many machines could do at best is done; None
+      arm: Arm that is predicted.
+      num_replicas: Number of replicas, each on a machine like this one or on a device
+        of it.
+      parts: Parts of the step time; None if the global batch has fewer examples than
+        replicas.
+      efficiency: Speed as a fraction of the most that as many machines could do; None
         without parts.
     """
 
@@ -49,10 +52,10 @@ class Prediction:
 
 
 class Report:
-    """Predictions of every arm, for every number of replicas that was asked for."""
+    """Predictions of every arm for every requested number of replicas."""
 
     def __init__(self, config: Config, fitted: Fitted):
-        """Predicts; prints and writes nothing."""
+        """Computes the predictions; prints and writes nothing."""
         self._config = config
         self._fitted = fitted
         self._batch = config.length.global_batch_size
@@ -68,7 +71,7 @@ class Report:
         ]
 
     def lines(self) -> Iterator[str]:
-        """For people: the model's errors, a table, and what is best."""
+        """Yields the lines to print: model errors, a table, and the best arms."""
         compute = self._fitted.compute
         yield (
             f"{REFERENCE} {1e3 * compute.seconds:.3g} ms a step and "
@@ -87,10 +90,10 @@ class Report:
         yield from self._notes()
 
     def content(self, command: str) -> dict[str, Any]:
-        """What predict.json holds.
+        """Returns the content of predict.json.
 
         Args:
-          command: that predicts the same again.
+          command: Command that repeats the prediction.
         """
         config, fitted = self._config, self._fitted
         return {
@@ -100,6 +103,7 @@ class Report:
             "model": config.model.model,
             "dataset": config.data.dataset,
             "global_batch_size": self._batch,
+            # Seconds per byte to gigabits per second.
             "bandwidth_gbit": 8e-9 / config.prediction.seconds_per_byte,
             "latency_microseconds": 1e6 * config.prediction.seconds_per_message,
             "hardware": fitted.hardware,
@@ -114,7 +118,9 @@ class Report:
         }
 
     def _predict(self, arm: FittedArm, count: int, network: Network) -> Prediction:
+        # An asynchronous replica computes a whole global batch for each of its updates.
         shares = count if arm.model.exchange.is_synchronous else 1
+        # A replica without an example cannot take part.
         if shares > self._batch:
             return Prediction(arm=arm, num_replicas=count, parts=None, efficiency=None)
         parts = arm.model.elsewhere(count, self._batch / shares, network)
@@ -122,11 +128,12 @@ class Report:
             arm=arm,
             num_replicas=count,
             parts=parts,
+            # 1 if `count` replicas are `count` times as fast as one device.
             efficiency=self._alone_seconds / (count * parts.total),
         )
 
     def _table(self) -> list[str]:
-        """A row for each number of replicas and arm."""
+        """Returns a row for each number of replicas and arm."""
         rows = [
             ["predicted", "replicas", "step ms", "efficiency", "compute", "network"],
             [REFERENCE, "1", _milliseconds(self._alone_seconds), "100 %", "", ""],
@@ -155,6 +162,7 @@ class Report:
                 f"none: they need --global_batch_size={count} or more, an example for "
                 f"each; it is {self._batch}"
             )
+        # Tuples sort by their first element: the shortest step time is first.
         seconds, name = ranked[0]
         words = f"{name}, {_milliseconds(seconds)} ms a step"
         alone = self._alone_seconds
@@ -163,8 +171,9 @@ class Report:
         return f"{words}, {alone / seconds:.3g} times as fast as one_device"
 
     def _notes(self) -> Iterator[str]:
-        """What limits the answer."""
+        """Yields the limits of the predictions."""
         arms = self._fitted.arms
+        # These limits do not make a prediction wrong; they say where it holds.
         inside = [arm.name for arm in arms if not arm.is_multi_process]
         for cost, words in _COSTS.items():
             unknown = [arm.name for arm in arms if cost in arm.model.not_told]

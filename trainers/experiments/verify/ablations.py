@@ -1,4 +1,4 @@
-"""Parts of training that can make strategies differ, and how to do without each."""
+"""Ablations: features that can make strategies differ, switched off."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trainers.run_dir.step_recording import RecordedStep
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Feature:
-    """One part of training.
+    """One feature of training that can be switched off.
 
     Attributes:
-      name: in a sentence after "without".
-      settings: that switch it off.
-      explanation: what it is likely to be, if the difference goes away with it.
+      name: Name of the feature, printed after "without".
+      settings: Settings that switch the feature off.
+      explanation: Likely cause if the difference disappears without the feature.
     """
 
     name: str
@@ -27,20 +27,20 @@ class Feature:
 
     @property
     def folder(self) -> str:
-        """Its name as part of that of a folder."""
+        """Name of the feature as part of the name of a folder."""
         return re.sub(r"\W+", "_", self.name).strip("_")
 
 
 def features_in_use(
     config: Config, step: RecordedStep, examples: Sequence[int], num_replicas: int
 ) -> list[Feature]:
-    """What is worth switching off.
+    """Returns the features of a run that an ablation can switch off.
 
     Args:
-      config: of the strategy's run.
-      step: any that was recorded, which tells of layers in the model.
-      examples: of every global batch.
-      num_replicas: it had.
+      config: Configuration of the strategy's run.
+      step: Any recorded step, which names random layers and layer state of the model.
+      examples: Number of examples of every global batch.
+      num_replicas: Number of replicas of the run.
     """
     found = [
         _clipping(config),
@@ -56,7 +56,10 @@ def features_in_use(
 
 
 def rounding(config: Config) -> Feature | None:
-    """What a difference is if it goes away with more digits."""
+    """Returns the feature for a difference that disappears in float64.
+
+    It is None if the run is in float64 already.
+    """
     if config.model.dtype == "float64":
         return None
     return Feature(
@@ -79,7 +82,7 @@ def _clipping(config: Config) -> Feature | None:
 
 
 def _dropout(config: Config, step: RecordedStep) -> Feature | None:
-    # A model of the user's own may have random layers that no setting tells of.
+    # The model may be the user's, with random layers that no setting shows.
     if not step.random_layers or _is_off(config, "dropout"):
         return None
     if config.model.replayable_dropout:
@@ -105,6 +108,8 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
 def _batch_normalization(config: Config, step: RecordedStep) -> Feature | None:
     if _is_off(config, "batch_normalization"):
         return None
+    # Keras names the layer state of batch normalization moving_mean and
+    # moving_variance.
     if not any("moving_" in name for name in step.layer_state):
         return None
     return Feature(
@@ -121,6 +126,7 @@ def _mixed_precision(config: Config) -> Feature | None:
     return Feature(
         name="mixed precision",
         settings={"dtype": "float32"},
+        # bfloat16 has 8 significant bits.
         explanation="every replica rounds its gradient to 8 bits before the sum",
     )
 
@@ -156,6 +162,7 @@ def _uneven_batch(
         name="uneven batches",
         settings={
             "drop_last_batch": True,
+            # The next smaller multiple of the number of replicas.
             "global_batch_size": max(size // num_replicas, 1) * num_replicas,
         },
         explanation="replicas with fewer examples count for more than their part: "
@@ -179,11 +186,12 @@ def _is_off(config: Config, kind: str) -> bool:
 
 
 def switched_off(config: Config, features: Sequence[Feature], num_steps: int) -> Config:
-    """A short run without some features."""
+    """Returns the configuration of a short run without some features."""
     settings: dict[str, Any] = {"switch_off": config.model.switch_off}
     for feature in features:
         for name, value in feature.settings.items():
             if name == "switch_off":
+                # Several features, and the user, can each switch off a kind of layer.
                 value = (*(settings[name] or ()), *value)
             settings[name] = value
     return config.replace(train_steps=num_steps, epochs=None, **settings)

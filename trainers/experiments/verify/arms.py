@@ -1,4 +1,4 @@
-"""What is verified: strategies, each way of updating by itself, and what with."""
+"""The arms of a verification and their reference."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from trainers.experiments.arms import Arm, in_each_way_of_updating, of_a_run, un
 
 REFERENCE = "one_device"
 
+# Every step is recorded with all its gradients and weights.
 _DEFAULT_TRAIN_STEPS = 20
 
 
 def reference_of(config: Config) -> Arm:
-    """Training on one device, which all others are to agree with.
+    """Returns the training on one device that all arms must agree with.
 
-    It takes every global batch at once, so that micro-batches are verified, too.
+    It computes every global batch at once, so that micro-batches are verified too.
 
     Raises:
-      UsageError: the settings do not fit it.
+      UsageError: The settings do not fit the reference.
     """
     shared = _brief(config.replace(gradient_accumulation_steps=1))
     return Arm(
@@ -25,32 +26,36 @@ def reference_of(config: Config) -> Arm:
 
 
 def subjects_of(config: Config) -> tuple[Arm, ...]:
-    """What --strategies asks for, in this order.
+    """Returns the arms to verify, in the order of --strategies.
 
-    A strategy that can update in several ways is verified in each of them, unless
-    --update says in which. What cannot be compared step by step is not recorded.
+    A strategy with several update modes is verified in each of them, unless --update
+    selects one. Steps are recorded only if they can be compared one by one.
 
     Raises:
-      UsageError: the settings do not fit a strategy.
+      UsageError: The settings do not fit a strategy.
     """
     arms = in_each_way_of_updating(config, _brief(config))
     return tuple(_recorded_if_comparable(arm) for arm in arms)
 
 
 def is_comparable(config: Config) -> bool:
-    """Whether its steps are those of one device.
+    """Returns whether the steps of a configuration equal the steps of one device.
 
-    They are not if some gradients are of older weights, or are left out, or if global
-    batches hold other examples.
+    They differ if some gradients are stale or dropped, or if global batches hold other
+    examples.
     """
     strategy = config.strategy
     if strategy.is_synchronous:
         return config.traits.matches_one_device
+    # A single asynchronous replica has no stale gradients.
     return not strategy.has_stale_gradients
 
 
 def _recorded_if_comparable(arm: Arm) -> Arm:
-    """Recording waits for every step, and would hide how stale gradients are."""
+    """Returns an arm that records its steps if they can be compared.
+
+    Recording waits for every step, and would hide how stale gradients are.
+    """
     recorded = is_comparable(arm.config)
     return Arm(name=arm.name, config=arm.config.replace(record_steps=recorded))
 

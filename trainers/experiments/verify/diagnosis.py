@@ -1,4 +1,4 @@
-"""The cause of a difference, from recordings and from further runs."""
+"""The cause of a difference, from recordings and ablations."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Run = Callable[[str, Config], Executed]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Test:
-    """Both runs again, for a few steps, without something.
+    """An ablation: both runs repeated for a few steps without some features.
 
     Attributes:
-      without: what was switched off.
-      outcome: identical, equivalent, different, or failed.
+      without: Features that were switched off.
+      outcome: "identical", "equivalent", "different" or "failed".
     """
 
     without: str
@@ -37,12 +37,12 @@ class Test:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Cause:
-    """Of a difference.
+    """The cause of a difference.
 
     Attributes:
-      likely: in a sentence.
-      remarks: what the recordings point at.
-      tests: what was tried.
+      likely: Likely cause, in a sentence.
+      remarks: Hints from the recordings.
+      tests: Ablations that were run.
     """
 
     likely: str
@@ -53,19 +53,19 @@ class Cause:
 def find_cause(
     name: str, subject: Executed, reference: Executed, judgement: Judgement, run: Run
 ) -> Cause:
-    """Names what makes a strategy differ from `one_device`.
+    """Names the likely cause of a difference between a strategy and `one_device`.
 
-    What a recording shows without doubt is not tested. Otherwise both are run again,
-    up to the step after the first that differs, without one thing at a time that is in
-    use; if nothing alone removes the difference, without all of them, and with more
-    digits.
+    A cause that the recordings prove is not tested. Otherwise both runs are repeated up
+    to the step after the first that differs. Each repetition switches off one feature
+    that is in use. If no single feature removes the difference, all features are
+    switched off together, and at last the runs use more digits.
 
     Args:
-      name: of the strategy, for the names of runs.
-      subject: its run.
-      reference: that of `one_device`.
-      judgement: of the two, which is that they differ.
-      run: runs a configuration under a name.
+      name: Name of the strategy, used in the names of runs.
+      subject: Run of the strategy.
+      reference: Run of `one_device`.
+      judgement: Comparison of the two runs, which differ.
+      run: Function that runs a configuration under a name.
     """
     known = conclusive(subject, reference, judgement)
     if known is not None:
@@ -73,6 +73,7 @@ def find_cause(
     passing = judgement.first_passing
     num_steps = reference.recording.num_steps()
     if passing is not None:
+        # Later steps only add to the difference and cost time.
         num_steps = min(passing.step + 1, num_steps)
     features = features_in_use(
         subject.config,
@@ -126,7 +127,7 @@ def _outcome_without(
     num_steps: int,
     run: Run,
 ) -> Verdict:
-    """Of the same comparison without some features."""
+    """Returns the verdict of the same comparison without some features."""
     without = "-".join(feature.folder for feature in features)
     runs = []
     for arm, recorded in ((name, subject), (f"one_device-for-{name}", reference)):
@@ -137,15 +138,15 @@ def _outcome_without(
     return judge(*runs).verdict
 
 
-# A factor explains a difference if it leaves less than this part of it. Gradients of
-# half a batch, at their best multiple, leave about a half.
+# A factor explains a difference if it leaves less than this fraction of it. Gradients
+# of half a batch leave about a half, even at their best factor.
 _LEFT_UNEXPLAINED = 1e-3
 
 
 def conclusive(
     subject: Executed, reference: Executed, judgement: Judgement
 ) -> str | None:
-    """A cause that needs no test; None if there is none of that kind."""
+    """Returns a cause that the recordings prove, or None."""
     if not judgement.steps:
         return None
     return (
@@ -157,13 +158,14 @@ def conclusive(
 
 
 def remarks(subject: Executed, reference: Executed, judgement: Judgement) -> list[str]:
-    """What points at a cause, but does not prove it."""
+    """Returns hints at a cause, without proof."""
     passing = judgement.first_passing
     if passing is None or passing.step > len(judgement.steps):
         return []
     found = []
     examples = [step.examples_expected for step in judgement.steps[: passing.step]]
     uneven = [count % subject.num_replicas != 0 for count in examples]
+    # The first uneven batch and the first difference are at the same step.
     if uneven[-1] and len(uneven) > 1 and not any(uneven[:-1]):
         found.append(
             f"step {passing.step} is the first whose {examples[-1]} examples do not "
@@ -175,6 +177,7 @@ def remarks(subject: Executed, reference: Executed, judgement: Judgement) -> lis
             norm_of_all(reference.recording.read(step + 1).gradients)
             for step in range(passing.step)
         ]
+        # The first clipped gradient and the first difference are at the same step.
         if norms[-1] > limit and len(norms) > 1 and max(norms[:-1]) <= limit:
             found.append(
                 f"step {passing.step} is the first in which clipping is in force; all "
@@ -184,14 +187,14 @@ def remarks(subject: Executed, reference: Executed, judgement: Judgement) -> lis
 
 
 def where_it_begins(judgement: Judgement) -> str:
-    """The part of a step in which a difference arises, if nothing else is known."""
+    """Returns the part of a step in which a difference arises, if no cause is known."""
     passing = judgement.first_passing
     if passing is None:
         return "no step differs"
     return f"{_BEGINS[passing.quantity]}; first at {passing.in_words()}"
 
 
-# By the first quantity that differs: all that is computed before it agrees.
+# Keyed by the first quantity that differs: all quantities computed before it agree.
 _BEGINS = {
     "loss": "replicas compute another loss from the same weights",
     "gradients": "the losses of replicas are summed rightly and their gradients are "
@@ -221,8 +224,13 @@ def _missing_examples(judgement: Judgement) -> str | None:
 def _multiple(
     subject: Executed, reference: Executed, judgement: Judgement
 ) -> str | None:
-    """Of the first gradients that differ, if the weights before were the same."""
+    """Returns a cause if all gradients are one multiple of the expected gradients.
+
+    Only the first gradients that differ are compared, and only if the weights before
+    that step agreed.
+    """
     passing = judgement.first_passing
+    # A difference that begins elsewhere would change the gradients too.
     if passing is None or passing.quantity != "gradients":
         return None
     found = subject.recording.read(passing.step).gradients
@@ -232,6 +240,7 @@ def _multiple(
         return None
     replicas = subject.num_replicas
     words = f"gradients are {factor:.4g} times those of one_device"
+    # The two most frequent mistakes: a mean of means, and a sum of sums.
     if replicas > 1 and np.isclose(factor, 1 / replicas, rtol=_LEFT_UNEXPLAINED):
         return (
             f"{words}: averaged over {replicas} replicas once more than they should be"
@@ -244,10 +253,11 @@ def _multiple(
 def _factor(
     found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> float | None:
-    """By how much all of one are the other; None if that is not the difference."""
+    """Returns the factor between all values of two recordings; None if not a factor."""
     if found.keys() != expected.keys() or not norm_of_all(expected):
         return None
     products = [np.sum(found[name] * expected[name]) for name in expected]
+    # The factor of the least squares fit of `found` to `expected`.
     factor = float(sum(products)) / norm_of_all(expected) ** 2
     left = norm_of_all({n: found[n] - factor * expected[n] for n in expected})
     difference = norm_of_all({n: found[n] - expected[n] for n in expected})
@@ -255,13 +265,14 @@ def _factor(
 
 
 def _statistics(subject: Executed, reference: Executed) -> str | None:
-    """Moving statistics of the first step, all of which differ.
+    """Returns a cause if no moving statistic of the first step agrees.
 
-    Those of the first normalization in a model depend on nothing but initial weights
-    and examples, so that some have to agree, however replicas normalize.
+    The statistics of the first normalization in a model depend only on initial weights
+    and examples. Some of them have to agree, however replicas normalize.
     """
     found = subject.recording.read(1)
     expected = reference.recording.read(1)
+    # Random layers before a normalization change its statistics.
     if expected.random_layers or not expected.layer_state:
         return None
     accepted = tolerance(subject.config, 1)

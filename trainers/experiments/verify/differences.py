@@ -1,4 +1,4 @@
-"""How far two recordings of the same steps are apart."""
+"""Differences between two recordings of the same steps."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import numpy as np
 
 from trainers.run_dir.step_recording import RecordedStep
 
-# What is below this part of the norm of all variables together is measured against
-# that: a bias in front of a normalization has a gradient of nothing but rounding, and
-# one that begins at zero has no digits to compare in the first steps.
+# A variable whose norm is below this fraction of the norm of all variables is compared
+# with that fraction instead. Two cases need it: the gradient of a bias before a
+# normalization is rounding only, and a bias that begins at zero has no digits to
+# compare in the first steps.
 _SMALLEST_PART = 1e-2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
-    """One quantity of a step.
+    """Difference in one quantity of a step.
 
     Attributes:
-      relative: |a - b| / |b|, of L2 norms; infinite if one of them is not finite.
-      variable: of which it is the largest; None for the loss.
+      relative: |a - b| / |b| in L2 norms; infinite if either norm is not finite.
+      variable: Variable with the largest difference; None for the loss.
     """
 
     relative: float
@@ -30,17 +31,18 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepAgreement:
-    """How far one step of a strategy is from the same step of `one_device`.
+    """Differences between one step of a strategy and the same step of `one_device`.
 
     Attributes:
-      step: counted from one.
-      identical: whether every bit is the same.
-      loss: of the mean loss.
-      gradients: the variable whose summed gradient differs most.
-      weights: the trained variable that differs most after the step.
-      layer_state: the same of what is not trained, such as moving averages.
-      examples: how many this strategy's step had.
-      examples_expected: how many there were.
+      step: Step, counted from one.
+      identical: True if every bit is the same.
+      loss: Difference of the mean loss.
+      gradients: Difference of the variable whose summed gradient differs most.
+      weights: Difference of the trainable variable that differs most after the step.
+      layer_state: Difference of the non-trainable variable that differs most, such as a
+        moving average.
+      examples: Number of examples of this strategy's step.
+      examples_expected: Number of examples of the step of `one_device`.
     """
 
     step: int
@@ -54,11 +56,11 @@ class StepAgreement:
 
     @property
     def variables(self) -> Difference:
-        """The larger of the last two."""
+        """Larger of the differences of weights and layer state."""
         return max(self.weights, self.layer_state, key=lambda found: found.relative)
 
     def quantities(self) -> dict[str, Difference]:
-        """By name, in the order in which a step computes them."""
+        """Returns the differences by name, in the order of computation."""
         return {
             "loss": self.loss,
             "gradients": self.gradients,
@@ -67,11 +69,12 @@ class StepAgreement:
 
 
 def agreement(step: int, found: RecordedStep, expected: RecordedStep) -> StepAgreement:
-    """Compares one step."""
+    """Compares one step of two recordings."""
     return StepAgreement(
         step=step,
         identical=_is_identical(found, expected),
         loss=Difference(
+            # The loss is one number: no floor from other variables applies.
             _relative(_mean_loss(found), _mean_loss(expected), smallest=0.0)
         ),
         gradients=largest_difference(found.gradients, expected.gradients),
@@ -83,7 +86,7 @@ def agreement(step: int, found: RecordedStep, expected: RecordedStep) -> StepAgr
 
 
 def norm_of_all(values: Mapping[str, np.ndarray]) -> float:
-    """The norm of all variables together."""
+    """Returns the L2 norm of all variables together."""
     return float(np.sqrt(sum(np.sum(np.square(value)) for value in values.values())))
 
 
@@ -94,7 +97,8 @@ def _mean_loss(step: RecordedStep) -> np.ndarray:
 def largest_difference(
     found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> Difference:
-    """Of all variables; one that only one of them has differs without limit."""
+    """Returns the largest difference; it is infinite if one side lacks a variable."""
+    # The floor that `_relative` divides by at least.
     smallest = _SMALLEST_PART * norm_of_all(expected)
     largest = Difference(0.0)
     for name in {**expected, **found}:
@@ -107,7 +111,7 @@ def largest_difference(
 
 
 def _relative(found: np.ndarray, expected: np.ndarray, smallest: float) -> float:
-    """Zero for equal values, zeros included; infinite where it cannot be told."""
+    """Returns |found - expected| / |expected|; zero if equal, infinite if undefined."""
     if np.array_equal(found, expected):
         return 0.0
     if found.shape != expected.shape:

@@ -1,4 +1,4 @@
-"""What a verification came to: a table, lines of text, and verify.json."""
+"""The report of a verification: a table, lines of text, and verify.json."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _NOTHING = "-"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """All there is to say about one strategy.
+    """The result of verifying one strategy.
 
     Attributes:
-      arm: what was verified.
-      recorded: its run.
-      verdict: in one word.
-      judgement: of its steps; None if they cannot be compared.
-      cause: of a difference.
+      arm: Arm that was verified.
+      recorded: Run of the arm.
+      verdict: Verdict in one word.
+      judgement: Comparison of its steps; None if they cannot be compared.
+      cause: Cause of a difference; None if there is none.
     """
 
     arm: Arm
@@ -99,7 +99,7 @@ def content(
     reference: Executed,
     command: str,
 ) -> dict[str, Any]:
-    """What verify.json holds; docs/verify.schema.json describes it."""
+    """Returns the content of verify.json, described by docs/verify.schema.json."""
     config = reference.config
     num_steps = reference.recording.num_steps()
     return {
@@ -110,6 +110,7 @@ def content(
         "steps": num_steps,
         "tolerance": {
             "first_step": tolerance(config, 1),
+            # The tolerance grows with the steps.
             "last_step": tolerance(config, num_steps),
             "dtype": config.model.dtype,
             "examples_summed": config.length.global_batch_size,
@@ -160,11 +161,13 @@ def _as_json(difference: Difference) -> dict[str, Any]:
 def _shown(difference: Difference | None) -> str:
     if difference is None:
         return _NOTHING
+    # "0" without digits marks values that are equal to the last bit.
     return f"{difference.relative:.1e}" if difference.relative else "0"
 
 
 def _why_not_comparable(finding: Finding) -> str:
     strategy = finding.arm.config.strategy
+    # The most specific reason first; several can hold for one strategy.
     if strategy.combine == "sum":
         return (
             "--combine=sum takes the sum of the replicas' gradients for their mean: it "
@@ -187,6 +190,7 @@ def _why_not_comparable(finding: Finding) -> str:
             f"--backup_workers={strategy.backup_workers} leaves gradients out: it is "
             "another training, by intention"
         )
+    # Only asynchronous strategies with several replicas are left.
     staleness: Mapping[str, Any] = finding.recorded.run.result.get("staleness") or {}
     figures = ", ".join(
         f"{name} {staleness[name]:g}"

@@ -1,4 +1,4 @@
-"""What recordings say about a strategy: identical, equivalent or different."""
+"""The verdict on a strategy: identical, equivalent or different."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainers.experiments.verify.tolerance import tolerance
 
 
 class Verdict(enum.Enum):
-    """In the words of the table."""
+    """Verdicts, with their words in the table."""
 
     IDENTICAL = "identical"
     EQUIVALENT = "equivalent"
@@ -24,13 +24,13 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Passing:
-    """Where a difference is first beyond the tolerance.
+    """The first difference beyond the tolerance.
 
     Attributes:
-      step: counted from one.
-      quantity: loss, gradients or weights.
-      difference: by how much, and of which variable.
-      tolerance: of that step.
+      step: Step, counted from one.
+      quantity: "loss", "gradients" or "weights".
+      difference: Size of the difference, and the variable that has it.
+      tolerance: Tolerance of that step.
     """
 
     step: int
@@ -39,7 +39,7 @@ class Passing:
     tolerance: float
 
     def in_words(self) -> str:
-        """Such as `step 3, gradients of hidden_1/kernel`."""
+        """Returns words such as `step 3, gradients of hidden_1/kernel`."""
         variable = self.difference.variable
         of = "" if variable is None else f" of {variable}"
         return f"step {self.step}, {self.quantity}{of}"
@@ -47,13 +47,13 @@ class Passing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """A strategy against `one_device`.
+    """Comparison of a strategy with `one_device`.
 
     Attributes:
-      verdict: in one word.
-      steps: that both have recorded, in their order.
-      largest: difference over all steps, by quantity.
-      first_passing: of the tolerance; None if none does.
+      verdict: Verdict in one word.
+      steps: Steps that both runs have recorded, in their order.
+      largest: Largest difference over all steps, by quantity.
+      first_passing: First difference beyond the tolerance; None if there is none.
     """
 
     verdict: Verdict
@@ -63,10 +63,10 @@ class Judgement:
 
 
 def judge(subject: Executed, reference: Executed) -> Judgement:
-    """Compares all steps that both have recorded.
+    """Compares all steps that both runs have recorded.
 
-    A run that diverges where the other does not is different from the step on that
-    it did not come to.
+    A run that diverges where the other does not is different from the first step that
+    it has not reached.
     """
     common = min(subject.recording.num_steps(), reference.recording.num_steps())
     steps = [
@@ -84,6 +84,7 @@ def judge(subject: Executed, reference: Executed) -> Judgement:
         )
     if passing is not None:
         verdict = Verdict.DIFFERENT
+    # Identical means equal in every bit; equivalent means within the tolerance.
     elif all(step.identical for step in steps):
         verdict = Verdict.IDENTICAL
     else:
@@ -96,6 +97,8 @@ def judge(subject: Executed, reference: Executed) -> Judgement:
 def _first_passing(subject: Executed, steps: Sequence[StepAgreement]) -> Passing | None:
     for step in steps:
         accepted = tolerance(subject.config, step.step)
+        # In the order of computation, so that the first quantity is nearest to the
+        # cause.
         for quantity, difference in step.quantities().items():
             if difference.relative > accepted:
                 return Passing(
