@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from trainers.inputs.sources import Data
 
 
-# Data sets that may be downloaded, and the module that does it.
+# Data sets that are downloaded on first use, with the module that does it.
 _DOWNLOADS = {"cifar10": "trainers.inputs.cifar10_download"}
 
 
 def fetch(config: DataConfig) -> None:
-    """Downloads what is needed and missing here, before tasks without a network.
+    """Downloads the data set if it is missing, before tasks without a network start.
 
     Raises:
-      UsageError: it cannot be downloaded.
+      UsageError: The data set cannot be downloaded.
     """
     module = _DOWNLOADS.get(config.dataset)
     if module is not None:
@@ -29,25 +29,27 @@ def fetch(config: DataConfig) -> None:
 
 
 def check_paths(config: DataConfig) -> None:
-    """What of `load` needs neither TensorFlow nor the content of a file.
+    """Checks paths, the part of `load` that needs neither TensorFlow nor file contents.
 
     Raises:
-      UsageError: there are no files where the configuration says.
+      UsageError: There are no files at a configured path.
     """
     if config.dataset != "tfrecord":
         return
     for flag in ("data_path", "eval_data_path"):
         path = getattr(config, flag)
         if path is not None:
+            # Called for its errors.
             find_files(path, flag)
 
 
 def load(config: DataConfig) -> Data:
-    """Opens the data set of that name: `load` of the module of the same name here.
+    """Opens a data set by the `load` function of the module with its name.
 
     Raises:
-      UsageError: it is not there, is damaged, or does not fit its description.
+      UsageError: The data set is missing, is damaged, or does not fit its description.
     """
     if factories.is_factory(config.dataset):
+        # The name is that of a function in the user's code.
         return importlib.import_module("trainers.user_code.data").load(config)
     return importlib.import_module(f"trainers.inputs.{config.dataset}").load(config)

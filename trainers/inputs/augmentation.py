@@ -1,8 +1,8 @@
-"""Distorted copies of training images, the same on any number of replicas.
+"""Augmentation of training images, equal on any number of replicas.
 
-What happens to an image is a function of the run's seed, the step and the image's
-index in the data set. Whoever computes it, in whichever row of whichever share, gets
-the same picture; nothing is kept between steps, so that a run can start at any.
+The distortion of an image is a function of the run's seed, the step and the image's
+index in the data set. The result is the same on every replica and in every row of a
+shard. No state is kept between steps, so that a run can start at any step.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ import tensorflow as tf
 
 from strategies.common import hashing
 
-# Tells these numbers apart from others that are keyed by (seed, step).
+# Separates these random numbers from others with the key (seed, step).
 _PURPOSE = 0x6175676D656E74
 
 
 class Augment(Protocol):
-    """Turns examples as they are stored into what a step trains on."""
+    """A function from stored features to the features that a step trains on."""
 
     def __call__(
         self, features: Any, indices: tf.Tensor, step: tf.Tensor, seed: int
     ) -> Any:
-        """Features of a step, as graph operations.
+        """Returns the features of a step, as graph operations.
 
         Args:
-          features: tensor or structure of tensors [n, ...], as they are stored.
-          indices: int64 [n], which examples of the data set these are.
-          step: int64 scalar.
-          seed: of the run.
+          features: Tensor or structure of tensors [n, ...], as stored.
+          indices: Indices of the examples in the data set, int64 [n].
+          step: Step, an int64 scalar.
+          seed: Seed of the run.
         """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DistortedImages:
-    """Random crop, flip, brightness and contrast, then each image standardized.
+    """Random crop, flip, brightness and contrast, then standardization of each image.
 
-    As `distorted_inputs` of tensorflow/models, tutorials/image/cifar10/
-    cifar10_input.py: a crop anywhere inside, a flip of every other image, up to 63 of
-    255 added to all pixels, and the distance of each pixel from its channel's mean
-    multiplied by 0.2 to 1.8.
+    The distortions are the ones of `distorted_inputs` in tensorflow/models,
+    tutorials/image/cifar10/cifar10_input.py: a crop at any position inside the image, a
+    flip of every other image, up to 63 of 255 added to all pixels, and the distance of
+    each pixel from its channel's mean multiplied by 0.2 to 1.8.
 
     Attributes:
-      height: of the crop.
-      width: of the crop.
-      max_brightness: largest number that is added, or subtracted.
-      contrast: smallest and largest factor.
+      height: Height of the crop in pixels.
+      width: Width of the crop in pixels.
+      max_brightness: Largest number that is added to pixels or subtracted from them.
+      contrast: Smallest and largest contrast factor.
     """
 
     height: int
@@ -58,14 +58,19 @@ class DistortedImages:
     def __call__(
         self, features: tf.Tensor, indices: tf.Tensor, step: tf.Tensor, seed: int
     ) -> tf.Tensor:
-        """Images uint8 [n, ., ., channels] as float32 [n, height, width, channels].
+        """Distorts images uint8 [n, ., ., channels].
 
         Args:
-          features: images with values from 0 to 255.
-          indices: int64 [n].
-          step: int64 scalar.
-          seed: of the run.
+          features: Images with values from 0 to 255.
+          indices: Indices of the examples in the data set, int64 [n].
+          step: Step, an int64 scalar.
+          seed: Seed of the run.
+
+        Returns:
+          Images float32 [n, height, width, channels].
         """
+        # A hash of the example's index, not a generator: rows and replicas do not
+        # matter.
         key = hashing.key_of(seed, _PURPOSE, step)
         top, left, flip, brightness, contrast = tf.unstack(
             hashing.uniform_of_rows(key, indices, 5), axis=1
@@ -75,20 +80,23 @@ class DistortedImages:
         images += _of_images((2 * brightness - 1) * self.max_brightness)
         lowest, highest = self.contrast
         factor = _of_images(lowest + contrast * (highest - lowest))
+        # Shape [n, 1, 1, channels].
         means = tf.reduce_mean(images, axis=(1, 2), keepdims=True)
         return tf.image.per_image_standardization((images - means) * factor + means)
 
     def _cropped(
         self, images: tf.Tensor, top: tf.Tensor, left: tf.Tensor, flip: tf.Tensor
     ) -> tf.Tensor:
-        """Crops at a position of each image's own, some of them from right to left.
+        """Crops each image at its position, and mirrors some of the crops.
 
         Args:
-          images: [n, larger, larger, channels].
-          top: float64 [n] from 0 to 1, of the places there are.
-          left: the same.
-          flip: bool [n].
+          images: Images [n, larger, larger, channels].
+          top: Vertical position, float64 [n] from 0 to 1, as a fraction of the possible
+            ones.
+          left: Horizontal position, float64 [n] from 0 to 1.
+          flip: Mirrored images, bool [n].
         """
+        # int32 [n, height], by broadcasting of [n, 1] and [height].
         rows = _first(top, images.shape[1] - self.height) + tf.range(self.height)
         columns = _first(left, images.shape[2] - self.width) + tf.range(self.width)
         columns = tf.where(flip[:, tf.newaxis], columns[:, ::-1], columns)
@@ -98,20 +106,24 @@ class DistortedImages:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CentralCrops:
-    """The middle of each image, standardized: what evaluation sees, nothing random.
+    """The center of each image, standardized; evaluation uses it, nothing is random.
 
-    As `inputs` of the same file.
+    It is the same as `inputs` in tutorials/image/cifar10/cifar10_input.py.
 
     Attributes:
-      height: of the crop.
-      width: of the crop.
+      height: Height of the crop in pixels.
+      width: Width of the crop in pixels.
     """
 
     height: int
     width: int
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
-        """Images uint8 [n, ., ., channels] as float32 [n, height, width, channels]."""
+        """Crops images uint8 [n, ., ., channels].
+
+        Returns:
+          Images float32 [n, height, width, channels].
+        """
         top = (images.shape[1] - self.height) // 2
         left = (images.shape[2] - self.width) // 2
         images = images[:, top : top + self.height, left : left + self.width]
@@ -119,10 +131,10 @@ class CentralCrops:
 
 
 def _first(position: tf.Tensor, last: int) -> tf.Tensor:
-    """Where each crop begins, from 0 to last: int32 [n, 1]."""
+    """Returns the first row or column of each crop, from 0 to last: int32 [n, 1]."""
     return tf.cast(position * (last + 1), tf.int32)[:, tf.newaxis]
 
 
 def _of_images(values: tf.Tensor) -> tf.Tensor:
-    """One float32 for each image, in a shape that broadcasts."""
+    """Returns one float32 per image, in a shape that broadcasts: [n, 1, 1, 1]."""
     return tf.cast(values, tf.float32)[:, tf.newaxis, tf.newaxis, tf.newaxis]

@@ -1,4 +1,4 @@
-"""Global batches of examples that can be read by index."""
+"""Global batches of examples that are read by index."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from trainers.inputs.sources import Source
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SourceBatches:
-    """The batches of steps from `first_step` up to, but not including, `last_step`.
+    """Batches of steps from `first_step` up to, but not including, `last_step`.
 
-    Satisfies `GlobalBatches`.
+    It satisfies `GlobalBatches`.
 
     Attributes:
       source: of the examples.
@@ -63,7 +63,8 @@ class SourceBatches:
         return (
             self._limits(self._steps_at_once())
             .map(
-                # Autograph has nothing to convert here, and takes its time to find out.
+                # AutoGraph has nothing to convert here, and would take time to find
+                # that out.
                 tf.autograph.experimental.do_not_convert(batches),
                 num_parallel_calls=tf.data.AUTOTUNE,
                 deterministic=True,
@@ -72,6 +73,7 @@ class SourceBatches:
         )
 
     def resident(self) -> tf.data.Dataset:
+        # `repeat` yields the same element for every step, without a copy.
         return tf.data.Dataset.from_tensors(self.source.tensors()).repeat()
 
     def at(
@@ -95,26 +97,28 @@ class SourceBatches:
     def _read(
         self, tensors: Any, indices: tf.Tensor, step: tf.Tensor
     ) -> tuple[Any, Any]:
-        """Features, augmented as of that step, and labels."""
+        """Reads features, augmented for the step, and labels."""
         features, labels = self.source.read(tensors, indices)
         if self.augment is not None and self.order.seed is not None:
             features = self.augment(features, indices, step, self.order.seed)
         return features, labels
 
     def _steps_at_once(self) -> int:
-        """How many steps are read together, at most."""
+        """Returns the maximum number of steps that are read together."""
         if self.source.example_bytes is None or self.augment is not None:
+            # Augmentation depends on the step: each step is read separately.
             return 1
         return steps_at_once(self.source.example_bytes * self.order.global_batch_size)
 
     def _limits(self, most: int) -> tf.data.Dataset:
-        """First and stop of spans of steps.
+        """Returns a dataset with the first and the stop step of each chunk.
 
-        A span is within an epoch and has at most so many steps, with batches of one
-        size: the last step of an epoch, if it has a smaller one, is a span of its own.
+        A chunk has at most `most` steps of one epoch, with batches of one size. A
+        smaller last step of an epoch is a separate chunk.
         """
         order = self.order
         full = order.examples_per_epoch // order.global_batch_size
+        # Chunks of full batches in an epoch, rounded up.
         of_full = -(-full // most)
         per_epoch = of_full + order.steps_per_epoch - full
 
@@ -129,6 +133,8 @@ class SourceBatches:
             first = begin + tf.where(is_full, within * most, full)
             last_full = tf.minimum(first + most, begin + full)
             stop = tf.where(is_full, last_full, begin + order.steps_per_epoch)
+            # Chunks begin at fixed steps of an epoch, and are cut at both ends of the
+            # range.
             return tf.maximum(first, self.first_step), tf.minimum(stop, self.last_step)
 
         if self.first_step == self.last_step:
@@ -145,13 +151,13 @@ class SourceBatches:
         share: int,
         num_shares: int,
     ) -> Batch:
-        """Batches of one size as one, whose every tensor is [steps, ...]."""
+        """Reads batches of one size as one batch with tensors [steps, ...]."""
         count = stop - first
         indices, num_rows, global_size = self.order.indices_of_several(
             first, count, share, num_shares
         )
         flat = tf.reshape(indices, [-1])
-        # Of a single step, if features depend on it: see `_steps_at_once`.
+        # If features depend on the step, there is only one: see `_steps_at_once`.
         features, labels = self._read(tensors, flat, first)
         return batch_of_steps(
             first=first,
@@ -164,17 +170,17 @@ class SourceBatches:
         )
 
 
-# Enough for what an element of a pipeline costs, whatever is in it, to be divided by
-# (docs/performance.md); what is larger would only take longer to come.
+# Large enough to amortize the overhead per element of tf.data (docs/performance.md);
+# more only adds latency.
 _STEPS_AT_ONCE = 32
 _BYTES_AT_ONCE = 2**18
 
 
 def steps_at_once(step_bytes: int) -> int:
-    """How many steps are read together, at most.
+    """Returns the maximum number of steps that are read together.
 
     Args:
-      step_bytes: of the examples of one.
+      step_bytes: Bytes of the examples of one step.
     """
     return min(max(_BYTES_AT_ONCE // max(step_bytes, 1), 1), _STEPS_AT_ONCE)
 
@@ -189,17 +195,17 @@ def batch_of_steps(
     features: Any,
     labels: Any,
 ) -> Batch:
-    """Batches of one size as one, whose every tensor is [steps, ...].
+    """Returns batches of one size as one batch with tensors [steps, ...].
 
     Args:
-      first: of the steps, int64 scalar.
-      share: whose rows they have.
-      num_rows: how many rows of each count.
-      global_size: examples in each global batch.
-      indices: int64 [steps, rows of a step].
-      features: tensors [rows of all steps, ...] with a static shape but for their
-        number.
-      labels: likewise.
+      first: First step, an int64 scalar.
+      share: Index of the shard that the rows belong to.
+      num_rows: Number of rows per step that count.
+      global_size: Number of examples in each global batch.
+      indices: Indices in the data set, int64 [steps, rows of a step].
+      features: Tensors [rows of all steps, ...] with a static shape, except their
+        number of rows.
+      labels: Tensors of labels with the same first dimension.
     """
     shape = tf.shape(indices)
     count = tf.cast(shape[0], tf.int64)
@@ -217,7 +223,8 @@ def batch_of_steps(
 
 
 def _per_step(rows: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-    """[steps, rows of a step, ...] of [rows of all steps, ...]."""
+    """Reshapes [rows of all steps, ...] to [steps, rows of a step, ...]."""
     inner = tf.shape(rows)[1:]
     divided = tf.reshape(rows, tf.concat([shape, inner], axis=0))
+    # The dynamic reshape has lost the static shape of an example.
     return tf.ensure_shape(divided, [None, None, *rows.shape[1:]])

@@ -14,9 +14,9 @@ from trainers.inputs.cifar10_download import archive
 from trainers.inputs.cifar10_files import NUM_CLASSES, read_images
 from trainers.inputs.sources import ArraySource, Data, PreparedSource
 
-# Of what the model sees, as in the TensorFlow 1 tutorial.
+# Side of the crop that the model sees, as in the TensorFlow 1 tutorial.
 _CROP_PIXELS = 24
-# In the order of their labels, as batches.meta.txt of the archive has them.
+# In the order of labels, as in the archive's batches.meta.txt.
 _CLASS_NAMES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
@@ -24,13 +24,13 @@ _CLASS_NAMES = (
 
 
 def load(config: DataConfig) -> Data:
-    """Crops float32 [24, 24, 3] of the images, each standardized; ten classes.
+    """Returns standardized crops float32 [24, 24, 3] of the images, in ten classes.
 
-    Training images are distorted anew in every step, unless --noaugmentation is
-    given; the published test images are held out, and always cropped in the middle.
+    Training images are distorted differently in every step, unless --noaugmentation is
+    given. The published test images are held out, and always cropped at the center.
 
     Raises:
-      UsageError: files are missing or damaged, or cannot be downloaded.
+      UsageError: Files are missing or damaged, or cannot be downloaded.
     """
     train, test = read_images(Path(config.data_path or archive()))
     central = CentralCrops(height=_CROP_PIXELS, width=_CROP_PIXELS)

@@ -1,7 +1,8 @@
-"""The published archive of CIFAR-10, which Keras downloads once and checks.
+"""The published archive of CIFAR-10, downloaded once by Keras.
 
-It is read as it is. Keras's own `load_data` unpacks it, and from then on runs as
-pickles whatever is in that folder (keras/src/datasets/cifar.py, `load_batch`).
+Keras checks its SHA-256. This package reads the archive without unpacking it. Keras's
+own `load_data` unpacks it, and then executes as pickles all files in that folder
+(keras/src/datasets/cifar.py, `load_batch`).
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from trainers.config.data import DataConfig
 
 ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 SHA256 = "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"
-# The name by which Keras keeps it (keras/src/utils/file_utils.py, `get_file`).
+# File name in Keras's cache (keras/src/utils/file_utils.py, `get_file`).
 FILE_NAME = "cifar-10-batches-py-target_archive"
 
 
 def fetch(config: DataConfig) -> None:
-    """Downloads it if it is needed and not where Keras keeps such files.
+    """Downloads the archive if it is needed and not in Keras's cache.
 
     Raises:
-      UsageError: it cannot be downloaded.
+      UsageError: The archive cannot be downloaded.
     """
     kept = _home() / "datasets" / FILE_NAME
     if config.data_path is None and not kept.is_file():
@@ -31,13 +32,14 @@ def fetch(config: DataConfig) -> None:
 
 
 def archive() -> Path:
-    """Where it is; checked, and downloaded if it is not there or damaged.
+    """Returns the path of the archive; downloads it if it is missing or damaged.
 
     Raises:
-      UsageError: it cannot be downloaded.
+      UsageError: The archive cannot be downloaded.
     """
     with native_log_hidden():
-        # Takes seconds, and a launcher whose tasks load it finds the file without.
+        # Importing Keras takes seconds. A launcher that finds the file does not need
+        # it.
         import keras
     try:
         return Path(
@@ -45,7 +47,7 @@ def archive() -> Path:
                 FILE_NAME, origin=ORIGIN, file_hash=SHA256, cache_dir=str(_home())
             )
         )
-    # Keras raises plain exceptions for what urllib told it.
+    # Keras raises a plain Exception for errors of urllib.
     except Exception as error:
         reason = " ".join(str(error).split())
         raise UsageError(
@@ -55,5 +57,5 @@ def archive() -> Path:
 
 
 def _home() -> Path:
-    """Keras's folder."""
+    """Returns Keras's folder."""
     return Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()

@@ -1,9 +1,8 @@
-"""The published files of CIFAR-10, read where they are: nothing is unpacked or run.
+"""The published files of CIFAR-10, read without unpacking or execution.
 
-There are two forms, each as a folder or as the archive it came in
-(https://www.cs.toronto.edu/~kriz/cifar.html): `data_batch_1.bin` to
-`data_batch_5.bin` and `test_batch.bin`, and the same names without `.bin`, which are
-pickles of Python 2.
+There are two forms, each as a folder or as the published archive
+(https://www.cs.toronto.edu/~kriz/cifar.html): `data_batch_1.bin` to `data_batch_5.bin`
+and `test_batch.bin`, and the same names without `.bin`, which are pickles of Python 2.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
 _TEST = "test_batch"
 _NAMES = [*_TRAIN, _TEST]
 _BINARY = ".bin"
-# A published file has 31 MB. A small archive can claim to hold any number of bytes.
+# A published file has 31 MB. A small archive can claim any number of bytes.
 _MOST_FILE_BYTES = 1 << 28
 _BYTES_AT_A_TIME = 1 << 20
 
@@ -44,8 +43,8 @@ class Images:
     """Images with their classes.
 
     Attributes:
-      pixels: uint8 [n, 32, 32, 3].
-      labels: int64 [n], from 0 to 9.
+      pixels: Pixels, uint8 [n, 32, 32, 3].
+      labels: Classes, int64 [n] from 0 to 9.
     """
 
     pixels: np.ndarray
@@ -53,11 +52,12 @@ class Images:
 
 
 def read_images(path: Path) -> tuple[Images, Images]:
-    """The training and the test images of a folder or an archive.
+    """Returns the training and the test images of a folder or an archive.
 
     Raises:
-      UsageError: it is neither, a file in it is missing or damaged, or the archive
-        holds what would leave the folder it is unpacked into.
+      UsageError: The path is neither a folder nor an archive, a file is missing or
+        damaged, or the archive has members that would leave the folder it is unpacked
+        into.
     """
     try:
         files = _read_folder(path) if path.is_dir() else _read_archive(path)
@@ -65,6 +65,7 @@ def read_images(path: Path) -> tuple[Images, Images]:
         raise UsageError(
             f"--data_path={path} cannot be read ({error.strerror or error}): {_ADVICE}."
         ) from error
+    # The test file decides which of the two forms is read.
     suffix = _BINARY if _TEST + _BINARY in files else ""
     missing = [name + suffix for name in _NAMES if name + suffix not in files]
     if missing:
@@ -81,7 +82,7 @@ def read_images(path: Path) -> tuple[Images, Images]:
 
 
 def _read_folder(folder: Path) -> Mapping[str, bytes]:
-    """Contents by name, of the files that are there."""
+    """Returns the contents of the files in a folder, by name."""
     found = {}
     for path in (folder / (n + suffix) for suffix in ("", _BINARY) for n in _NAMES):
         if path.is_file():
@@ -91,7 +92,7 @@ def _read_folder(folder: Path) -> Mapping[str, bytes]:
 
 
 def _read_archive(path: Path) -> Mapping[str, bytes]:
-    """The same of an archive, every member of which is checked."""
+    """Returns the contents of the files in an archive, after checking every member."""
     if not path.is_file():
         problem = "is not a file" if path.exists() else "does not exist"
         raise UsageError(f"--data_path={path} {problem}: {_ADVICE}.")
@@ -99,10 +100,10 @@ def _read_archive(path: Path) -> Mapping[str, bytes]:
         with gzip.open(path) as stream:
             with tarfile.open(fileobj=stream) as archive:
                 found = _read_members(path, archive)
-            # tarfile stops where the archive ends, before gzip's checksum.
+            # `tarfile` stops at the end of the archive, before gzip's checksum.
             while stream.read(_BYTES_AT_A_TIME):
                 pass
-    # What each of the layers says of a file that is cut short or damaged.
+    # Each layer reports a truncated or damaged file in another way.
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(
@@ -125,10 +126,11 @@ def _read_members(path: Path, archive: tarfile.TarFile) -> Mapping[str, bytes]:
 
 
 def _check_member(path: Path, member: tarfile.TarInfo) -> None:
-    """Whoever unpacks such an archive by hand would write elsewhere.
+    """Checks that a member stays in its folder if a user unpacks the archive by hand.
 
     Raises:
-      UsageError: a name leaves the folder, or the member is no file and no folder.
+      UsageError: A path leaves the folder, or the member is neither a file nor a
+        folder.
     """
     name = PurePosixPath(member.name)
     if name.is_absolute() or ".." in name.parts:
@@ -152,7 +154,7 @@ def _check_size(place: str, size: int) -> None:
 
 
 def _read_binary(place: str, content: bytes) -> Images:
-    """Records of a byte with the class and 3,072 with the image."""
+    """Reads records of one byte with the class and 3,072 bytes with the image."""
     record_bytes = 1 + _IMAGE_BYTES
     if not content or len(content) % record_bytes:
         raise UsageError(
@@ -164,7 +166,7 @@ def _read_binary(place: str, content: bytes) -> Images:
 
 
 def _read_python(place: str, content: bytes) -> Images:
-    """A dictionary with the images in a matrix and the classes in a list."""
+    """Reads a dictionary with the images in a matrix and the classes in a list."""
     stored = read_pickle(place, content)
     pixels, labels = stored.get(b"data"), stored.get(b"labels")
     if (
@@ -182,7 +184,7 @@ def _read_python(place: str, content: bytes) -> Images:
 
 
 def _images(place: str, rows: np.ndarray, labels: np.ndarray) -> Images:
-    """Checks labels and puts channels last, which come one after the other."""
+    """Checks labels, and moves channels from the first to the last axis."""
     is_class = (labels >= 0) & (labels < NUM_CLASSES)
     if not is_class.all():
         index = int(np.argmin(is_class))
@@ -190,6 +192,7 @@ def _images(place: str, rows: np.ndarray, labels: np.ndarray) -> Images:
             f"{place}: image {index} is said to be of class {shown(int(labels[index]))}"
             f", and classes are from 0 to {NUM_CLASSES - 1}: {_ADVICE}."
         )
+    # Stored as [channel, row, column], red first; the model takes channels last.
     planes = rows.reshape(-1, 3, _SIDE, _SIDE)
     return Images(
         pixels=np.ascontiguousarray(planes.transpose(0, 2, 3, 1)),

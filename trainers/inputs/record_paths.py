@@ -1,4 +1,4 @@
-"""Which files a path on the command line stands for."""
+"""Files that a path on the command line refers to."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _ADVICE = (
 
 
 def find_files(data_path: str, flag: str) -> list[Path]:
-    """The files of a path, or of several that are separated by commas.
+    """Returns the files of a path, or of several paths separated by commas.
 
-    A path is a file, a folder of which *.tfrecord and *.tfrecord.gz are taken, or a
-    pattern with * ? [ ] or **. What folders and patterns stand for is sorted by name.
+    A path is a file, a folder with *.tfrecord and *.tfrecord.gz files, or a pattern
+    with * ? [ ] or **. The files of a folder or pattern are sorted by name.
 
     Args:
-      data_path: value of the flag.
-      flag: the flag it came from, to be named in errors.
+      data_path: Value of the flag.
+      flag: Flag that the value is from, named in errors.
 
     Raises:
-      UsageError: there is nothing to read there, or one file is there twice.
+      UsageError: A path has no file to read, or one file is listed twice.
     """
     files: list[Path] = []
     for part in _parts(data_path):
@@ -45,16 +45,17 @@ def find_files(data_path: str, flag: str) -> list[Path]:
 
 
 def _parts(data_path: str) -> list[str]:
-    """A file may have a comma in its name."""
+    """Splits a path at its commas, unless it is one file with a comma in its name."""
     try:
         is_one = Path(data_path).exists()
     except OSError:
+        # A path that cannot be read is one path: the error names it as it was given.
         is_one = True
     return [data_path] if is_one else data_path.split(",")
 
 
 def _files_of(part: str) -> tuple[list[Path], str]:
-    """The files of a path, and what is wrong if there are none."""
+    """Returns the files of a path, and the problem if there are none."""
     if not part:
         return [], "is no path"
     path = Path(part)
@@ -65,6 +66,7 @@ def _files_of(part: str) -> tuple[list[Path], str]:
             return sorted(_matching(path)), f"is a folder without {_PATTERNS[0]} files"
         if path.exists():
             return [], "is neither a file nor a folder"
+        # After `exists`: a file may have such characters in its name.
         if glob.has_magic(part):
             found = map(Path, glob.glob(part, recursive=True))
             return sorted(p for p in found if p.is_file()), "matches no file"

@@ -1,8 +1,8 @@
-"""Which examples each step of a run sees.
+"""The order of examples: indices of the examples of each step.
 
-Global batch k of an epoch depends on (seed, epoch, k) alone: not on how many
-replicas share it, not on what ran before. A run can therefore start at any step
-and see what it would have seen.
+Global batch k of an epoch depends only on (seed, epoch, k): not on the number of
+replicas, and not on earlier steps. A run can therefore start at any step and see the
+same examples as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from strategies.inner_loop.sharding import share_rows
 
-# index_shuffle evaluates a permutation at single positions, so that nothing of the
-# size of the data set is stored or made anew each epoch. Its four rounds are weak,
-# though: keyed by plain (seed, epoch), which example came first in 6,000 epochs of
-# 1,438 was far from uniform (chi-squared p < 1e-300). Keys that are random numbers
-# themselves mend that (p = 0.6), and a second pass mends it for the smallest data
-# sets too (10 examples: p = 0.015 with one pass, 0.35 with two).
+# index_shuffle evaluates a permutation at single positions, so that nothing of the size
+# of the data set is stored or computed in each epoch. Its four rounds are weak: with
+# (seed, epoch) as the key, the first example in 6,000 epochs of 1,438 examples was far
+# from uniform (chi-squared p < 1e-300). Keys that are random numbers themselves correct
+# that (p = 0.6). A second pass corrects it for the smallest data sets too (10 examples:
+# p = 0.015 with one pass, 0.35 with two).
 _PASSES = 2
 
 
@@ -26,16 +26,16 @@ _PASSES = 2
 class Order:
     """The sequence of global batches.
 
-    Every epoch visits each example exactly once; its last batch holds what is
-    left over and may be smaller than the others. Without that batch, an epoch leaves
-    out the examples that come last in its own permutation of all of them, so that no
-    example is left out more often than another.
+    Every epoch visits each example exactly once. Its last batch holds the remaining
+    examples and may be smaller than the others. Without that batch, an epoch leaves out
+    the last examples of its permutation, so that no example is left out more often than
+    another.
 
     Attributes:
-      num_examples: to choose from.
-      global_batch_size: examples of a batch, the last of an epoch excepted.
-      seed: decides the permutation of each epoch; None for ascending order.
-      drop_last_batch: whether an epoch ends before a batch that would be smaller.
+      num_examples: Number of examples in the data set.
+      global_batch_size: Number of examples of a batch, except the last of an epoch.
+      seed: Seed of the permutation of each epoch; None for ascending order.
+      drop_last_batch: True if an epoch ends before a batch that would be smaller.
     """
 
     num_examples: int
@@ -50,26 +50,31 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
+        # Division that rounds up: a smaller last batch is a step too.
         return -(-self.examples_per_epoch // self.global_batch_size)
 
     def examples_before(self, step: int) -> int:
-        """Examples in all batches before a step, counted over epochs."""
+        """Returns the number of examples in all batches before a step.
+
+        Args:
+          step: Step, counted over epochs.
+        """
         epoch, batch = divmod(step, self.steps_per_epoch)
         return epoch * self.examples_per_epoch + batch * self.global_batch_size
 
     def indices(
         self, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The examples of one share of a step.
+        """Returns the examples of one shard of a step.
 
         Args:
-          step: int64 scalar.
-          share: which share of the global batch.
-          num_shares: into how many it is divided.
+          step: Step, an int64 scalar.
+          share: Index of the shard.
+          num_shares: Number of shards of the global batch.
 
         Returns:
-          int64 indices [rows] (one stand-in row for an empty share), how many of
-          them count, and the size of the global batch.
+          int64 indices [rows] (one padding row for an empty shard), the number of rows
+          that count, and the size of the global batch.
         """
         indices, num_rows, global_size = self.indices_of_several(
             step, tf.ones([], tf.int64), share, num_shares
@@ -83,16 +88,17 @@ class Order:
         share: tf.Tensor | int,
         num_shares: int,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """The same for steps of one epoch whose batches have one size.
+        """Returns the examples of steps of one epoch whose batches have one size.
 
         Args:
-          step: the first, int64 scalar.
-          num_steps: int64 scalar.
-          share: which share of each global batch.
-          num_shares: into how many it is divided.
+          step: First step, an int64 scalar.
+          num_steps: Number of steps, an int64 scalar.
+          share: Index of the shard.
+          num_shares: Number of shards of each global batch.
 
         Returns:
-          int64 indices [num_steps, rows], and of each step what `indices` returns.
+          int64 indices [num_steps, rows], the number of rows of each step that count,
+          and the size of each global batch.
         """
         epoch = step // self.steps_per_epoch
         first = (step % self.steps_per_epoch) * self.global_batch_size
@@ -101,6 +107,7 @@ class Order:
         )
         start, stop, num_rows = share_rows(global_size, share, num_shares)
         begins = first + self.global_batch_size * tf.range(num_steps)
+        # Positions in the permutation: int64 [num_steps, rows].
         positions = begins[:, tf.newaxis] + tf.range(start, stop)
         shuffled = self._shuffled(tf.reshape(positions, [-1]), epoch)
         return tf.reshape(shuffled, tf.shape(positions)), num_rows, global_size
@@ -108,6 +115,7 @@ class Order:
     def _shuffled(self, positions: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
         if self.seed is None:
             return positions
+        # minval and maxval of None: all 64 bits are random.
         keys = tf.random.stateless_uniform(
             [_PASSES, 2],
             tf.stack([tf.constant(self.seed, tf.int64), epoch]),

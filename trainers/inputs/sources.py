@@ -1,7 +1,7 @@
-"""What a data set is to the rest of the program: examples that can be read by index.
+"""Data sets as examples that are read by index.
 
-Reading by index, rather than as a stream, is what makes the order of examples a
-property of the run: any step can be the first one, on any number of replicas.
+Reading by index, rather than as a stream, makes the order of examples a property of the
+run: a run can start at any step, on any number of replicas.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Source(Protocol):
 
     @property
     def example_bytes(self) -> int | None:
-        """Of features and labels, where those of several steps may be read together.
+        """Bytes of features and labels of one example, if steps may be read together.
 
-        None where that might take long, or where what is read depends on which
-        examples are read together.
+        None where reading several steps together might take long, or where the result
+        depends on which examples are read together.
         """
 
     def tensors(self) -> Any:
-        """What `read` reads from: a structure of tensors that any process may hold."""
+        """Returns the tensors that `read` reads from; any process may hold a copy."""
 
     def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
-        """Features and labels of some examples, as graph operations.
+        """Reads features and labels of some examples, as graph operations.
 
         Args:
-          tensors: from `tensors`, perhaps copied to another process.
-          indices: int64 [n], each from 0 to num_examples - 1.
+          tensors: Result of `tensors`, perhaps copied to another process.
+          indices: Indices of examples, int64 [n], each from 0 to num_examples - 1.
 
         Returns:
           Features [n, ...] and labels [n, ...], in the order of `indices`.
@@ -53,11 +53,11 @@ class ArraySource:
         """Keeps all arrays on the host.
 
         Args:
-          features: an array [num_examples, ...], or a structure of such arrays.
-          labels: likewise.
+          features: Array [num_examples, ...], or a structure of such arrays.
+          labels: Array [num_examples, ...], or a structure of such arrays.
 
         Raises:
-          UsageError: arrays have different numbers of examples.
+          UsageError: The arrays have different numbers of examples.
         """
         sizes = {len(array) for array in tf.nest.flatten((features, labels))}
         if len(sizes) != 1:
@@ -87,8 +87,8 @@ class PreparedSource:
     """Examples that are stored in one form and read in another.
 
     Attributes:
-      stored: holds them, such as whole images in single bytes.
-      prepare: from stored features [n, ...] to features [n, ...], row by row.
+      stored: Source of the stored form, such as whole images in single bytes.
+      prepare: Function from stored features [n, ...] to features [n, ...], row by row.
     """
 
     stored: Source
@@ -100,6 +100,7 @@ class PreparedSource:
 
     @property
     def example_bytes(self) -> None:
+        # `prepare` may be slow: several steps at once would delay the first.
         return None
 
     def tensors(self) -> Any:
@@ -112,20 +113,20 @@ class PreparedSource:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """A data set, ready to be trained on.
+    """A data set, ready for training.
 
     Attributes:
-      train: examples to learn from; a `RecordStream` cannot be read by index.
-      evaluation: examples held out.
-      input_shape: of one example's features, without the batch dimension.
-      num_classes: labels are int64 from 0 to num_classes - 1.
-      num_categories: features are ids from 0 to num_categories - 1; None: they are
-        quantities.
-      best_eval_loss: mean loss over `evaluation` of the probabilities that the
-        labels were drawn with; None where nobody knows them.
-      class_names: of the classes in order, for people; None where they have none.
-      augment: turns features that `train` reads into those of a step, of the shape
-        `input_shape`; None where they are trained on as they are.
+      train: Training examples; a `RecordStream` cannot be read by index.
+      evaluation: Held-out examples.
+      input_shape: Shape of one example's features, without the batch dimension.
+      num_classes: Number of classes; labels are int64 from 0 to num_classes - 1.
+      num_categories: Number of categories if features are ids from 0 to num_categories
+        - 1; None if features are quantities.
+      best_eval_loss: Mean loss over `evaluation` of the probabilities that the labels
+        were drawn with; None if unknown.
+      class_names: Names of the classes in their order, in reports; None without names.
+      augment: Function from features that `train` reads to features of a step with
+        shape `input_shape`; None if features are not augmented.
     """
 
     train: Source
@@ -141,10 +142,10 @@ class Data:
 def hold_out(
     features: np.ndarray, labels: np.ndarray, fraction: float, num_classes: int
 ) -> Data:
-    """Splits arrays into training examples and held-out ones.
+    """Splits arrays into training examples and held-out examples.
 
     Raises:
-      UsageError: one of the two parts would be empty.
+      UsageError: One of the two parts would be empty.
     """
     chosen = held_out(len(labels), fraction, labels)
     return Data(
@@ -158,20 +159,19 @@ def hold_out(
 def held_out(
     num_examples: int, fraction: float, classes: np.ndarray | None
 ) -> np.ndarray:
-    """Which examples are held out, bool [num_examples].
+    """Returns the examples to hold out: bool [num_examples].
 
-    The same in every run, whatever its seed, so that results of different seeds are
-    measured on the same examples. It keeps the classes' proportions, to within one
-    example of each: every so many-th is taken from the examples in the order of their
-    classes, and a random one within a class.
+    The choice is the same in every run, independent of its seed, so that results of
+    different seeds are measured on the same examples. It is stratified: each class
+    keeps its proportion to within one example.
 
     Args:
-      num_examples: how many there are.
-      fraction: of them, held out.
-      classes: of each example; None if there are none.
+      num_examples: Number of examples.
+      fraction: Fraction of the examples to hold out.
+      classes: Class of each example; None without classes.
 
     Raises:
-      UsageError: one of the two parts would be empty.
+      UsageError: One of the two parts would be empty.
     """
     num_held_out = round(num_examples * fraction)
     if not 0 < num_held_out < num_examples:
@@ -180,8 +180,10 @@ def held_out(
             f"{num_held_out}: both parts need at least one; change the fraction "
             "or give more examples."
         )
+    # Examples are sorted by class, in random order within a class.
     keys = np.random.default_rng(0).random(num_examples)
     by_class = np.argsort(keys) if classes is None else np.lexsort((keys, classes))
+    # The middle of each of `num_held_out` equal parts of the sorted examples.
     middles = (np.arange(num_held_out) + 0.5) * num_examples / num_held_out
     chosen = np.zeros(num_examples, bool)
     chosen[by_class[middles.astype(np.int64)]] = True

@@ -1,4 +1,4 @@
-"""Random examples of any shape, for measuring speed without any files."""
+"""Random examples of any shape, to measure speed without files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from trainers.inputs.sources import ArraySource, Data
 
 
 def load(config: DataConfig) -> Data:
-    """Normally distributed features; the label is the largest of a few of them.
+    """Returns normally distributed features, labeled by the largest of the first few.
 
-    The label depends on the features so that losses fall and a run can be told
-    from one that does not learn.
+    The label depends on the features so that losses fall, and a run that learns differs
+    from a run that does not.
     """
+    # One held-out example for eight training examples.
     num_held_out = max(1, config.num_examples // 8)
     total = config.num_examples + num_held_out
+    # A fixed seed: all runs and all tasks have the same data.
     generator = np.random.default_rng(0)
     features = generator.standard_normal((total, *config.input_shape), np.float32)
     flat = features.reshape(total, -1)

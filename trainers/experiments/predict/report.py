@@ -173,7 +173,6 @@ class Report:
     def _notes(self) -> Iterator[str]:
         """Yields the limits of the predictions."""
         arms = self._fitted.arms
-        # These limits do not make a prediction wrong; they say where it holds.
         inside = [arm.name for arm in arms if not arm.is_multi_process]
         for cost, words in _COSTS.items():
             unknown = [arm.name for arm in arms if cost in arm.model.not_told]

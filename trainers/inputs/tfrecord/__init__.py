@@ -13,9 +13,10 @@ def load(config: DataConfig) -> Data:
     """Opens the files of --data_path.
 
     Raises:
-      UsageError: a file is missing, is damaged, or does not fit --record_schema.
+      UsageError: A file is missing, is damaged, or does not fit --record_schema.
     """
-    # Packages are imported with their modules, some of which need no TensorFlow.
+    # Importing any module imports its package first, and some modules of this one must
+    # not import TensorFlow.
     from trainers.inputs.tfrecord import dataset
 
     return dataset.load(config)

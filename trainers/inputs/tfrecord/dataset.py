@@ -1,4 +1,4 @@
-"""The data set `tfrecord`: TFRecord files, held in memory or read as a stream."""
+"""The data set `tfrecord`: TFRecord files in memory or as a stream."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ if TYPE_CHECKING:
 def load(config: DataConfig) -> Data:
     """Reads the files at --data_path and, if given, --eval_data_path.
 
-    Without --eval_data_path, --eval_fraction of the examples is held out. Inputs
-    become float32; whole numbers above 2**24 are rounded by that. Of a stream only
-    the lengths of records are looked at now; what is evaluated is held in memory.
+    Without --eval_data_path, --eval_fraction of the examples is held out. Inputs become
+    float32, which rounds whole numbers above 2**24. A stream reads only the lengths of
+    records here; evaluation data is always held in memory.
 
     Returns:
-      Data whose features are float32 [n, *shape of the schema's input] and whose
-      num_classes is the largest label of both parts + 1, at least 2; of a stream,
-      --num_classes.
+      Data with features float32 [n, *shape of the schema's input]. Its num_classes is
+      the largest label of both parts + 1, at least 2; of a stream, --num_classes.
 
     Raises:
-      UsageError: a path, a file, a record or the schema is wrong.
+      UsageError: A path, a file, a record or the schema is invalid.
     """
     if config.data_path is None:
         raise UsageError("--data_path is missing: give a TFRecord file or a folder.")
@@ -49,6 +48,7 @@ def load(config: DataConfig) -> Data:
         train=ArraySource(features, labels),
         evaluation=ArraySource(eval_features, eval_labels),
         input_shape=schema.input.shape,
+        # A class may occur in the evaluation data only.
         num_classes=max(2, int(max(labels.max(), eval_labels.max())) + 1),
     )
 
@@ -74,12 +74,13 @@ def _load_stream(config: DataConfig, data_path: str, schema: RecordSchema) -> Da
 def _read(
     data_path: str, flag: str, schema: RecordSchema, num_classes: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Features float32 [n, ...] and labels int64 [n] of all files of a path."""
+    """Reads features float32 [n, ...] and labels int64 [n] of all files of a path."""
 
     def read_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
         return examples_of(read_records(path), schema, num_classes)
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
+        # `map` keeps the order of the files.
         parts = list(threads.map(read_file, find_files(data_path, flag)))
     features, labels = zip(*parts, strict=True)
     return np.concatenate(features), np.concatenate(labels)

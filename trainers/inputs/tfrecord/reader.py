@@ -1,13 +1,13 @@
 """TFRecord files, read and checked without TensorFlow's reader.
 
-TensorFlow's reader trusts a record's claimed length and can end the process on
-a damaged file. Here nothing is sliced or allocated before its length is known to
-lie inside the file, and both checksums of every record are compared.
+TensorFlow's reader trusts the length in a record's header and can end the process on a
+damaged file. This reader slices and allocates only after a length is known to lie
+inside the file, and compares both checksums of every record.
 
-A record is, in little-endian order: uint64 length, uint32 masked checksum of
-those 8 bytes, `length` bytes of data, uint32 masked checksum of the data. The
-whole may be compressed by gzip; then errors give byte offsets in the decompressed
-data. Files are read some megabytes at a time.
+A record is, in little-endian order: uint64 length, uint32 masked checksum of those 8
+bytes, `length` bytes of data, uint32 masked checksum of the data. The file may be
+compressed by gzip; then errors give byte offsets in the decompressed data. Files are
+read some megabytes at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def read_records(path: Path) -> Records:
     """Reads a whole file into memory and checks all of it.
 
     Raises:
-      UsageError: the file cannot be read, is empty, is cut short or damaged.
+      UsageError: The file cannot be read, is empty, truncated or damaged.
     """
     pieces = list(read_pieces(path))
     return Records(
@@ -46,23 +46,24 @@ def read_records(path: Path) -> Records:
 
 
 def read_pieces(path: Path) -> Iterator[Records]:
-    """The records of a file, some megabytes at a time, each piece checked.
+    """Yields the records of a file, some megabytes at a time, each piece checked.
 
     Raises:
-      UsageError: as for `read_records`, once it has come to where the damage is.
+      UsageError: The file cannot be read, is empty, truncated or damaged; raised once
+        reading has reached the damage.
     """
     with _opened(path) as (stream, walk):
         yield from walk.records(stream)
 
 
 def count_records(path: Path) -> int:
-    """How many records a file has, by their lengths alone.
+    """Returns the number of records in a file, by their lengths only.
 
-    Every length is checked, and that the records end where the file does; data is
-    not. Of a file that is not compressed data is not even read.
+    It checks every length, and that the last record ends at the end of the file. It
+    does not check data; in an uncompressed file it does not even read data.
 
     Raises:
-      UsageError: the file cannot be read, is empty, is cut short or a length damaged.
+      UsageError: The file cannot be read, is empty, truncated, or a length is damaged.
     """
     with _opened(path) as (stream, walk):
         if walk.is_compressed:
@@ -71,10 +72,10 @@ def count_records(path: Path) -> int:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file is what gzip makes.
+    """Returns whether a file is compressed by gzip.
 
     Raises:
-      OSError: it cannot be read.
+      OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         return _is_compressed(file.read(HEADER_BYTES))
@@ -82,7 +83,7 @@ def is_compressed(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, RecordWalk]]:
-    """What a file holds, decompressed if need be, and where the walk begins."""
+    """Opens a file, decompressed if necessary, with a walk at its first record."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -103,34 +104,36 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, RecordWalk]]:
 
 
 def _is_compressed(start: bytes) -> bool:
-    """Whether it begins as gzip's files do, and not by chance as a record's length."""
+    """Returns whether a file begins as gzip's files do, and not as a record."""
     if not start.startswith(_GZIP_MAGIC):
         return False
+    # A record with a length that looks like gzip's magic number has a valid checksum.
     zero: np.ndarray = np.zeros(1, np.int64)
     whole = len(start) == HEADER_BYTES
     return not (whole and masked_checksums_match(start, zero, zero + 8).all())
 
 
+# uint64 length and its uint32 checksum; the footer is the checksum of the data.
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 
-# Read at a time. A record that is longer is read in as many parts.
+# Bytes read at a time. A longer record is read in several parts.
 PIECE_BYTES = 1 << 22
-# Read at a time where only lengths are looked at: between two of them there may be
-# much that need not be read.
+# Bytes read at a time to count records: the data between two lengths may be large and
+# need not be read.
 _BLOCK_BYTES = 1 << 14
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Records:
-    """The data of consecutive records of one file.
+    """Data of consecutive records of one file.
 
     Attributes:
-      path: of the file.
-      payloads: the data of each record, in file order.
-      offsets: int64 [num_records], the byte at which each record begins.
-      first: the number in the file of the first of them.
-      is_compressed: whether bytes are those of the uncompressed stream.
+      path: Path of the file.
+      payloads: Data of each record, in file order.
+      offsets: Byte at which each record begins, int64 [num_records].
+      first: Number in the file of the first of these records.
+      is_compressed: True if offsets count bytes of the uncompressed stream.
     """
 
     path: Path
@@ -140,43 +143,43 @@ class Records:
     is_compressed: bool = False
 
     def place(self, index: int) -> str:
-        """Where a record is, in the words every error message begins with."""
+        """Returns the place of a record, in the words that begin an error message."""
         offset = int(self.offsets[index])
         return place_of(self.path, self.first + index, offset, self.is_compressed)
 
 
 def place_of(path: Path, number: int, offset: int, is_compressed: bool) -> str:
-    """Where a record is: its file, its number there, and the byte it begins at."""
+    """Returns the place of a record: its file, its number there, and its first byte."""
     stream = " of the uncompressed stream" if is_compressed else ""
     return f"{path}: record {number} at byte {offset}{stream}"
 
 
 def empty(path: Path) -> UsageError:
-    """What to say of a file without records."""
+    """Returns the error for a file without records."""
     return UsageError(f"{path}: byte 0: the file is empty: write it again.")
 
 
 class RecordWalk:
-    """Where one is in a file."""
+    """Position in a file, moved record by record."""
 
     def __init__(self, path: Path, is_compressed: bool, size: int | None):
-        """Begins before the first record.
+        """Starts before the first record.
 
         Args:
-          path: of the file, to be named in errors.
-          is_compressed: whether what is read is what it decompresses to.
-          size: of that in bytes; None if it is not known.
+          path: Path of the file, named in errors.
+          is_compressed: True if the stream to read is decompressed data.
+          size: Bytes in the stream; None if unknown.
         """
         self._path = path
         self.is_compressed = is_compressed
         self._size = size
-        # Of the record that comes next: its number, and the byte it begins at.
+        # Number and first byte of the next record.
         self._number = 0
         self._offset = 0
         self._damage: Exception | None = None
 
     def count(self, stream: BinaryIO) -> int:
-        """Passes over the data of all records."""
+        """Counts the records and skips their data."""
         size = stream.seek(0, io.SEEK_END)
         while self._offset < size:
             stream.seek(self._offset)
@@ -184,6 +187,7 @@ class RecordWalk:
             headers, end = self._headers(block)
             if not headers:
                 self._refuse_rest(block)
+            # Only the last record of a block can pass the end of the file.
             if self._offset + end > size:
                 self._advance(len(headers) - 1, headers[-1])
                 self._refuse_rest(block[headers[-1] :])
@@ -191,19 +195,22 @@ class RecordWalk:
         return self._number
 
     def records(self, stream: BinaryIO, check_data: bool = True) -> Iterator[Records]:
-        """All records, those of a few megabytes at a time."""
+        """Yields all records, some megabytes at a time."""
         content = bytearray()
         is_at_end = False
         while not is_at_end:
             is_at_end = self._read_on(stream, content)
             headers, end = self._headers(content)
             if end > len(content):
+                # The last record is incomplete; it stays in `content` for the next
+                # piece.
                 end = headers.pop()
                 self._check_fits(content, end, len(headers))
             if headers:
                 yield self._take(content, headers, end, check_data)
                 self._advance(len(headers), end)
                 del content[:end]
+        # All records before the damage have been yielded.
         if self._damage is not None:
             reason = " ".join(str(self._damage).split())
             self._refuse(f"the compressed data is damaged ({reason})")
@@ -213,12 +220,12 @@ class RecordWalk:
             raise empty(self._path)
 
     def _read_on(self, stream: BinaryIO, content: bytearray) -> bool:
-        """Adds a piece to the content, and returns whether it was the last."""
+        """Appends a piece to the content, and returns whether it was the last."""
         wanted = len(content) + PIECE_BYTES
         while len(content) < wanted:
             try:
                 part = stream.read1(PIECE_BYTES)  # type: ignore[attr-defined]
-            # What comes before the damage is looked at first.
+            # Records before the damage are checked first.
             except (EOFError, gzip.BadGzipFile, zlib.error) as error:
                 part, self._damage = b"", error
             content += part
@@ -227,10 +234,10 @@ class RecordWalk:
         return False
 
     def _headers(self, content: bytes | bytearray) -> tuple[list[int], int]:
-        """Where records begin, and where the last of them ends or would end.
+        """Returns where records begin, and where the last one ends or would end.
 
         Raises:
-          UsageError: a length is damaged.
+          UsageError: A length is damaged.
         """
         offset, headers = 0, []
         while offset + HEADER_BYTES <= len(content):
@@ -238,8 +245,8 @@ class RecordWalk:
             length = int.from_bytes(content[offset : offset + 8], "little")
             offset += HEADER_BYTES + length + FOOTER_BYTES
         offsets = np.array(headers, dtype=np.int64)
-        # Before anything is said about a length, it must be the one that was
-        # written: the first damaged one led the loop above astray.
+        # The loop above trusts lengths. Its offsets are wrong after the first damaged
+        # length, which this check finds before anything uses them.
         intact = masked_checksums_match(content, offsets, offsets + 8)
         if not intact.all():
             index = int(np.argmin(intact))
@@ -248,7 +255,7 @@ class RecordWalk:
         return headers, offset
 
     def _check_fits(self, content: bytearray, start: int, number: int) -> None:
-        """Refuses a length beyond the end at once, where the end is known."""
+        """Raises UsageError at once if a record extends beyond a known end."""
         length = int.from_bytes(content[start : start + 8], "little")
         end = self._offset + start + HEADER_BYTES + length + FOOTER_BYTES
         if self._size is not None and end > self._size:
@@ -258,10 +265,10 @@ class RecordWalk:
     def _take(
         self, content: bytearray, headers: list[int], end: int, check_data: bool
     ) -> Records:
-        """Whole records at the beginning of the content.
+        """Returns the whole records at the beginning of the content.
 
         Raises:
-          UsageError: the data of one of them is damaged.
+          UsageError: The data of a record is damaged.
         """
         offsets = np.array(headers, dtype=np.int64)
         starts = offsets + HEADER_BYTES
@@ -286,7 +293,7 @@ class RecordWalk:
         self._offset += num_bytes
 
     def _refuse_rest(self, rest: bytes | bytearray) -> NoReturn:
-        """What is left at the end is not a whole record."""
+        """Raises UsageError for an incomplete record at the end."""
         if len(rest) < HEADER_BYTES:
             self._refuse(f"only {len(rest)} of its {HEADER_BYTES} header bytes exist")
         length = int.from_bytes(rest[:8], "little")

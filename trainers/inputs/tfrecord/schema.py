@@ -17,25 +17,25 @@ import tensorflow as tf
 
 from strategies.common.errors import UsageError
 
-# The fewest bytes one value can take in a serialized Example: an int64 is a
-# varint, a float is always four.
+# Minimum bytes of one value in a serialized Example: an int64 is a varint, a float is
+# always four bytes.
 _FEWEST_BYTES = {"int64": 1, "float32": 4}
 _STORED_IN = {"int64": "int64_list", "float32": "float_list", "bytes": "bytes_list"}
 _SHAPE = re.compile(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*")
 
-# Examples given to TensorFlow at a time. Bounds what is searched for the one
-# that does not match, and the memory taken while parsing.
+# Examples that TensorFlow parses together. The number bounds the search for an example
+# that does not match, and the memory of parsing.
 _CHUNK_EXAMPLES = 1024
 
 
 class PlacedRecords(Protocol):
-    """Serialized Examples, of one file or of several."""
+    """Serialized Examples with their places, from one file or from several."""
 
     @property
     def payloads(self) -> Sequence[bytes]: ...
 
     def place(self, index: int) -> str:
-        """Where one of them is, in the words an error message begins with."""
+        """Returns the place of a record, in the words that begin an error message."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,9 +43,9 @@ class Feature:
     """One named value of every example.
 
     Attributes:
-      name: its key in the Example.
-      dtype: int64 or float32.
-      shape: without the batch dimension; empty for a scalar.
+      name: Key in the Example.
+      dtype: "int64" or "float32".
+      shape: Shape without the batch dimension; empty for a scalar.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Feature:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSchema:
-    """The input and the label of every example.
+    """Input and label of every example.
 
     Attributes:
-      input: int64 or float32, of any shape.
-      label: a scalar int64.
+      input: Input feature, int64 or float32, of any shape.
+      label: Label feature, a scalar int64.
     """
 
     input: Feature
@@ -75,17 +75,17 @@ class RecordSchema:
         return f"{self.input},{self.label}"
 
     def parse(self, records: PlacedRecords) -> tuple[np.ndarray, np.ndarray]:
-        """Reads examples.
+        """Parses examples.
 
         Args:
-          records: serialized Examples, at least one.
+          records: Serialized Examples, at least one.
 
         Returns:
-          Inputs [num_records, *input.shape] of the input's type, and labels
-          int64 [num_records].
+          Inputs [num_records, *input.shape] of the input's type, and labels int64
+          [num_records].
 
         Raises:
-          UsageError: an example does not match this schema.
+          UsageError: An example does not match this schema.
         """
         parts = [
             self._parse_chunk(records, first)
@@ -99,13 +99,14 @@ class RecordSchema:
     ) -> tuple[np.ndarray, np.ndarray]:
         payloads = records.payloads[first : first + _CHUNK_EXAMPLES]
         cause: Exception | None = None
-        # TensorFlow allocates the result before it looks at the examples, so
-        # that a shape no example can fill must not get there.
+        # TensorFlow allocates the result before it reads the examples. A shape that no
+        # example can fill must not reach it.
         if min(map(len, payloads)) >= self._fewest_bytes():
             try:
                 return self._parse_with_tensorflow(payloads)
             except (tf.errors.OpError, ValueError) as error:
                 cause = error
+        # Finds the first example that does not match, to name its place.
         for index, payload in enumerate(payloads, first):
             problem = self._mismatch(payload)
             if problem:
@@ -134,7 +135,7 @@ class RecordSchema:
         return parsed[self.input.name].numpy(), parsed[self.label.name].numpy()
 
     def _mismatch(self, payload: bytes) -> str | None:
-        """Why a record does not match, in words; None if it does."""
+        """Returns why a record does not match, in words; None if it matches."""
         try:
             stored = tf.train.Example.FromString(payload).features.feature
         except Exception:  # The class of the error depends on protobuf's backend.
@@ -158,10 +159,10 @@ def _dtype(kind: str | None) -> str:
 
 
 def parse_schema(text: str) -> RecordSchema:
-    """Reads the value of --record_schema.
+    """Parses the value of --record_schema.
 
     Raises:
-      UsageError: the text is not a schema of one input and one label.
+      UsageError: The text is not a schema of one input and one label.
     """
     features = [_parse_feature(text, part.strip()) for part in text.split(",")]
     if len(features) != 2:
@@ -195,8 +196,8 @@ def _not_accepted(text: str, why: str) -> UsageError:
     )
 
 
-# A larger label is not the number of a class. The model has an output for each
-# class, so that one stray value would ask for more memory than there is.
+# A larger label cannot be a class. The model has one output per class, so that one
+# wrong value would need more memory than there is.
 LARGEST_LABEL = 999_999
 
 
@@ -206,15 +207,15 @@ def examples_of(
     """Parses and checks records.
 
     Args:
-      records: serialized Examples, at least one.
-      schema: what they hold.
-      num_classes: labels must be less; None where they themselves say how many.
+      records: Serialized Examples, at least one.
+      schema: Schema of the records.
+      num_classes: Upper bound of labels, not included; None if the labels determine it.
 
     Returns:
       Features float32 [n, *shape of the schema's input] and labels int64 [n].
 
     Raises:
-      UsageError: a record does not match; the message begins with its place.
+      UsageError: A record does not match; the message begins with its place.
     """
     features, labels = schema.parse(records)
     largest = LARGEST_LABEL if num_classes is None else num_classes - 1
@@ -228,6 +229,7 @@ def _check_labels(
 ) -> None:
     is_class = (labels >= 0) & (labels <= largest)
     if not is_class.all():
+        # `argmin` of booleans is the index of the first False.
         index = int(np.argmin(is_class))
         raise UsageError(
             f"{records.place(index)}: {schema.label.name!r} is {labels[index]}: "

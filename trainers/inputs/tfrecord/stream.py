@@ -1,12 +1,12 @@
-"""TFRecord files as a stream: read in order, never all held in memory.
+"""TFRecord files as a stream, read in order and never all held in memory.
 
-The order of records depends on the seed, the files that are read and how often they were
-read before. Files are shuffled, a few of them are read by turns, and a buffer of their
-records is shuffled.
+The order of records depends on the seed, the files and how often they were read before.
+Files are shuffled, a few of them are read in turn, and a buffer of their records is
+shuffled.
 
-A stream has no random access. It is read from the beginning of the epoch, or of the pass
-over a process's files, and records before the first step are skipped without being
-parsed; so a resumed run sees the records that it would have seen.
+A stream has no random access. It is read from the beginning of the epoch, or of the
+pass over a process's files. Records before the first step are skipped without being
+parsed, so that a resumed run sees the same records as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from trainers.inputs.tfrecord.reader import (
 )
 from trainers.inputs.tfrecord.schema import RecordSchema, examples_of
 
-# Part of the order: more of them mix records better, and each holds some megabytes.
+# Both numbers are part of the order of records. More files at a time mix records
+# better, and each holds some megabytes.
 _FILES_AT_A_TIME = 8
 _RECORDS_OF_A_TURN = 16
-# Tells these numbers apart from others that are keyed by (seed, epoch).
+# Separates these random numbers from others with the key (seed, epoch).
 _PURPOSE = 0x73687566666C65
 
 
@@ -54,14 +55,14 @@ def open_stream(
     """Counts the records of all files by their lengths, which are checked.
 
     Args:
-      files: in an order that all processes share.
-      schema: what records hold.
-      num_classes: labels are less.
-      by_file: whether processes have files of their own.
-      shuffle_buffer_examples: how many examples are shuffled at a time.
+      files: Files in an order that all processes share.
+      schema: Schema of the records.
+      num_classes: Upper bound of labels, not included.
+      by_file: True if each process reads different files.
+      shuffle_buffer_examples: Number of examples in the shuffle buffer.
 
     Raises:
-      UsageError: a file cannot be read, is empty, is cut short or a length damaged.
+      UsageError: A file cannot be read, is empty, truncated, or a length is damaged.
     """
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         counts = list(threads.map(count_records, files))
@@ -77,18 +78,18 @@ def open_stream(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RecordStream:
-    """Examples of TFRecord files, which come one after the other.
+    """Examples of TFRecord files, read one after the other.
 
-    Satisfies `Source` as far as a stream can, which is to say how many there are.
+    It satisfies the part of `Source` that a stream can: the number of examples.
 
     Attributes:
-      files: all of them.
-      counts: records of each.
-      schema: what records hold.
-      num_classes: labels are less.
-      by_file: whether processes have files of their own, or all read all of them and
-        have rows of common batches.
-      shuffle_buffer_examples: how many examples are shuffled at a time.
+      files: All files.
+      counts: Number of records of each file.
+      schema: Schema of the records.
+      num_classes: Upper bound of labels, not included.
+      by_file: True if each process reads different files; False if every process reads
+        all files and takes its shard of each global batch.
+      shuffle_buffer_examples: Number of examples in the shuffle buffer.
     """
 
     files: tuple[Path, ...]
@@ -113,12 +114,12 @@ class RecordStream:
         raise TypeError("a stream cannot be read by index: see `batches`")
 
     def batches(self, order: Order, first_step: int, last_step: int) -> StreamBatches:
-        """The batches of a stretch of steps.
+        """Returns the batches of a range of steps.
 
         Args:
-          order: says how steps fall into epochs; its own permutation is not used.
-          first_step: counted over epochs.
-          last_step: likewise, and not included.
+          order: Order that assigns steps to epochs; its permutation is not used.
+          first_step: First step, counted over epochs.
+          last_step: Step after the last one, counted over epochs.
         """
         return StreamBatches(
             stream=self, order=order, first_step=first_step, last_step=last_step
@@ -127,23 +128,25 @@ class RecordStream:
     def records(
         self, chosen: Sequence[int], seed: int | None, time: tf.Tensor
     ) -> tf.data.Dataset:
-        """Records of some files, each once. Called inside a data set's function.
+        """Returns each record of some files once; called in a function of a pipeline.
 
         Args:
-          chosen: numbers of the files.
-          seed: decides the order; None for the files' own.
-          time: int64 scalar, how often these files were read before.
+          chosen: Indices of the files.
+          seed: Seed of the order; None for the order of the files.
+          time: Number of times that these files were read before, int64 scalar.
 
         Returns:
-          Scalars (data, index in the data set, byte at which it begins in its file).
+          Scalars (data, index in the data set, byte at which the record begins in its
+          file).
         """
         order = Order(
             num_examples=len(chosen), global_batch_size=len(chosen), seed=seed
         )
+        # One "step" of this order visits all files: its number is the epoch.
         places, _, _ = order.indices(time, 0, 1)
         files = tf.gather(tf.constant(list(chosen), tf.int64), places)
-        # A single file is not read any sooner by several threads, and what they hand to
-        # each other took two of five microseconds a record.
+        # Several threads do not read a single file faster; their hand-over took two of
+        # five microseconds per record.
         at_once = tf.data.AUTOTUNE if len(chosen) > 1 else None
         records = tf.data.Dataset.from_tensor_slices(files).interleave(
             self._records_of_file,
@@ -155,9 +158,10 @@ class RecordStream:
         if seed is None:
             return records
         key = tf.bitcast(hashing.key_of(seed, _PURPOSE, time), tf.int64)
-        # `shuffle` mixes its seed with that of the graph: here, of the data set's
-        # function in which this is traced, and not of the process. Zero would have it
-        # ask whether its own is zero too, which a tensor does not answer.
+        # `shuffle` mixes its seed with the graph's. Here that is the graph of the
+        # pipeline's function, not of the process. With a graph seed of zero, TensorFlow
+        # would test whether the seed of `shuffle` is zero too, which fails for a
+        # tensor.
         tf.random.set_seed(1)
         return records.shuffle(
             self.shuffle_buffer_examples, seed=key, reshuffle_each_iteration=False
@@ -166,24 +170,24 @@ class RecordStream:
     def parse(
         self, payloads: np.ndarray, indices: np.ndarray, offsets: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Examples of records that may be of several files.
+        """Parses records that may be from several files.
 
         Args:
-          payloads: bytes objects [n].
-          indices: int64 [n], in the data set.
-          offsets: int64 [n], in their files.
+          payloads: Serialized Examples, bytes objects [n].
+          indices: Indices in the data set, int64 [n].
+          offsets: First bytes in their files, int64 [n].
 
         Returns:
           Features float32 [n, ...] and labels int64 [n].
 
         Raises:
-          UsageError: a record does not match the schema.
+          UsageError: A record does not match the schema.
         """
         records = _Gathered(self, payloads.tolist(), indices, offsets)
         return examples_of(records, self.schema, self.num_classes)
 
     def place(self, index: int, offset: int) -> str:
-        """Where an example is, in the words every error message begins with."""
+        """Returns the place of an example, in the words that begin an error message."""
         starts = self._starts()
         file = int(np.searchsorted(starts, index, side="right")) - 1
         path = self.files[file]
@@ -201,12 +205,13 @@ class RecordStream:
         return pieces.unbatch()
 
     def _read(self, file: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Data, indices and offsets of the records of a file, piece by piece."""
+        """Yields data, indices and offsets of the records of a file, piece by piece."""
         path, start, number = self.files[file], int(self._starts()[file]), 0
         for piece in read_pieces(path):
             number = piece.first + len(piece.payloads)
             indices = np.arange(start + piece.first, start + number)
             yield np.array(piece.payloads, object), indices, piece.offsets
+        # Steps and epochs follow from the counts; another count would shift them all.
         if number != self.counts[file]:
             raise UsageError(
                 f"{path}: has {number} records now, and had {self.counts[file]} when "
@@ -214,13 +219,13 @@ class RecordStream:
             )
 
     def _starts(self) -> np.ndarray:
-        """Index of the first example of each file: int64 [files]."""
+        """Returns the index of the first example of each file: int64 [files]."""
         return np.cumsum([0, *self.counts[:-1]])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Gathered:
-    """Records of several files. Satisfies `PlacedRecords`."""
+    """Records of several files; satisfies `PlacedRecords`."""
 
     stream: RecordStream
     payloads: Sequence[bytes]
@@ -233,20 +238,20 @@ class _Gathered:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StreamBatches:
-    """The batches of steps from `first_step` up to, but not including, `last_step`.
+    """Batches of steps from `first_step` up to, but not including, `last_step`.
 
-    Satisfies `GlobalBatches`, for strategies whose traits say that they take streams.
+    It satisfies `GlobalBatches` for strategies whose `Traits.takes_streams` is true.
 
-    *By example* every share reads all files, and takes its rows of each global batch:
-    the same batches with any number of shares. *By file* share s of n has the files
-    s, s + n, ... and goes over them again and again, whether others are done or not:
-    global batches are other ones with another number of shares, and are always full.
+    With sharding by example every shard reads all files and takes its rows of each
+    global batch: batches are the same with any number of shards. With sharding by file
+    shard s of n has the files s, s + n, ... and repeats them independently of the
+    others: global batches differ with the number of shards, and are always full.
 
     Attributes:
-      stream: of records.
-      order: which says how many steps an epoch has; its own permutation is not used.
-      first_step: counted over epochs.
-      last_step: likewise.
+      stream: Stream of records.
+      order: Order with the number of steps per epoch; its permutation is not used.
+      first_step: First step, counted over epochs.
+      last_step: Step after the last one, counted over epochs.
     """
 
     stream: RecordStream
@@ -281,7 +286,7 @@ class StreamBatches:
         raise TypeError("a stream has no single steps: see Traits.takes_streams")
 
     def _of_whole_batches(self, share: int, num_shares: int) -> tf.data.Dataset:
-        """Of every global batch the rows that are this share's."""
+        """Returns this shard's rows of every global batch."""
         order, most = self.order, self._steps_at_once()
         chosen = range(len(self.stream.files))
 
@@ -294,7 +299,7 @@ class StreamBatches:
             )
 
         def spans(first: tf.Tensor, rows: _Rows) -> tf.data.Dataset:
-            """Full batches, and what is left of an epoch after them."""
+            """Returns full batches, and then the remaining records of an epoch."""
             size = tf.constant(order.global_batch_size, tf.int64)
             count = tf.size(rows.indices, tf.int64) // size
             full = rows.part(0, count * size).in_steps(size)
@@ -303,6 +308,7 @@ class StreamBatches:
                 return full
             rest = rows.part(count * size, None)
             size = tf.size(rest.indices, tf.int64)
+            # A reshape to [-1, 0] is an error: without a rest it is [0, 1].
             rest = rest.in_steps(tf.maximum(size, 1))
             rest = self._wanted(_Span(first + count, size, size, rest))
             return full.concatenate(rest)
@@ -313,14 +319,16 @@ class StreamBatches:
             return span._replace(rows=rows, num_rows=num_rows)
 
         first_epoch = self.first_step // order.steps_per_epoch
+        # The last epoch is included: division rounds up.
         epochs = tf.data.Dataset.range(
             first_epoch, -(-self.last_step // order.steps_per_epoch)
         )
         return epochs.flat_map(epoch).map(own_rows)
 
     def _of_own_files(self, share: int, num_shares: int) -> tf.data.Dataset:
-        """As many rows of this share's own files as its rows of a global batch."""
+        """Returns rows of this shard's files, as many per step as the shard has."""
         size = self.order.global_batch_size
+        # Unlike `share_rows`, these bounds are Python numbers: every batch is full.
         start, stop = (-(-s * size // num_shares) for s in (share, share + 1))
         chosen = range(share, len(self.stream.files), num_shares)
         seed = _seed_of_share(self.order.seed, share)
@@ -335,6 +343,7 @@ class StreamBatches:
             return self._wanted(_Span(first, global_size, num_rows, own))
 
         examples = sum(self.stream.counts[file] for file in chosen)
+        # Records that this shard has used before the first step, over all passes.
         before = self.first_step * (stop - start)
         passes = tf.data.Dataset.range(before // examples, tf.int64.max)
         return (
@@ -351,14 +360,16 @@ class StreamBatches:
         return steps_at_once(4 * values * self.order.global_batch_size)
 
     def _wanted(self, span: _Span) -> tf.data.Dataset:
-        """Those of its steps that are this object's, or nothing."""
+        """Returns the steps between `first_step` and `last_step`, or nothing."""
         begin = tf.maximum(self.first_step - span.first, 0)
         stop = tf.maximum(self.last_step - span.first, 0)
         span = span._replace(first=span.first + begin, rows=span.rows.part(begin, stop))
+        # An element without steps would be an empty batch.
         is_any = tf.cast(tf.size(span.rows.indices) > 0, tf.int64)
         return tf.data.Dataset.from_tensors(span).take(is_any)
 
     def _of_steps(self, share: int, span: _Span) -> Batch:
+        # `numpy_function` loses shapes; `ensure_shape` restores them below.
         features, labels = tf.numpy_function(
             self.stream.parse,
             [tf.reshape(values, [-1]) for values in span.rows],
@@ -376,12 +387,12 @@ class StreamBatches:
 
 
 class _Rows(NamedTuple):
-    """Records, not parsed yet: [records], or [steps, records of a step].
+    """Unparsed records: [records], or [steps, records of a step].
 
     Attributes:
-      payloads: string.
-      indices: int64, in the data set.
-      offsets: int64, in their files.
+      payloads: Serialized Examples, string.
+      indices: Indices in the data set, int64.
+      offsets: First bytes in their files, int64.
     """
 
     payloads: tf.Tensor
@@ -389,11 +400,11 @@ class _Rows(NamedTuple):
     offsets: tf.Tensor
 
     def part(self, start: Any, stop: Any) -> _Rows:
-        """Of records, or of steps."""
+        """Returns a range of records, or of steps."""
         return _Rows(*(values[start:stop] for values in self))
 
     def in_steps(self, size: tf.Tensor) -> _Rows:
-        """Those of steps that have so many each."""
+        """Returns the records as steps of `size` records each."""
         return _Rows(*(tf.reshape(values, [-1, size]) for values in self))
 
 
@@ -401,10 +412,10 @@ class _Span(NamedTuple):
     """Steps whose batches have one size.
 
     Attributes:
-      first: of the steps.
-      global_size: examples in each global batch.
-      num_rows: how many of a step's records count.
-      rows: [steps, records of a step].
+      first: First of the steps.
+      global_size: Number of examples in each global batch.
+      num_rows: Number of records per step that count.
+      rows: Records [steps, records of a step].
     """
 
     first: tf.Tensor
@@ -414,7 +425,7 @@ class _Span(NamedTuple):
 
 
 def _seed_of_share(seed: int | None, share: int) -> int | None:
-    """Other numbers for each share, so that not all shuffle alike."""
+    """Returns a different seed for each shard, so that not all shuffle alike."""
     if seed is None:
         return None
     return int(np.random.SeedSequence([seed, share]).generate_state(1)[0])
