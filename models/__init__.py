@@ -1,4 +1,4 @@
-"""Models that can be trained: one file each, found by a scan of this folder."""
+"""Models that can be trained, one per file in this folder."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from models import catalogue, factories
 if TYPE_CHECKING:
     from models.base import ModelSpec
 
+# Modules of this folder that define no model.
 _NOT_MODELS = {
     *("__init__", "base", "catalogue", "embedding", "factories", "keras_applications"),
 }
 
 
 def names() -> tuple[str, ...]:
-    """Every model, sorted by name. Does not import TensorFlow."""
+    """Returns the name of every model, sorted; does not import TensorFlow."""
     folder = pathlib.Path(__file__).parent
     return tuple(sorted({path.stem for path in folder.glob("*.py")} - _NOT_MODELS))
 
@@ -54,7 +55,10 @@ def reading(setting: str) -> Callable[[], tuple[str, ...]]:
 
 
 def of_keras() -> tuple[str, ...]:
-    """`keras:NAME` of every classifier of keras.applications; none without Keras."""
+    """Returns `keras:NAME` of every classifier of keras.applications.
+
+    The result is empty if Keras is not installed.
+    """
     try:
         return tuple(catalogue.PREFIX + name for name in catalogue.classifiers())
     except ModuleNotFoundError:
@@ -62,11 +66,11 @@ def of_keras() -> tuple[str, ...]:
 
 
 def why_not(name: str) -> str | None:
-    """What is wrong with a name that is not among `names`.
+    """Returns why a name that is not among `names` is not accepted.
 
     Returns:
-      The end of a sentence that begins with the name; None if it is that of a
-      classifier of keras.applications, such as keras:ResNet50, or of a factory.
+      The end of a sentence that begins with the name; None for the name of a classifier
+      of keras.applications, such as keras:ResNet50, or of a factory.
     """
     if name.startswith(catalogue.PREFIX):
         return catalogue.why_not(name)
@@ -80,7 +84,7 @@ def why_not(name: str) -> str | None:
 
 
 def load(name: str) -> ModelSpec:
-    """The model of that name; importing it loads TensorFlow and Keras."""
+    """Returns the model of a name; loads TensorFlow and Keras."""
     if name.startswith(catalogue.PREFIX):
         module = importlib.import_module("models.keras_applications")
         return module.spec_of(name.removeprefix(catalogue.PREFIX))

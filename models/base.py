@@ -1,4 +1,4 @@
-"""What a model is to the rest of the program: how it is built and what it minimizes."""
+"""The interface of models: construction and objective."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ import tensorflow as tf
 
 
 class Examples(Protocol):
-    """What a model is told of the data it is built for."""
+    """Properties of the data set that a model is built for."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one example's features."""
+        """Shape of one example's features, without the batch dimension."""
 
     @property
     def num_classes(self) -> int:
-        """How many logits there are to be; 0: labels are no ids of classes."""
+        """Number of logits; 0 if labels are not ids of classes."""
 
     @property
     def num_categories(self) -> int | None:
-        """Features are ids from 0 to num_categories - 1; None: they are quantities."""
+        """Number of categories if features are ids; None if they are quantities.
+
+        Ids are from 0 to num_categories - 1.
+        """
 
 
 class Settings(Protocol):
-    """What the user may choose about a model. Each model reads what concerns it."""
+    """Settings of a model; each model reads the ones it has."""
 
     @property
     def hidden_units(self) -> tuple[int, ...]:
@@ -39,43 +42,45 @@ class Settings(Protocol):
 
     @property
     def embedding_dimension(self) -> int:
-        """Numbers that stand for one category."""
+        """Number of values in the vector of one category."""
 
     @property
     def embedding_shards(self) -> int:
-        """Variables over which the rows of an embedding are spread."""
+        """Number of variables that hold the rows of an embedding."""
 
 
 class Build(Protocol):
-    """Makes a model with new weights."""
+    """A function that builds a model with new weights."""
 
     def __call__(self, data: Examples, settings: Settings) -> keras.Model:
         """Returns a model from features [n, *input_shape] to logits [n, num_classes].
 
         Raises:
-          ValueError: the model cannot take such features. The message is one line
-            for the user: what was received, what is accepted and what to change.
+          ValueError: The model cannot take such features. The message is one line for
+            the user: the received value, the accepted values and the necessary change.
         """
 
 
-# Of labels and predictions, each a tensor or a structure of tensors [n, ...].
+# A function of labels and predictions, each a tensor or a structure of tensors [n,
+# ...], that returns a value per example, [n].
 PerExample = Callable[[Any, Any], tf.Tensor]
 
 
 class Predict(Protocol):
-    """A Keras model, or what is called like one."""
+    """A Keras model, or a function with the same call."""
 
     def __call__(self, features: Any, training: bool) -> Any:
-        """Predictions of a batch of features."""
+        """Returns the predictions of a batch of features."""
 
 
 class Classes(NamedTuple):
-    """Of n examples the class of each, and the one that a model takes it for.
+    """True and predicted classes of n examples.
 
     Attributes:
-      labels: int64 [n], from 0 to num_classes - 1; others are counted nowhere.
-      predictions: int64 [n], likewise.
-      num_classes: how many there are.
+      labels: True classes, int64 [n] from 0 to num_classes - 1; other values are not
+        counted.
+      predictions: Predicted classes, int64 [n] from 0 to num_classes - 1.
+      num_classes: Number of classes.
     """
 
     labels: tf.Tensor
@@ -84,33 +89,33 @@ class Classes(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What is evaluated of n examples.
+    """Results of evaluating n examples.
 
     Attributes:
-      values: of each example the `loss`, and by name each metric, [n].
-      classes: None where the model is no classifier.
+      values: The `loss` and each metric per example by name, [n] each.
+      classes: True and predicted classes; None if the model is no classifier.
     """
 
     values: Mapping[str, tf.Tensor]
     classes: Classes | None
 
 
-# Of labels and predictions, as `PerExample` has them.
+# A function of the same arguments as `PerExample`.
 ClassesOf = Callable[[Any, Any], "Classes | None"]
 
 
 class Objective(Protocol):
-    """What is minimized, and what is reported besides."""
+    """The loss that is minimized, and the metrics that are reported."""
 
     def values(
         self, model: Predict, batch: Any, training: bool
     ) -> Mapping[str, tf.Tensor]:
-        """Of each example the `loss`, and by name each metric. Shapes [n].
+        """Returns the `loss` and each metric per example by name, [n] each.
 
         Args:
-          model: to be called with `batch.features`.
-          batch: n examples, as `strategies.common.types.Batch` has them.
-          training: whether the model is to do what it does in training.
+          model: Model to call with `batch.features`.
+          batch: Batch of n examples, a `strategies.common.types.Batch`.
+          training: True if the model is to behave as in training.
         """
 
     def of_predictions(
@@ -125,7 +130,7 @@ class Objective(Protocol):
         """
 
     def judged(self, model: Predict, batch: Any) -> Judged:
-        """The same where nothing is trained, and what examples are taken for."""
+        """Evaluates a batch, with true and predicted classes; nothing is trained."""
 
     @property
     def compiled(self) -> AsCompiled | None:
@@ -172,7 +177,7 @@ def judged_by(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PredictionObjective:
-    """An objective that depends on labels and predictions alone.
+    """An objective that depends only on labels and predictions.
 
     Attributes:
       loss: per-example loss of (labels, predictions), [n].
@@ -189,7 +194,7 @@ class PredictionObjective:
     def values(
         self, model: Predict, batch: Any, training: bool
     ) -> Mapping[str, tf.Tensor]:
-        """See `Objective`."""
+        """Returns the `loss` and each metric per example; see `Objective`."""
         predictions = model(batch.features, training=training)
         return self.of_predictions(batch.labels, predictions)
 
@@ -207,27 +212,28 @@ class PredictionObjective:
 
 
 class TrainableModel(Protocol):
-    """How a model is made, and what is minimized then."""
+    """A model that can be built, with its objective."""
 
     @property
     def build(self) -> Build:
-        """Makes the Keras model."""
+        """Function that builds the Keras model."""
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
-        """Of a model that `build` made.
+        """Returns the objective of a model that `build` made.
 
         Raises:
-          ValueError: there is none, or it takes no label smoothing.
+          ValueError: The model has no objective, or it does not support label
+            smoothing.
         """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """A model and its objective. Satisfies `TrainableModel`.
+    """A model and its objective; satisfies `TrainableModel`.
 
     Attributes:
-      build: makes the Keras model.
-      make_loss: from the label smoothing to a function of (labels [n], logits
+      build: Function that builds the Keras model.
+      make_loss: Function from the label smoothing to a function of (labels [n], logits
         [n, num_classes]) that returns each example's loss [n].
       metrics: named functions of the same arguments; the metric is the mean over
         all examples of what they return, [n].
@@ -252,14 +258,14 @@ class ModelSpec:
 
 
 def make_cross_entropy(label_smoothing: float) -> PerExample:
-    """Cross entropy of each example, without any reduction.
+    """Returns a function for the cross entropy of each example, without reduction.
 
-    Keras's own mean reduction divides by the number of replicas inside a
-    distribution strategy; shares divide by the global example count instead.
+    Keras's own mean reduction divides by the number of replicas inside a distribution
+    strategy; shards divide by the global number of examples instead.
 
     Args:
-      label_smoothing: share of each label spread over all classes (Szegedy et
-        al., Rethinking the Inception Architecture, 2015, section 7).
+      label_smoothing: Fraction of each label that is spread over all classes (Szegedy
+        et al., Rethinking the Inception Architecture, 2015, section 7).
     """
 
     def loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
@@ -268,6 +274,7 @@ def make_cross_entropy(label_smoothing: float) -> PerExample:
             return keras.losses.sparse_categorical_crossentropy(
                 labels, logits, from_logits=True
             )
+        # Keras's sparse cross entropy does not smooth labels.
         return keras.losses.categorical_crossentropy(
             tf.one_hot(labels, logits.shape[-1], dtype=logits.dtype),
             logits,
@@ -301,26 +308,26 @@ def cross_entropy_as_compiled(label_smoothing: float) -> AsCompiled:
 
 
 def is_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    """1 where the largest logit is the label's, else 0. Shape [n]."""
+    """Returns 1 where the largest logit is the label's, else 0: float32 [n]."""
     return tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
 
 
 def largest_logit(labels: tf.Tensor, logits: tf.Tensor) -> Classes:
-    """What each example is taken for: the class of its largest logit."""
+    """Predicts the class of the largest logit for each example."""
     predictions = tf.argmax(logits, axis=-1)
     return Classes(tf.cast(labels, tf.int64), predictions, logits.shape[-1])
 
 
 def _at_least_float32(logits: tf.Tensor) -> tf.Tensor:
-    """Half precision is too coarse for a sum of exponentials."""
+    """Casts half precision to float32, as it is too coarse for sums of exponentials."""
     return tf.cast(logits, tf.float32) if logits.dtype.size < 4 else logits
 
 
 def require_quantities(model: str, data: Examples) -> None:
-    """Refuses ids: which of two categories has the larger one means nothing.
+    """Checks that features are quantities, because the order of two ids means nothing.
 
     Raises:
-      ValueError: the features are ids of categories.
+      ValueError: The features are ids of categories.
     """
     if data.num_categories is not None:
         raise ValueError(
@@ -330,9 +337,10 @@ def require_quantities(model: str, data: Examples) -> None:
 
 
 def classifier(build: Build) -> ModelSpec:
-    """A model whose logits are trained by cross entropy and judged by accuracy."""
+    """Returns a model that is trained by cross entropy and evaluated by accuracy."""
 
     def build_for_classes(data: Examples, settings: Settings) -> keras.Model:
+        # 0 marks data whose labels are not ids of classes.
         if not data.num_classes:
             raise ValueError(
                 "--model must be your own for this data set: those of this project "

@@ -1,7 +1,7 @@
-"""The classifiers of keras.applications by name, without loading Keras.
+"""Names of the classifiers of keras.applications, without loading Keras.
 
-`--model=keras:NAME` is one of them. A misspelt name is refused, with those that are
-like it, before anything that takes seconds to load.
+`--model=keras:NAME` is one of them. A misspelled name is refused, with similar names,
+before anything that takes seconds to load.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import pathlib
 
 PREFIX = "keras:"
 
-# What Keras's package exports as keras.applications, read as text;
-# tests/models/test_keras_applications.py compares it with what an import gives.
+# The exports of keras.applications, read as text;
+# tests/models/test_keras_applications.py compares them with an import.
 _EXPORTS = pathlib.Path("applications/__init__.py")
 _MOST_SUGGESTIONS = 3
 
 
 @functools.cache
 def classifiers() -> tuple[str, ...]:
-    """Their names, without the prefix, sorted.
+    """Returns the sorted names of all classifiers, without the prefix.
 
     Raises:
       ModuleNotFoundError: Keras is not installed.
     """
+    # Finds the package without importing it.
     spec = importlib.util.find_spec("keras")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("No module named 'keras'", name="keras")
@@ -37,15 +38,16 @@ def classifiers() -> tuple[str, ...]:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    # Modules are in lower case.
+    # Names of modules are in lower case, names of classifiers are not.
     return tuple(sorted(name for name in names if name[:1].isupper()))
 
 
 def why_not(name: str) -> str | None:
-    """What is wrong with `keras:NAME`, as the end of a sentence that begins with it.
+    """Returns why `keras:NAME` is not accepted.
 
     Returns:
-      None if there is a classifier of that name.
+      The end of a sentence that begins with the name; None if there is such a
+      classifier.
     """
     known = classifiers()
     wanted = name.removeprefix(PREFIX)
@@ -59,13 +61,14 @@ def why_not(name: str) -> str | None:
 
 
 def spelled(name: str) -> str:
-    """`keras:NAME` for a name without the prefix, capital letters aside."""
+    """Returns `keras:NAME` with correct capitals for a name without the prefix."""
     found = (other for other in classifiers() if other.lower() == name.lower())
+    # Without a match, the placeholder of the general form.
     return PREFIX + next(found, "NAME")
 
 
 def _like(name: str, known: tuple[str, ...]) -> str:
-    """Those that differ least, capital letters aside, with the prefix."""
+    """Returns the most similar names with the prefix, ignoring case."""
     by_lower = {other.lower(): other for other in known}
     found = difflib.get_close_matches(name.lower(), by_lower, n=_MOST_SUGGESTIONS)
     return ", ".join(PREFIX + by_lower[lower] for lower in found)

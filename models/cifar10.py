@@ -1,9 +1,9 @@
-"""The network of the TensorFlow 1 tutorial on convolutional networks, for CIFAR-10.
+"""The CIFAR-10 network of the TensorFlow 1 tutorial.
 
-Layer by layer that of tensorflow/models, tutorials/image/cifar10/cifar10.py: its
-sizes, its order of pooling and normalization, its initial values and its decay of
-weights. The tutorial's mean loss over the batch, learning rate and averages of the
-weights are not the model's and belong to the run.
+Each layer is the same as in tensorflow/models, tutorials/image/cifar10/cifar10.py:
+sizes, order of pooling and normalization, initial values and weight decay. The
+tutorial's mean loss over the batch, learning rate and averages of the weights are not
+part of the model and belong to the run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _WEIGHT_DECAY = 0.004 / 2
 
 
 class LocalResponseNormalization(keras.layers.Layer):
-    """Divides every number by a power of the squares of its neighbouring channels.
+    """Divides each value by a power of the squares of its neighboring channels.
 
     y = x / (bias + alpha * sum of x^2 over the nearest 2 radius + 1 channels) ^ beta:
     Krizhevsky, Sutskever and Hinton, ImageNet Classification with Deep Convolutional
-    Neural Networks, 2012, section 3.3. As `tf.nn.lrn`, which has no float64, it adds
-    up neighbours by multiplying with a band of ones.
+    Neural Networks, 2012, section 3.3. `tf.nn.lrn` has no float64; this layer adds up
+    neighbors, as that operation does, by multiplying with a band of ones.
     """
 
     def __init__(
@@ -40,13 +40,14 @@ class LocalResponseNormalization(keras.layers.Layer):
         self._band: np.ndarray = np.zeros([0, 0])
 
     def build(self, input_shape: Any) -> None:
-        """Needs to know how many channels there are."""
+        """Builds the band matrix, which depends on the number of channels."""
         channels = np.arange(input_shape[-1])
         distance = np.abs(channels[:, np.newaxis] - channels)
+        # [channels, channels], 1 where two channels are neighbors.
         self._band = (distance <= self._radius).astype(np.float64)
 
     def call(self, inputs: Any) -> Any:
-        """Numbers [n, height, width, channels], normalized."""
+        """Normalizes values [n, height, width, channels]."""
         band = keras.ops.cast(self._band, inputs.dtype)
         sums = keras.ops.matmul(keras.ops.square(inputs), band)
         return inputs * keras.ops.power(self._bias + self._alpha * sums, -self._beta)
@@ -56,10 +57,10 @@ class LocalResponseNormalization(keras.layers.Layer):
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:
-    """Two convolutions with pooling and normalization, two dense layers, logits.
+    """Builds two convolutions with pooling and normalization, two dense layers, logits.
 
     Raises:
-      ValueError: examples are not height x width x channels of 4x4 or more.
+      ValueError: Examples are not height x width x channels of 4x4 or more.
     """
     require_quantities("cifar10", data)
     if len(data.input_shape) != 3 or min(data.input_shape[:2]) < 4:
@@ -69,6 +70,7 @@ def build(data: Examples, settings: Settings) -> keras.Model:
         )
     images = keras.Input(data.input_shape, name="images")
     hidden = _convolution("conv1", bias=0.0)(images)
+    # The tutorial pools before it normalizes here, and after it in the second block.
     hidden = _normalization("norm1")(_pooling("pool1")(hidden))
     hidden = _convolution("conv2", bias=0.1)(hidden)
     hidden = _pooling("pool2")(_normalization("norm2")(hidden))
@@ -108,6 +110,7 @@ def _pooling(name: str) -> keras.layers.Layer:
 
 
 def _normalization(name: str) -> keras.layers.Layer:
+    # A radius of 4 sums over 9 channels; alpha is divided by their number.
     return LocalResponseNormalization(
         radius=4, bias=1.0, alpha=0.001 / 9, beta=0.75, name=name
     )

@@ -8,12 +8,13 @@ from models.base import Examples, Settings, classifier, require_quantities
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:
-    """Two convolutions, each followed by pooling, then a dense layer and logits.
+    """Builds two convolutions with pooling, then a dense layer and logits.
 
     Raises:
-      ValueError: examples are not height x width x channels of 4x4 or more.
+      ValueError: Examples are not height x width x channels of 4x4 or more.
     """
     require_quantities("convnet", data)
+    # Each of two poolings halves height and width.
     if len(data.input_shape) != 3 or min(data.input_shape[:2]) < 4:
         raise ValueError(
             "--model=convnet takes images of height x width x channels from 4x4 up; "

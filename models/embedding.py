@@ -1,4 +1,4 @@
-"""A table of embeddings whose rows are spread over several variables."""
+"""An embedding table with rows in several variables."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="models")
 class ShardedEmbedding(keras.layers.Layer):
-    """From ids to rows of one table, which is kept in several variables.
+    """An embedding layer: from ids to rows of one table, kept in several variables.
 
     Row r is in shard r mod n. Vocabularies are usually sorted by frequency, so that
     contiguous blocks would give one parameter server most of the traffic.
 
-    Each shard is read by one gather, straight from its variable: only the rows that
-    were asked for leave the server, and the gradient of each shard is IndexedSlices.
-    (`keras.layers.Embedding` turns its variable into a tensor first, which reads the
+    One gather reads each shard directly from its variable: only the requested rows
+    leave the server, and the gradient of each shard is IndexedSlices.
+    (`keras.layers.Embedding` converts its variable to a tensor first, which reads the
     whole table.) A row that several examples share is read and sent once.
     """
 
     def __init__(self, num_rows: int, dimension: int, num_shards: int, **settings: Any):
-        """Makes nothing yet.
+        """Stores the sizes; variables are created by `build`.
 
         Args:
-          num_rows: of the table; ids are from 0 to num_rows - 1.
-          dimension: numbers in a row.
-          num_shards: over how many variables the rows are spread.
-          **settings: of any Keras layer, such as its name.
+          num_rows: Number of rows of the table; ids are from 0 to num_rows - 1.
+          dimension: Number of values in a row.
+          num_shards: Number of variables that hold the rows.
+          **settings: Settings of any Keras layer, such as its name.
         """
         super().__init__(**settings)
         self.num_rows = num_rows
@@ -39,7 +39,7 @@ class ShardedEmbedding(keras.layers.Layer):
         self.shards: list[keras.Variable] = []
 
     def build(self, input_shape: Any) -> None:
-        """Draws the table as a whole: how it is spread must not change the weights."""
+        """Draws the whole table, so that the number of shards changes no weight."""
         self._ids_per_example = math.prod(input_shape[1:])
         table = keras.initializers.RandomUniform(-0.05, 0.05)(
             (self.num_rows, self.dimension), dtype=self.variable_dtype
@@ -50,20 +50,26 @@ class ShardedEmbedding(keras.layers.Layer):
                 self.add_weight(
                     name=f"shard_{index}",
                     shape=tuple(rows.shape),
+                    # `rows=rows` binds this shard's rows, not those of the last shard.
                     initializer=lambda shape, dtype, rows=rows: tf.cast(rows, dtype),
-                    # Computing in bfloat16 would convert all rows to look up a few.
+                    # In mixed precision, autocast would convert all rows to look up a
+                    # few.
                     autocast=False,
                 )
             )
 
     def most_gradient_bytes(self, num_examples: int) -> int:
-        """Size of the gradient of some examples, none of which share a category."""
+        """Returns the maximum bytes of the gradient of a number of examples.
+
+        It is reached if no two examples share a category. Each row has its int64 index.
+        """
         rows = min(num_examples * self._ids_per_example, self.num_rows)
         row_bytes = self.dimension * tf.as_dtype(self.variable_dtype).size
         return rows * (row_bytes + tf.int64.size)
 
     def call(self, ids: tf.Tensor) -> tf.Tensor:
-        """Rows [..., dimension] of ids [...]."""
+        """Looks up rows [..., dimension] of ids [...]."""
+        # A frequent category is read once per step, not once per example.
         unique_ids, positions = tf.unique(tf.reshape(ids, [-1]))
         rows = tf.gather(self._look_up(unique_ids), positions)
         shape = tf.concat([tf.shape(ids), [self.dimension]], axis=0)
@@ -71,7 +77,7 @@ class ShardedEmbedding(keras.layers.Layer):
         return tf.cast(rows, self.compute_dtype)
 
     def _look_up(self, ids: tf.Tensor) -> tf.Tensor:
-        """Rows [n, dimension] of ids [n], from all shards."""
+        """Looks up rows [n, dimension] of ids [n] in all shards."""
         shard_of = tf.cast(ids % self._num_shards, tf.int32)
         parts = tf.dynamic_partition(
             ids // self._num_shards, shard_of, self._num_shards
@@ -83,6 +89,7 @@ class ShardedEmbedding(keras.layers.Layer):
             tf.gather(shard.value, part)
             for shard, part in zip(self.shards, parts, strict=True)
         ]
+        # Restores the order of `ids`.
         return tf.dynamic_stitch(places, rows)
 
     def get_config(self) -> dict[str, Any]:

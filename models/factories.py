@@ -1,6 +1,6 @@
-"""Functions of the user's own, by the name `package.module:function`.
+"""Factories in the user's code, named `package.module:function`.
 
-Such a name is code that will run. It is taken from the command line only.
+Such a name is code that will run. It is accepted from the command line only.
 """
 
 from __future__ import annotations
@@ -22,40 +22,43 @@ _FACTORY = re.compile(
 
 
 def is_factory(name: str) -> bool:
-    """Whether this is the form of such a name; imports nothing."""
+    """Returns whether a name has the form of a factory's; imports nothing."""
     return not name.startswith(catalogue.PREFIX) and bool(_FACTORY.fullmatch(name))
 
 
 def check_package(name: str, flag: str) -> None:
-    """What can be known without running anything of the user's.
+    """Checks that the package of a factory exists, without running the user's code.
 
     Raises:
-      ValueError: there is no such package or module at the top level.
+      ValueError: There is no such package or module at the top level.
     """
     package = _parts(name)[0].partition(".")[0]
+    # `find_spec` of a dotted name would import the parent package.
     if importlib.util.find_spec(package) is None:
         raise ValueError(_no_module(name, flag, package))
 
 
 def factory(name: str, flag: str) -> Callable[..., Any]:
-    """Imports the module and returns what it has by that name.
+    """Imports the module of a factory and returns the factory.
 
     Args:
-      name: as `is_factory` accepts it.
-      flag: that it was given for.
+      name: Name that `is_factory` accepts.
+      flag: Flag that the name was given for.
 
     Raises:
-      ValueError: there is no such module, or nothing in it that can be called.
+      ValueError: There is no such module, or it has no such function.
     """
     module_name, attribute = _parts(name)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        # A module that the user's module imports is missing: that error is the user's.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(_no_module(name, flag, error.name)) from error
     found = getattr(module, attribute, None)
     if not callable(found):
+        # Only functions that the module defines, not those it imports.
         own = [
             key
             for key, value in vars(module).items()
@@ -69,7 +72,7 @@ def factory(name: str, flag: str) -> Callable[..., Any]:
 
 
 def beside(name: str, attribute: str) -> Callable[..., Any] | None:
-    """What the module of a factory has by another name, if it has."""
+    """Returns another attribute of a factory's module, or None."""
     return getattr(importlib.import_module(_parts(name)[0]), attribute, None)
 
 

@@ -1,4 +1,4 @@
-"""Any classifier of keras.applications with new weights: `--model=keras:NAME`."""
+"""Classifiers of keras.applications with new weights: `--model=keras:NAME`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from models.catalogue import PREFIX
 
 
 def spec_of(name: str) -> ModelSpec:
-    """The classifier of that name, such as ResNet50."""
+    """Returns the classifier of a name such as ResNet50."""
     return classifier(functools.partial(_build, name))
 
 
 def _build(name: str, data: Examples, settings: Settings) -> keras.Model:
-    """Without the activation at the end, so that its outputs are logits.
+    """Builds a classifier without its last activation, so that its outputs are logits.
 
     Raises:
-      ValueError: the examples are no images, or smaller than the model takes; or it is
-        told to drop activations, which is its own affair.
+      ValueError: The examples are no images, or smaller than the model takes; or
+        dropout is set, which these models define themselves.
     """
     require_quantities(PREFIX + name, data)
     if len(data.input_shape) != 3:
@@ -42,6 +42,7 @@ def _build(name: str, data: Examples, settings: Settings) -> keras.Model:
             classifier_activation=None,
         )
     except ValueError as error:
+        # Keras's message may have several lines; an error of this project has one.
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(
             f"--model={PREFIX}{name} cannot take examples of shape {data.input_shape} "

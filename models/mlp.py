@@ -8,10 +8,10 @@ from models.base import Examples, Settings, classifier, require_quantities
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:
-    """Flattens the features, then dense layers with ReLU, then logits.
+    """Builds a network that flattens the features, dense layers with ReLU, then logits.
 
     Raises:
-      ValueError: the features are ids of categories.
+      ValueError: The features are ids of categories.
     """
     require_quantities("mlp", data)
     features = keras.Input(data.input_shape, name="features")
@@ -21,17 +21,18 @@ def build(data: Examples, settings: Settings) -> keras.Model:
 
 
 def hidden_layers(features: keras.KerasTensor, settings: Settings) -> keras.KerasTensor:
-    """Dense layers with ReLU, each followed by dropout if there is any.
+    """Adds dense layers with ReLU, each followed by dropout if it is set.
 
     Args:
-      features: [n, width].
-      settings: widths and dropout.
+      features: Features [n, width].
+      settings: Settings with widths and dropout.
     """
     hidden = features
     for index, units in enumerate(settings.hidden_units, start=1):
         hidden = keras.layers.Dense(units, activation="relu", name=f"hidden_{index}")(
             hidden
         )
+        # Without dropout the model has no layer for it, and no random state.
         if settings.dropout:
             dropout = keras.layers.Dropout(settings.dropout, name=f"dropout_{index}")
             hidden = dropout(hidden)

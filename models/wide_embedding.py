@@ -1,4 +1,7 @@
-"""Categorical columns as embeddings, then a small tower: much memory, little work."""
+"""Embeddings of categorical columns, and a small dense network.
+
+The model needs much memory and little computation.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from models.base import Examples, Settings, classifier
 from models.embedding import ShardedEmbedding
 from models.mlp import hidden_layers
 
-# 8 GiB in single precision.
+# Limit for the values of the table: 8 GiB in float32.
 _MOST_NUMBERS = 2**31
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:
-    """Looks up every column's category, then dense layers with ReLU, then logits.
+    """Builds an embedding of every column, dense layers with ReLU, then logits.
 
-    All columns share one table, so that a step has one lookup and not one for each
+    All columns share one table, so that a step has one lookup instead of one per
     column: category k of column c is row c num_categories + k.
 
     Raises:
-      ValueError: the features are not ids in columns, or there are too many of them.
+      ValueError: The features are not ids in columns, or there are too many of them.
     """
     if data.num_categories is None or len(data.input_shape) != 1:
         raise ValueError(
@@ -32,6 +35,7 @@ def build(data: Examples, settings: Settings) -> keras.Model:
     num_rows = num_columns * data.num_categories
     _check_size(num_rows, settings)
     ids = keras.Input(data.input_shape, dtype="int64", name="ids")
+    # Shape [n, num_columns]: each column has its range of rows.
     rows = keras.ops.add(ids, np.arange(num_columns) * data.num_categories)
     embedded = ShardedEmbedding(
         num_rows,
