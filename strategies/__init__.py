@@ -1,1 +1,1 @@
-"""Ways of distributing training: one file each, found by a scan of this folder."""
+"""Distribution strategies, one per file in this folder."""

@@ -1,8 +1,8 @@
-"""The contract between a distribution strategy and everything else.
+"""The interface of distribution strategies.
 
-A strategy says where variables live, how a global batch is divided among
-replicas, and how their shares are summed. It knows nothing about models,
-losses, optimizers or files.
+A strategy decides where variables live, how a global batch is divided among replicas,
+and how replica outputs are summed. It knows nothing about models, losses, optimizers or
+files.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Traits:
-    """What the rest of the program may assume about a strategy.
+    """Properties of a strategy that the rest of the program may rely on.
 
-    Behaviour follows these, never a strategy's name. They are written as
-    literals in the strategy's class, because discovery reads them from the
-    source without importing it.
+    The program's behavior depends on these properties, never on a strategy's name. They
+    are literals in the strategy's class, because discovery reads them from the source
+    without importing it.
 
     Attributes:
       synchronous: every update uses gradients of the current weights.
@@ -69,85 +69,92 @@ class Traits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Communication:
-    """What a replica sends for one update, from the algorithm, not measured."""
+    """Communication of one replica per update, by its algorithm, not measured.
+
+    Attributes:
+      algorithm: Name of the algorithm.
+      bytes_per_step_per_replica: Bytes that a replica sends for one update.
+    """
 
     algorithm: str
     bytes_per_step_per_replica: int
 
 
 class Strategy(abc.ABC):
-    """Where variables are, who computes which rows, and how shares are summed.
+    """Placement of variables, division of batches, and the sum of replica outputs.
 
-    Implementations are final classes, one a file, and inherit only from this.
+    Implementations are final classes, one per file, and inherit only from this class.
     """
 
     name: ClassVar[str]
     traits: ClassVar[Traits]
-    # How long a call of the inner loop should take: long enough that Python between
-    # two calls (about a millisecond) is lost in it, short enough that signals and the
-    # progress bar are attended to at once.
+    # Target duration of one call of the inner loop, in seconds. It is long compared
+    # with the Python code between two calls (about a millisecond), and short enough for
+    # a prompt reaction to signals and a smooth progress bar.
     call_seconds: ClassVar[float] = 0.05
-    # Where weights are on other tasks: how a replica reads them. None: each by itself,
-    # as TensorFlow does it.
+    # Function that reads weights held by other tasks. None: TensorFlow reads each
+    # variable separately.
     read: Read | None = None
 
     @classmethod
     @abc.abstractmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> Strategy:
-        """Takes its devices.
+        """Creates the strategy and acquires its devices.
 
         Raises:
-          UsageError: this machine or cluster cannot run the configuration.
+          UsageError: This machine or cluster cannot run the configuration.
         """
 
     @classmethod
     def check_devices(cls, config: StrategyConfig) -> None:
-        """What of `create` needs no other process; takes nothing.
+        """Checks devices as `create` does, without other processes; acquires nothing.
 
         Raises:
-          UsageError: this machine lacks a device that the configuration needs.
+          UsageError: This machine lacks a device that the configuration needs.
         """
 
     @property
     @abc.abstractmethod
     def devices(self) -> Sequence[str]:
-        """The device of each replica, such as `/device:CPU:0`; or of each stage."""
+        """Device of each replica, such as `/device:CPU:0`; or of each stage."""
 
     @property
     def num_replicas(self) -> int:
+        # The stages of a split model are one replica together.
         return 1 if self.traits.splits_model else len(self.devices)
 
     @abc.abstractmethod
     def scope(self) -> AbstractContextManager[Any]:
-        """Variables made inside live where this strategy wants them."""
+        """Returns a context in which variables are placed by this strategy."""
 
     @abc.abstractmethod
     def distribute(self, batches: GlobalBatches) -> Any:
-        """Opens the input: what `RunSteps` takes its batches from."""
+        """Opens the input that `RunSteps` takes its batches from."""
 
     @abc.abstractmethod
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
-        """Joins the two sides of a step around the sum of shares, which it owns.
+        """Builds the train function: replica outputs, their sum, and the update.
 
         Args:
-          replica_step: computes one replica's shares.
-          update: applies their sum; None to only add up, as evaluation does.
+          replica_step: Function that computes one replica's outputs.
+          update: Update that is applied with their sum; None to sum only, as evaluation
+            does.
         """
 
     @abc.abstractmethod
     def communication(self, gradient_bytes: int) -> Communication | None:
-        """Bytes a replica sends for one update; None if there is nothing to send.
+        """Returns what a replica sends for one update; None if it sends nothing.
 
         Args:
-          gradient_bytes: size of its gradient; where the model is split, of what one
-            stage computes for another from a global batch.
+          gradient_bytes: Bytes of a replica's gradient; if the model is split, bytes
+            that one stage computes for another from a global batch.
         """
 
     def replica_state(self) -> Sequence[tf.Variable]:
-        """What replicas hold besides the variables made in `scope`.
+        """Returns variables of replicas in addition to those made in `scope`.
 
-        A checkpoint keeps it, so that the same strategy goes on exactly; another one
-        goes on without it.
+        A checkpoint keeps them, so that the same strategy resumes exactly. Another
+        strategy resumes without them.
         """
         return ()
 
@@ -155,39 +162,45 @@ class Strategy(abc.ABC):
         """Waits until every scheduled step is applied."""
 
     def settle(self) -> None:
-        """Makes the variables of every process the model that is to be looked at.
+        """Synchronizes replica variables, so that they can be evaluated or saved.
 
-        Where processes train copies of their own, that is the mean, and the next call
-        of `RunSteps` gives each its own back. All have to call it after the same step,
-        before they evaluate, save or read the model.
+        If processes train separate copies, the variables become the mean of the copies,
+        and the next call of `RunSteps` restores each process's copy. All processes have
+        to call this method after the same step, before they evaluate, save or read the
+        model.
         """
 
     def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
-        """Gives every process the chief's values of variables it has copies of.
+        """Broadcasts the chief's values of variables to all processes.
 
-        All processes have to call it, with the same variables, and none returns
-        before all have; with no variables it is a barrier. They may come to it at
-        very different times, unlike to a step.
+        All processes have to call this method with the same variables, and none returns
+        before all have called it; with no variables it is a barrier. Unlike a step, it
+        allows processes to arrive at very different times.
         """
 
     @classmethod
     def serve(cls, config: StrategyConfig, cluster: Cluster, ending: str) -> int:
-        """Runs a task of `Traits.serving_roles` to its end; returns its exit code.
+        """Runs a task of `Traits.serving_roles` until the chief shuts it down.
 
         Args:
-          config: the chief's as well.
-          cluster: whose task this is.
-          ending: path of the file that `dismiss` writes, with {task} for its name.
+          config: Configuration, the same as the chief's.
+          cluster: Cluster as seen from this task.
+          ending: Path of the file that `dismiss` writes; {task} stands for the task's
+            name.
+
+        Returns:
+          Exit code of the task.
         """
         raise NotImplementedError(f"{cls.name} has no tasks that only serve")
 
     def dismiss(self, ending: str, exit_code: int) -> None:
-        """Tells the tasks that serve this process that they may end.
+        """Shuts down the servers of this process.
 
         Args:
-          ending: path of a file on each task's machine, with {task} for its name.
-          exit_code: that of this process, which becomes theirs.
+          ending: Path of a file on each task's machine; {task} stands for the task's
+            name.
+          exit_code: Exit code of this process, which becomes theirs.
         """
 
     def close(self) -> None:
-        """Gives back threads, processes and devices."""
+        """Releases threads, processes and devices."""

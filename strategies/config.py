@@ -1,4 +1,4 @@
-"""The settings of distribution strategies. Does not import TensorFlow."""
+"""Settings of distribution strategies, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -204,6 +204,7 @@ class StrategyConfig:
     )
 
     def __post_init__(self) -> None:
+        # Types and bounds of single settings first: the other checks rely on them.
         check_settings(self)
         most = registry.traits(self.strategy).max_replicas
         if most is not None and (self.num_replicas or 1) > most:
@@ -220,27 +221,28 @@ class StrategyConfig:
 
     @property
     def restarts_without_progress(self) -> int:
-        """How often lost tasks may be started again before the run gets any further."""
+        """Maximum number of restarts of dead tasks without progress of the run."""
         given = self.max_restarts
         return DEFAULT_MAX_RESTARTS if given is None else given
 
     @property
     def device_choice(self) -> DeviceChoice:
-        """What --devices asks for, which may be nothing."""
+        """Devices that --devices asks for, which may be none."""
         return parse_devices(self.devices or (), bool(self.soft_placement))
 
     @property
     def num_stages(self) -> int | None:
-        """How many stages a model is split into, if --stages says so."""
+        """Number of stages of a split model; None if --stages does not say."""
         if self.stages is None:
             return None
         if self.layers_that_begin_stages is not None:
+            # The first stage begins with the first layer, which is not named.
             return 1 + len(self.layers_that_begin_stages)
         return int(self.stages[0])
 
     @property
     def layers_that_begin_stages(self) -> tuple[str, ...] | None:
-        """Of every stage but the first, if --stages names them."""
+        """First layer of every stage but the first; None if --stages has no names."""
         if self.stages is None or (
             len(self.stages) == 1 and self.stages[0].isdecimal()
         ):
@@ -249,17 +251,18 @@ class StrategyConfig:
 
     @property
     def is_synchronous(self) -> bool:
-        """Whether every update uses gradients of the current weights."""
+        """True if every update uses gradients of the current weights."""
         if self.update is not None:
             return self.update == "sync"
         return registry.traits(self.strategy).synchronous
 
     @property
     def traits(self) -> Traits:
-        """What the strategy declares, as it holds for this configuration."""
+        """Traits that the strategy declares, adjusted to this configuration."""
         declared = registry.traits(self.strategy)
         matches = declared.matches_one_device
         if declared.updates:
+            # Stale or dropped gradients make another training.
             matches = self.is_synchronous and not self.backup_workers
         if self.combine != "mean" or self.average == "parameters":
             matches = False
@@ -271,11 +274,14 @@ class StrategyConfig:
         )
 
     def num_shares(self, num_replicas: int) -> int:
-        """Of a global batch; replicas that do not wait take whole ones."""
+        """Returns the number of shards of a global batch.
+
+        Asynchronous replicas take whole global batches.
+        """
         return num_replicas if self.is_synchronous else 1
 
     def num_required(self, num_workers: int) -> int:
-        """How many of the workers an update cannot do without."""
+        """Returns the number of workers that an update waits for."""
         return num_workers - self.backup_workers if self.is_synchronous else 1
 
     def _check_devices(self) -> None:
@@ -289,6 +295,7 @@ class StrategyConfig:
                 "choose a strategy of one process."
             )
         count, most = choice.num_devices, traits.max_replicas
+        # --stages decides how many devices are needed, when the strategy is created.
         if traits.splits_model:
             return
         if most is not None and count > most:
@@ -304,7 +311,7 @@ class StrategyConfig:
 
     @property
     def has_stale_gradients(self) -> bool:
-        """Whether an update may be computed on weights that others change meanwhile.
+        """True if an update may be computed on weights that other replicas change.
 
         A single asynchronous worker or tower always computes on the newest weights.
         """
@@ -315,13 +322,14 @@ class StrategyConfig:
 
     @property
     def averaged(self) -> str | None:
-        """What updates average over replicas; None if there is nothing to average."""
+        """Values that updates average over replicas; None if there are none."""
+        # The first one is the strategy's default.
         averages = self.traits.averages
         return self.average or (averages[0] if averages else None)
 
     @property
     def steps_between_averages(self) -> int:
-        """Of parameters: after how many steps the next average is due."""
+        """Number of steps from one average of parameters to the next."""
         return self.sync_every_steps or DEFAULT_SYNC_EVERY_STEPS
 
     def _check_stages(self) -> None:
@@ -345,6 +353,7 @@ class StrategyConfig:
             )
         if not self.backup_workers:
             return
+        # Only a strategy with a coordinator can leave gradients out.
         if self.update != "sync" or not self.traits.serving_roles:
             raise UsageError(
                 f"--backup_workers={self.backup_workers} needs a strategy that can "
@@ -384,6 +393,7 @@ class StrategyConfig:
     def _check_combine(self) -> None:
         if self.combine == "mean":
             return
+        # --combine=sum needs the gradients of all replicas.
         adds_up = self.averaged in ("gradients", "losses")
         if not adds_up or self.backup_workers:
             words = self._in_words(with_average=True)
@@ -394,7 +404,7 @@ class StrategyConfig:
             )
 
     def _in_words(self, with_average: bool = False) -> str:
-        """The strategy and how it updates, as flags."""
+        """Returns the strategy and its way of updating, as flags."""
         words = f"--strategy={self.strategy}"
         if not self.is_synchronous:
             words += " --update=async"
@@ -406,7 +416,10 @@ class StrategyConfig:
 
 
 def _strategies_that_average(what: str) -> str:
-    """By their flags, with what is not their default."""
+    """Returns flags of the strategies that average a kind of values.
+
+    Flags are given only where they differ from their default.
+    """
     found = []
     for name in registry.names():
         traits = registry.traits(name)

@@ -1,4 +1,4 @@
-"""A full copy of the weights on every device, kept equal by summing gradients."""
+"""A copy of the weights on every device, kept equal by all-reduce."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from strategies.inner_loop.sharding import take_share
 class Mirrored(Strategy):
     """`tf.distribute.MirroredStrategy`, fed from one plain iterator.
 
-    A distributed iterator would split batches for us, but it costs more than a
-    small model's whole step (0.46 against 0.15 milliseconds for a 5-10-2 network
-    on 2 logical CPUs) and cannot be started at a given step.
+    A distributed iterator would split batches itself. It costs more than the whole step
+    of a small model (0.46 against 0.15 milliseconds for a 5-10-2 network on 2 logical
+    CPUs), and cannot start at a given step.
     """
 
     name = "mirrored"
@@ -56,6 +56,7 @@ class Mirrored(Strategy):
         if reduction == "nccl":
             require_gpus("--cross_device_reduction=nccl", "auto or one_device")
         if reduction == "auto":
+            # NCCL needs GPUs; one device has nothing to reduce.
             reduction = "nccl" if on_gpus and len(devices) > 1 else "one_device"
         return cls(devices, reduction)
 
@@ -81,10 +82,12 @@ class Mirrored(Strategy):
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1:
             return None
+        # Each replica sends its gradient to one place, and receives the sum.
         factor = 2.0
         if self._reduction == "nccl":
-            # A ring sends each of N pieces N-1 times to add and N-1 times to share:
-            # Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
+            # A ring sends each of N pieces N-1 times to add it and N-1 times to
+            # distribute the sum: Patarasuk and Yuan, Bandwidth optimal all-reduce
+            # algorithms, 2009.
             factor = 2 * (self.num_replicas - 1) / self.num_replicas
         return Communication(
             algorithm=f"all-reduce, {self._reduction}",

@@ -1,4 +1,4 @@
-"""One model over several devices: its layers in stages, examples in a pipeline."""
+"""One model over several devices, with layers in pipeline stages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from strategies.inner_loop.loop import InnerLoop, Step
 
 
 class ModelParallel(Strategy):
-    """One replica, whose step places its own work: a stage of layers on each device.
+    """One replica that places a stage of layers on each device.
 
-    How layers are divided is not known here (see `trainers.pipeline`). Variables are
-    made in the memory of the host, which a model that fits no device may need, and
-    moved to their stage's device from there.
+    The replica's step divides the layers (see `trainers.pipeline_parallel`), not this
+    class. Variables are created in host memory, which a model that fits on no single
+    device may need, and are then moved to the device of their stage.
     """
 
     name = "model_parallel"
@@ -61,6 +61,7 @@ class ModelParallel(Strategy):
         return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
+        # One replica: its outputs are their own sum.
         def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:
             update.apply(shares)
             update.count()
@@ -76,5 +77,6 @@ class ModelParallel(Strategy):
     def communication(self, gradient_bytes: int) -> Communication | None:
         return Communication(
             algorithm="activations sent to later stages, their gradients sent back",
+            # Activations forward, gradients of the same size back.
             bytes_per_step_per_replica=2 * gradient_bytes,
         )

@@ -1,7 +1,7 @@
-"""A copy of the weights in every process, kept equal by summing gradients.
+"""A copy of the weights in every process, kept equal by all-reduce.
 
-With `--average=parameters` they drift apart and are averaged now and then, as
-`strategies.parameter_averaging` does it on the devices of one process.
+With `--average=parameters` the copies drift apart and are averaged every few steps, as
+`strategies.parameter_averaging` does on the devices of one process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from strategies.local_sgd.replica_variables import WorkerCopies
 
 
 class MultiWorkerMirrored(Strategy):
-    """`tf.distribute.MultiWorkerMirroredStrategy`, one buffer for each sum."""
+    """`tf.distribute.MultiWorkerMirroredStrategy`, with one buffer for each sum."""
 
     name = "multi_worker_mirrored"
     traits = Traits(
@@ -76,6 +76,8 @@ class MultiWorkerMirrored(Strategy):
             )
             for seconds in (config.peer_timeout_seconds, _SECONDS_FOR_CHIEF)
         )
+        # Waits for all tasks before TensorFlow, which would wait in C++ without a
+        # message.
         meet(cluster, config.startup_timeout_seconds)
         jobs = ("chief", "worker")
         addresses = {job: cluster.addresses.get(job, ()) for job in jobs}
@@ -88,7 +90,7 @@ class MultiWorkerMirrored(Strategy):
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 resolver_of(cluster), communication
             )
-        # Traced once: all meet after every checkpoint.
+        # Traced once, because this barrier follows every checkpoint.
         self._meet = tf.function(
             lambda: self._sum_of_chief([tf.zeros([])]), autograph=False
         )
@@ -117,7 +119,7 @@ class MultiWorkerMirrored(Strategy):
         return self._strategy.scope()
 
     def distribute(self, batches: GlobalBatches) -> Any:
-        """Each process reads the rows of its own replicas, and only those."""
+        """Reads only the rows of this process's replicas."""
         first = self._worker * self._num_local
         shares = [
             batches.spans(first + local, self.num_replicas)
@@ -133,7 +135,7 @@ class MultiWorkerMirrored(Strategy):
         )
 
     def _compile_alone(self, replica_step: ReplicaStep, update: Update) -> RunSteps:
-        """Steps after which every replica applies its own gradient."""
+        """Builds steps in which every replica applies its own gradient."""
         self._copies = WorkerCopies(self._strategy, self._worker, update)
         averaged = averaged_variables(update, self._config.average_optimizer_state)
         self._averaged_bytes = bytes_of(averaged)
@@ -150,7 +152,7 @@ class MultiWorkerMirrored(Strategy):
                 self._config.steps_between_averages,
             ),
         )
-        # What was done stays in the variables until `settle`.
+        # Values stay in the variables until `settle`, so that `leave` does nothing.
         return StepsOnCopies(loop, self._copies.take_up, leave=lambda: None)
 
     def _own_share(
@@ -159,6 +161,7 @@ class MultiWorkerMirrored(Strategy):
         if self._num_local == 1:
             return shares[0]
         local = context.replica_id_in_sync_group % self._num_local
+        # The replica's id is a tensor: the shard is selected inside the graph.
         return tf.switch_case(local, [lambda share=share: share for share in shares])
 
     def _summed(self, context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
@@ -173,7 +176,7 @@ class MultiWorkerMirrored(Strategy):
             self._copies.settle()
 
     def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
-        """Sums what only the chief contributes, so that no file need be shared."""
+        """Sums values to which only the chief contributes, without a shared file."""
         if not variables:
             self._meet()
             return
@@ -189,6 +192,7 @@ class MultiWorkerMirrored(Strategy):
         def on_each_replica() -> list[tf.Tensor]:
             context = tf.distribute.get_replica_context()
             is_first = holds & tf.equal(context.replica_id_in_sync_group, 0)
+            # `tf.where`, not a product: 0 times inf would be nan.
             mine = [tf.where(is_first, v, tf.zeros_like(v)) for v in variables]
             return sum_by_type(context, mine, self._patient)
 
@@ -200,8 +204,8 @@ class MultiWorkerMirrored(Strategy):
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1:
             return None
-        # A ring sends each of N pieces N-1 times to add and N-1 times to share:
-        # Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
+        # A ring sends each of N pieces N-1 times to add it and N-1 times to distribute
+        # the sum: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
         factor = 2 * (self.num_replicas - 1) / self.num_replicas
         if self._copies is not None:
             every = self._config.steps_between_averages
@@ -211,6 +215,7 @@ class MultiWorkerMirrored(Strategy):
             )
         wire_type = WIRE_TYPES[self._config.all_reduce_dtype]
         if wire_type is not None:
+            # Relative to the four bytes of a float32.
             factor *= wire_type.size / 4
         return Communication(
             algorithm=f"ring all-reduce, {self._config.all_reduce_dtype}",
@@ -218,10 +223,11 @@ class MultiWorkerMirrored(Strategy):
         )
 
 
-# All have just been met.
+# Short, because all tasks have just answered in the rendezvous.
 _SECONDS_TO_CONNECT = 10.0
-# What all wait for here, such as the chief's checkpoint, may take longer than a step.
-# A task that dies meanwhile is noticed at once, whatever the limit.
+# The barrier waits for work such as the chief's checkpoint, which may take longer than
+# a step. A task that dies in the meantime is detected at once, independent of the
+# limit.
 _SECONDS_FOR_CHIEF = 600
 _IMPLEMENTATIONS = {
     name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())

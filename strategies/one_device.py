@@ -1,4 +1,4 @@
-"""One replica on one device: the control that other strategies are measured against."""
+"""One replica on one device, the control of comparisons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from strategies.inner_loop.loop import InnerLoop, Step
 
 
 class OneDevice(Strategy):
-    """The whole global batch on the first GPU, or on the CPU without one."""
+    """The whole global batch on the first GPU, or on the CPU without a GPU."""
 
     name = "one_device"
     traits = Traits(
@@ -53,6 +53,7 @@ class OneDevice(Strategy):
         return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
+        # One replica: its outputs are their own sum.
         def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:
             with tf.device(self._device):
                 return replica_step(batch)

@@ -1,15 +1,15 @@
-"""Replicas that train by themselves and average their weights now and then.
+"""Local SGD: replicas train copies of the weights and average them.
 
-Each replica has a copy of the weights, of the layers' state and of the optimizer's.
+Each replica has a copy of the weights, of the layer state and of the optimizer's state.
 In every step it takes its rows of the global batch and applies their gradient to its
-own copy, without a word to the others. After every `sync_every_steps` steps the
-weights and the layers' state become the mean over replicas; with
-`average_optimizer_state` the optimizer's state, too.
+copy, without communication. After every `sync_every_steps` steps the weights and the
+layer state become the mean over replicas; with `average_optimizer_state` the
+optimizer's state too.
 
-Known as iterative parameter mixing (McDonald et al., Distributed Training Strategies
-for the Structured Perceptron, 2010) and as local SGD (Stich, Local SGD Converges Fast
-and Communicates Little, 2018). That momentum is averaged along is from Yu, Jin and
-Yang, On the Linear Speedup Analysis of Communication Efficient Momentum SGD, 2019.
+The method is known as iterative parameter mixing (McDonald et al., Distributed Training
+Strategies for the Structured Perceptron, 2010) and as local SGD (Stich, Local SGD
+Converges Fast and Communicates Little, 2018). Averaging momentum too is from Yu, Jin
+and Yang, On the Linear Speedup Analysis of Communication Efficient Momentum SGD, 2019.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from strategies.local_sgd.replica_variables import Copies
 
 
 class ParameterAveraging(Strategy):
-    """Copies that drift apart for some steps, on the devices of one process.
+    """Copies of the weights on the devices of one process, averaged every few steps.
 
-    They are the components of `tf.distribute.MirroredStrategy`'s variables. What
-    keeps those equal under `mirrored` is that every replica applies the same sum;
-    here each applies its own gradient.
+    The copies are the components of `tf.distribute.MirroredStrategy`'s variables. Under
+    `mirrored` they stay equal because every replica applies the same sum; here each
+    replica applies its own gradient.
     """
 
     name = "parameter_averaging"
@@ -92,6 +92,7 @@ class ParameterAveraging(Strategy):
         return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
+        # Evaluation changes no weights: it sums over replicas as `mirrored` does.
         if update is None:
             return compile_replicated(
                 self._strategy, self._own_rows, sum_in_one_process, replica_step, None
@@ -110,6 +111,7 @@ class ParameterAveraging(Strategy):
                 self._config.steps_between_averages,
             ),
         )
+        # Between two calls the variables hold the mean, for evaluation and checkpoints.
         return StepsOnCopies(loop, self._copies.take_up, self._copies.put_aside)
 
     def communication(self, gradient_bytes: int) -> Communication | None:
@@ -118,6 +120,7 @@ class ParameterAveraging(Strategy):
         every = self._config.steps_between_averages
         return Communication(
             algorithm=f"weights to and from the first replica, every {every} step(s)",
+            # To the first replica and back, once in `every` steps.
             bytes_per_step_per_replica=round(2 * self._averaged_bytes / every),
         )
 

@@ -23,19 +23,21 @@ from strategies.ps.sync_coordinator import SynchronousSteps
 from strategies.ps.tensor_packing import read_here
 from strategies.ps.variable_placement import BySize
 
+# Time for workers to return their closures when the run ends.
 _SECONDS_TO_GIVE_BACK = 5.0
 
 
 class ParameterServer(Strategy):
     """`tf.distribute.ParameterServerStrategy` with its coordinator.
 
-    With `--update=async` every update is computed by one worker from a global batch
-    of its own. It reads the weights, computes, and applies without waiting for the
-    others, so that the weights it changes may not be those it has read: the number of
+    With `--update=async` one worker computes each update from a whole global batch. It
+    reads the weights, computes a gradient, and applies it without waiting for the
+    others. The weights it changes may differ from those it has read: the number of
     updates in between is the staleness of its gradient.
 
-    With `--update=sync` the workers share each global batch, and an update is applied
-    once all but the backup workers have computed theirs on the current weights.
+    With `--update=sync` the workers divide each global batch into shards. An update is
+    applied once all workers but the backup workers have computed their gradients on the
+    current weights.
     """
 
     name = "parameter_server"
@@ -51,7 +53,7 @@ class ParameterServer(Strategy):
         summary="Weights on parameter servers, gradients from workers.",
     )
 
-    # Workers idle at the end of a call while the last closure runs, about 20 ms.
+    # At the end of a call, workers are idle while the last closure runs, about 20 ms.
     call_seconds = 0.5
 
     def __init__(self, config: StrategyConfig, cluster: Cluster):
@@ -63,11 +65,13 @@ class ParameterServer(Strategy):
             for index in range(len(cluster.addresses["ps"]))
         ]
         self.read = read_here
+        # Waits for all tasks before TensorFlow connects to them.
         meet(cluster, config.startup_timeout_seconds)
         self._strategy = tf.distribute.ParameterServerStrategy(resolver_of(cluster))
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._placement = BySize(self._servers)
         with tf.device(self._servers[0]):
+            # Counts every step that a worker begins.
             self._attempts = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._residents: dict[object, Any] = {}
         self._synchronous: SynchronousSteps | None = None
@@ -99,7 +103,8 @@ class ParameterServer(Strategy):
         return self._placement.scope()
 
     def distribute(self, batches: GlobalBatches) -> Feed:
-        """Puts what batches are read from on every worker, once."""
+        """Places the data that batches are read from on every worker, once."""
+        # Training and evaluation data are placed once each, not at every evaluation.
         if batches.data not in self._residents:
             self._free_workers()
             dataset = self._coordinator.create_per_worker_dataset(batches.resident)
@@ -138,12 +143,12 @@ class ParameterServer(Strategy):
         self._coordinator.join()
 
     def close(self) -> None:
-        # A worker that was lost does not give back its closure.
+        # A dead worker never returns its closure, so that the wait is limited.
         if self._synchronous is not None:
             self._synchronous.free_workers(_SECONDS_TO_GIVE_BACK)
 
     def _free_workers(self) -> None:
-        """Takes back the workers that a synchronous update keeps."""
+        """Ends the closures that a synchronous update keeps running on workers."""
         if self._synchronous is not None:
             self._synchronous.free_workers()
 

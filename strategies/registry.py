@@ -1,10 +1,9 @@
-"""Finds the strategies in this folder without importing them.
+"""Discovery of the strategies in this folder, without importing them.
 
-A module of this folder that defines `class Something(Strategy)` is a strategy.
-Its `name` and `traits` are read from the syntax tree, because importing it
-would load TensorFlow, which takes seconds, only to print `--help` or to refuse
-a misspelt flag. They must therefore be literals; a test compares what is read
-here with what an import gives.
+A module of this folder that defines `class Something(Strategy)` is a strategy. Its
+`name` and `traits` are read from the syntax tree: importing the module would load
+TensorFlow, which takes seconds, only to print `--help` or to refuse a misspelled flag.
+They must therefore be literals; a test compares the values read here with an import.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class _Declaration:
 
 
 def names() -> tuple[str, ...]:
-    """Every strategy, sorted by name."""
+    """Returns the names of all strategies, sorted."""
     return tuple(sorted(_declarations()))
 
 
@@ -43,14 +42,15 @@ def names_where(condition: Callable[[Traits], object]) -> Callable[[], tuple[str
 
 
 def traits(name: str) -> Traits:
-    """What a strategy declares about itself."""
+    """Returns the traits that a strategy declares."""
+    # `strategies.base` imports `strategies.config`, which imports this module.
     from strategies.base import Traits
 
     return Traits(**_declaration(name).traits)
 
 
 def load(name: str) -> type[Strategy]:
-    """Imports a strategy's class, and with it TensorFlow."""
+    """Imports and returns a strategy's class, and with it TensorFlow."""
     declaration = _declaration(name)
     module = importlib.import_module(declaration.module)
     return getattr(module, declaration.class_name)
@@ -68,6 +68,7 @@ def _declaration(name: str) -> _Declaration:
 @functools.cache
 def _declarations() -> dict[str, _Declaration]:
     found = {}
+    # Only this folder: subfolders hold no strategies.
     for path in sorted(_FOLDER.glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and any(

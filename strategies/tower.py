@@ -1,19 +1,19 @@
-"""Towers, written out by hand: one copy of the model per device, one set of weights.
+"""Towers, written out: a copy of the model per device, one set of weights.
 
-This is the multi-GPU training of the TensorFlow 1 tutorials, in full. The
-weights live on one device, the parameter device. For every step
+This is the multi-GPU training of the TensorFlow 1 tutorials, in full. The weights live
+on one device, the parameter device. In every step
 
 1. the global batch is split by rows, one part for each tower;
-2. each tower, on its own device, reads the weights, and computes the loss and
-   the gradient of its part;
+2. each tower, on its device, reads the weights, and computes the loss and the
+   gradient of its part;
 3. on the parameter device the towers' gradients are averaged (or, with
-   `--average=losses`, their losses, of whose mean one gradient is taken);
-4. the weights are changed once, and the next step reads the new ones.
+   `--average=losses`, their losses, and one gradient of the mean is taken);
+4. the weights are changed once, and the next step reads the new weights.
 
-With `--update=async` no tower waits for another: each takes whole global batches, and
+With `--update=async` no tower waits for another. Each takes whole global batches and
 applies its gradient by itself (`strategies/inner_loop/async_towers.py`).
 
-`tf.distribute` has no part in it: a tower is a `tf.device` scope and a loop.
+This strategy does not use `tf.distribute`: a tower is a `tf.device` scope and a loop.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from strategies.inner_loop.sharding import take_share
 
 
 class Tower(Strategy):
-    """One tower per device over shared variables on a parameter device."""
+    """One tower per device, with shared variables on a parameter device."""
 
     name = "tower"
     traits = Traits(
@@ -95,6 +95,8 @@ class Tower(Strategy):
         def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:
             towers = []
             for index, device in enumerate(self._devices):
+                # The name scope groups the operations of a tower in TensorBoard's
+                # graph.
                 with tf.device(device), tf.name_scope(f"tower_{index}"):
                     part = take_share(batch, index, self.num_replicas)
                     towers.append(replica_step(part))
@@ -107,6 +109,7 @@ class Tower(Strategy):
 
         def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:
             with tf.device(self._parameter_device):
+                # Once per step: all towers read the new weights in the next step.
                 update.apply(shares)
                 update.count()
             return {}
@@ -134,32 +137,35 @@ class Tower(Strategy):
 def average_gradients(tower_gradients: Sequence[Sequence[Any]]) -> list[Any]:
     """Averages the gradient of every variable over all towers.
 
-    The tutorials' function of this name took the mean of the towers' gradients,
-    each of which was a mean over that tower's examples. That equals the mean over
-    the global batch only while all towers have equally many examples. Here a
-    tower's gradient is already divided by the number of examples in the *global*
-    batch, so adding the towers up gives the average over all examples, however
-    unevenly they are split.
+    The tutorials' function of this name took the mean of the towers' gradients, each of
+    which was a mean over that tower's examples. That equals the mean over the global
+    batch only if all towers have the same number of examples. Here a tower's gradient
+    is already divided by the number of examples in the *global* batch, so that the sum
+    over towers is the average over all examples, even if they are split unevenly.
 
     Args:
-      tower_gradients: for each tower, the gradient of each variable in the same
-        order; all towers have None where the loss does not need the variable.
+      tower_gradients: Gradients of each tower, with one gradient per variable in the
+        same order; all towers have None where the loss does not need the variable.
 
     Returns:
-      For each variable the averaged gradient, IndexedSlices where towers' are.
+      The averaged gradient of each variable, IndexedSlices where the towers' gradients
+      are.
     """
     return [sum_gradients(parts) for parts in zip(*tower_gradients, strict=True)]
 
 
 def differentiate_average_loss(update: Update, towers: Sequence[Shares]) -> list[Any]:
-    """Averages the losses of all towers, and takes one gradient of that.
+    """Averages the losses of all towers, and takes one gradient of the average.
 
-    What some tutorials do in place of averaging gradients. Differentiation is linear,
-    so it comes to the same. Each tower's part of the gradient is still computed on
-    its device, but the parameter device cannot begin before all losses are there.
+    Some tutorials do this instead of averaging gradients. Differentiation is linear, so
+    that the result is the same. Each tower's part of the gradient is still computed on
+    the tower's device, but the parameter device cannot begin before all losses have
+    arrived.
 
     Args:
-      update: knows the variables.
-      towers: with losses that are divided by the examples in the global batch.
+      update: Update with the variables.
+      towers: Replica outputs with losses divided by the number of examples in the
+        global batch.
     """
+    # The sum is the average: each loss is divided by the global number of examples.
     return list(update.gradients_of(tf.add_n([tower.loss for tower in towers])))
