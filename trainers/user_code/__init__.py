@@ -1,4 +1,4 @@
-"""Errors in what a user has written."""
+"""The user's own models and data, and errors in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AROUND = re.compile(
 
 @contextlib.contextmanager
 def blamed(what: str) -> Iterator[None]:
-    """Turns any error of the block into one line that says whose it is.
+    """Turns any error of the block into a one-line error that names its source.
 
     Args:
       what: Subject of the message, such as a flag with the name of a function.

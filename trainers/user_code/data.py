@@ -1,4 +1,4 @@
-"""Examples from a factory of the user's own."""
+"""Examples from a factory in the user's code."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _KINDS = "biufcSU"
 
 
 def load(config: DataConfig) -> Data:
-    """The examples of --dataset=package.module:factory.
+    """Returns the examples of --dataset=package.module:factory.
 
     Raises:
-      UsageError: there is no such factory, or it returned something else.
+      UsageError: There is no such factory, or its result is not accepted.
     """
     flag = f"--dataset={config.dataset}"
     with blamed(flag):
@@ -51,7 +51,7 @@ def load(config: DataConfig) -> Data:
 
 
 class _Unusable(UsageError):
-    """What a factory returned; the message begins with a verb."""
+    """An unusable result of a factory; the message begins with a verb."""
 
 
 def _data(made: Any, eval_fraction: float) -> Data:
@@ -87,9 +87,10 @@ def _check_numbers(features: Any, labels: Any) -> None:
 
 
 def _is_two(made: Any) -> bool:
-    """Of one kind: to train on, and to evaluate on."""
+    """Returns whether a result is a pair of one kind: training and evaluation data."""
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         return False
+    # A pair of datasets cannot be (features, labels): each has both.
     if all(isinstance(part, tf.data.Dataset) for part in made):
         return True
     if all(isinstance(part, tuple) and len(part) == 3 for part in made):
@@ -114,6 +115,7 @@ def _source(made: Any) -> Source:
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         raise _Unusable(f"returned {_in_words(made)}: {_ACCEPTED}.")
     first, second = made
+    # (number of examples, function of indices).
     if isinstance(first, (int, np.integer)) and callable(second):
         return ReadSource(int(first), second)
     return ArraySource(_arrays(first), _arrays(second))
@@ -121,12 +123,12 @@ def _source(made: Any) -> Source:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReadSource:
-    """Examples that a function of the user's reads. Satisfies `Source`.
+    """Examples that a function of the user reads; satisfies `Source`.
 
     Attributes:
-      num_examples: how many there are.
-      function: from indices [n] to features and labels [n, ...], in TensorFlow
-        operations, because it is part of what each process computes.
+      num_examples: Number of examples.
+      function: Function from indices [n] to features and labels [n, ...]. It consists
+        of TensorFlow operations, because every process computes it in its graph.
     """
 
     num_examples: int
@@ -137,6 +139,7 @@ class ReadSource:
         return None
 
     def tensors(self) -> Any:
+        # `read` needs no tensors of the data set.
         return tf.zeros([])
 
     def read(self, tensors: Any, indices: tf.Tensor) -> tuple[Any, Any]:
@@ -150,7 +153,7 @@ class ReadSource:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Some examples of a source. Satisfies `Source`."""
+    """Some examples of a source; satisfies `Source`."""
 
     source: Source
     positions: tf.Tensor
@@ -172,9 +175,10 @@ class _Part:
 
 
 def _held_out(source: Source, fraction: float) -> tuple[Source, Source]:
-    """Two parts, the same in every run."""
+    """Splits a source into training and held-out examples, equally in every run."""
     is_held_out = held_out(source.num_examples, fraction, _ids(source))
     chosen = (~is_held_out, is_held_out)
+    # Arrays are split once; other sources are read through a table of positions.
     if isinstance(source, ArraySource):
         arrays = tf.nest.map_structure(np.asarray, source.tensors())
         parts = [_rows(arrays, rows) for rows in chosen]
@@ -189,7 +193,7 @@ def _rows(arrays: Any, chosen: np.ndarray) -> Any:
 
 
 def _ids(source: Source) -> np.ndarray | None:
-    """Labels [num_examples] that may be ids of classes, where they are in memory."""
+    """Returns labels [num_examples] that may be ids of classes, if held in memory."""
     if not isinstance(source, ArraySource):
         return None
     _, labels = source.tensors()
@@ -208,10 +212,10 @@ def _num_classes(source: Source) -> int:
 
 
 def _of_dataset(dataset: tf.data.Dataset) -> ArraySource:
-    """All of a dataset in memory: a step reads any examples of it.
+    """Reads a whole dataset into memory, because a step reads any of its examples.
 
     Raises:
-      UsageError: it has no end, or elements that are not alike.
+      UsageError: The dataset is infinite, or its elements differ in shape or type.
     """
     spec = dataset.element_spec
     if not isinstance(spec, tuple) or len(spec) != 2:
@@ -235,6 +239,7 @@ def _of_dataset(dataset: tf.data.Dataset) -> ArraySource:
             )
     if all(s.shape.rank and s.shape[0] is None for s in specs):
         dataset = dataset.unbatch()
+    # The whole dataset is held in memory from here.
     elements = list(dataset.as_numpy_iterator())
     if not elements:
         raise _Unusable("returned a tf.data.Dataset without elements.")
@@ -247,7 +252,7 @@ def _of_dataset(dataset: tf.data.Dataset) -> ArraySource:
 
 
 def _arrays(values: Any) -> Any:
-    """Of a structure of what NumPy takes for arrays; ids are int64."""
+    """Converts a structure of array-like values to arrays; ids become int64."""
     if isinstance(values, (list, tuple)) and all(
         isinstance(value, (np.ndarray, tf.Tensor)) for value in values
     ):
@@ -299,4 +304,5 @@ def _is_bfloat16(array: np.ndarray) -> bool:
 
 
 def _tuples(values: Any) -> Any:
+    """Converts a list to a tuple, because tf.data converts lists to tensors."""
     return tuple(values) if isinstance(values, list) else values

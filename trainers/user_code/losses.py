@@ -1,11 +1,11 @@
 """Losses and metrics as Keras computes them, for each example.
 
-`fit` takes means over a batch. A shard of a global batch needs the sum over its own
-examples, so that functions are asked for the value of each example here.
+`fit` takes means over a batch. A shard of a global batch needs the sum over its
+examples, so that functions here return the value of each example.
 
-A loss of cross entropy over classes makes a classifier. For any other loss (several
+A cross-entropy loss over classes makes a classifier. For any other loss (several
 outputs, labels of several kinds, a user's own function) no classes are counted, because
-a table could mean something else.
+a confusion table could mean something else.
 """
 
 from __future__ import annotations
@@ -310,11 +310,11 @@ _LOSSES = keras.losses
 
 
 def classes_of(loss: Any) -> ClassesOf | None:
-    """How classes follow from labels and predictions; None if they do not.
+    """Returns a function that finds the classes; None if the loss has no classes.
 
     Args:
-      loss: what is minimized: Keras's name of it, an object or a function, or a
-        structure of those.
+      loss: Loss that is minimized: Keras's name of it, an object or a function, or a
+        structure of these.
     """
     if isinstance(loss, (list, tuple, dict)):
         return None
@@ -330,6 +330,7 @@ def classes_of(loss: Any) -> ClassesOf | None:
 def _checked(
     find: Callable[[Any, Any], Classes | None], labels: Any, predictions: Any
 ) -> Classes | None:
+    """Finds classes if labels and predictions are single tensors of known rank."""
     if tf.nest.is_nested(labels) or tf.nest.is_nested(predictions):
         return None
     if labels.shape.rank is None or predictions.shape.rank is None:
@@ -338,9 +339,13 @@ def _checked(
 
 
 def _by_id(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
-    """Labels are ids, [n] or [n, 1], and predictions of each class, [n, classes]."""
+    """Finds classes of labels that are ids, [n] or [n, 1].
+
+    Predictions have one value per class, [n, classes].
+    """
     if predictions.shape.rank != 2 or not _is_column(labels):
         return None
+    # Examples of an ignored class must not be counted.
     if getattr(loss, "ignore_class", None) is not None:
         return None
     num_classes = predictions.shape[-1]
@@ -351,7 +356,10 @@ def _by_id(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | No
 
 
 def _by_share(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
-    """Both are of each class, [n, classes]: what is largest of a row is its class."""
+    """Finds classes of labels and predictions with one value per class, [n, classes].
+
+    The largest value of a row is its class.
+    """
     del loss
     num_classes = predictions.shape[-1] if predictions.shape.rank == 2 else None
     if num_classes is None or num_classes < 2 or labels.shape.rank != 2:
@@ -361,12 +369,14 @@ def _by_share(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes |
 
 
 def _of_two(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
-    """Both are one number of each example, [n] or [n, 1]; several are several labels.
+    """Finds classes of labels and predictions with one number each, [n] or [n, 1].
 
-    A prediction is the probability of class 1, or its logit.
+    A prediction is the probability of class 1, or its logit. Several numbers per
+    example are several labels, without classes.
     """
     if not _is_column(labels) or not _is_column(predictions):
         return None
+    # A logit of 0 is a probability of 0.5.
     half = 0.0 if getattr(loss, "from_logits", False) else 0.5
     ids = tf.cast(tf.reshape(labels, [-1]), tf.float32) > 0.5
     predicted = tf.reshape(predictions, [-1]) > tf.cast(half, predictions.dtype)

@@ -1,4 +1,4 @@
-"""A model from a factory of the user's own."""
+"""A model from a factory in the user's code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from trainers.user_code.train_step import NAME, own_objective
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CustomModel:
-    """Satisfies `models.base.TrainableModel`.
+    """A model from a user's factory; satisfies `models.base.TrainableModel`.
 
     Attributes:
       build: makes the model and its variables.
@@ -55,7 +55,7 @@ class CustomModel:
     flag: str
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
-        """See `TrainableModel`."""
+        """Returns the objective of a model; see `TrainableModel`."""
         if label_smoothing:
             raise UsageError(
                 f"--label_smoothing={label_smoothing} is not used with a model of your "
@@ -95,13 +95,15 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
       data: Examples that it is to take.
 
     Raises:
-      UsageError: there is no such factory.
+      UsageError: There is no such factory.
     """
     flag = f"--model={config.model}"
     with blamed(flag):
         make = factories.factory(config.model, "model")
+        # Found by its name in the module of the factory.
         replica_step = factories.beside(config.model, NAME)
 
+    # Read once, and only if it is needed.
     @functools.cache
     def few() -> Batch:
         return _few(data.evaluation)
@@ -204,7 +206,7 @@ def _specified(features: Any) -> Any:
 
 
 def _few(source: Source) -> Batch:
-    """A batch as a step would have it."""
+    """Reads a batch of at most two examples, in the form of a step's batch."""
     count = min(2, source.num_examples)
     indices = tf.range(count, dtype=tf.int64)
     features, labels = source.read(source.tensors(), indices)

@@ -1,4 +1,4 @@
-"""`replica_step(model, batch)` of the user's own, in place of loss and metrics."""
+"""The user's `replica_step(model, batch)`, which replaces loss and metrics."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NAME = "replica_step"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OwnObjective:
-    """Satisfies `Objective`.
+    """An objective from a user's function; satisfies `Objective`.
 
     Attributes:
-      function: of a model and a `strategies.common.types.Batch` of n examples, and perhaps of
-        whether the model is trained; returns the loss of each, [n], or by name the
-        `loss` and each metric.
-      evaluation: in its place where nothing is trained, if it is not told whether;
-        None to use it there too.
+      function: Function of a model, a `strategies.common.types.Batch` of n examples and
+        optionally `training`. It returns the loss of each example, [n], or the `loss`
+        and each metric by name.
+      evaluation: Objective for evaluation, if the function has no parameter `training`;
+        None to evaluate with the function.
     """
 
     function: Callable[..., Any]
@@ -33,7 +33,7 @@ class OwnObjective:
     def values(
         self, model: Predict, batch: Any, training: bool
     ) -> Mapping[str, tf.Tensor]:
-        """See `Objective`."""
+        """Returns the `loss` and each metric per example; see `Objective`."""
         if self.evaluation is not None:
             if not training:
                 return self.evaluation.values(model, batch, training)
@@ -55,7 +55,10 @@ class OwnObjective:
         )
 
     def judged(self, model: Predict, batch: Any) -> Judged:
-        """See `Objective`; what a user's own step predicts is its own affair."""
+        """Evaluates a batch; see `Objective`.
+
+        With a user's function there are no classes: its predictions are unknown.
+        """
         if self.evaluation is not None:
             return self.evaluation.judged(model, batch)
         return Judged(self.values(model, batch, training=False), None)
@@ -64,15 +67,18 @@ class OwnObjective:
 def own_objective(
     function: Callable[..., Any], make_objective: Callable[[], Objective]
 ) -> OwnObjective:
-    """An objective from a user's function.
+    """Returns an objective from a user's function.
 
     Args:
-      function: see `OwnObjective`.
-      make_objective: for evaluation, if the function has no parameter `training`.
+      function: Function as in `OwnObjective`.
+      make_objective: Function that makes the objective for evaluation, if `function`
+        has no parameter `training`.
 
     Raises:
-      UsageError: it has none, and there is no loss to evaluate with either.
+      UsageError: The function has no such parameter, and there is no loss for
+        evaluation.
     """
+    # A function with `training` computes the metrics of evaluation too.
     if "training" in inspect.signature(function).parameters:
         return OwnObjective(function, None)
     try:
@@ -86,12 +92,19 @@ def own_objective(
 
 
 def _by_name(returned: Any) -> Mapping[str, tf.Tensor]:
+    """Returns the loss and metrics of a user's function by name, each of shape [n].
+
+    Raises:
+      UsageError: There is no loss, or a value is not one number per example.
+    """
+    # A tensor alone is the loss.
     values = returned if isinstance(returned, Mapping) else {"loss": returned}
     if "loss" not in values:
         raise UsageError(
             f"{NAME} returned {', '.join(values) or 'nothing'}, and no 'loss'."
         )
     values = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+    # A mean over the shard cannot be weighted by the examples of the global batch.
     wrong = [name for name, value in values.items() if value.shape.rank != 1]
     if wrong:
         raise UsageError(
