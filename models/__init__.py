@@ -88,4 +88,5 @@ def load(name: str) -> ModelSpec:
     if name.startswith(catalogue.PREFIX):
         module = importlib.import_module("models.keras_applications")
         return module.spec_of(name.removeprefix(catalogue.PREFIX))
+    # Every module of a model defines SPEC.
     return importlib.import_module(f"models.{name}").SPEC

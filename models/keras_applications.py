@@ -36,9 +36,11 @@ def _build(name: str, data: Examples, settings: Settings) -> keras.Model:
     make = getattr(keras.applications, name)
     try:
         return make(
+            # New weights: nothing is downloaded.
             weights=None,
             input_shape=data.input_shape,
             classes=data.num_classes,
+            # Logits: the loss applies the softmax.
             classifier_activation=None,
         )
     except ValueError as error:

@@ -223,6 +223,7 @@ class StrategyConfig:
     def restarts_without_progress(self) -> int:
         """Maximum number of restarts of dead tasks without progress of the run."""
         given = self.max_restarts
+        # 0 disables restarts, so that `or` would not do.
         return DEFAULT_MAX_RESTARTS if given is None else given
 
     @property
@@ -270,6 +271,8 @@ class StrategyConfig:
             declared,
             synchronous=self.is_synchronous,
             matches_one_device=matches,
+            # An asynchronous update has the gradient of one replica: nothing to
+            # average.
             averages=declared.averages if self.is_synchronous else (),
         )
 
@@ -424,6 +427,7 @@ def _strategies_that_average(what: str) -> str:
     for name in registry.names():
         traits = registry.traits(name)
         if what in traits.averages and traits.synchronous:
+            # A string times False is empty.
             update = " --update=sync" * bool(traits.updates)
             average = f" --average={what}" * (what != traits.averages[0])
             found.append(f"--strategy={name}{update}{average}")

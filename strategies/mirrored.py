@@ -68,6 +68,7 @@ class Mirrored(Strategy):
         return self._strategy.scope()
 
     def distribute(self, batches: GlobalBatches) -> Any:
+        # Whole global batches: each replica slices its shard on its device.
         return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:

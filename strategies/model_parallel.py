@@ -58,6 +58,7 @@ class ModelParallel(Strategy):
         return tf.device(CPU)
 
     def distribute(self, batches: GlobalBatches) -> Any:
+        # Whole global batches: the pipeline divides them into micro-batches.
         return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:

@@ -176,7 +176,10 @@ class MultiWorkerMirrored(Strategy):
             self._copies.settle()
 
     def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
-        """Sums values to which only the chief contributes, without a shared file."""
+        """Broadcasts by a sum to which only the chief contributes.
+
+        No file system needs to be shared.
+        """
         if not variables:
             self._meet()
             return

@@ -50,6 +50,7 @@ class OneDevice(Strategy):
         return tf.device(self._device)
 
     def distribute(self, batches: GlobalBatches) -> Any:
+        # Shard 0 of 1: the whole global batch.
         return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:

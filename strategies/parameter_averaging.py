@@ -89,6 +89,7 @@ class ParameterAveraging(Strategy):
         return self._strategy.scope()
 
     def distribute(self, batches: GlobalBatches) -> Any:
+        # Whole global batches: each replica slices its shard on its device.
         return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:

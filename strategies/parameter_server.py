@@ -23,7 +23,7 @@ from strategies.ps.sync_coordinator import SynchronousSteps
 from strategies.ps.tensor_packing import read_here
 from strategies.ps.variable_placement import BySize
 
-# Time for workers to return their closures when the run ends.
+# Seconds for workers to return their closures when the run ends.
 _SECONDS_TO_GIVE_BACK = 5.0
 
 

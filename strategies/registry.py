@@ -94,6 +94,7 @@ def _literals(node: ast.ClassDef, path: pathlib.Path) -> tuple[str, dict[str, An
             f"{path.name}: class {node.name} must set name = '...' and "
             "traits = Traits(...) as literals."
         )
+    # `literal_eval` raises ValueError for anything but a literal.
     return str(name.value), {
         str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords
     }

@@ -1,7 +1,7 @@
-"""Towers, written out: a copy of the model per device, one set of weights.
+"""Towers: a copy of the model per device, one set of weights.
 
-This is the multi-GPU training of the TensorFlow 1 tutorials, in full. The weights live
-on one device, the parameter device. In every step
+This is the multi-GPU training of the TensorFlow 1 tutorials, written out in full. The
+weights live on one device, the parameter device. In every step
 
 1. the global batch is split by rows, one part for each tower;
 2. each tower, on its device, reads the weights, and computes the loss and the
@@ -83,7 +83,9 @@ class Tower(Strategy):
 
     def distribute(self, batches: GlobalBatches) -> Any:
         if not self._waits_for_all:
+            # Each tower reads the batches of the steps that it is given.
             return TowerFeed.of(batches)
+        # Whole global batches: each tower slices its rows (see `compile`).
         return Spans(batches.spans(0, 1))
 
     def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:

@@ -192,6 +192,7 @@ def _machine(hardware: Mapping[str, Any]) -> str:
 def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
     try:
         return folder.read_metrics()
+    # A run that ended early has no metrics.jsonl.
     except OSError:
         return []
 

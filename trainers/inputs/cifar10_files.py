@@ -118,9 +118,11 @@ def _read_members(path: Path, archive: tarfile.TarFile) -> Mapping[str, bytes]:
     for member in archive:
         _check_member(path, member)
         name = PurePosixPath(member.name).name
+        # `extractfile` returns None for a folder with such a name.
         content = archive.extractfile(member) if name in wanted else None
         if content is not None:
             _check_size(f"{path}: {shown(member.name)}", member.size)
+            # The size is checked before anything is read.
             found[name] = content.read()
     return found
 

@@ -36,6 +36,7 @@ def find_files(data_path: str, flag: str) -> list[Path]:
             named = "" if part == data_path else f": {part!r}"
             raise UsageError(f"--{flag}={data_path}{named} {problem}: {_ADVICE}.")
         files += found
+    # A file listed twice would count its examples twice.
     for file, count in Counter(files).items():
         if count > 1:
             raise UsageError(

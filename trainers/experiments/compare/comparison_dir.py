@@ -1,4 +1,4 @@
-"""The folder of a comparison, and the check that it may be resumed."""
+"""The folder of a comparison, which can be resumed."""
 
 from __future__ import annotations
 

@@ -51,6 +51,7 @@ class Crowding:
 
     def factor(self, num_replicas: int) -> float:
         """Returns the factor of the whole step time."""
+        # Cores that all replicas need, relative to the cores they share.
         wanted = num_replicas * self.busy_cores / self.cores
         return 1.0 if wanted <= 1 else self.contention * wanted
 
@@ -132,6 +133,7 @@ class Model:
                 for seconds, m in zip(alone, measurements, strict=True)
             ]
             found.append((solve(rows, rest, weights=alone), crowding))
+        # Of equal errors `min` takes the first, which has the least contention.
         solution, crowding = min(found, key=lambda pair: pair[0].error)
         update, message, byte = solution.coefficients
         told = zip(_COSTS, solution.is_told, strict=True)
@@ -205,6 +207,7 @@ def leave_one_out(
 
 
 def _crowdings(cores: int) -> Iterator[Crowding]:
+    # 0 busy cores: no contention.
     for busy_cores in np.linspace(0.0, cores, _STEPS_OF_BUSY_CORES):
         for contention in _CONTENTIONS:
             yield Crowding(

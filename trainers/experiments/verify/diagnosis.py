@@ -67,6 +67,7 @@ def find_cause(
       judgement: Comparison of the two runs, which differ.
       run: Function that runs a configuration under a name.
     """
+    # An ablation costs two runs; a proven cause needs none.
     known = conclusive(subject, reference, judgement)
     if known is not None:
         return Cause(likely=known, remarks=(), tests=())
@@ -240,7 +241,7 @@ def _multiple(
         return None
     replicas = subject.num_replicas
     words = f"gradients are {factor:.4g} times those of one_device"
-    # The two most frequent mistakes: a mean of means, and a sum of sums.
+    # A factor of 1 / replicas is a mean taken twice, a factor of replicas a sum.
     if replicas > 1 and np.isclose(factor, 1 / replicas, rtol=_LEFT_UNEXPLAINED):
         return (
             f"{words}: averaged over {replicas} replicas once more than they should be"

@@ -68,6 +68,7 @@ def judge(subject: Executed, reference: Executed) -> Judgement:
     A run that diverges where the other does not is different from the first step that
     it has not reached.
     """
+    # A run that diverged has recorded fewer steps.
     common = min(subject.recording.num_steps(), reference.recording.num_steps())
     steps = [
         agreement(step, subject.recording.read(step), reference.recording.read(step))
@@ -79,6 +80,7 @@ def judge(subject: Executed, reference: Executed) -> Judgement:
         passing = Passing(
             step=common + 1,
             quantity="loss",
+            # The step has no loss to compare.
             difference=Difference(math.inf),
             tolerance=tolerance(subject.config, common + 1),
         )

@@ -36,6 +36,7 @@ def load(config: DataConfig) -> Data:
     """
     if config.data_path is None:
         raise UsageError("--data_path is missing: give a TFRecord file or a folder.")
+    # Before any file is read: an invalid schema is found at once.
     schema = parse_schema(config.record_schema)
     if config.is_streamed:
         return _load_stream(config, config.data_path, schema)

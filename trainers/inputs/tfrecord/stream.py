@@ -1,4 +1,4 @@
-"""TFRecord files as a stream, read in order and never all held in memory.
+"""TFRecord files as a stream, never all held in memory.
 
 The order of records depends on the seed, the files and how often they were read before.
 Files are shuffled, a few of them are read in turn, and a buffer of their records is
