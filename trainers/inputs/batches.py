@@ -73,7 +73,7 @@ class SourceBatches:
         )
 
     def resident(self) -> tf.data.Dataset:
-        # `repeat` yields the same element for every step, without a copy.
+        # Every step is computed from the same element.
         return tf.data.Dataset.from_tensors(self.source.tensors()).repeat()
 
     def at(
