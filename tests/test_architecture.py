@@ -26,10 +26,24 @@ def tree_of(path: pathlib.Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imported_modules(path: pathlib.Path) -> set[str]:
-    """Everything a file imports anywhere, by its full dotted name."""
+def imported_modules(path: pathlib.Path, skip_typing: bool = False) -> set[str]:
+    """Everything a file imports anywhere, by its full dotted name.
+
+    Args:
+      path: A file of Python.
+      skip_typing: Whether to leave out imports that only type checkers see.
+    """
+    tree = tree_of(path)
+    for_typing = {
+        id(node)
+        for branch in ast.walk(tree)
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING"
+        for node in ast.walk(branch)
+    }
     found = set()
-    for node in ast.walk(tree_of(path)):
+    for node in ast.walk(tree):
+        if skip_typing and id(node) in for_typing:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -60,56 +74,58 @@ def test_lower_layers_do_not_import_higher_ones(package: str, forbidden: str) ->
     assert offenders == []
 
 
-def drawn_arrows() -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-    """Of the drawing of imports: those of imports, and those by a name."""
-    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-    (drawing,) = re.findall(r"```mermaid\nflowchart TD\n(.*?)```", text, re.S)
-    paths = dict(re.findall(r"(\w+)\[\"([\w/]+)\"\]", drawing))
-    bare = re.sub(r"\[\"[\w/]+\"\]", "", drawing)
-    arrows = [
-        [
-            (paths[tail], paths[head])
-            for tail, head in re.findall(rf"(\w+) {arrow} (\w+)", bare)
-        ]
-        for arrow in ("-->", r"-\.->")
-    ]
-    assert len(arrows[0]) + len(arrows[1]) == len(bare.splitlines())
-    return set(arrows[0]), set(arrows[1])
+# A folder imports only folders of the floors below it.
+FLOORS = (
+    ("models", "strategies/common"),
+    ("strategies/cluster", "strategies/devices", "strategies/inner_loop"),
+    ("strategies/launcher", "strategies/local_sgd", "strategies/ps"),
+    ("strategies", "strategies/hello_cluster"),
+    ("trainers/config",),
+    ("trainers/inputs", "trainers/run_dir"),
+    ("trainers/inputs/tfrecord", "trainers/model", "trainers/user_code"),
+    ("trainers/pipeline_parallel",),
+    ("trainers/loop",),
+    ("trainers/fault_tolerance", "trainers/reporting/tracking"),
+    ("trainers/reporting",),
+    ("trainers/cli",),
+    ("trainers/experiments",),
+    (
+        *("trainers/experiments/compare", "trainers/experiments/predict"),
+        "trainers/experiments/verify",
+    ),
+    ("trainers/modes",),
+    ("trainers",),
+)
 
 
-def part_imports(tail: str, head: str) -> bool:
-    """Whether a file, or one of a folder, imports another, or something of it."""
-    own = [p for p in FILES if f"{name_of(p.with_suffix(''))}/".startswith(f"{tail}/")]
-    assert own, f"{tail} is drawn and not there"
-    dotted = head.replace("/", ".")
-    return any(
-        f"{name}.".startswith(f"{dotted}.")
-        for path in own
-        for name in imported_modules(path)
-    )
+def folder_of(path: pathlib.Path) -> str:
+    return path.parent.relative_to(ROOT).as_posix()
 
 
-def test_imports_are_as_drawn() -> None:
-    imports, by_name = drawn_arrows()
-    assert len(imports) > 20
-    for tail, head in imports:
-        assert part_imports(tail, head), f"{tail} does not import {head}"
-    for tail, head in by_name:
-        assert not part_imports(tail, head), f"{tail} imports {head} by itself"
+def imported_folders(path: pathlib.Path) -> set[str]:
+    """Folders of the modules that a file imports when it runs."""
+    modules = {name_of(p).removesuffix(".py").replace("/", "."): p for p in FILES}
+    found = set()
+    for name in imported_modules(path, skip_typing=True):
+        module = name if name in modules else name.rpartition(".")[0]
+        if module in modules:
+            found.add(folder_of(modules[module]))
+        elif f"{name}.__init__" in modules or f"{module}.__init__" in modules:
+            package = name if f"{name}.__init__" in modules else module
+            found.add(package.replace(".", "/"))
+    return found - {folder_of(path)}
 
 
-def test_no_import_goes_against_the_drawing() -> None:
-    imports, by_name = drawn_arrows()
-    below: dict[str, set[str]] = {}
-    for tail, head in imports | by_name:
-        below.setdefault(tail, set()).add(head)
-    for part in below:
-        reached, new = set[str](), {part}
-        while new:
-            reached |= new
-            new = {head for tail in new for head in below.get(tail, ())} - reached
-        against = {low for low in reached - {part} if part_imports(low, part)}
-        assert against == set(), f"what is below {part} imports it"
+def test_a_folder_imports_only_folders_of_the_floors_below() -> None:
+    floor = {folder: level for level, row in enumerate(FLOORS) for folder in row}
+    assert {folder_of(path) for path in FILES} == set(floor)
+    offenders = {
+        f"{name_of(path)} imports {folder}"
+        for path in FILES
+        for folder in imported_folders(path)
+        if floor[folder] >= floor[folder_of(path)]
+    }
+    assert offenders == set()
 
 
 def test_only_flags_reads_the_command_line() -> None:

@@ -154,15 +154,6 @@ def test_every_target_of_make_exists(document: str) -> None:
             assert target in targets
 
 
-def test_every_path_of_the_folder_table_exists() -> None:
-    ignored = text_of(".gitignore").splitlines()
-    rows = table_rows(section("BUILD.md", "Where everything is"))
-    paths = [path for row in rows for path in spans(row[0])]
-    assert len(paths) > 20
-    for path in paths:
-        assert (ROOT / path).exists() or f"/{path}" in ignored, path
-
-
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_file_that_is_named_exists(document: str) -> None:
     folders = "strategies|models|trainers|tests|docs|requirements"
