@@ -54,17 +54,6 @@ def reading(setting: str) -> Callable[[], tuple[str, ...]]:
     return found
 
 
-def of_keras() -> tuple[str, ...]:
-    """Returns `keras:NAME` of every classifier of keras.applications.
-
-    The result is empty if Keras is not installed.
-    """
-    try:
-        return tuple(catalogue.PREFIX + name for name in catalogue.classifiers())
-    except ModuleNotFoundError:
-        return ()
-
-
 def why_not(name: str) -> str | None:
     """Returns why a name that is not among `names` is not accepted.
 

@@ -292,7 +292,6 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "trainers/config/user_code.py",
         "trainers/config/comparison.py",
         "trainers/config/config.py",
-        "trainers/completion/script.py",
         "trainers/cli/flag_list.py",
         "trainers/cli/flags.py",
         "trainers/cli/help.py",

@@ -59,7 +59,6 @@ def setting(
     has_flag: bool = True,
     repeatable: bool = False,
     path: str | None = None,
-    suggestions: Callable[[], Sequence[str]] | None = None,
     heading: str | None = None,
     used_by: UsedBy | None = None,
     most_items: int = 1_000,
@@ -80,9 +79,8 @@ def setting(
       has_flag: False for settings that live in the configuration file only.
       repeatable: True if each use of the flag adds one item to a list. The item is not
         split at commas.
-      path: for completion in a shell, if it is the name of a `folder`, of a `file`, or
-        of `any` of them.
-      suggestions: for completion, words beside the choices, or where there are none.
+      path: Kind of path that the value names: `folder`, `file`, or `any` of them. None
+        if the value is no path.
       heading: for `--help`, what this field and those after it in their group are
         about. The first line of the group's docstring until then.
       used_by: other settings by name, each with the values, or patterns of values such
@@ -102,7 +100,6 @@ def setting(
         "has_flag": has_flag,
         "repeatable": repeatable,
         "path": path,
-        "suggestions": suggestions,
         "heading": heading,
         "used_by": used_by,
         "most_items": most_items,

@@ -1,6 +1,6 @@
 """Every flag of the command line: what it takes, and under which heading it stands.
 
-Help, completion in a shell and the parser are made from this list, and the list from
+Help and the parser are made from this list, and the list from
 the fields of the configuration groups. Does not import TensorFlow.
 """
 
@@ -15,8 +15,6 @@ from typing import Any
 from strategies.common.fields import choices_of, field_types
 from trainers.config.config import all_fields
 
-SHELLS = ("bash", "fish", "zsh")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Flag:
@@ -29,7 +27,6 @@ class Flag:
       item: type of its value, or of each of them; bool for a switch.
       default: what it is when it is not given; None if that depends.
       choices: accepted words; none where any value will do.
-      suggestions: further words that are accepted, for completion.
       is_list: whether it takes several values, separated by commas.
       is_repeatable: whether each use adds a value.
       path: `file`, `folder` or `any`, if it takes the name of one.
@@ -42,7 +39,6 @@ class Flag:
     item: type
     default: Any = None
     choices: tuple[str, ...] = ()
-    suggestions: tuple[str, ...] = ()
     is_list: bool = False
     is_repeatable: bool = False
     path: str | None = None
@@ -77,15 +73,6 @@ _OF_THE_COMMAND_LINE = (
         heading=_HEADING,
         help="Show only how to begin: modes and examples.",
         item=bool,
-        is_setting=False,
-    ),
-    Flag(
-        name="completion",
-        heading=_HEADING,
-        help="Print a script that lets the Tab key complete flags, words and paths: "
-        'eval "$(python -m trainers.main --completion=bash)".',
-        item=str,
-        choices=SHELLS,
         is_setting=False,
     ),
     Flag(
@@ -143,7 +130,6 @@ def _of_field(
 ) -> Flag:
     hint, _ = field_types(config_class)[name]
     is_list = typing.get_origin(hint) is tuple
-    suggestions = field.metadata["suggestions"]
     return Flag(
         name=name,
         heading=heading,
@@ -151,7 +137,6 @@ def _of_field(
         item=typing.get_args(hint)[0] if is_list else hint,
         default=field.default,
         choices=choices_of(field) or (),
-        suggestions=tuple(suggestions()) if suggestions else (),
         is_list=is_list and not field.metadata["repeatable"],
         is_repeatable=field.metadata["repeatable"],
         path=field.metadata["path"],

@@ -22,7 +22,6 @@ from strategies.common.text import as_argument, shown
 from trainers.cli import help, version
 from trainers.cli.flag_list import Flag, all_flags, named_like
 from trainers.cli.help import MODES
-from trainers.completion.script import script
 from trainers.config.comparison import ComparisonConfig
 from trainers.config.config import Config, all_fields, without_lists
 from trainers.config.file import settings_from_file
@@ -174,9 +173,6 @@ def _answer(values: flags.FlagValues) -> None:
         raise HelpRequested(help.short())
     if values.version:
         raise HelpRequested(version.in_words())
-    shell = values["completion"].value
-    if shell is not None:
-        raise HelpRequested(script(shell))
 
 
 def _with_one_of_its_strategies(settings: Mapping[str, Any]) -> Config:

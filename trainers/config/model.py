@@ -29,7 +29,6 @@ class ModelConfig:
         "of your own that returns a Keras model.",
         choices=models.names,
         why_not=models.why_not,
-        suggestions=models.of_keras,
     )
     loss: str | None = setting(
         None,

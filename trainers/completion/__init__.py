@@ -1,1 +1,0 @@
-"""Completion of the command line by the Tab key, in bash, fish and zsh."""
