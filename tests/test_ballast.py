@@ -83,8 +83,11 @@ def test_it_is_sent_and_the_training_is_the_same(
     own, heavy = (each["communication"]["bytes_per_step_per_replica"] for each in found)
     # Weights or gradients there, and sums or gradients back.
     assert heavy == own + 2 * LEAST_BYTES
-    losses = [each["final"]["eval_loss"] for each in found]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    own_loss, heavy_loss = (each["final"]["eval_loss"] for each in found)
+    # The loss has the penalty of the padding weights: the gradient times their sum.
+    # Five updates of Adam move each weight by at most five times the rate of 0.001.
+    most_penalty = 1e-6 * (LEAST_BYTES / 4) * 5 * 0.001
+    assert 0 <= own_loss - heavy_loss <= most_penalty * (1 + 1e-6)
 
 
 def test_each_ballast_weight_has_a_gradient() -> None:

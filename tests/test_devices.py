@@ -446,6 +446,7 @@ def test_arms_have_what_they_can_of_the_devices() -> None:
     strategies = ("one_device", "tower", "parameter_server")
     compared = small_config(
         mode="compare",
+        model="mlp",
         strategies=strategies,
         strategy="tower",
         devices=("cpu:4",),
@@ -461,6 +462,7 @@ def test_arms_have_what_they_can_of_the_devices() -> None:
 def test_arms_have_what_they_can_of_the_settings_of_devices() -> None:
     compared = small_config(
         mode="compare",
+        model="mlp",
         strategies=("one_device", "tower", "parameter_server"),
         strategy="tower",
         devices=("gpu:1", "gpu:2"),

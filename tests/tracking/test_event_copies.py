@@ -12,6 +12,7 @@ from strategies.common.errors import UsageError
 from tests.event_files import read_events
 from tests.processes import PATIENCE_SECONDS, contents, environment, result_of, run
 from tests.tracking.google_storage import google_storage
+from trainers.cli import flags
 from trainers.config.config import Config
 
 SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=30", "--steps_per_loop=10")
@@ -151,10 +152,7 @@ def test_a_run_folder_elsewhere_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", ["evaluate", "verify", "predict", "devices"])
 def test_modes_that_do_not_report_refuse_it(mode: str) -> None:
+    several = [] if mode in ("evaluate", "devices") else ["--strategies=one_device"]
+    words = ["--run_dir=runs/one", "--tensorboard_copy=gs://bucket/x"]
     with pytest.raises(UsageError, match=f"not used by --mode={mode}: leave it out"):
-        Config().replace(
-            mode=mode,
-            run_dir="runs/one",
-            strategies=None if mode in ("evaluate", "devices") else ("one_device",),
-            tensorboard_copy="gs://bucket/x",
-        )
+        flags.parse(["main", f"--mode={mode}", *several, *words])

@@ -25,6 +25,7 @@ from tests.processes import (
     wait_until,
 )
 from tests.tracking.offline_wandb import sessions_below
+from trainers.cli import flags
 from trainers.config.config import Config
 from trainers.experiments.arms import arms_of
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
@@ -292,13 +293,10 @@ def test_in_no_repository_there_is_no_commit(
 
 @pytest.mark.parametrize("mode", ["evaluate", "verify"])
 def test_modes_that_are_no_training_refuse_trackers(mode: str) -> None:
+    several = ["--strategies=one_device"] if mode == "verify" else []
+    words = ["--run_dir=runs/one", "--trackers=wandb"]
     with pytest.raises(UsageError, match="--trackers=wandb is not used by --mode"):
-        Config().replace(
-            mode=mode,
-            run_dir="runs/one",
-            strategies=("one_device",) if mode == "verify" else None,
-            trackers=("wandb",),
-        )
+        flags.parse(["main", f"--mode={mode}", *several, *words])
 
 
 def test_one_twice_and_an_unknown_one_are_refused() -> None:

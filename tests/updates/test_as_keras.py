@@ -28,7 +28,7 @@ POINTS = range(2, STEPS + 1, 2)
 
 FLAGS = (
     *("--dtype=float64", f"--global_batch_size={GLOBAL_BATCH_SIZE}"),
-    *("--hidden_units=6", f"--checkpoint_every_steps={POINTS.step}"),
+    f"--checkpoint_every_steps={POINTS.step}",
     *(f"--keep_checkpoints={len(POINTS)}", "--summary_every_steps=1"),
     *("--histogram_every_steps=none", "--eval_every_steps=none"),
 )
@@ -53,6 +53,8 @@ def arguments(case: Case) -> list[str]:
     epochs = any(flag.startswith("--epochs") for flag in case.flags)
     length = [] if epochs else [f"--train_steps={STEPS}"]
     names = [f"--model={MODELS[case.kind]}", f"--dataset=tests.updates.made:{data}"]
+    # A model of the tests has widths of its own.
+    names += [] if ":" in MODELS[case.kind] else ["--hidden_units=6"]
     return ["main", *FLAGS, *names, *strategy, *length, *case.flags]
 
 

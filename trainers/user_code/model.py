@@ -182,9 +182,9 @@ def _copied(model: keras.Model, flag: str) -> keras.Model:
         return keras.models.clone_model(model)
     except Exception as error:
         raise UsageError(
-            f"{flag} returned layers that it has returned before, which --export needs "
-            f"anew, and Keras cannot copy them ({one_line(error)[:200]}): make all "
-            "layers inside of the function."
+            f"{flag} returned layers that it has returned before, where a second "
+            f"model is needed, and Keras cannot copy them ({one_line(error)[:200]}): "
+            "make all layers inside of the function."
         ) from error
 
 

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from models.base import AsCompiled
+from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.loop.builder import Assembly
@@ -52,7 +53,11 @@ def record_keras_step(assembly: Assembly, run_folder: pathlib.Path) -> None:
 
 def _keras_step(assembly: Assembly, compiled: AsCompiled) -> KerasStep:
     batch = next(iter(assembly.batches(0).dataset(0, 1)))
-    model = _compiled_copy(assembly, compiled)
+    try:
+        model = _compiled_copy(assembly, compiled)
+    # A factory whose layers cannot be made twice: nothing is known about its training.
+    except UsageError as error:
+        return KerasStep(figures={}, gradients={}, reason=str(error))
     try:
         figures, gradients, predictions = _compute(
             model, compiled, batch, assembly.config
