@@ -16,6 +16,7 @@ from strategies.common.errors import UsageError
 from tests.further import further
 from tests.processes import metrics_of, run, train
 from trainers.config.config import Config
+from trainers.config.used_settings import check_used
 from trainers.run_dir.export import Exports, read_keras
 
 EXPORT = ("--export=keras,saved_model", "--train_steps=60")
@@ -139,4 +140,4 @@ def test_present_values_are_written_each_time(tmp_path: pathlib.Path) -> None:
 
 def test_an_exported_model_is_for_evaluation() -> None:
     with pytest.raises(UsageError, match="is not used by --mode=train"):
-        Config().replace(exported_model="last.keras")
+        check_used(Config().replace(exported_model="last.keras"))

@@ -632,7 +632,11 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+# No deadline: each example writes and reads a file, which waits on a busy machine.
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    deadline=None,
+)
 @given(st.sampled_from(sorted(all_fields())) | st.text(), json_values)
 def test_any_json_is_a_configuration_or_refused(
     tmp_path: pathlib.Path, name: str, value: Any

@@ -52,7 +52,8 @@ def test_the_reference_has_what_docstrings_say(site: pathlib.Path) -> None:
         assert name in text
     assert "No module named" not in text
     # Of `share_rows`: a parameter's meaning, and what it returns.
-    assert "into how many shares the batch is divided" in text
+    assert "Index of the shard, from 0 to num_shares - 1." in text
+    assert "First row, row after the last, and number of rows that count" in text
 
 
 def test_pages_bring_their_scripts_and_styles(site: pathlib.Path) -> None:
