@@ -53,7 +53,8 @@ def model() -> keras.Model:
     """Embeds words and their places, then one block of attention, then logits."""
     width = 32
     words = keras.Input([_WORDS_OF_A_SENTENCE], dtype="int64", name="words")
-    places = keras.ops.arange(_WORDS_OF_A_SENTENCE)
+    # Of `words`, because a layer that is called on a constant is none of the model's.
+    places = keras.ops.cumsum(keras.ops.ones_like(words), axis=1) - 1
     embedded = keras.layers.Embedding(64, width, mask_zero=True, name="word")(words)
     embedded += keras.layers.Embedding(_WORDS_OF_A_SENTENCE, width, name="place")(
         places
