@@ -105,7 +105,7 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     work = functools.partial(run_task, config, cluster, console)
     exit_code = _exit_code_of(work, config, console)
     traits = registry.traits(config.strategy.strategy)
-    if config.data.is_streamed or (cluster.addresses and traits.serving_roles):
+    if cluster.addresses and traits.serving_roles:
         _leave(exit_code, console)
     return exit_code
 
@@ -141,17 +141,13 @@ def _look(config: Config, console: Console) -> int:
 
 
 def _leave(exit_code: int, console: Console) -> NoReturn:
-    """Exits at once; a clean shutdown would block on other tasks or on a stream.
+    """Exits at once; a clean shutdown would block on other tasks.
 
     When Python deletes TensorFlow's objects at exit, they release what they hold on
     servers, some of which have ended: the destructor of each traced function waits for
     an answer, with Python's lock, and others print tracebacks (TensorFlow 2.21,
     tensorflow/python/eager/polymorphic_function/atomic_function.py, `__del__`, which
     ends in `EagerContext::MaybeRemoveFunctionRemotely`).
-
-    A stream that is not at its end is read by threads that call Python. Its iterator is
-    deleted with Python's lock held, and waits for these threads, which wait for the
-    lock.
     """
     console.close()
     # os._exit does not flush Python's buffers.
