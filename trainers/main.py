@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from strategies.common.errors import ExitCode
-from strategies.common.native_log import prepare_standard_streams
+from strategies.common.native_log import exit_at_once, prepare_standard_streams
 
 _OWN = ("models", "strategies", "trainers")
 
@@ -34,23 +31,12 @@ def main(argv: Sequence[str]) -> int:
     return command.run(argv)
 
 
-def _exit_at_once(exit_code: int) -> NoReturn:
-    """Ends the process without deleting Python's objects, and so TensorFlow's.
-
-    A stream that is not at its end is read by threads that call Python. Its iterator is
-    deleted with Python's lock held, and waits for threads that wait for the lock:
-    the process of a run that met a damaged record did not end (TensorFlow 2.21).
-    Everything that is written has been flushed and closed before.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
-    os._exit(exit_code)
-
-
 if __name__ == "__main__":
     prepare_standard_streams()
     exit_code = main(sys.argv)
+    # A stream that is not at its end is read by threads that call Python. Its iterator
+    # is deleted with Python's lock held, and waits for threads that wait for the lock:
+    # the process of a run that met a damaged record did not end (TensorFlow 2.21).
     if "tensorflow" in sys.modules:
-        _exit_at_once(exit_code)
+        exit_at_once(exit_code)
     sys.exit(exit_code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import os
@@ -18,6 +17,7 @@ from strategies.cluster.security import WHAT_IT_MEANS, has_remote
 from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console, complain
 from strategies.common.errors import ExitCode, PeerLostError, UsageError
+from strategies.common.native_log import exit_at_once
 from strategies.common.text import one_line, printable
 from strategies.launcher.process import end_with_launcher
 from trainers import inputs
@@ -150,11 +150,7 @@ def _leave(exit_code: int, console: Console) -> NoReturn:
     ends in `EagerContext::MaybeRemoveFunctionRemotely`).
     """
     console.close()
-    # os._exit does not flush Python's buffers.
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
-    os._exit(exit_code)
+    exit_at_once(exit_code)
 
 
 def _print_help(text: str) -> ExitCode:
