@@ -29,7 +29,7 @@ from strategies.common.text import aligned
 from trainers.cli import flags
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm
-from trainers.experiments.experiment_dir import FolderOfRuns
+from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.predict.experiments import (
     REFERENCE,
     Experiment,
@@ -256,7 +256,7 @@ def main() -> int:
         return ExitCode.DONE
 
     with tempfile.TemporaryDirectory(prefix="growth-") as path:
-        folder = FolderOfRuns(str(pathlib.Path(path) / "runs"), "predict")
+        folder = ExperimentDir(str(pathlib.Path(path) / "runs"), "predict")
         folder.begin()
         code = with_runs(folder, console, work, "a benchmark")
     if code == ExitCode.DONE:

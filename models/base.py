@@ -73,7 +73,7 @@ class Predict(Protocol):
         """Returns the predictions of a batch of features."""
 
 
-class Classes(NamedTuple):
+class ClassPredictions(NamedTuple):
     """True and predicted classes of n examples.
 
     Attributes:
@@ -88,7 +88,7 @@ class Classes(NamedTuple):
     num_classes: int
 
 
-class Judged(NamedTuple):
+class EvalOutputs(NamedTuple):
     """Results of evaluating n examples.
 
     Attributes:
@@ -97,11 +97,11 @@ class Judged(NamedTuple):
     """
 
     values: Mapping[str, tf.Tensor]
-    classes: Classes | None
+    classes: ClassPredictions | None
 
 
 # A function of the same arguments as `PerExample`.
-ClassesOf = Callable[[Any, Any], "Classes | None"]
+ClassPredictionsFunction = Callable[[Any, Any], "ClassPredictions | None"]
 
 
 class Objective(Protocol):
@@ -129,7 +129,7 @@ class Objective(Protocol):
           global_size: Examples of the global batch; None if these are all.
         """
 
-    def judged(self, model: Predict, batch: Any) -> Judged:
+    def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """Evaluates a batch, with true and predicted classes; nothing is trained."""
 
     @property
@@ -158,8 +158,11 @@ class AsCompiled:
 
 
 def judged_by(
-    objective: Objective, classes: ClassesOf | None, model: Predict, batch: Any
-) -> Judged:
+    objective: Objective,
+    classes: ClassPredictionsFunction | None,
+    model: Predict,
+    batch: Any,
+) -> EvalOutputs:
     """Evaluates an objective of labels and predictions on a batch.
 
     Args:
@@ -171,8 +174,8 @@ def judged_by(
     predictions = model(batch.features, training=False)
     values = objective.of_predictions(batch.labels, predictions, batch.global_size)
     if classes is None:
-        return Judged(values, None)
-    return Judged(values, classes(batch.labels, predictions))
+        return EvalOutputs(values, None)
+    return EvalOutputs(values, classes(batch.labels, predictions))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +191,7 @@ class PredictionObjective:
 
     loss: PerExample
     metrics: Mapping[str, PerExample]
-    classes: ClassesOf | None = None
+    classes: ClassPredictionsFunction | None = None
     compiled: AsCompiled | None = None
 
     def values(
@@ -206,7 +209,7 @@ class PredictionObjective:
         functions = {"loss": self.loss, **self.metrics}
         return {name: f(labels, predictions) for name, f in functions.items()}
 
-    def judged(self, model: Predict, batch: Any) -> Judged:
+    def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """See `Objective`."""
         return judged_by(self, self.classes, model, batch)
 
@@ -312,10 +315,10 @@ def is_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
 
 
-def largest_logit(labels: tf.Tensor, logits: tf.Tensor) -> Classes:
+def largest_logit(labels: tf.Tensor, logits: tf.Tensor) -> ClassPredictions:
     """Predicts the class of the largest logit for each example."""
     predictions = tf.argmax(logits, axis=-1)
-    return Classes(tf.cast(labels, tf.int64), predictions, logits.shape[-1])
+    return ClassPredictions(tf.cast(labels, tf.int64), predictions, logits.shape[-1])
 
 
 def _at_least_float32(logits: tf.Tensor) -> tf.Tensor:

@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from strategies.common.types import GlobalBatches, Read, ReplicaStep, RunSteps, Update
+from strategies.common.types import (
+    GlobalBatches,
+    LoopFunction,
+    Read,
+    ReplicaFunction,
+    Update,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -34,14 +40,14 @@ class Traits:
       synchronous: every update uses gradients of the current weights.
       multi_process: replicas are in more than one process.
       matches_one_device: the training equals that of one device to rounding.
-      splits_model: its devices share the layers of one model, in stages.
+      is_model_parallel: its devices share the layers of one model, in stages.
       max_replicas: the most replicas it can have, or None for no limit.
       roles: the jobs its cluster consists of; empty for one process.
       optional_roles: jobs that it may have besides.
-      serving_roles: jobs whose tasks only lend themselves to the chief.
+      server_jobs: jobs whose tasks only lend themselves to the chief.
       updates: what --update takes, the default first; empty if there is no choice.
-      takes_streams: batches are asked for in the order of their steps, each once, so
-        that they may come from a stream.
+      supports_streaming: batches are asked for in the order of their steps, each once,
+        so that they may come from a stream.
       exchange: how replicas bring their gradients together: in one_place; around a
         ring; at servers, which weights are read from; or none, if they do not.
       averages: what --average takes, the default first: what an update, if it is
@@ -54,13 +60,13 @@ class Traits:
     synchronous: bool
     multi_process: bool
     matches_one_device: bool
-    splits_model: bool = False
+    is_model_parallel: bool = False
     max_replicas: int | None = None
     roles: tuple[str, ...] = ()
     optional_roles: tuple[str, ...] = ()
-    serving_roles: tuple[str, ...] = ()
+    server_jobs: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
-    takes_streams: bool = False
+    supports_streaming: bool = False
     exchange: str = "none"
     averages: tuple[str, ...] = ("gradients",)
     own_settings: tuple[str, ...] = ()
@@ -121,7 +127,7 @@ class Strategy(abc.ABC):
     @property
     def num_replicas(self) -> int:
         # The stages of a split model are one replica together.
-        return 1 if self.traits.splits_model else len(self.devices)
+        return 1 if self.traits.is_model_parallel else len(self.devices)
 
     @abc.abstractmethod
     def scope(self) -> AbstractContextManager[Any]:
@@ -129,10 +135,12 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def distribute(self, batches: GlobalBatches) -> Any:
-        """Opens the input that `RunSteps` takes its batches from."""
+        """Opens the input that `LoopFunction` takes its batches from."""
 
     @abc.abstractmethod
-    def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
+    def compile(
+        self, replica_step: ReplicaFunction, update: Update | None
+    ) -> LoopFunction:
         """Builds the train function: replica outputs, their sum, and the update.
 
         Args:
@@ -165,12 +173,12 @@ class Strategy(abc.ABC):
         """Synchronizes replica variables, so that they can be evaluated or saved.
 
         If processes train separate copies, the variables become the mean of the copies,
-        and the next call of `RunSteps` restores each process's copy. All processes have
-        to call this method after the same step, before they evaluate, save or read the
-        model.
+        and the next call of `LoopFunction` restores each process's copy. All processes
+        have to call this method after the same step, before they evaluate, save or read
+        the model.
         """
 
-    def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
+    def broadcast_from_chief(self, variables: Sequence[tf.Variable]) -> None:
         """Broadcasts the chief's values of variables to all processes.
 
         All processes have to call this method with the same variables, and none returns
@@ -180,20 +188,20 @@ class Strategy(abc.ABC):
 
     @classmethod
     def serve(cls, config: StrategyConfig, cluster: Cluster, ending: str) -> int:
-        """Runs a task of `Traits.serving_roles` until the chief shuts it down.
+        """Runs a task of `Traits.server_jobs` until the chief shuts it down.
 
         Args:
           config: Configuration, the same as the chief's.
           cluster: Cluster as seen from this task.
-          ending: Path of the file that `dismiss` writes; {task} stands for the task's
-            name.
+          ending: Path of the file that `shutdown_servers` writes; {task} stands for the
+            task's name.
 
         Returns:
           Exit code of the task.
         """
         raise NotImplementedError(f"{cls.name} has no tasks that only serve")
 
-    def dismiss(self, ending: str, exit_code: int) -> None:
+    def shutdown_servers(self, ending: str, exit_code: int) -> None:
         """Shuts down the servers of this process.
 
         Args:

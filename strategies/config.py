@@ -26,7 +26,7 @@ _OF_CLUSTERS: UsedBy = {
     "strategy": registry.names_where(lambda traits: traits.multi_process)
 }
 _OF_STAGES: UsedBy = {
-    "strategy": registry.names_where(lambda traits: traits.splits_model)
+    "strategy": registry.names_where(lambda traits: traits.is_model_parallel)
 }
 # Ballast has a weight for each server, whichever strategy trains it.
 _OF_SERVERS: UsedBy = {
@@ -276,7 +276,7 @@ class StrategyConfig:
             averages=declared.averages if self.is_synchronous else (),
         )
 
-    def num_shares(self, num_replicas: int) -> int:
+    def num_shards(self, num_replicas: int) -> int:
         """Returns the number of shards of a global batch.
 
         Asynchronous replicas take whole global batches.
@@ -299,7 +299,7 @@ class StrategyConfig:
             )
         count, most = choice.num_devices, traits.max_replicas
         # --stages decides how many devices are needed, when the strategy is created.
-        if traits.splits_model:
+        if traits.is_model_parallel:
             return
         if most is not None and count > most:
             raise UsageError(
@@ -357,7 +357,7 @@ class StrategyConfig:
         if not self.backup_workers:
             return
         # Only a strategy with a coordinator can leave gradients out.
-        if self.update != "sync" or not self.traits.serving_roles:
+        if self.update != "sync" or not self.traits.server_jobs:
             raise UsageError(
                 f"--backup_workers={self.backup_workers} needs a strategy that can "
                 "leave gradients out, with --update=sync: add --update=sync to "

@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from strategies.base import Communication, Strategy, Traits
 from strategies.cluster.spec import Cluster
-from strategies.common.types import Batch, GlobalBatches, ReplicaStep, Update
+from strategies.common.types import Batch, GlobalBatches, ReplicaFunction, Update
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import replica_devices, require_gpus
-from strategies.inner_loop.input import Spans
+from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.loop import InnerLoop
-from strategies.inner_loop.replicated import compile_replicated, sum_in_one_process
-from strategies.inner_loop.sharding import take_share
+from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
+from strategies.inner_loop.sharding import take_shard
 
 
 class Mirrored(Strategy):
@@ -32,7 +32,7 @@ class Mirrored(Strategy):
         synchronous=True,
         multi_process=False,
         matches_one_device=True,
-        takes_streams=True,
+        supports_streaming=True,
         exchange="one_place",
         own_settings=("cross_device_reduction",),
         summary="A copy of the weights per device, gradients summed across devices.",
@@ -69,15 +69,17 @@ class Mirrored(Strategy):
 
     def distribute(self, batches: GlobalBatches) -> Any:
         # Whole global batches: each replica slices its shard on its device.
-        return Spans(batches.spans(0, 1))
+        return StepChunks(batches.spans(0, 1))
 
-    def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
-        def own_share(batch: Batch, context: tf.distribute.ReplicaContext) -> Batch:
+    def compile(
+        self, replica_step: ReplicaFunction, update: Update | None
+    ) -> InnerLoop:
+        def own_shard(batch: Batch, context: tf.distribute.ReplicaContext) -> Batch:
             replica = context.replica_id_in_sync_group
-            return take_share(batch, replica, self.num_replicas)
+            return take_shard(batch, replica, self.num_replicas)
 
         return compile_replicated(
-            self._strategy, own_share, sum_in_one_process, replica_step, update
+            self._strategy, own_shard, all_reduce_local, replica_step, update
         )
 
     def communication(self, gradient_bytes: int) -> Communication | None:

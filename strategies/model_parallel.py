@@ -10,10 +10,15 @@ import tensorflow as tf
 
 from strategies.base import Communication, Strategy, Traits
 from strategies.cluster.spec import Cluster
-from strategies.common.types import GlobalBatches, ReplicaStep, Shares, Update
+from strategies.common.types import (
+    GlobalBatches,
+    ReplicaFunction,
+    ReplicaOutputs,
+    Update,
+)
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import CPU, take_devices
-from strategies.inner_loop.input import Spans
+from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.loop import InnerLoop, Step
 
 
@@ -30,7 +35,7 @@ class ModelParallel(Strategy):
         synchronous=True,
         multi_process=False,
         matches_one_device=True,
-        splits_model=True,
+        is_model_parallel=True,
         max_replicas=1,
         summary="The model's layers in stages, one per device, fed as a pipeline.",
     )
@@ -59,19 +64,21 @@ class ModelParallel(Strategy):
 
     def distribute(self, batches: GlobalBatches) -> Any:
         # Whole global batches: the pipeline divides them into micro-batches.
-        return Spans(batches.spans(0, 1))
+        return StepChunks(batches.spans(0, 1))
 
-    def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
+    def compile(
+        self, replica_step: ReplicaFunction, update: Update | None
+    ) -> InnerLoop:
         # One replica: its outputs are their own sum.
-        def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:
-            update.apply(shares)
+        def apply(update: Update, outputs: ReplicaOutputs) -> dict[str, tf.Tensor]:
+            update.apply(outputs)
             update.count()
             return {}
 
         step = Step(
-            sum_shares=lambda replica_step, batch: replica_step(batch),
+            all_reduce_gradients=lambda replica_step, batch: replica_step(batch),
             apply=apply,
-            first=lambda shares: shares,
+            first=lambda outputs: outputs,
         )
         return InnerLoop(step, replica_step, update)
 

@@ -22,19 +22,19 @@ from strategies.common.private_apis import give_up_connecting
 from strategies.common.types import (
     Batch,
     GlobalBatches,
-    ReplicaStep,
-    RunSteps,
-    Shares,
+    LoopFunction,
+    ReplicaFunction,
+    ReplicaOutputs,
     Update,
 )
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import require_gpus
-from strategies.inner_loop.input import Spans
+from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.reduction import bytes_of
 from strategies.inner_loop.replicated import (
+    all_reduce_packed,
     compile_replicated,
     sum_by_type,
-    sum_in_few_collectives,
 )
 from strategies.local_sgd.local_steps import (
     StepsOnCopies,
@@ -54,7 +54,7 @@ class MultiWorkerMirrored(Strategy):
         synchronous=True,
         multi_process=True,
         matches_one_device=True,
-        takes_streams=True,
+        supports_streaming=True,
         averages=("gradients", "parameters"),
         roles=("worker",),
         optional_roles=("chief", "evaluator"),
@@ -121,29 +121,33 @@ class MultiWorkerMirrored(Strategy):
     def distribute(self, batches: GlobalBatches) -> Any:
         """Reads only the rows of this process's replicas."""
         first = self._worker * self._num_local
-        shares = [
+        outputs = [
             batches.spans(first + local, self.num_replicas)
             for local in range(self._num_local)
         ]
-        return Spans(tf.data.Dataset.zip(tuple(shares)))
+        return StepChunks(tf.data.Dataset.zip(tuple(outputs)))
 
-    def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
+    def compile(
+        self, replica_step: ReplicaFunction, update: Update | None
+    ) -> LoopFunction:
         if update is not None and self._config.averaged == "parameters":
             return self._compile_alone(replica_step, update)
         return compile_replicated(
-            self._strategy, self._own_share, self._summed, replica_step, update
+            self._strategy, self._own_shard, self._summed, replica_step, update
         )
 
-    def _compile_alone(self, replica_step: ReplicaStep, update: Update) -> RunSteps:
+    def _compile_alone(
+        self, replica_step: ReplicaFunction, update: Update
+    ) -> LoopFunction:
         """Builds steps in which every replica applies its own gradient."""
         self._copies = WorkerCopies(self._strategy, self._worker, update)
         averaged = averaged_variables(update, self._config.average_optimizer_state)
         self._averaged_bytes = bytes_of(averaged)
         loop = compile_replicated(
             self._strategy,
-            self._own_share,
-            lambda context, shares: sum_what_is_reported(
-                shares, functools.partial(self._summed, context)
+            self._own_shard,
+            lambda context, outputs: sum_what_is_reported(
+                outputs, functools.partial(self._summed, context)
             ),
             alone(replica_step, self.num_replicas),
             update,
@@ -153,20 +157,22 @@ class MultiWorkerMirrored(Strategy):
             ),
         )
         # Values stay in the variables until `settle`, so that `leave` does nothing.
-        return StepsOnCopies(loop, self._copies.take_up, leave=lambda: None)
+        return StepsOnCopies(loop, self._copies.load_local, leave=lambda: None)
 
-    def _own_share(
-        self, shares: tuple[Batch, ...], context: tf.distribute.ReplicaContext
+    def _own_shard(
+        self, outputs: tuple[Batch, ...], context: tf.distribute.ReplicaContext
     ) -> Batch:
         if self._num_local == 1:
-            return shares[0]
+            return outputs[0]
         local = context.replica_id_in_sync_group % self._num_local
         # The replica's id is a tensor: the shard is selected inside the graph.
-        return tf.switch_case(local, [lambda share=share: share for share in shares])
+        return tf.switch_case(local, [lambda share=share: share for share in outputs])
 
-    def _summed(self, context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
+    def _summed(
+        self, context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
+    ) -> ReplicaOutputs:
         wire_type = WIRE_TYPES[self._config.all_reduce_dtype]
-        return sum_in_few_collectives(context, shares, wire_type)
+        return all_reduce_packed(context, outputs, wire_type)
 
     def replica_state(self) -> Sequence[tf.Variable]:
         return [] if self._copies is None else self._copies.variables()
@@ -175,7 +181,7 @@ class MultiWorkerMirrored(Strategy):
         if self._copies is not None:
             self._copies.settle()
 
-    def share_from_chief(self, variables: Sequence[tf.Variable]) -> None:
+    def broadcast_from_chief(self, variables: Sequence[tf.Variable]) -> None:
         """Broadcasts by a sum to which only the chief contributes.
 
         No file system needs to be shared.

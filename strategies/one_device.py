@@ -10,10 +10,16 @@ import tensorflow as tf
 
 from strategies.base import Strategy, Traits
 from strategies.cluster.spec import Cluster
-from strategies.common.types import Batch, GlobalBatches, ReplicaStep, Shares, Update
+from strategies.common.types import (
+    Batch,
+    GlobalBatches,
+    ReplicaFunction,
+    ReplicaOutputs,
+    Update,
+)
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import replica_devices
-from strategies.inner_loop.input import Spans
+from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.loop import InnerLoop, Step
 
 
@@ -25,7 +31,7 @@ class OneDevice(Strategy):
         synchronous=True,
         multi_process=False,
         matches_one_device=True,
-        takes_streams=True,
+        supports_streaming=True,
         max_replicas=1,
         averages=(),
         summary="No distribution: the control that the others are compared with.",
@@ -51,22 +57,28 @@ class OneDevice(Strategy):
 
     def distribute(self, batches: GlobalBatches) -> Any:
         # Shard 0 of 1: the whole global batch.
-        return Spans(batches.spans(0, 1))
+        return StepChunks(batches.spans(0, 1))
 
-    def compile(self, replica_step: ReplicaStep, update: Update | None) -> InnerLoop:
+    def compile(
+        self, replica_step: ReplicaFunction, update: Update | None
+    ) -> InnerLoop:
         # One replica: its outputs are their own sum.
-        def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:
+        def all_reduce_gradients(
+            replica_step: ReplicaFunction, batch: Batch
+        ) -> ReplicaOutputs:
             with tf.device(self._device):
                 return replica_step(batch)
 
-        def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:
+        def apply(update: Update, outputs: ReplicaOutputs) -> dict[str, tf.Tensor]:
             with tf.device(self._device):
-                update.apply(shares)
+                update.apply(outputs)
                 update.count()
             return {}
 
         return InnerLoop(
-            Step(sum_shares, apply, lambda shares: shares), replica_step, update
+            Step(all_reduce_gradients, apply, lambda outputs: outputs),
+            replica_step,
+            update,
         )
 
     def communication(self, gradient_bytes: int) -> None:

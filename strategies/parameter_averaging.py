@@ -26,17 +26,17 @@ from strategies.cluster.spec import Cluster
 from strategies.common.types import (
     Batch,
     GlobalBatches,
-    ReplicaStep,
-    RunSteps,
-    Shares,
+    LoopFunction,
+    ReplicaFunction,
+    ReplicaOutputs,
     Update,
 )
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import replica_devices
-from strategies.inner_loop.input import Spans
+from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.reduction import bytes_of
-from strategies.inner_loop.replicated import compile_replicated, sum_in_one_process
-from strategies.inner_loop.sharding import take_share
+from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
+from strategies.inner_loop.sharding import take_shard
 from strategies.local_sgd.local_steps import (
     StepsOnCopies,
     alone,
@@ -90,13 +90,15 @@ class ParameterAveraging(Strategy):
 
     def distribute(self, batches: GlobalBatches) -> Any:
         # Whole global batches: each replica slices its shard on its device.
-        return Spans(batches.spans(0, 1))
+        return StepChunks(batches.spans(0, 1))
 
-    def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
+    def compile(
+        self, replica_step: ReplicaFunction, update: Update | None
+    ) -> LoopFunction:
         # Evaluation changes no weights: it sums over replicas as `mirrored` does.
         if update is None:
             return compile_replicated(
-                self._strategy, self._own_rows, sum_in_one_process, replica_step, None
+                self._strategy, self._own_rows, all_reduce_local, replica_step, None
             )
         self._copies = Copies(self._strategy, update)
         averaged = averaged_variables(update, self._config.average_optimizer_state)
@@ -113,7 +115,7 @@ class ParameterAveraging(Strategy):
             ),
         )
         # Between two calls the variables hold the mean, for evaluation and checkpoints.
-        return StepsOnCopies(loop, self._copies.take_up, self._copies.put_aside)
+        return StepsOnCopies(loop, self._copies.load_local, self._copies.store_local)
 
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1:
@@ -129,8 +131,10 @@ class ParameterAveraging(Strategy):
         return [] if self._copies is None else self._copies.variables()
 
     def _own_rows(self, batch: Batch, context: tf.distribute.ReplicaContext) -> Batch:
-        return take_share(batch, context.replica_id_in_sync_group, self.num_replicas)
+        return take_shard(batch, context.replica_id_in_sync_group, self.num_replicas)
 
 
-def _sum_reported(context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
-    return sum_what_is_reported(shares, functools.partial(sum_in_one_process, context))
+def _sum_reported(
+    context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
+) -> ReplicaOutputs:
+    return sum_what_is_reported(outputs, functools.partial(all_reduce_local, context))

@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from strategies.base import Communication, Strategy, Traits
 from strategies.cluster.failure_detection import LOSSES
-from strategies.cluster.rendezvous import is_answering, meet
+from strategies.cluster.rendezvous import is_serving, meet
 from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
-from strategies.common.types import GlobalBatches, ReplicaStep, RunSteps, Update
+from strategies.common.types import GlobalBatches, LoopFunction, ReplicaFunction, Update
 from strategies.config import StrategyConfig
-from strategies.ps.async_coordinator import AsynchronousSteps, Feed
+from strategies.ps.async_coordinator import AsynchronousSteps, WorkerInput
 from strategies.ps.server import serve
 from strategies.ps.sync_coordinator import SynchronousSteps
 from strategies.ps.tensor_packing import read_here
@@ -47,7 +47,7 @@ class ParameterServer(Strategy):
         matches_one_device=False,
         roles=("chief", "worker", "ps"),
         optional_roles=("evaluator",),
-        serving_roles=("worker", "ps"),
+        server_jobs=("worker", "ps"),
         updates=("async", "sync"),
         exchange="servers",
         summary="Weights on parameter servers, gradients from workers.",
@@ -102,16 +102,18 @@ class ParameterServer(Strategy):
     def scope(self) -> AbstractContextManager[Any]:
         return self._placement.scope()
 
-    def distribute(self, batches: GlobalBatches) -> Feed:
+    def distribute(self, batches: GlobalBatches) -> WorkerInput:
         """Places the data that batches are read from on every worker, once."""
         # Training and evaluation data are placed once each, not at every evaluation.
         if batches.data not in self._residents:
             self._free_workers()
             dataset = self._coordinator.create_per_worker_dataset(batches.resident)
             self._residents[batches.data] = iter(dataset)
-        return Feed(self._residents[batches.data], batches, batches.first_step)
+        return WorkerInput(self._residents[batches.data], batches, batches.first_step)
 
-    def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
+    def compile(
+        self, replica_step: ReplicaFunction, update: Update | None
+    ) -> LoopFunction:
         if update is None or not self._config.is_synchronous:
             return AsynchronousSteps(
                 self._coordinator,
@@ -152,11 +154,11 @@ class ParameterServer(Strategy):
         if self._synchronous is not None:
             self._synchronous.free_workers()
 
-    def dismiss(self, ending: str, exit_code: int) -> None:
-        for job in self.traits.serving_roles:
+    def shutdown_servers(self, ending: str, exit_code: int) -> None:
+        for job in self.traits.server_jobs:
             for index, address in enumerate(self._cluster.addresses[job]):
                 # Writing would never return for a worker that is suspended.
-                if not is_answering(address):
+                if not is_serving(address):
                     continue
                 path = ending.format(task=f"{job}-{index}")
                 # A worker that is just back does not know this chief yet. It exits

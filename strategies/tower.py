@@ -29,18 +29,18 @@ from strategies.cluster.spec import Cluster
 from strategies.common.types import (
     Batch,
     GlobalBatches,
-    ReplicaStep,
-    RunSteps,
-    Shares,
+    LoopFunction,
+    ReplicaFunction,
+    ReplicaOutputs,
     Update,
 )
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import CPU, replica_devices
-from strategies.inner_loop.async_towers import AsynchronousTowers, TowerFeed
-from strategies.inner_loop.input import Spans
+from strategies.inner_loop.async_towers import AsynchronousTowers, TowerInput
+from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.loop import InnerLoop, Step
 from strategies.inner_loop.reduction import sum_gradients, sum_structures
-from strategies.inner_loop.sharding import take_share
+from strategies.inner_loop.sharding import take_shard
 
 
 class Tower(Strategy):
@@ -53,7 +53,7 @@ class Tower(Strategy):
         matches_one_device=True,
         updates=("sync", "async"),
         averages=("gradients", "losses"),
-        takes_streams=True,
+        supports_streaming=True,
         exchange="one_place",
         summary="Towers written out: weights on one device, gradients brought there.",
     )
@@ -84,44 +84,50 @@ class Tower(Strategy):
     def distribute(self, batches: GlobalBatches) -> Any:
         if not self._waits_for_all:
             # Each tower reads the batches of the steps that it is given.
-            return TowerFeed.of(batches)
+            return TowerInput.of(batches)
         # Whole global batches: each tower slices its rows (see `compile`).
-        return Spans(batches.spans(0, 1))
+        return StepChunks(batches.spans(0, 1))
 
-    def compile(self, replica_step: ReplicaStep, update: Update | None) -> RunSteps:
+    def compile(
+        self, replica_step: ReplicaFunction, update: Update | None
+    ) -> LoopFunction:
         if not self._waits_for_all:
             return AsynchronousTowers(
                 self._devices, self._parameter_device, replica_step, update
             )
 
-        def sum_shares(replica_step: ReplicaStep, batch: Batch) -> Shares:
+        def all_reduce_gradients(
+            replica_step: ReplicaFunction, batch: Batch
+        ) -> ReplicaOutputs:
             towers = []
             for index, device in enumerate(self._devices):
                 # The name scope groups the operations of a tower in TensorBoard's
                 # graph.
                 with tf.device(device), tf.name_scope(f"tower_{index}"):
-                    part = take_share(batch, index, self.num_replicas)
+                    part = take_shard(batch, index, self.num_replicas)
                     towers.append(replica_step(part))
             with tf.device(self._parameter_device):
-                return Shares(
+                return ReplicaOutputs(
                     gradients=self._averaged_gradients(towers, update),
                     state=sum_structures([tower.state for tower in towers]),
                     sums=sum_structures([tower.sums for tower in towers]),
                 )
 
-        def apply(update: Update, shares: Shares) -> dict[str, tf.Tensor]:
+        def apply(update: Update, outputs: ReplicaOutputs) -> dict[str, tf.Tensor]:
             with tf.device(self._parameter_device):
                 # Once per step: all towers read the new weights in the next step.
-                update.apply(shares)
+                update.apply(outputs)
                 update.count()
             return {}
 
         return InnerLoop(
-            Step(sum_shares, apply, lambda shares: shares), replica_step, update
+            Step(all_reduce_gradients, apply, lambda outputs: outputs),
+            replica_step,
+            update,
         )
 
     def _averaged_gradients(
-        self, towers: Sequence[Shares], update: Update | None
+        self, towers: Sequence[ReplicaOutputs], update: Update | None
     ) -> list[Any]:
         if update is not None and self._averages_losses:
             return differentiate_average_loss(update, towers)
@@ -156,7 +162,9 @@ def average_gradients(tower_gradients: Sequence[Sequence[Any]]) -> list[Any]:
     return [sum_gradients(parts) for parts in zip(*tower_gradients, strict=True)]
 
 
-def differentiate_average_loss(update: Update, towers: Sequence[Shares]) -> list[Any]:
+def differentiate_average_loss(
+    update: Update, towers: Sequence[ReplicaOutputs]
+) -> list[Any]:
     """Averages the losses of all towers, and takes one gradient of the average.
 
     Some tutorials do this instead of averaging gradients. Differentiation is linear, so

@@ -19,7 +19,7 @@ from strategies.common.errors import UsageError
 from tests import processes
 from trainers.run_dir import checkpoint_manifest, checkpoints
 from trainers.run_dir.checkpoints import Checkpoints, has_checkpoint, weights_sha256
-from trainers.run_dir.train_state import RollbackHistory, Tally
+from trainers.run_dir.train_state import RollbackHistory, TrainCounters
 
 INDEX = "variables.index"
 DATA = "variables.data-00000-of-00001"
@@ -95,7 +95,7 @@ def names_in(folder: pathlib.Path) -> list[str]:
 def test_everything_is_restored(tmp_path: pathlib.Path) -> None:
     state = {
         "interval_sums": {"loss": 1 / 3, "examples": 128.0, "é": 1},
-        "tally": dataclasses.asdict(Tally(attempted_steps=8, examples_seen=64)),
+        "tally": dataclasses.asdict(TrainCounters(attempted_steps=8, examples_seen=64)),
         "rollbacks": dataclasses.asdict(RollbackHistory(count=1, restored_step=5)),
     }
     saved = Run(tmp_path)

@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from strategies.common.errors import ExitCode, StopRequested
-from strategies.common.types import Agreed, StepResults
+from strategies.common.types import StepResults, SyncedFlags
 from tests import processes
 from tests.further import further
-from trainers.fault_tolerance.preemption import StopSignals
-from trainers.loop.loop import StepReport
+from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.loop.loop import StepEvent
 from trainers.main import main
 
 pytestmark = pytest.mark.slow
@@ -340,10 +340,10 @@ def test_tests_depend_on_nothing_that_they_inherit(tmp_path: pathlib.Path) -> No
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-# StopSignals by itself
+# PreemptionSignals by itself
 
 
-def report(signals: StopSignals, is_last: bool = False) -> StepReport:
+def report(signals: PreemptionSignals, is_last: bool = False) -> StepEvent:
     """A step that carried what this process proposed, as a single process's does."""
     results = StepResults(
         applied_steps=1,
@@ -352,9 +352,9 @@ def report(signals: StopSignals, is_last: bool = False) -> StepReport:
         input_seconds=np.zeros(1),
         details={},
         attempted_steps=1,
-        agreed=Agreed(stop_requested=float(signals.requested)),
+        agreed=SyncedFlags(stop_requested=float(signals.requested)),
     )
-    return StepReport(
+    return StepEvent(
         step=1, last_step=1 if is_last else 2, results=results, call_seconds=0.0
     )
 
@@ -362,7 +362,7 @@ def report(signals: StopSignals, is_last: bool = False) -> StepReport:
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_signals_are_taken_over_and_given_back(number: int) -> None:
     before = signal.getsignal(number)
-    with StopSignals():
+    with PreemptionSignals():
         assert signal.getsignal(number) != before
     assert signal.getsignal(number) == before
 
@@ -372,7 +372,7 @@ def test_the_first_signal_waits_for_a_step_and_gives_the_next_one_back(
     number: int,
 ) -> None:
     before = [signal.getsignal(n) for n in SIGNALS]
-    with StopSignals() as signals:
+    with PreemptionSignals() as signals:
         signals(report(signals))
         os.kill(os.getpid(), number)
         assert [signal.getsignal(n) for n in SIGNALS] == before
@@ -385,7 +385,7 @@ def test_the_first_signal_waits_for_a_step_and_gives_the_next_one_back(
 def test_an_interrupt_that_is_ignored_is_not_taken_over() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with StopSignals() as signals:
+        with PreemptionSignals() as signals:
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
             os.kill(os.getpid(), signal.SIGINT)
             assert not signals.requested
@@ -395,7 +395,7 @@ def test_an_interrupt_that_is_ignored_is_not_taken_over() -> None:
 
 
 def test_a_signal_in_the_last_step_lets_the_run_complete() -> None:
-    with StopSignals() as signals:
+    with PreemptionSignals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         last = report(signals, is_last=True)
         assert last.results.agreed.stop_requested

@@ -19,7 +19,7 @@ from tests.event_files import read_events
 from tests.further import chosen
 from tests.processes import metrics_of, result_of, train
 from trainers.config.config import Config
-from trainers.loop.builder import Assembly, assemble, create_strategy
+from trainers.loop.builder import TrainingParts, assemble, create_strategy
 
 SMALL = ("--model=mlp", "--hidden_units=8", "--histogram_every_steps=none")
 REGRESSION = (
@@ -32,7 +32,7 @@ REGRESSION = (
 REPORTED = {"loss", "mean_absolute_error", "mean_squared_logarithmic_error"}
 
 
-def assembled(**settings: object) -> Assembly:
+def assembled(**settings: object) -> TrainingParts:
     config = Config().replace(model="mlp", hidden_units=(8,), **settings)
     return assemble(config, create_strategy(config, Cluster()))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.ps.applied_steps import Journal
+from strategies.ps.applied_steps import AppliedSteps
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -15,7 +15,7 @@ class Closure:
     """Does steps, and tells which it found done; as workers do it."""
 
     def __init__(self) -> None:
-        self.journal = Journal(DEVICE)
+        self.journal = AppliedSteps(DEVICE)
         self.function = tf.function(self._run, autograph=False)
 
     def _run(

@@ -11,7 +11,7 @@ import pytest
 from strategies.cluster.spec import Cluster
 from tests.conformance.harness import small_config
 from trainers.loop import memory_estimate
-from trainers.loop.builder import Assembly, assemble, create_strategy
+from trainers.loop.builder import TrainingParts, assemble, create_strategy
 from trainers.loop.memory_estimate import (
     MemoryEstimate,
     capacity_of,
@@ -26,7 +26,7 @@ PARAMETERS = 64 * 16 + 16 + 16 * 5 + 5
 ACTIVATIONS = 64 + 16 + 5
 
 
-def assembled(strategy: str = "one_device", **settings: object) -> Assembly:
+def assembled(strategy: str = "one_device", **settings: object) -> TrainingParts:
     config = small_config(strategy=strategy, model="mlp", **settings)
     return assemble(config, create_strategy(config, Cluster()))
 

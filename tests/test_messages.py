@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.ps.async_coordinator import divided
-from strategies.ps.tensor_packing import Envelope, read_here, sent
+from strategies.ps.tensor_packing import ResultPacking, read_here, sent
 
 DEVICES = ("/job:localhost/replica:0/task:0/device:CPU:1",) * 2 + (
     "/job:localhost/replica:0/task:0/device:CPU:2",
@@ -149,7 +149,7 @@ def test_values_of_all_types_go_in_one_message_and_arrive_bit_for_bit() -> None:
 
 
 def test_what_is_put_into_an_envelope_comes_out_of_it() -> None:
-    envelope = Envelope()
+    envelope = ResultPacking()
     values = [
         tf.constant(3),
         tf.zeros([0, 3], tf.float64),

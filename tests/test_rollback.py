@@ -15,7 +15,7 @@ from tests.further import further
 from tests.test_checkpoints import Run
 from trainers.fault_tolerance.rollback import Rollbacks
 from trainers.main import main
-from trainers.model.optimizers import RateFactor
+from trainers.model.optimizers import LearningRateScale
 
 # A step makes -2.5 w of a weight w, as 1 - 0.01 * 350 is that, and float32 ends after
 # some fifty. With half the rate it makes -0.75 w. Gradients count for little here.
@@ -173,7 +173,7 @@ def test_checkpoints_of_a_training_that_is_given_up_are_removed(
     for step in (10, 20, 30):
         kept.save(step)
     lines: list[str] = []
-    rollbacks = Rollbacks(kept.checkpoints, RateFactor(False), 9, lines.append)
+    rollbacks = Rollbacks(kept.checkpoints, LearningRateScale(False), 9, lines.append)
     assert rollbacks.go_back(DivergedError(35, "the loss is nan at")) is not None
     assert (int(kept.step.numpy()), kept.checkpoints.steps()) == (30, [10, 20, 30])
     assert rollbacks.go_back(DivergedError(35, "the loss is nan at")) is not None

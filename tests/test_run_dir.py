@@ -17,18 +17,18 @@ from strategies.common.files import FolderLock, write_atomically
 from tests import processes
 from trainers.config.config import Config
 from trainers.run_dir import run_dir
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 
 
 def config(path: pathlib.Path | str, **settings: Any) -> Config:
     return Config().replace(run_dir=str(path), **settings)
 
 
-def begun(path: pathlib.Path, first_step: int = 0, **settings: Any) -> RunFolder:
+def begun(path: pathlib.Path, first_step: int = 0, **settings: Any) -> RunDir:
     """The folder of a run that has just begun, and has ended since."""
     resume = "auto" if (path / "config.json").exists() else "never"
     wanted = config(path, resume=resume, **settings)
-    folder = RunFolder.for_training(wanted)
+    folder = RunDir.for_training(wanted)
     folder.begin(wanted, first_step)
     folder.write_result({"status": "completed"})
     return folder
@@ -36,7 +36,7 @@ def begun(path: pathlib.Path, first_step: int = 0, **settings: Any) -> RunFolder
 
 def refusal(path: pathlib.Path, **settings: Any) -> str:
     with pytest.raises(UsageError) as raised:
-        RunFolder.for_training(config(path, **settings))
+        RunDir.for_training(config(path, **settings))
     return str(raised.value)
 
 
@@ -49,7 +49,7 @@ def rows_of(path: pathlib.Path) -> list[Any]:
 
 
 def test_deciding_on_a_folder_writes_nothing(tmp_path: pathlib.Path) -> None:
-    folder = RunFolder.for_training(config(tmp_path / "a" / "b"))
+    folder = RunDir.for_training(config(tmp_path / "a" / "b"))
     assert folder.path == tmp_path / "a" / "b"
     assert not folder.holds_a_run
     assert processes.contents(tmp_path) == {}
@@ -80,7 +80,7 @@ def test_a_run_that_was_killed_while_it_began_leaves_a_folder_that_may_be_used(
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", kill)
         with pytest.raises(Killed):
-            RunFolder.for_training(wanted).begin(wanted, first_step=0)
+            RunDir.for_training(wanted).begin(wanted, first_step=0)
     assert list(processes.contents(path)) == [".config.json.writing"]
     begun(path)
     assert ".config.json.writing" not in processes.contents(path)
@@ -99,7 +99,7 @@ def test_a_run_is_continued_only_if_asked_to(tmp_path: pathlib.Path) -> None:
     assert "--resume=auto" in refusal(tmp_path)
     assert processes.contents(tmp_path) == before
     wanted = config(tmp_path, resume="auto")
-    assert RunFolder.for_training(wanted).holds_a_run
+    assert RunDir.for_training(wanted).holds_a_run
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_what_does_not_change_the_training_may_change(tmp_path: pathlib.Path) ->
         keep_checkpoints=1,
         verbose=True,
     )
-    folder = RunFolder.for_training(wanted)
+    folder = RunDir.for_training(wanted)
     folder.begin(wanted, first_step=0)
     assert folder.read_config() == wanted.replace(resume="never")
 
@@ -161,7 +161,7 @@ def test_a_folder_that_became_a_run_meanwhile_is_refused(
 ) -> None:
     path = tmp_path / "run"
     wanted = config(path)
-    slow = RunFolder.for_training(wanted)
+    slow = RunDir.for_training(wanted)
     begun(path)
     before = processes.contents(path)
     with pytest.raises(UsageError, match="another process"):
@@ -189,18 +189,18 @@ def test_a_folder_that_another_process_writes_to_is_refused(
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with pytest.raises(UsageError, match="another process") as raised:
-            RunFolder.for_training(wanted).begin(wanted, first_step=0)
+            RunDir.for_training(wanted).begin(wanted, first_step=0)
         assert f"--run_dir={tmp_path}" in str(raised.value)
         assert processes.contents(tmp_path) == before
         other.kill()
-    RunFolder.for_training(wanted).begin(wanted, first_step=0)
+    RunDir.for_training(wanted).begin(wanted, first_step=0)
 
 
 def test_a_folder_is_locked_from_its_begin_to_its_result(
     tmp_path: pathlib.Path,
 ) -> None:
     wanted = config(tmp_path)
-    folder = RunFolder.for_training(wanted)
+    folder = RunDir.for_training(wanted)
     folder.begin(wanted, first_step=0)
     other = FolderLock(tmp_path)
     with pytest.raises(UsageError, match="another process"):
@@ -218,7 +218,7 @@ def test_a_folder_that_cannot_be_made_is_refused_and_leaves_nothing(
 
     path = tmp_path / "run"
     wanted = config(path)
-    folder = RunFolder.for_training(wanted)
+    folder = RunDir.for_training(wanted)
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(UsageError, match="No space left on device") as raised:
         folder.begin(wanted, first_step=0)
@@ -238,7 +238,7 @@ def test_only_a_folder_with_a_sound_configuration_can_be_evaluated(
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(UsageError) as raised:
-        RunFolder.of_existing(str(tmp_path)).read_config()
+        RunDir.of_existing(str(tmp_path)).read_config()
     assert f"--run_dir={tmp_path}" in str(raised.value)
     assert "config.json" in str(raised.value)
 
@@ -251,7 +251,7 @@ def test_a_run_begins_with_its_folders_and_its_configuration(
 ) -> None:
     path = tmp_path / "a" / "run"
     wanted = config(path, seed=5, resume="auto", hidden_units=(3, 4))
-    folder = RunFolder.for_training(wanted)
+    folder = RunDir.for_training(wanted)
     folder.begin(wanted, first_step=0)
     assert set(processes.contents(path)) == {
         "checkpoints",
@@ -273,7 +273,7 @@ def test_a_result_belongs_to_the_run_that_ended_last(tmp_path: pathlib.Path) -> 
         "steps": 3,
     }
     wanted = config(tmp_path, resume="auto")
-    again = RunFolder.for_training(wanted)
+    again = RunDir.for_training(wanted)
     again.begin(wanted, first_step=3)
     assert again.read_result() is None
 

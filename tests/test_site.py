@@ -51,7 +51,7 @@ def test_the_reference_has_what_docstrings_say(site: pathlib.Path) -> None:
     for name in ("TrainingResult", "Strategy", "Traits", "take_share", "ArraySource"):
         assert name in text
     assert "No module named" not in text
-    # Of `share_rows`: a parameter's meaning, and what it returns.
+    # Of `shard_rows`: a parameter's meaning, and what it returns.
     assert "Index of the shard, from 0 to num_shares - 1." in text
     assert "First row, row after the last, and number of rows that count" in text
 

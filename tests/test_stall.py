@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from strategies.cluster.rendezvous import is_answering, is_listening
+from strategies.cluster.rendezvous import is_listening, is_serving
 from tests.conformance.harness import Subject, in_one_process, small_config
 from trainers.loop.timing import Clock
 
@@ -27,7 +27,7 @@ def test_a_task_that_stands_still_listens_but_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         assert is_listening(address)
-        assert not is_answering(address)
+        assert not is_serving(address)
         server.accept()[0].close()
 
         def answer() -> None:
@@ -39,9 +39,9 @@ def test_a_task_that_stands_still_listens_but_does_not_answer() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert is_answering(address)
+        assert is_serving(address)
         thread.join()
-    assert not is_answering(address)
+    assert not is_serving(address)
 
 
 def test_the_beginning_and_the_end_of_every_piece_of_work_are_told() -> None:

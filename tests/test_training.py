@@ -92,7 +92,7 @@ def test_result_holds_what_the_schema_asks_for(run: Run) -> None:
     assert result["steps"] == STEPS
     # 1438 examples are 22 batches of 64 and one of 30.
     assert result["examples_seen"] == 2 * 1438 + 14 * 64
-    is_alone = result["num_replicas"] == 1 and not traits.splits_model
+    is_alone = result["num_replicas"] == 1 and not traits.is_model_parallel
     assert (result["communication"] is None) == is_alone
     assert result["weights_sha256"] != result["initial_weights_sha256"]
     assert set(result["peak_memory_mib"]) == {"chief-0"}
@@ -195,7 +195,7 @@ def test_tensorboard_shows_graph_texts_images_and_hparams(run: Run) -> None:
     assert "| dropout | 0.1 |" in configuration
     variables = text_of(train_events, "variables")
     assert "| convolution_1/kernel | (3, 3, 1, 32) | float32 | CPU:0" in variables
-    kind = "stage" if registry.traits(strategy).splits_model else "replica"
+    kind = "stage" if registry.traits(strategy).is_model_parallel else "replica"
     assert f"| {kind} | device |" in text_of(train_events, "devices")
     images = read_events(folder / "tb" / "eval").points["samples"]
     assert [point.step for point in images] == [30, 60]

@@ -24,7 +24,7 @@ from strategies.launcher.process import LAUNCHER_PID
 from trainers.cli import flags
 from trainers.config.config import Config, without_lists
 from trainers.config.used_settings import check_used
-from trainers.run_dir.run_dir import RunFolder, default_path
+from trainers.run_dir.run_dir import RunDir, default_path
 
 _ROOT = pathlib.Path(__file__).parents[1]
 
@@ -67,7 +67,7 @@ class TrainingResult:
         Raises:
           UsageError: The folder holds no run, or the run has no result.
         """
-        folder = RunFolder.of_existing(os.fspath(path))
+        folder = RunDir.of_existing(os.fspath(path))
         result = folder.read_result()
         if result is None:
             raise UsageError(

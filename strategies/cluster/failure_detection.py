@@ -21,7 +21,7 @@ from types import FrameType
 import psutil
 import tensorflow as tf
 
-from strategies.cluster.rendezvous import REMEDY, Presence, is_listening, presence
+from strategies.cluster.rendezvous import REMEDY, PeerState, is_listening, peer_state
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError, UsageError
 
@@ -45,7 +45,7 @@ _SECONDS_TO_DIE = 0.3
 
 
 @contextlib.contextmanager
-def lost_peers_named(cluster: Cluster) -> Iterator[None]:
+def translate_peer_errors(cluster: Cluster) -> Iterator[None]:
     """Replaces TensorFlow's errors about another task by one error that names the task.
 
     Raises:
@@ -57,7 +57,7 @@ def lost_peers_named(cluster: Cluster) -> Iterator[None]:
     except tf.errors.UnknownError as error:
         if _NO_SERVER not in str(error):
             raise
-        # The port was free at the task's own address: `rendezvous.answering` used it.
+        # The port was free at the task's own address: `rendezvous.hold_port` used it.
         raise UsageError(
             f"the address {cluster.address} of {cluster.task} cannot be used ("
             "TensorFlow listens at all addresses of a machine, and its port is in "
@@ -115,7 +115,7 @@ _POLL_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def workers_attended(
+def monitor_workers(
     cluster: Cluster,
     num_required: int,
     warn: Callable[[str], None],
@@ -227,15 +227,15 @@ class _Attendance:
         """
         # In parallel, because a machine that is off takes a second.
         with ThreadPoolExecutor(max_workers=32) as pool:
-            found = list(pool.map(presence, self._tasks.values()))
+            found = list(pool.map(peer_state, self._tasks.values()))
         now = time.monotonic()
         for (task, address), present in zip(self._tasks.items(), found, strict=True):
             # A refused connection is an answer, too: of the task's machine.
-            if present is not Presence.SILENT:
+            if present is not PeerState.SILENT:
                 self._heard_at[task] = now
-            if present is Presence.THERE:
+            if present is PeerState.THERE:
                 self._missing.pop(task, None)
-            elif present is Presence.GONE:
+            elif present is PeerState.GONE:
                 self._missing[task] = "was lost"
             elif now - self._heard_at[task] > self._patience_seconds:
                 # Not over "was lost": the machine of a dead task may go silent later.

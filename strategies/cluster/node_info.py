@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from strategies.cluster.rendezvous import answering
+from strategies.cluster.rendezvous import hold_port
 from strategies.cluster.spec import Cluster
 
 _MOST_BYTES = 1 << 16
@@ -58,8 +58,8 @@ def exchange(
     missing = {t: a for t, a in cluster.tasks().items() if t != cluster.task}
     answers = {task: Answer() for task in missing}
     deadline = time.monotonic() + seconds
-    with answering(cluster) as listener:
-        desk = _Desk(listener, {**card, "task": cluster.task}, set(missing))
+    with hold_port(cluster) as listener:
+        desk = _InfoServer(listener, {**card, "task": cluster.task}, set(missing))
         try:
             # A task that has all answers still serves the tasks that have none yet.
             while (missing or not desk.has_told_all()) and time.monotonic() < deadline:
@@ -127,7 +127,7 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
     return message
 
 
-class _Desk:
+class _InfoServer:
     """Server that sends this task's node information to every valid request."""
 
     def __init__(

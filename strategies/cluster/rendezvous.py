@@ -42,7 +42,7 @@ def is_listening(address: str) -> bool:
         return False
 
 
-class Presence(enum.Enum):
+class PeerState(enum.Enum):
     """Outcome of a connection to a task."""
 
     # Connection refused, no response, serving.
@@ -51,15 +51,15 @@ class Presence(enum.Enum):
     THERE = "a server begins to talk"
 
 
-def presence(address: str) -> Presence:
+def peer_state(address: str) -> PeerState:
     """Returns whether a gRPC server at host:port is dead, unresponsive or serving."""
     try:
         # The kernel accepts connections for a stopped process, too. A running server
         # sends a SETTINGS frame first, without a request (RFC 9113, 3.4).
         with _connection_to(address) as connection:
-            return Presence.THERE if connection.recv(1) else Presence.SILENT
+            return PeerState.THERE if connection.recv(1) else PeerState.SILENT
     except OSError as error:
-        return Presence.SILENT if _is_silence(error) else Presence.GONE
+        return PeerState.SILENT if _is_silence(error) else PeerState.GONE
 
 
 def _is_silence(error: OSError) -> bool:
@@ -78,12 +78,12 @@ def _connection_to(address: str) -> socket.socket:
     return socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
 
 
-def is_answering(address: str) -> bool:
+def is_serving(address: str) -> bool:
     """Returns whether a running gRPC server answers at host:port."""
-    return presence(address) is Presence.THERE
+    return peer_state(address) is PeerState.THERE
 
 
-class Needed:
+class PeerProbe:
     """Peer that this task needs, and the time for which the peer may be unreachable."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Needed:
 
 
 @contextlib.contextmanager
-def answering(cluster: Cluster) -> Iterator[socket.socket]:
+def hold_port(cluster: Cluster) -> Iterator[socket.socket]:
     """Accepts connections at this task's own address inside the block.
 
     TensorFlow's server accepts them afterwards.
@@ -231,5 +231,5 @@ def meet(cluster: Cluster, seconds: float) -> None:
       ClusterIncompleteError: a task did not come in time.
     """
     _check_own_address(cluster)
-    with answering(cluster):
+    with hold_port(cluster):
         wait_for_tasks(cluster.peers(), seconds)

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from strategies.cluster.rendezvous import Needed
+from strategies.cluster.rendezvous import PeerProbe
 from strategies.cluster.spec import Cluster
 from strategies.cluster.watchdog_process import POLL_SECONDS, OutsideWatch
 from strategies.common.errors import PeerLostError
@@ -40,7 +40,7 @@ class StartUpWatch:
           cluster: Cluster whose tasks have all been reachable once.
         """
         self._needed = [
-            Needed(task, address, _SECONDS_UNTIL_LOST)
+            PeerProbe(task, address, _SECONDS_UNTIL_LOST)
             for task, address in cluster.peers().items()
         ]
         self._outside = OutsideWatch(cluster.peers(), _SECONDS_UNTIL_ENDED_FROM_OUTSIDE)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from strategies.cluster.rendezvous import Needed
+from strategies.cluster.rendezvous import PeerProbe
 from strategies.common.errors import PeerLostError
 
 POLL_SECONDS = 0.5
@@ -63,7 +63,7 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     watched = os.getppid()
     needed = [
-        Needed(task, address, request["patience_seconds"])
+        PeerProbe(task, address, request["patience_seconds"])
         for task, address in request["peers"].items()
     ]
     # A terminal sends SIGINT to all its processes. This process has to outlive the

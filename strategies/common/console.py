@@ -39,7 +39,7 @@ class _Terminal(rich.console.Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def complain(line: str) -> None:
+def print_error(line: str) -> None:
     """Prints a line to standard error, if that is possible."""
     # Standard error may be a file on a full disk.
     with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ class Console:
             # Rich prints above the bar. Other output would land inside the bar.
             self._progress.console.print(f"warning: {line}", markup=False)
         else:
-            complain(f"warning: {line}")
+            print_error(f"warning: {line}")
         self._write_log(f"warning: {line}")
 
     def fail(
@@ -109,8 +109,8 @@ class Console:
             lines = "".join(traceback.format_exception(cause)).splitlines()
             self._write_log("\n".join(lines[-_MOST_LINES_OF_A_CAUSE:]))
             if verbose:
-                complain("\n".join(lines))
-        complain(f"error: {line}")
+                print_error("\n".join(lines))
+        print_error(f"error: {line}")
         self._write_log(f"error: {line}")
 
     def report_bug(self, error: Exception, verbose: bool) -> None:
@@ -119,10 +119,10 @@ class Console:
         self._write_log(text)
         # Without a log, standard error is the only place for the traceback.
         if verbose or self._log is None:
-            complain(text)
+            print_error(text)
         where = "" if self._log is None else f"; the traceback is in {self._log.name}"
         words = one_line(error)[:300]
-        complain(f"error: {type(error).__name__}: {words}{where}")
+        print_error(f"error: {type(error).__name__}: {words}{where}")
 
     @contextlib.contextmanager
     def live(self, render: Callable[[], rich.console.RenderableType]) -> Iterator[None]:
@@ -153,7 +153,7 @@ class Console:
         self._progress.start()
         self._progress.add_task("train", total=last_step, completed=step, figures="")
 
-    def advance(self, step: int, last_step: int, figures: Figures) -> None:
+    def advance(self, step: int, last_step: int, figures: ProgressMetrics) -> None:
         """Updates the progress bar, or prints a progress line if one is due."""
         if self._progress is not None:
             task = self._progress.task_ids[0]
@@ -190,7 +190,7 @@ class Console:
             self._log.flush()
 
 
-class Figures:
+class ProgressMetrics:
     """Loss and speed of the steps just run, as text."""
 
     def __init__(self, loss: float, examples_per_second: float, step_seconds: float):

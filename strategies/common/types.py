@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     labels: Any
 
 
-class Shares(NamedTuple):
+class ReplicaOutputs(NamedTuple):
     """Replica outputs for one update. Summation is the only reduction.
 
     Attributes:
@@ -66,15 +66,15 @@ class Shares(NamedTuple):
 class Update(Protocol):
     """Update of the model from the sum of all replica outputs, once a step."""
 
-    def apply(self, shares: Shares) -> None:
+    def apply(self, outputs: ReplicaOutputs) -> None:
         """Clips the gradients, then changes weights and state."""
 
     # `apply` is `change` of `ready`. With asynchronous parameter servers a worker runs
     # the first half and the servers run the second.
-    def ready(self, shares: Shares) -> Shares:
+    def ready(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
         """Clips gradients and adds up duplicate rows, the first half of `apply`."""
 
-    def change(self, ready: Shares) -> None:
+    def change(self, ready: ReplicaOutputs) -> None:
         """Changes weights and state, the second half of `apply`; on any task."""
 
     def again(
@@ -83,7 +83,7 @@ class Update(Protocol):
         """Takes up whether a step was finite, once for all replicas.
 
         Args:
-          sums: `Shares.sums` of the step, summed over replicas.
+          sums: `ReplicaOutputs.sums` of the step, summed over replicas.
           is_finite: Whether the step was applied, a bool scalar.
 
         Returns:
@@ -113,19 +113,21 @@ class Update(Protocol):
     def optimizer_state(self) -> Sequence[tf.Variable]:
         """Returns the optimizer's floating-point variables, such as momentum."""
 
-    def observe(self, shares: Shares, closely: tf.Tensor) -> Mapping[str, tf.Tensor]:
+    def observe(
+        self, outputs: ReplicaOutputs, with_histograms: tf.Tensor
+    ) -> Mapping[str, tf.Tensor]:
         """Returns small tensors that describe this update, such as norms.
 
         Args:
-          shares: Sum of the replica outputs.
-          closely: Bool scalar; true to spend time on histograms.
+          outputs: Sum of the replica outputs.
+          with_histograms: Bool scalar; true to spend time on histograms.
         """
 
     def weight_norm(self) -> tf.Tensor:
         """Returns the L2 norm of all trainable weights at this moment, a scalar."""
 
 
-class Observe(enum.IntEnum):
+class SummaryLevel(enum.IntEnum):
     """Level of detail at which a step is observed."""
 
     # Each level includes the levels below it: code compares with >=.
@@ -135,7 +137,7 @@ class Observe(enum.IntEnum):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Agreed:
+class SyncedFlags:
     """Values that all processes agree on, carried along with every step's sum.
 
     Each process proposes its own values and all processes receive the mean, so that
@@ -150,7 +152,7 @@ class Agreed:
     step_seconds: float = 0.0
 
 
-class Pending(Protocol):
+class StepFuture(Protocol):
     """Results of steps that may still be running."""
 
     def fetch(self) -> StepResults:
@@ -164,8 +166,8 @@ class StepResults:
     Attributes:
       applied_steps: Number of applied updates; fewer than requested if a loss, a
         gradient or new layer state was not finite.
-      sums: Sums over replicas of each entry of `Shares.sums`, one row for each step,
-        float64 [attempted, ...].
+      sums: Sums over replicas of each entry of `ReplicaOutputs.sums`, one row for each
+        step, float64 [attempted, ...].
       step_seconds: Duration of each step with its input, float64 [attempted].
       input_seconds: Part of `step_seconds` spent waiting for input, float64
         [attempted].
@@ -177,7 +179,7 @@ class StepResults:
         applying each update, float64 [attempted]; None where there can be none.
       workers: Task or tower that computed each update, str [attempted]; None if all
         computed it.
-      late_gradients: Number of gradients that arrived after their update was applied
+      dropped_gradients: Number of gradients that arrived after their update was applied
         without them, float64 [attempted]; None where updates wait for all.
       stage_busy_seconds: Compute time of each stage of a model, float64 [attempted,
         stages]; None where the model is whole.
@@ -195,17 +197,17 @@ class StepResults:
     step_seconds: np.ndarray
     input_seconds: np.ndarray
     details: Mapping[str, np.ndarray]
-    agreed: Agreed
+    agreed: SyncedFlags
     attempted_steps: int
     staleness: np.ndarray | None = None
     workers: np.ndarray | None = None
-    late_gradients: np.ndarray | None = None
+    dropped_gradients: np.ndarray | None = None
     stage_busy_seconds: np.ndarray | None = None
     pipeline_seconds: np.ndarray | None = None
     first_not_finite: int | None = None
 
 
-ReplicaStep = Callable[[Batch], Shares]
+ReplicaFunction = Callable[[Batch], ReplicaOutputs]
 Read = Callable[[Sequence["tf.Variable"]], list["tf.Tensor"]]
 
 
@@ -216,24 +218,24 @@ class GlobalBatches(Protocol):
     def first_step(self) -> int:
         """Step of the first batch."""
 
-    def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
+    def dataset(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         """Returns one shard of every global batch, in order.
 
         Args:
-          share: Index of the shard; index 0 of 1 gives whole global batches.
-          num_shares: Number of shards of a global batch.
+          shard_index: Index of the shard; index 0 of 1 gives whole global batches.
+          num_shards: Number of shards of a global batch.
         """
 
     # A step waits for another thread once for each element, so that several steps in
     # one element save time (see `strategies.inner_loop.input`).
-    def spans(self, share: int, num_shares: int) -> tf.data.Dataset:
+    def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         """Returns the batches of `dataset`, one or several steps in each element.
 
         The steps of an element are the same for every shard.
 
         Args:
-          share: Index of the shard.
-          num_shares: Number of shards of a global batch.
+          shard_index: Index of the shard.
+          num_shards: Number of shards of a global batch.
 
         Returns:
           Batches whose every tensor is [steps, ...].
@@ -250,19 +252,23 @@ class GlobalBatches(Protocol):
         """
 
     def at(
-        self, resident: Any, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
+        self,
+        resident: Any,
+        step: tf.Tensor,
+        shard_index: tf.Tensor | int,
+        num_shards: int,
     ) -> Batch:
         """Returns one shard of one step, as graph operations.
 
         Args:
           resident: Element of `resident()`.
           step: Index of the step, int64 scalar.
-          share: Index of the shard.
-          num_shares: Number of shards of a global batch.
+          shard_index: Index of the shard.
+          num_shards: Number of shards of a global batch.
         """
 
 
-class RunSteps(Protocol):
+class LoopFunction(Protocol):
     """Function that runs steps inside the runtime."""
 
     def trace(self, batches: Any) -> tf.Graph:
@@ -272,9 +278,9 @@ class RunSteps(Protocol):
         self,
         batches: Any,
         num_steps: int,
-        observe: Observe = Observe.NOT,
-        proposed: Agreed | None = None,
-    ) -> Pending:
+        observe: SummaryLevel = SummaryLevel.NOT,
+        local_flags: SyncedFlags | None = None,
+    ) -> StepFuture:
         """Starts `num_steps` steps and observes the last of them."""
 
     def num_traces(self) -> int:

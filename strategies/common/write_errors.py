@@ -24,7 +24,7 @@ def disk_error(error: BaseException) -> str | None:
     return next((w for w in map(os.strerror, _NUMBERS) if f"; {w}" in text), None)
 
 
-class Spell:
+class WriteErrorReporter:
     """Period of failing writes, with one line at its start and one at its end."""
 
     def __init__(
@@ -32,7 +32,7 @@ class Spell:
         console: Console,
         consequence: str = "training goes on",
         recovery: str = "can be written again",
-        words_of: Callable[[Exception], str | None] = disk_error,
+        describe_error: Callable[[Exception], str | None] = disk_error,
     ):
         """Starts without a failure.
 
@@ -40,13 +40,13 @@ class Spell:
           console: Console for the warning and the report of the recovery.
           consequence: Consequence for the run, the end of the warning.
           recovery: End of the line that reports the recovery.
-          words_of: Function from an error to its description; None for an error of
-            another kind, which `attempt` raises.
+          describe_error: Function from an error to its description; None for an error
+            of another kind, which `attempt` raises.
         """
         self._console = console
         self._consequence = consequence
         self._recovery = recovery
-        self._words_of = words_of
+        self._words_of = describe_error
         self._words: str | None = None
 
     @property

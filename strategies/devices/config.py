@@ -78,11 +78,11 @@ class DeviceConfig:
                 "them out."
             )
         # A task that only runs a server never reads these settings.
-        if traits.serving_roles:
+        if traits.server_jobs:
             self._check_serving(strategy, traits, given)
 
     def _check_serving(self, strategy: str, traits: Traits, given: list[str]) -> None:
-        jobs = " and ".join(traits.serving_roles)
+        jobs = " and ".join(traits.server_jobs)
         if given:
             raise UsageError(
                 f"{given[0]} does not reach the {jobs} tasks of --strategy={strategy}: "

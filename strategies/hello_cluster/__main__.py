@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from strategies.cluster.rendezvous import answering, is_listening, wait_for_tasks
+from strategies.cluster.rendezvous import hold_port, is_listening, wait_for_tasks
 from strategies.cluster.security import has_remote
 from strategies.cluster.spec import Cluster, check_roles, from_environment
 from strategies.common.errors import PeerLostError, UsageError
@@ -75,13 +75,13 @@ def _launch() -> int:
         serving=(),
         computing=("worker",),
         logs=pathlib.Path(os.devnull),
-        shows_all=True,
+        forward_output=True,
     )
 
-    def complain(line: str) -> None:
+    def print_error(line: str) -> None:
         print(f"warning: {line}", file=sys.stderr)
 
-    exit_code = Launcher(plan, complain).run()
+    exit_code = Launcher(plan, print_error).run()
     tasks = Cluster(addresses=addresses).tasks()
     # Ports in an isolated network are free once its last process has ended.
     left = [address for address in tasks.values() if is_listening(address)]
@@ -117,7 +117,7 @@ def _run_task(cluster: Cluster) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Reports a port that is in use before TensorFlow is imported.
-    with answering(cluster):
+    with hold_port(cluster):
         pass
     with _session(cluster) as values:
         if cluster.job == "ps":
@@ -163,7 +163,7 @@ def _session(cluster: Cluster) -> Iterator[_Values]:
     with native_log_hidden():
         import tensorflow as tf
 
-        from strategies.cluster.failure_detection import lost_peers_named
+        from strategies.cluster.failure_detection import translate_peer_errors
         from strategies.cluster.resolver import cluster_spec
         from strategies.ps.server import server_threads
     config = server_threads()
@@ -180,7 +180,7 @@ def _session(cluster: Cluster) -> Iterator[_Values]:
     # Only parameter servers: a worker may have ended before another one has started.
     servers = {t: a for t, a in cluster.peers().items() if t.startswith("ps-")}
     wait_for_tasks(servers, _SECONDS_TO_START)
-    with lost_peers_named(cluster), tf.Graph().as_default():
+    with translate_peer_errors(cluster), tf.Graph().as_default():
         values = _Values(tf)
         with tf.compat.v1.Session(server.target, config=config) as session:
             values.run = session.run

@@ -17,17 +17,17 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.common.types import (
-    Agreed,
     Batch,
     GlobalBatches,
-    Observe,
-    Pending,
-    ReplicaStep,
-    Shares,
+    ReplicaFunction,
+    ReplicaOutputs,
+    StepFuture,
     StepResults,
+    SummaryLevel,
+    SyncedFlags,
     Update,
 )
-from strategies.inner_loop.input import ByIndex
+from strategies.inner_loop.input import IndexedInput
 from strategies.inner_loop.loop import InnerLoop, Step
 from strategies.inner_loop.staleness import (
     REPORTED,
@@ -43,7 +43,7 @@ _PIECES_PER_TOWER = 4
 
 
 @dataclasses.dataclass(slots=True)
-class TowerFeed:
+class TowerInput:
     """Input of all towers.
 
     Attributes:
@@ -57,7 +57,7 @@ class TowerFeed:
     next_step: int
 
     @classmethod
-    def of(cls, batches: GlobalBatches) -> TowerFeed:
+    def of(cls, batches: GlobalBatches) -> TowerInput:
         return cls(next(iter(batches.resident())), batches, batches.first_step)
 
 
@@ -67,17 +67,17 @@ class _Piece:
 
     first_step: int
     num_steps: int
-    observe: Observe
+    observe: SummaryLevel
 
 
 class AsynchronousTowers:
-    """Training loop of towers, each in its own thread. Satisfies `RunSteps`."""
+    """Training loop of towers, each in its own thread. Satisfies `LoopFunction`."""
 
     def __init__(
         self,
         devices: Sequence[str],
         parameter_device: str,
-        replica_step: ReplicaStep,
+        replica_step: ReplicaFunction,
         update: Update | None,
     ):
         """Traces nothing and starts no thread yet.
@@ -92,7 +92,7 @@ class AsynchronousTowers:
             _Tower(device, parameter_device, replica_step, update) for device in devices
         ]
 
-    def trace(self, batches: TowerFeed) -> tf.Graph:
+    def trace(self, batches: TowerInput) -> tf.Graph:
         """Traces every tower, and returns the graph of the first."""
         first, *_ = [tower.trace(batches) for tower in self._towers]
         return first
@@ -102,17 +102,19 @@ class AsynchronousTowers:
 
     def __call__(
         self,
-        batches: TowerFeed,
+        batches: TowerInput,
         num_steps: int,
-        observe: Observe = Observe.NOT,
-        proposed: Agreed | None = None,
-    ) -> Pending:
+        observe: SummaryLevel = SummaryLevel.NOT,
+        local_flags: SyncedFlags | None = None,
+    ) -> StepFuture:
         # Tracing temporarily changes layers, so that one thread traces all towers.
         if not self.num_traces():
             self.trace(batches)
         pieces = _pieces(batches.next_step, num_steps, observe, len(self._towers))
         batches.next_step += num_steps
-        return _UnderWay(self._towers, batches, pieces, proposed or Agreed())
+        return _RunningSteps(
+            self._towers, batches, pieces, local_flags or SyncedFlags()
+        )
 
 
 class _Tower:
@@ -122,7 +124,7 @@ class _Tower:
         self,
         device: str,
         parameter_device: str,
-        replica_step: ReplicaStep,
+        replica_step: ReplicaFunction,
         update: Update | None,
     ):
         self._device = device
@@ -133,19 +135,21 @@ class _Tower:
             self._compute,
             self._apply,
             first=lambda summed: summed[0],
-            input=ByIndex(self._batch_at),
+            input=IndexedInput(self._batch_at),
             reported=() if update is None else REPORTED,
         )
         self.loop = InnerLoop(step, replica_step, update)
 
-    def trace(self, feed: TowerFeed) -> tf.Graph:
+    def trace(self, feed: TowerInput) -> tf.Graph:
         return self.loop.trace(self._input(feed, feed.next_step))
 
-    def run(self, feed: TowerFeed, piece: _Piece, proposed: Agreed) -> StepResults:
+    def run(
+        self, feed: TowerInput, piece: _Piece, local_flags: SyncedFlags
+    ) -> StepResults:
         steps = self._input(feed, piece.first_step)
-        return self.loop(steps, piece.num_steps, piece.observe, proposed).fetch()
+        return self.loop(steps, piece.num_steps, piece.observe, local_flags).fetch()
 
-    def _input(self, feed: TowerFeed, first_step: int) -> tuple[Any, tf.Tensor]:
+    def _input(self, feed: TowerInput, first_step: int) -> tuple[Any, tf.Tensor]:
         # The loop is traced with the first input. Later inputs read batches in the same
         # way, and `resident` is an argument of the traced function.
         self._batches = self._batches or feed.batches
@@ -160,9 +164,9 @@ class _Tower:
         return self._batches.at(resident, step, 0, 1)
 
     def _compute(
-        self, replica_step: ReplicaStep, batch: Batch
-    ) -> tuple[Shares, tf.Tensor]:
-        def compute(batch: Batch) -> Shares:
+        self, replica_step: ReplicaFunction, batch: Batch
+    ) -> tuple[ReplicaOutputs, tf.Tensor]:
+        def compute(batch: Batch) -> ReplicaOutputs:
             with tf.device(self._device):
                 return replica_step(batch)
 
@@ -171,29 +175,29 @@ class _Tower:
         return read_then_compute(self._update, compute, batch)
 
     def _apply(
-        self, update: Update, summed: tuple[Shares, tf.Tensor]
+        self, update: Update, summed: tuple[ReplicaOutputs, tf.Tensor]
     ) -> Mapping[str, tf.Tensor]:
-        shares, version = summed
+        outputs, version = summed
         with tf.device(self._parameter_device):
-            return apply_then_count(update, lambda: update.apply(shares), version)
+            return apply_then_count(update, lambda: update.apply(outputs), version)
 
 
-class _UnderWay:
-    """Pieces of a call that towers are running. Satisfies `Pending`."""
+class _RunningSteps:
+    """Pieces of a call that towers are running. Satisfies `StepFuture`."""
 
     def __init__(
         self,
         towers: Sequence[_Tower],
-        feed: TowerFeed,
+        feed: TowerInput,
         pieces: Sequence[_Piece],
-        proposed: Agreed,
+        local_flags: SyncedFlags,
     ):
         """Starts one thread for each tower.
 
         The threads end after the last piece, or once a piece ends early.
         """
         self._feed = feed
-        self._proposed = proposed
+        self._proposed = local_flags
         # Reversed, because `pop` takes the last.
         self._remaining = list(reversed(pieces))
         self._lock = threading.Lock()
@@ -237,7 +241,7 @@ class _UnderWay:
 
 
 def _pieces(
-    first_step: int, num_steps: int, observe: Observe, num_towers: int
+    first_step: int, num_steps: int, observe: SummaryLevel, num_towers: int
 ) -> list[_Piece]:
     """Divides the steps of a call into pieces; only the last step is observed."""
     # Rounded up, so that there are at most `_PIECES_PER_TOWER` pieces for each tower.
@@ -247,7 +251,7 @@ def _pieces(
         _Piece(
             first_step + start,
             min(length, num_steps - start),
-            observe if start + length >= num_steps else Observe.NOT,
+            observe if start + length >= num_steps else SummaryLevel.NOT,
         )
         for start in starts
     ]

@@ -70,7 +70,7 @@ class StepInput(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ByIndex:
+class IndexedInput:
     """Input that is computed for each step. Satisfies `StepInput`.
 
     Attributes:
@@ -104,7 +104,7 @@ class ByIndex:
         return None
 
 
-class Spans:
+class StepChunks:
     """Batches from a tf.data pipeline, several steps in one element (a span).
 
     Every element costs a wait for another thread, for any content: TensorFlow runs
@@ -127,10 +127,10 @@ class Spans:
         self.iterator = iter(dataset)
         self.spec = dataset.element_spec
         # Two empty spans: the loop passes over them while it fetches the first spans.
-        self.left = _Left(nothing, tf.constant(0), nothing)
+        self.left = _InputState(nothing, tf.constant(0), nothing)
 
 
-class _Left(NamedTuple):
+class _InputState(NamedTuple):
     """Steps that were taken out of a pipeline and not computed yet.
 
     Attributes:
@@ -144,8 +144,8 @@ class _Left(NamedTuple):
     upcoming: Any
 
 
-class FromSpans:
-    """Input of loops that are called with `Spans`. Satisfies `StepInput`.
+class PrefetchedChunks:
+    """Input of loops that are called with `StepChunks`. Satisfies `StepInput`.
 
     The next span is taken out of the pipeline while the steps of the present span are
     computed. This more than halves the wait of steps with images (docs/performance.md).
@@ -153,18 +153,18 @@ class FromSpans:
 
     # Two nested loops, because each state that a loop carries costs some operations a
     # step, and a span changes only once in many steps.
-    def arguments(self, batches: Spans) -> Any:
+    def arguments(self, batches: StepChunks) -> Any:
         return batches.iterator, batches.left
 
-    def signature(self, batches: Spans) -> Any:
+    def signature(self, batches: StepChunks) -> Any:
         position = tf.TensorSpec([], tf.int32)
-        left = _Left(batches.spec, position, batches.spec)
+        left = _InputState(batches.spec, position, batches.spec)
         return tf.data.IteratorSpec(batches.spec), left
 
     def run(self, arguments: Any, steps: Steps) -> tuple[Sequence[Any], Any]:
         iterator, left = arguments
 
-        def body(left: _Left, ended: tf.Tensor, *state: Any) -> Sequence[Any]:
+        def body(left: _InputState, ended: tf.Tensor, *state: Any) -> Sequence[Any]:
             # The clock that is read before a loop may be read after one inside of it.
             with tf.control_dependencies([ended, *tf.nest.flatten(left)]):
                 wait = tf.timestamp() - ended
@@ -179,7 +179,7 @@ class FromSpans:
             with tf.control_dependencies([after[0]]):
                 ended = tf.timestamp()
             return [
-                _Left(span, position + after[0] - state[0], upcoming),
+                _InputState(span, position + after[0] - state[0], upcoming),
                 ended,
                 *after,
             ]
@@ -195,7 +195,7 @@ class FromSpans:
         )
         return state, left
 
-    def keep(self, batches: Spans, left: Any) -> None:
+    def keep(self, batches: StepChunks, left: Any) -> None:
         batches.left = left
 
 

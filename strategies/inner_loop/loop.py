@@ -15,16 +15,16 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.types import (
-    Agreed,
     Batch,
-    Observe,
-    Pending,
-    ReplicaStep,
-    Shares,
+    ReplicaFunction,
+    ReplicaOutputs,
+    StepFuture,
     StepResults,
+    SummaryLevel,
+    SyncedFlags,
     Update,
 )
-from strategies.inner_loop.input import FromSpans, StepInput, Steps, Taken
+from strategies.inner_loop.input import PrefetchedChunks, StepInput, Steps, Taken
 from strategies.inner_loop.reduction import totals
 from strategies.inner_loop.results import (
     NOT_FINITE,
@@ -32,8 +32,8 @@ from strategies.inner_loop.results import (
     OWN_TOTALS,
     START,
     WAIT,
+    CompletedSteps,
     Packing,
-    Ready,
     in_a_vector,
     proposal,
     step_results,
@@ -48,8 +48,8 @@ class Step:
     exist once for every replica.
 
     Attributes:
-      sum_shares: Function that runs a replica step on every replica and sums the
-        replica outputs.
+      all_reduce_gradients: Function that runs a replica step on every replica and sums
+        the replica outputs.
       apply: Function that runs the update on the sum, in the right context, and returns
         the values to report.
       first: Function that returns the sum on the first replica, as plain tensors.
@@ -59,22 +59,24 @@ class Step:
         is true, and reports nothing. It replaces `apply`.
     """
 
-    sum_shares: Callable[[ReplicaStep, Any], Any]
+    all_reduce_gradients: Callable[[ReplicaFunction, Any], Any]
     apply: Callable[[Update, Any], Mapping[str, tf.Tensor]]
-    first: Callable[[Any], Shares]
-    input: StepInput = dataclasses.field(default_factory=FromSpans)
+    first: Callable[[Any], ReplicaOutputs]
+    input: StepInput = dataclasses.field(default_factory=PrefetchedChunks)
     reported: tuple[str, ...] = ()
     apply_if: Callable[[Update, Any, tf.Tensor], None] | None = None
 
 
 class InnerLoop:
-    """Loop of steps inside one `tf.function`. Satisfies `RunSteps`.
+    """Loop of steps inside one `tf.function`. Satisfies `LoopFunction`.
 
     The loop ends without an update if a sum of a step (such as the loss), a gradient or
     new layer state is not finite.
     """
 
-    def __init__(self, step: Step, replica_step: ReplicaStep, update: Update | None):
+    def __init__(
+        self, step: Step, replica_step: ReplicaFunction, update: Update | None
+    ):
         """Combines a strategy's step with the computation of a model.
 
         Args:
@@ -92,7 +94,7 @@ class InnerLoop:
 
     def trace(self, batches: Any) -> tf.Graph:
         """Traces the loop without running a step, and returns its graph."""
-        arguments = loop_arguments(0, Observe.NOT, Agreed())
+        arguments = loop_arguments(0, SummaryLevel.NOT, SyncedFlags())
         given = self._step.input.arguments(batches)
         function = self.function_of(batches)
         return function.get_concrete_function(given, *arguments).graph
@@ -118,14 +120,14 @@ class InnerLoop:
         self,
         batches: Any,
         num_steps: int,
-        observe: Observe = Observe.NOT,
-        proposed: Agreed | None = None,
-    ) -> Pending:
-        arguments = loop_arguments(num_steps, observe, proposed or Agreed())
+        observe: SummaryLevel = SummaryLevel.NOT,
+        local_flags: SyncedFlags | None = None,
+    ) -> StepFuture:
+        arguments = loop_arguments(num_steps, observe, local_flags or SyncedFlags())
         given = self._step.input.arguments(batches)
         outputs, left = self.function_of(batches)(given, *arguments)
         self._step.input.keep(batches, left)
-        return Ready(self.results(outputs))
+        return CompletedSteps(self.results(outputs))
 
     def results(self, outputs: Sequence[Any]) -> StepResults:
         """Returns the results of one call, from the outputs of the function."""
@@ -151,7 +153,7 @@ class InnerLoop:
         batches: Any,
         num_steps: tf.Tensor,
         observe: tf.Tensor,
-        proposed: tf.Tensor,
+        local_flags: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, ...], Any]:
         self.graph = tf.compat.v1.get_default_graph()
 
@@ -161,8 +163,8 @@ class InnerLoop:
         def run(loop_state: Sequence[Any], taken: Taken) -> _State:
             # The order of a step: compute and sum, check, observe, apply, report.
             state = _State(*loop_state)
-            replica_step = self._with_proposal(proposed)
-            summed = self._step.sum_shares(replica_step, taken.batch)
+            replica_step = self._with_proposal(local_flags)
+            summed = self._step.all_reduce_gradients(replica_step, taken.batch)
             sums, changes, finite = self._examine(summed)
             # Only the last step of a call is observed.
             is_last = tf.equal(state.attempted, num_steps - 1)
@@ -194,12 +196,12 @@ class InnerLoop:
         outputs = state.attempted, state.finite, figures, stop, state.details, norm
         return outputs, left
 
-    def _with_proposal(self, proposed: tf.Tensor) -> ReplicaStep:
+    def _with_proposal(self, local_flags: tf.Tensor) -> ReplicaFunction:
         """Returns the replica step with this process's proposed values in its sums."""
 
-        def step(batch: Batch) -> Shares:
+        def step(batch: Batch) -> ReplicaOutputs:
             shares = self._replica_step(batch)
-            return shares._replace(sums={**shares.sums, **proposal(proposed)})
+            return shares._replace(sums={**shares.sums, **proposal(local_flags)})
 
         return step
 
@@ -221,13 +223,15 @@ class InnerLoop:
         if update is None:
             return details
         look = _apart(
-            lambda shares, closely: self._details.pack(update.observe(shares, closely))
+            lambda shares, with_histograms: self._details.pack(
+                update.observe(shares, with_histograms)
+            )
         )
         shares = self._step.first(summed)
-        closely = observe >= int(Observe.CLOSELY)
+        with_histograms = observe >= int(SummaryLevel.CLOSELY)
         return tf.cond(
-            observe >= int(Observe.NORMS),
-            lambda: look(shares, closely),
+            observe >= int(SummaryLevel.NORMS),
+            lambda: look(shares, with_histograms),
             lambda: details,
             name="look",
         )
@@ -241,7 +245,7 @@ class InnerLoop:
         if update is None:
             return tf.zeros([], tf.float64)
         return tf.cond(
-            observe >= int(Observe.NORMS),
+            observe >= int(SummaryLevel.NORMS),
             lambda: tf.cast(update.weight_norm(), tf.float64),
             lambda: tf.zeros([], tf.float64),
         )
@@ -340,17 +344,17 @@ def _first_not_finite(numbers: tf.Tensor) -> tf.Tensor:
 _ARGUMENTS = (
     tf.TensorSpec([], tf.int32),
     tf.TensorSpec([], tf.int32),
-    tf.TensorSpec([len(dataclasses.fields(Agreed))], tf.float64),
+    tf.TensorSpec([len(dataclasses.fields(SyncedFlags))], tf.float64),
 )
 
 
 def loop_arguments(
-    num_steps: int, observe: Observe, proposed: Agreed
+    num_steps: int, observe: SummaryLevel, local_flags: SyncedFlags
 ) -> tuple[tf.Tensor, ...]:
     """Returns the arguments of the loop as tensors."""
     # A Python number would be traced again for each value.
     return (
         tf.constant(num_steps, tf.int32),
         tf.constant(int(observe), tf.int32),
-        tf.constant(dataclasses.astuple(proposed), tf.float64),
+        tf.constant(dataclasses.astuple(local_flags), tf.float64),
     )

@@ -7,12 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.common.types import Shares
+from strategies.common.types import ReplicaOutputs
 
 
-def sum_shares(parts: Sequence[Shares]) -> Shares:
+def all_reduce_gradients(parts: Sequence[ReplicaOutputs]) -> ReplicaOutputs:
     """Returns the sum of the replica outputs of one global batch, on one device."""
-    return Shares(
+    return ReplicaOutputs(
         gradients=[
             sum_gradients(gradients)
             for gradients in zip(*(part.gradients for part in parts), strict=True)
@@ -86,7 +86,7 @@ def scaled(value: Any, factor: tf.Tensor) -> Any:
     return value * tf.cast(factor, value.dtype)
 
 
-def totals(shares: Shares) -> tf.Tensor:
+def totals(outputs: ReplicaOutputs) -> tf.Tensor:
     """Returns the sum of each gradient, then of each tensor of layer state.
 
     A sum is not finite if one of its numbers is not finite, or if the numbers are so
@@ -94,14 +94,14 @@ def totals(shares: Shares) -> tf.Tensor:
     have the sum zero.
 
     Args:
-      shares: Outputs of one replica, or of all.
+      outputs: Outputs of one replica, or of all.
 
     Returns:
       The sums, float64 [gradients + tensors of state].
     """
     # A sum reads a tensor once, on its device, and makes no tensor of the same size, as
     # `tf.math.is_finite` would.
-    values = [*shares.gradients, *tf.nest.flatten(shares.state)]
+    values = [*outputs.gradients, *tf.nest.flatten(outputs.state)]
     return tf.stack([_total(value) for value in values] or tf.zeros([0], tf.float64))
 
 

@@ -9,18 +9,20 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.private_apis import gather_by_key
-from strategies.common.types import Batch, ReplicaStep, Shares, Update
+from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Update
 from strategies.inner_loop.loop import InnerLoop, Step
 
-OwnShare = Callable[[Any, tf.distribute.ReplicaContext], Batch]
-SumOverReplicas = Callable[[tf.distribute.ReplicaContext, Shares], Shares]
+OwnShard = Callable[[Any, tf.distribute.ReplicaContext], Batch]
+SumOverReplicas = Callable[
+    [tf.distribute.ReplicaContext, ReplicaOutputs], ReplicaOutputs
+]
 
 
 def compile_replicated(
     strategy: tf.distribute.Strategy,
-    own_share: OwnShare,
+    own_shard: OwnShard,
     sum_over_replicas: SumOverReplicas,
-    replica_step: ReplicaStep,
+    replica_step: ReplicaFunction,
     update: Update | None,
     after_update: Callable[[Update], None] = lambda update: None,
 ) -> InnerLoop:
@@ -28,61 +30,63 @@ def compile_replicated(
 
     Args:
       strategy: Strategy with the replicas.
-      own_share: Function from the input and a replica's context to the replica's shard.
+      own_shard: Function from the input and a replica's context to the replica's shard.
       sum_over_replicas: Function that sums the outputs of all replicas, called on each.
       replica_step: Function that computes the outputs of one replica.
       update: Update that applies the sum on each replica; None to only sum.
       after_update: Function called once a step, after all replicas applied the update.
     """
 
-    def sum_shares(replica_step: ReplicaStep, batch: Any) -> Any:
-        def on_each_replica() -> Shares:
+    def all_reduce_gradients(replica_step: ReplicaFunction, batch: Any) -> Any:
+        def on_each_replica() -> ReplicaOutputs:
             context = tf.distribute.get_replica_context()
-            return sum_over_replicas(context, replica_step(own_share(batch, context)))
+            return sum_over_replicas(context, replica_step(own_shard(batch, context)))
 
         return strategy.run(on_each_replica)
 
     def apply(update: Update, summed: Any) -> dict[str, tf.Tensor]:
-        def on_each_replica(shares: Shares) -> None:
-            update.apply(shares)
+        def on_each_replica(outputs: ReplicaOutputs) -> None:
+            update.apply(outputs)
             update.count()
 
         strategy.run(on_each_replica, args=(summed,))
         after_update(update)
         return {}
 
-    def first(summed: Any) -> Shares:
+    def first(summed: Any) -> ReplicaOutputs:
         """Returns the sum on the first local device; all devices hold the same sum."""
         return tf.nest.map_structure(
             lambda value: strategy.experimental_local_results(value)[0], summed
         )
 
-    return InnerLoop(Step(sum_shares, apply, first), replica_step, update)
+    return InnerLoop(Step(all_reduce_gradients, apply, first), replica_step, update)
 
 
-def sum_in_one_process(context: tf.distribute.ReplicaContext, shares: Shares) -> Shares:
+def all_reduce_local(
+    context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
+) -> ReplicaOutputs:
     """Returns the sum of all replicas' outputs, with small tensors of a type packed.
 
     Args:
       context: Context of the calling replica.
-      shares: Dense values of any type, and IndexedSlices.
+      outputs: Dense values of any type, and IndexedSlices.
     """
     gradients = [
         context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
         if isinstance(gradient, tf.IndexedSlices)
         else gradient
-        for gradient in shares.gradients
+        for gradient in outputs.gradients
     ]
-    shares = shares._replace(gradients=gradients)
-    return _sum_dense(context, shares, _own_type, _LARGE_IN_ONE_PROCESS_BYTES)
+    outputs = outputs._replace(gradients=gradients)
+    return _sum_dense(context, outputs, _own_type, _LARGE_IN_ONE_PROCESS_BYTES)
 
 
-def sum_in_few_collectives(
+def all_reduce_packed(
     context: tf.distribute.ReplicaContext,
-    shares: Shares,
+    outputs: ReplicaOutputs,
     send_as: tf.DType | None,
     options: tf.distribute.experimental.CommunicationOptions | None = None,
-) -> Shares:
+) -> ReplicaOutputs:
     """Returns the sum of all replicas' outputs by one all-reduce and a few large ones.
 
     Between processes the number of collectives costs more than their size for all
@@ -94,23 +98,23 @@ def sum_in_few_collectives(
 
     Args:
       context: Context of the calling replica.
-      shares: Dense values of any floating type, and IndexedSlices.
+      outputs: Dense values of any floating type, and IndexedSlices.
       send_as: Type of gradients on the wire; None to keep their type. Sums and layer
         state are never sent with less than single precision.
       options: Options of the collectives; None for the options of the strategy.
     """
     # By identity: a tensor has no other mark of being a gradient once flattened.
-    gradients = {id(gradient) for gradient in tf.nest.flatten(shares.gradients)}
-    dense = [g.dtype for g in shares.gradients if isinstance(g, tf.Tensor)]
+    gradients = {id(gradient) for gradient in tf.nest.flatten(outputs.gradients)}
+    dense = [g.dtype for g in outputs.gradients if isinstance(g, tf.Tensor)]
     main = dense[0] if dense else tf.float64
 
     def wire_type(value: tf.Tensor) -> tf.DType:
         wanted = (send_as if id(value) in gradients else None) or main
         return wanted if value.dtype.is_floating else value.dtype
 
-    sparse = _sum_sparse(context, shares.gradients, options)
-    shares = shares._replace(gradients=sparse)
-    return _sum_dense(context, shares, wire_type, _LARGE_BYTES, options)
+    sparse = _sum_sparse(context, outputs.gradients, options)
+    outputs = outputs._replace(gradients=sparse)
+    return _sum_dense(context, outputs, wire_type, _LARGE_BYTES, options)
 
 
 # A collective of a few numbers takes as long as two copies of some hundred kilobytes.
@@ -199,13 +203,13 @@ def _gather_rows(
 
 def _sum_dense(
     context: tf.distribute.ReplicaContext,
-    shares: Shares,
+    outputs: ReplicaOutputs,
     wire_type: Callable[[tf.Tensor], tf.DType],
     large_bytes: int,
     options: tf.distribute.experimental.CommunicationOptions | None = None,
-) -> Shares:
+) -> ReplicaOutputs:
     """Returns the shares summed over replicas, without what is sparse in them."""
-    flat = tf.nest.flatten(shares)
+    flat = tf.nest.flatten(outputs)
     # Positions of the values of each buffer, by wire type. A large value has a separate
     # buffer, with its position in the key.
     buffers: dict[tuple[tf.DType, int | None], list[int]] = {}
@@ -219,7 +223,7 @@ def _sum_dense(
         summed = _sum_buffer(context, values, dtype, options)
         for index, value in zip(indices, summed, strict=True):
             flat[index] = value
-    return tf.nest.pack_sequence_as(shares, flat)
+    return tf.nest.pack_sequence_as(outputs, flat)
 
 
 def _bytes(value: tf.Tensor, dtype: tf.DType) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from strategies.common.types import Agreed, StepResults
+from strategies.common.types import StepResults, SyncedFlags
 
 # Metrics of a step that travel with the sums of losses and metrics.
 STAGE_BUSY_SECONDS = "stage_busy_seconds/"
@@ -24,19 +24,19 @@ WAIT = "clock/wait"
 _AGREED = "agreed/"
 _REPLICAS = _AGREED + "replicas"
 _NOT_METRICS = (
-    *("staleness", "late_gradients", NOT_FINITE, START, WAIT),
+    *("staleness", "dropped_gradients", NOT_FINITE, START, WAIT),
     *(STAGE_BUSY_SECONDS, PIPELINE_SECONDS, _AGREED),
 )
 
 
-def proposal(proposed: tf.Tensor) -> dict[str, tf.Tensor]:
+def proposal(local_flags: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns a replica's proposed values as sums, with a one to count the replicas.
 
     Args:
-      proposed: Values of an `Agreed`, float64 [fields].
+      local_flags: Values of an `SyncedFlags`, float64 [fields].
     """
-    names = [_AGREED + field.name for field in dataclasses.fields(Agreed)]
-    values = dict(zip(names, tf.unstack(proposed), strict=True))
+    names = [_AGREED + field.name for field in dataclasses.fields(SyncedFlags)]
+    values = dict(zip(names, tf.unstack(local_flags), strict=True))
     return {**values, _REPLICAS: tf.ones([], tf.float64)}
 
 
@@ -102,7 +102,7 @@ def step_results(
             if not name.startswith(_NOT_METRICS)
         },
         staleness=figures.get("staleness"),
-        late_gradients=figures.get("late_gradients"),
+        dropped_gradients=figures.get("dropped_gradients"),
         stage_busy_seconds=_by_stage(figures),
         pipeline_seconds=figures.get(PIPELINE_SECONDS),
         attempted_steps=len(figures[START]),
@@ -116,8 +116,8 @@ def step_results(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ready:
-    """Results that are complete already. Satisfies `Pending`."""
+class CompletedSteps:
+    """Results that are complete already. Satisfies `StepFuture`."""
 
     results: StepResults
 
@@ -142,12 +142,12 @@ def _last_or_nothing(positions: np.ndarray | None) -> int | None:
     return int(positions[-1])
 
 
-def _mean_of_last(figures: Mapping[str, np.ndarray]) -> Agreed:
+def _mean_of_last(figures: Mapping[str, np.ndarray]) -> SyncedFlags:
     """Returns the mean over replicas in the last step, equal on every process."""
     replicas = figures[_REPLICAS][-1:]
     if not len(replicas):
-        return Agreed()
-    names = [field.name for field in dataclasses.fields(Agreed)]
-    return Agreed(
+        return SyncedFlags()
+    names = [field.name for field in dataclasses.fields(SyncedFlags)]
+    return SyncedFlags(
         **{name: float(figures[_AGREED + name][-1] / replicas[0]) for name in names}
     )

@@ -7,8 +7,8 @@ import tensorflow as tf
 from strategies.common.types import Batch
 
 
-def share_rows(
-    num_rows: tf.Tensor, share: tf.Tensor | int, num_shares: tf.Tensor | int
+def shard_rows(
+    num_rows: tf.Tensor, shard_index: tf.Tensor | int, num_shards: tf.Tensor | int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the rows of one shard, as even a division as possible.
 
@@ -20,31 +20,31 @@ def share_rows(
     Args:
       num_rows: Number of divided rows, int64 scalar; zero for the rows of an empty
         shard, which still carries one row.
-      share: Index of the shard, from 0 to num_shares - 1.
-      num_shares: Number of shards.
+      shard_index: Index of the shard, from 0 to num_shares - 1.
+      num_shards: Number of shards.
 
     Returns:
       First row, row after the last, and number of rows that count (int64 scalars).
     """
     # -(-a // b) rounds a / b up. Rounded down, the first shard would be empty if there
     # are more shards than rows.
-    share = tf.cast(share, tf.int64)
-    first = -((-share * num_rows) // num_shares)
-    stop = -((-(share + 1) * num_rows) // num_shares)
+    shard_index = tf.cast(shard_index, tf.int64)
+    first = -((-shard_index * num_rows) // num_shards)
+    stop = -((-(shard_index + 1) * num_rows) // num_shards)
     start = tf.maximum(tf.minimum(first, num_rows - 1), 0)
     return start, tf.maximum(stop, start + 1), stop - first
 
 
-def take_share(
-    batch: Batch, share: tf.Tensor | int, num_shares: tf.Tensor | int
+def take_shard(
+    batch: Batch, shard_index: tf.Tensor | int, num_shards: tf.Tensor | int
 ) -> Batch:
     """Returns one shard of a whole global batch."""
-    start, stop, num_rows = share_rows(batch.num_rows, share, num_shares)
+    start, stop, num_rows = shard_rows(batch.num_rows, shard_index, num_shards)
     indices, features, labels = tf.nest.map_structure(
         lambda rows: rows[start:stop], (batch.indices, batch.features, batch.labels)
     )
     return batch._replace(
-        replica=tf.cast(share, tf.int64),
+        replica=tf.cast(shard_index, tf.int64),
         num_rows=num_rows,
         indices=indices,
         features=features,
@@ -66,7 +66,7 @@ def take_micro_batch(
       count: Number of micro-batches of this shard.
       most: Largest number of micro-batches of any shard (M).
     """
-    part = take_share(batch, index, count)
+    part = take_shard(batch, index, count)
     return part._replace(replica=batch.replica * most + part.replica)
 
 

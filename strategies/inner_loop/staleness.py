@@ -16,15 +16,15 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.private_apis import run_after
-from strategies.common.types import Batch, Shares, StepResults, Update
+from strategies.common.types import Batch, ReplicaOutputs, StepResults, Update
 
 # Names of the values that a step reports in addition to its sums.
 REPORTED = ("staleness",)
 
 
 def read_then_compute(
-    update: Update, compute: Callable[[Batch], Shares], batch: Batch
-) -> tuple[Shares, tf.Tensor]:
+    update: Update, compute: Callable[[Batch], ReplicaOutputs], batch: Batch
+) -> tuple[ReplicaOutputs, tf.Tensor]:
     """Returns the outputs of a batch and the version of the weights that they used.
 
     The version is the number of applied updates.

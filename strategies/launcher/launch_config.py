@@ -57,12 +57,12 @@ class Plan:
       logs: Folder for the output of the tasks, used once it exists.
       gpus: Names of this machine's GPUs in CUDA_VISIBLE_DEVICES; the computing tasks
         divide them.
-      shows_all: True to print the output of tasks other than the chief, too.
+      forward_output: True to print the output of tasks other than the chief, too.
       confine: Network isolation of the tasks, one of
         `strategies.launcher.network_isolation.CHOICES`.
       max_restarts: Number of restarts of dead tasks without progress in between.
       patience_seconds: Longest suspension of a task before it counts as dead.
-      to_continue: Additional arguments of the command when all tasks are restarted.
+      resume_flags: Additional arguments of the command when all tasks are restarted.
       saved_step: Function that returns the step of the newest checkpoint.
       reached_step: Function that returns the step that the running tasks have reached.
     """
@@ -73,16 +73,16 @@ class Plan:
     computing: Sequence[str]
     logs: pathlib.Path
     gpus: Sequence[str] = ()
-    shows_all: bool = False
+    forward_output: bool = False
     confine: str = AUTO
     max_restarts: int = 0
     patience_seconds: float = math.inf
-    to_continue: Sequence[str] = ()
+    resume_flags: Sequence[str] = ()
     saved_step: Callable[[], int] = lambda: 0
     reached_step: Callable[[], int] = lambda: 0
 
     @property
-    def replaceable(self) -> Sequence[str]:
+    def restartable_jobs(self) -> Sequence[str]:
         """Jobs with tasks that can be restarted while the other tasks continue."""
         # Such a task runs only functions that the chief sends it again. A task that
         # serves but does not compute holds variables, which would be lost.
@@ -130,7 +130,7 @@ def continued(plan: Plan) -> Plan:
     """Returns the plan for a restart of all tasks from the newest checkpoint."""
     return dataclasses.replace(
         plan,
-        command=[*plan.command, *plan.to_continue],
-        to_continue=(),
+        command=[*plan.command, *plan.resume_flags],
+        resume_flags=(),
         addresses=local_cluster({job: len(a) for job, a in plan.addresses.items()}),
     )

@@ -38,7 +38,7 @@ class Launcher:
         self._network = Network()
         self._tasks = TaskGroup(plan, self._network, say)
         self._signal: int | None = None
-        self._restarts = Restarts(plan.max_restarts)
+        self._restarts = RestartBudget(plan.max_restarts)
 
     @property
     def num_restarts(self) -> int:
@@ -74,23 +74,23 @@ class Launcher:
     def _supervise(self) -> int | None:
         chief = self._tasks.chief()
         while chief.process.poll() is None and self._signal is None:
-            self._tasks.kill_those_that_stand_still()
+            self._tasks.kill_suspended()
             failed = self._tasks.failed()
             if failed is not None and not self._is_replaced(failed):
                 return self._after_failure()
             time.sleep(_POLL_SECONDS)
         if self._signal is not None:
             return self._after_signal(chief)
-        if chief.was_lost or chief.ended_by_a_signal:
+        if chief.is_peer_failure or chief.was_signaled:
             return self._after_failure()
         self._tasks.wait_for_those_that_stayed()
         failed = chief if chief.process.poll() else self._tasks.failed()
-        return 0 if failed is None or failed.was_lost else self._report(failed)
+        return 0 if failed is None or failed.is_peer_failure else self._report(failed)
 
     def _after_signal(self, chief: LaunchedTask) -> int:
         number = self._signal or signal.SIGTERM
         self._tasks.stop_training(number)
-        self._tasks.wait_for_those_that_serve()
+        self._tasks.wait_for_servers()
         if chief.process.poll() is None:
             self._say(
                 f"{chief.cluster.task} has not ended {SECONDS_TO_STOP:g} s after "
@@ -104,18 +104,18 @@ class Launcher:
 
     def _after_failure(self) -> int | None:
         """Ends the other tasks. Returns the exit code, or None to restart all tasks."""
-        self._tasks.wait_for_the_cause()
+        self._tasks.wait_for_root_cause()
         failed = self._tasks.failed()
         if failed is None:
             raise RuntimeError("there was a task that failed")
-        if failed.was_lost and self._tasks.chief().process.poll() == 0:
+        if failed.is_peer_failure and self._tasks.chief().process.poll() == 0:
             # The chief had finished and needed the task no longer.
             return 0
-        if not (failed.was_lost and self._plan.max_restarts):
+        if not (failed.is_peer_failure and self._plan.max_restarts):
             code = self._report(failed)
             # With a chance for a checkpoint. The servers that it reads from end last.
             self._tasks.stop_training(signal.SIGTERM)
-            self._tasks.wait_for_those_that_serve()
+            self._tasks.wait_for_servers()
             return code
         # Servers need no time to end: the restart reads a checkpoint, not their values.
         self._tasks.stop_training(signal.SIGTERM)
@@ -127,7 +127,7 @@ class Launcher:
         if number is None:
             return self._report(failed)
         self._say(
-            f"{failed.cluster.task} was lost{failed.killed_by}: restart {number} of "
+            f"{failed.cluster.task} was lost{failed.signal_name}: restart {number} of "
             f"{self._plan.max_restarts}, of all tasks, from step {step}."
         )
         return None
@@ -139,14 +139,14 @@ class Launcher:
           True if the task was restarted.
         """
         cluster = failed.cluster
-        if cluster.job not in self._plan.replaceable or not failed.was_killed:
+        if cluster.job not in self._plan.restartable_jobs or not failed.was_killed:
             return False
         step = self._plan.reached_step()
         number = self._restarts.take(cluster.task, step)
         if number is None:
             return False
         self._say(
-            f"{cluster.task} was lost{failed.killed_by}: restart {number} of "
+            f"{cluster.task} was lost{failed.signal_name}: restart {number} of "
             f"{self._plan.max_restarts}, of this task, after step {step}."
         )
         self._tasks.start_again(failed)
@@ -167,7 +167,7 @@ class Launcher:
             # The run ends as if the launcher had received the signal.
             self._say(f"{task} was ended by {signal.Signals(-code).name}.")
             return 128 - code
-        killed = failed.killed_by
+        killed = failed.signal_name
         if self._signal is None and not failed.cluster.is_chief:
             how = killed or f" (exit code {code})"
             self._say(f"{task} failed first{how}; its last lines:")
@@ -198,7 +198,7 @@ class Launcher:
                 signal.signal(number, handler)
 
 
-class Restarts:
+class RestartBudget:
     """Budget of restarts that progress renews.
 
     A run that makes progress between two faults may restart any number of times. A run

@@ -96,7 +96,7 @@ class LaunchedTask:
         self._reader.start()
 
     @property
-    def ended_by_a_signal(self) -> bool:
+    def was_signaled(self) -> bool:
         """True if a signal ended the process.
 
         Either nobody asked the process to end, or it could not yet end in order.
@@ -105,7 +105,7 @@ class LaunchedTask:
         return (self.process.poll() or 0) < 0
 
     @property
-    def ended_in_order(self) -> bool:
+    def exited(self) -> bool:
         """True if the process exited by itself, even with an error."""
         code = self.process.poll()
         return code is not None and code >= 0
@@ -113,15 +113,15 @@ class LaunchedTask:
     @property
     def was_killed(self) -> bool:
         """True if a signal other than a request to stop ended the process."""
-        return self.ended_by_a_signal and -self.process.returncode not in STOPS
+        return self.was_signaled and -self.process.returncode not in STOPS
 
     @property
-    def was_lost(self) -> bool:
+    def is_peer_failure(self) -> bool:
         """True if the process was killed, or exited because another task was dead."""
         return self.was_killed or self.process.poll() == PeerLostError.exit_code
 
     @property
-    def killed_by(self) -> str:
+    def signal_name(self) -> str:
         """Signal that ended the process, in brackets after a space, or empty."""
         code = self.process.poll() or 0
         return f" ({signal.Signals(-code).name})" if code < 0 else ""

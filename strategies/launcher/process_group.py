@@ -64,7 +64,7 @@ class TaskGroup:
             self._network,
             resources_of(self._plan, cluster),
             self._plan.logs / f"{cluster.task}.log",
-            self._plan.shows_all,
+            self._plan.forward_output,
         )
         cores = cores_of(self._plan, cluster)
         if cores:
@@ -105,13 +105,13 @@ class TaskGroup:
         stayed = [task for task in self._tasks if not task.is_replacement]
         wait_for_ends(_SECONDS_FOR_OTHERS_TO_END, stayed)
 
-    def wait_for_those_that_serve(self) -> None:
+    def wait_for_servers(self) -> None:
         """Waits for the ends of all tasks, if the chief has shut down the servers."""
         # Shutting down the servers is the chief's last action before an orderly end.
-        if self.chief().ended_in_order:
+        if self.chief().exited:
             wait_for_ends(_SECONDS_TO_BE_DISMISSED, self._tasks)
 
-    def wait_for_the_cause(self) -> None:
+    def wait_for_root_cause(self) -> None:
         """Waits briefly, because the root cause may exit after the tasks it broke."""
         wait_for_ends(_SECONDS_TO_NOTICE, self._tasks)
         # A suspended task never exits, and may be the root cause itself.
@@ -119,7 +119,7 @@ class TaskGroup:
             if task.is_stopped:
                 self._kill(task, "is stopped")
 
-    def kill_those_that_stand_still(self) -> None:
+    def kill_suspended(self) -> None:
         """Kills every task that has been suspended for too long.
 
         A suspended process keeps its connections, and others may wait for it for ever.

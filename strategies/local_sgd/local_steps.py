@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.common.types import (
-    Agreed,
     Batch,
-    Observe,
-    Pending,
-    ReplicaStep,
-    Shares,
+    ReplicaFunction,
+    ReplicaOutputs,
+    StepFuture,
+    SummaryLevel,
+    SyncedFlags,
     Update,
 )
 from strategies.inner_loop.loop import InnerLoop
@@ -21,54 +21,56 @@ from strategies.inner_loop.reduction import scaled, totals
 from strategies.inner_loop.results import OWN_TOTALS
 
 
-def alone(replica_step: ReplicaStep, num_replicas: int) -> ReplicaStep:
+def alone(replica_step: ReplicaFunction, num_replicas: int) -> ReplicaFunction:
     """Returns a replica step that treats the replica's shard as the global batch.
 
     Gradients are means over the shard. They are weighted so that their mean over
     replicas equals the mean over the global batch, even if shards differ in size.
     """
 
-    def step(batch: Batch) -> Shares:
+    def step(batch: Batch) -> ReplicaOutputs:
         # An empty shard still carries one row, which belongs to another shard. The step
         # computes on this row; `part` weighs the gradients by zero, `counts` the sums.
         own = tf.maximum(batch.num_rows, 1)
-        shares = replica_step(batch._replace(num_rows=own, global_size=own))
+        outputs = replica_step(batch._replace(num_rows=own, global_size=own))
         part = batch.num_rows / batch.global_size
         counts = tf.cast(batch.num_rows > 0, tf.float64)
-        return Shares(
+        return ReplicaOutputs(
             gradients=[
-                scaled(gradient, num_replicas * part) for gradient in shares.gradients
+                scaled(gradient, num_replicas * part) for gradient in outputs.gradients
             ],
-            state=shares.state,
-            sums={name: counts * value for name, value in shares.sums.items()},
+            state=outputs.state,
+            sums={name: counts * value for name, value in outputs.sums.items()},
         )
 
     return step
 
 
 def sum_what_is_reported(
-    shares: Shares, sum_shares: Callable[[Shares], Shares]
-) -> Shares:
+    outputs: ReplicaOutputs,
+    all_reduce_gradients: Callable[[ReplicaOutputs], ReplicaOutputs],
+) -> ReplicaOutputs:
     """Sums losses and metrics, and leaves a replica its own gradients and state.
 
     Args:
-      shares: Outputs of one replica.
-      sum_shares: Function that sums the outputs of all replicas, called on each.
+      outputs: Outputs of one replica.
+      all_reduce_gradients: Function that sums the outputs of all replicas, called on
+        each.
     """
     # Integer layer state cannot be averaged. As in every strategy, all replicas take
     # the value of the first replica: the other replicas contribute zero.
-    own = tf.nest.flatten(shares.state)
+    own = tf.nest.flatten(outputs.state)
     whole = [None if value.dtype.is_floating else value for value in own]
     # Zero, or NaN if a value is not finite: 0 * inf is NaN. The sum is NaN on every
     # replica then, so that all replicas skip the update.
-    sums = {**shares.sums, OWN_TOTALS: 0 * totals(shares)}
-    summed = sum_shares(Shares(gradients=[], state=whole, sums=sums))
+    sums = {**outputs.sums, OWN_TOTALS: 0 * totals(outputs)}
+    summed = all_reduce_gradients(ReplicaOutputs(gradients=[], state=whole, sums=sums))
     state = [
         value if total is None else total
         for value, total in zip(own, summed.state, strict=True)
     ]
-    return shares._replace(
-        state=tf.nest.pack_sequence_as(shares.state, state), sums=summed.sums
+    return outputs._replace(
+        state=tf.nest.pack_sequence_as(outputs.state, state), sums=summed.sums
     )
 
 
@@ -109,21 +111,21 @@ def average_if_due(
 
 
 class StepsOnCopies:
-    """Training loop on separate copies of the weights. Satisfies `RunSteps`."""
+    """Training loop on separate copies of the weights. Satisfies `LoopFunction`."""
 
     def __init__(
-        self, loop: InnerLoop, take_up: Callable[[], None], leave: Callable[[], None]
+        self, loop: InnerLoop, load_local: Callable[[], None], leave: Callable[[], None]
     ):
         """Wraps each call of a loop.
 
         Args:
           loop: Loop with steps that change the replicas' own values.
-          take_up: Function that restores each replica's own values, called before the
-            steps.
+          load_local: Function that restores each replica's own values, called before
+            the steps.
           leave: Function called after the steps.
         """
         self._loop = loop
-        self._take_up = take_up
+        self._take_up = load_local
         self._leave = leave
 
     def trace(self, batches: Any) -> tf.Graph:
@@ -136,10 +138,10 @@ class StepsOnCopies:
         self,
         batches: Any,
         num_steps: int,
-        observe: Observe = Observe.NOT,
-        proposed: Agreed | None = None,
-    ) -> Pending:
+        observe: SummaryLevel = SummaryLevel.NOT,
+        local_flags: SyncedFlags | None = None,
+    ) -> StepFuture:
         self._take_up()
-        pending = self._loop(batches, num_steps, observe, proposed)
+        pending = self._loop(batches, num_steps, observe, local_flags)
         self._leave()
         return pending

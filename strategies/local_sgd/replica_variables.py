@@ -49,7 +49,7 @@ class Copies:
         """
         return [self._aside_at, *(copy for copies in self._aside for copy in copies)]
 
-    def take_up(self) -> None:
+    def load_local(self) -> None:
         """Restores the local values of each replica, if they were stored at this step.
 
         Otherwise all replicas start with the values of the variables, as in a new run
@@ -58,7 +58,7 @@ class Copies:
         if int(self._aside_at.numpy()) == int(self._update.applied_updates().numpy()):
             self._take_up()
 
-    def put_aside(self) -> None:
+    def store_local(self) -> None:
         """Stores the local values of each replica, and assigns their mean."""
         self._put_aside()
 
@@ -148,7 +148,7 @@ class WorkerCopies:
         """
         return [self._kept_at, *self._kept]
 
-    def take_up(self) -> None:
+    def load_local(self) -> None:
         """Restores the local values of each replica, if its variables have the mean.
 
         If no values were stored at this step, all replicas start with the values of the

@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     row: tf.Tensor
 
 
-class Journal:
+class AppliedSteps:
     """Record of the newest steps: a note and a mark for each.
 
     A step is noted while it is applied, and marked as soon as it is counted. The count

@@ -16,19 +16,19 @@ import tensorflow as tf
 from strategies.cluster.resolver import task_of
 from strategies.common.private_apis import values_where_they_are
 from strategies.common.types import (
-    Agreed,
     GlobalBatches,
-    Observe,
-    Pending,
-    ReplicaStep,
+    ReplicaFunction,
+    StepFuture,
     StepResults,
+    SummaryLevel,
+    SyncedFlags,
     Update,
 )
 from strategies.inner_loop.loop import InnerLoop, loop_arguments
 from strategies.inner_loop.staleness import joined
-from strategies.ps.applied_steps import Journal
+from strategies.ps.applied_steps import AppliedSteps
 from strategies.ps.async_worker import AsynchronousWorker
-from strategies.ps.tensor_packing import Envelope
+from strategies.ps.tensor_packing import ResultPacking
 
 # Name of a worker that died before it returned the results of its steps.
 _LOST = "lost"
@@ -39,28 +39,28 @@ _MOST_CLOSURE_SECONDS = 0.5
 
 
 @dataclasses.dataclass(slots=True)
-class Feed:
+class WorkerInput:
     """Input of all workers.
 
     Attributes:
-      residents: Iterators of `batches.resident()`, one on each worker.
+      cached_tensors_by_dataset: Iterators of `batches.resident()`, one on each worker.
       batches: Global batches of the run.
       next_step: Step that the next call starts with.
     """
 
-    residents: Any
+    cached_tensors_by_dataset: Any
     batches: GlobalBatches
     next_step: int
 
 
 class AsynchronousSteps:
-    """Training loop of asynchronous workers in closures. Satisfies `RunSteps`."""
+    """Training loop of asynchronous workers in closures. Satisfies `LoopFunction`."""
 
     def __init__(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         num_workers: int,
-        replica_step: ReplicaStep,
+        replica_step: ReplicaFunction,
         update: Update | None,
         attempts: tf.Variable,
         free_workers: Callable[[], None],
@@ -83,17 +83,17 @@ class AsynchronousSteps:
         # Until the duration is known, a closure has a single step.
         self._typical_step_seconds = _MOST_CLOSURE_SECONDS
         self._num_calls = 0
-        self._envelope = Envelope()
+        self._envelope = ResultPacking()
         self._journal = None
         if update is not None:
-            self._journal = Journal(update.counter_device())
+            self._journal = AppliedSteps(update.counter_device())
         self._worker = AsynchronousWorker(
             coordinator.strategy, self._journal, attempts, update
         )
         self._loop = InnerLoop(self._worker.step(), replica_step, update)
         self._function = tf.function(self._run, autograph=False)
 
-    def trace(self, batches: Feed) -> tf.Graph:
+    def trace(self, batches: WorkerInput) -> tf.Graph:
         """Traces the loop and returns its graph."""
         # By a call with zero steps, because the input of a closure exists only on
         # workers.
@@ -105,46 +105,46 @@ class AsynchronousSteps:
 
     def __call__(
         self,
-        batches: Feed,
+        batches: WorkerInput,
         num_steps: int,
-        observe: Observe = Observe.NOT,
-        proposed: Agreed | None = None,
-    ) -> Pending:
+        observe: SummaryLevel = SummaryLevel.NOT,
+        local_flags: SyncedFlags | None = None,
+    ) -> StepFuture:
         self._free_workers()
         self._num_calls += 1
         call = tf.constant(self._num_calls, tf.int64)
         # The loop is traced with the first input. Later inputs read batches in the same
         # way.
         self._worker.batches = self._worker.batches or batches.batches
-        closures: list[tuple[Any, Observe]] = []
+        closures: list[tuple[Any, SummaryLevel]] = []
         most = _MOST_CLOSURE_SECONDS / self._typical_step_seconds
         counts = divided(num_steps, self._num_workers, most)
         for index, count in enumerate(counts):
-            looked = observe if index == len(counts) - 1 else Observe.NOT
+            looked = observe if index == len(counts) - 1 else SummaryLevel.NOT
             position = tf.constant(batches.next_step, tf.int64)
             closure = self._coordinator.schedule(
                 self._function,
                 args=(
-                    (batches.residents, position, call),
-                    *loop_arguments(count, looked, proposed or Agreed()),
+                    (batches.cached_tensors_by_dataset, position, call),
+                    *loop_arguments(count, looked, local_flags or SyncedFlags()),
                 ),
             )
             closures.append((closure, looked))
             batches.next_step += count
-        return _Scheduled(closures, self)
+        return _ScheduledSteps(closures, self)
 
     def _run(
         self,
         batches: tuple[Any, tf.Tensor, tf.Tensor],
         num_steps: tf.Tensor,
         observe: tf.Tensor,
-        proposed: tf.Tensor,
+        local_flags: tf.Tensor,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Runs a closure's steps and returns their packed results and a marker.
 
         The results include the steps that an earlier run of the closure applied.
         """
-        residents, first_step, call = batches
+        cached_tensors_by_dataset, first_step, call = batches
         journal = self._journal
         told: list[tf.Tensor] = []
         if journal is not None:
@@ -153,9 +153,13 @@ class AsynchronousSteps:
         else:
             # Evaluation changes nothing, so that a closure can run again as a whole.
             num_before = tf.constant(0)
-        after_those = (residents, first_step + tf.cast(num_before, tf.int64), call)
+        after_those = (
+            cached_tensors_by_dataset,
+            first_step + tf.cast(num_before, tf.int64),
+            call,
+        )
         outputs, _ = self._loop.function_of(after_those)(
-            after_those, num_steps - num_before, observe, proposed
+            after_those, num_steps - num_before, observe, local_flags
         )
         if journal is not None:
             done = journal.done(call, first_step, num_steps)
@@ -169,7 +173,7 @@ class AsynchronousSteps:
         return kept, tf.zeros([])
 
     def results_of(
-        self, closure: Any, observe: Observe
+        self, closure: Any, observe: SummaryLevel
     ) -> Sequence[tuple[StepResults, str]]:
         """Waits for a closure and returns its results with the names of the workers."""
         sealed, mark = values_where_they_are(closure)
@@ -234,10 +238,10 @@ def divided(num_steps: int, num_workers: int, most: float) -> Sequence[int]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Scheduled:
-    """Scheduled closures in the order of their steps. Satisfies `Pending`."""
+class _ScheduledSteps:
+    """Scheduled closures in the order of their steps. Satisfies `StepFuture`."""
 
-    closures: Sequence[tuple[Any, Observe]]
+    closures: Sequence[tuple[Any, SummaryLevel]]
     steps: AsynchronousSteps
 
     def fetch(self) -> StepResults:

@@ -7,11 +7,17 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from strategies.common.types import Batch, GlobalBatches, ReplicaStep, Shares, Update
-from strategies.inner_loop.input import ByIndex
+from strategies.common.types import (
+    Batch,
+    GlobalBatches,
+    ReplicaFunction,
+    ReplicaOutputs,
+    Update,
+)
+from strategies.inner_loop.input import IndexedInput
 from strategies.inner_loop.loop import Step
 from strategies.inner_loop.staleness import changes_of, reads_after
-from strategies.ps.applied_steps import Journal
+from strategies.ps.applied_steps import AppliedSteps
 from strategies.ps.tensor_packing import sent
 
 
@@ -27,7 +33,7 @@ class _Task(NamedTuple):
     call: tf.Tensor
 
 
-class _Told(NamedTuple):
+class _StepMetadata(NamedTuple):
     """Metadata of one step.
 
     Attributes:
@@ -53,7 +59,7 @@ class AsynchronousWorker:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        journal: Journal | None,
+        journal: AppliedSteps | None,
         attempts: tf.Variable,
         update: Update | None,
     ):
@@ -78,7 +84,7 @@ class AsynchronousWorker:
             self._compute if self._update is None else self._read_and_compute,
             _reports_nothing,
             first=lambda summed: summed[0],
-            input=ByIndex(self._batch_at, open=_with_resident),
+            input=IndexedInput(self._batch_at, open=_with_resident),
             apply_if=self._apply_if,
         )
 
@@ -89,26 +95,28 @@ class AsynchronousWorker:
         step = first_step + tf.cast(index, tf.int64)
         return _Task(self.batches.at(resident, step, 0, 1), call)
 
-    def _compute(self, replica_step: ReplicaStep, task: _Task) -> tuple[Shares, Any]:
+    def _compute(
+        self, replica_step: ReplicaFunction, task: _Task
+    ) -> tuple[ReplicaOutputs, Any]:
         return self._strategy.run(replica_step, args=(task.batch,)), ()
 
     def _read_and_compute(
-        self, replica_step: ReplicaStep, task: _Task
-    ) -> tuple[Shares, _Told]:
-        update = _known(self._update)
+        self, replica_step: ReplicaFunction, task: _Task
+    ) -> tuple[ReplicaOutputs, _StepMetadata]:
+        update = _require(self._update)
         # Counted before the version is read, so that a step of a dying worker counts.
         begun = self._attempts.assign_add(1, read_value=False)
         with tf.control_dependencies([begun]), tf.device(update.counter_device()):
             version = tf.identity(update.applied_updates())
-        shares = self._compute_after(version, replica_step, task.batch)
-        return shares, _Told(version, task.call, task.batch.step)
+        outputs = self._compute_after(version, replica_step, task.batch)
+        return outputs, _StepMetadata(version, task.call, task.batch.step)
 
     def _compute_after(
-        self, version: tf.Tensor, replica_step: ReplicaStep, batch: Batch
-    ) -> Shares:
+        self, version: tf.Tensor, replica_step: ReplicaFunction, batch: Batch
+    ) -> ReplicaOutputs:
         """Returns the outputs of a batch at weights that are read after the version."""
 
-        def compute(own: Batch) -> Shares:
+        def compute(own: Batch) -> ReplicaOutputs:
             return self._strategy.run(replica_step, args=(own,))
 
         # With one server only the reads of weights wait, on that server. Otherwise the
@@ -121,25 +129,28 @@ class AsynchronousWorker:
         return compute(own)
 
     def _apply_if(
-        self, update: Update, summed: tuple[Shares, _Told], finite: tf.Tensor
+        self,
+        update: Update,
+        summed: tuple[ReplicaOutputs, _StepMetadata],
+        finite: tf.Tensor,
     ) -> None:
         """Sends a step's outputs to the servers, which apply and record finite ones."""
-        shares, told = summed
-        journal = _known(self._journal)
-        shares = update.ready(shares)
-        line = journal.line(told.call, told.step, shares.sums)
+        outputs, told = summed
+        journal = _require(self._journal)
+        outputs = update.ready(outputs)
+        line = journal.line(told.call, told.step, outputs.sums)
         # The sums travel inside the line.
-        shares = shares._replace(sums={})
+        outputs = outputs._replace(sums={})
         if self._server:
-            shares, line, finite = _all_sent((shares, line, finite), self._server)
+            outputs, line, finite = _all_sent((outputs, line, finite), self._server)
         else:
-            gradients = sent(shares.gradients, update.devices())
-            shares = shares._replace(gradients=gradients)
+            gradients = sent(outputs.gradients, update.devices())
+            outputs = outputs._replace(gradients=gradients)
             (line,) = sent([line], [update.counter_device()])
         entry = journal.entry(line, told.version)
 
         def apply_and_note() -> None:
-            self._strategy.run(update.change, args=(shares,))
+            self._strategy.run(update.change, args=(outputs,))
             journal.note(entry)
 
         def apply() -> tf.Tensor:
@@ -157,8 +168,8 @@ class AsynchronousWorker:
 
 def _with_resident(arguments: Any) -> Any:
     """Returns the source of batches, taken out of its iterator once a closure."""
-    residents, first_step, call = arguments
-    return next(residents), first_step, call
+    cached_tensors_by_dataset, first_step, call = arguments
+    return next(cached_tensors_by_dataset), first_step, call
 
 
 def _only_server(update: Update) -> str | None:
@@ -173,7 +184,7 @@ def _all_sent(values: Any, device: str) -> Any:
     return tf.nest.pack_sequence_as(values, sent(flat, [device] * len(flat)))
 
 
-def _known(value: Any) -> Any:
+def _require(value: Any) -> Any:
     if value is None:
         raise RuntimeError("only updates are applied and kept in a journal")
     return value

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from strategies.common.types import Shares
-from strategies.ps.tensor_packing import Parcel
+from strategies.common.types import ReplicaOutputs
+from strategies.ps.tensor_packing import GradientPacking
 
 # Attempt of artificial elements, which end a wait that nothing else would end.
 _ANY_ATTEMPT = np.iinfo(np.int64).max
@@ -28,17 +28,17 @@ class Taken(NamedTuple):
     """Sum of the elements of the workers of one update.
 
     Attributes:
-      shares: Sum of the replica outputs.
+      outputs: Sum of the replica outputs.
       counts: Sum of the `counts` sent with the outputs, float64 [counts].
       late: Number of dropped elements of earlier attempts, float64 scalar.
     """
 
-    shares: Shares
+    outputs: ReplicaOutputs
     counts: tf.Tensor
     late: tf.Tensor
 
 
-class ShareQueues:
+class GradientQueues:
     """Queues of replica outputs, one on each server."""
 
     def __init__(
@@ -60,8 +60,8 @@ class ShareQueues:
         self._server_of_gradient = [servers.index(d) for d in gradient_devices]
         self._num_workers = num_workers
         self._num_required = num_required
-        self._structure: Shares | None = None
-        self._parcels: list[Parcel] = []
+        self._structure: ReplicaOutputs | None = None
+        self._parcels: list[GradientPacking] = []
         self._queues: list[tf.queue.FIFOQueue] = []
 
     @property
@@ -70,20 +70,24 @@ class ShareQueues:
         return self._num_required < self._num_workers
 
     def send(
-        self, attempt: tf.Tensor, worker: tf.Tensor, shares: Shares, counts: tf.Tensor
+        self,
+        attempt: tf.Tensor,
+        worker: tf.Tensor,
+        outputs: ReplicaOutputs,
+        counts: tf.Tensor,
     ) -> tf.Operation:
         """Puts the outputs of one worker into every server's queue.
 
         Args:
           attempt: Number of the attempt whose weights were read, int64 scalar.
           worker: Index of the worker, int64 scalar.
-          shares: Outputs of the worker.
+          outputs: Outputs of the worker.
           counts: Vector that is summed as well, float64 [counts].
         """
-        values = self._by_server(shares, counts)
+        values = self._by_server(outputs, counts)
         if not self._queues:
-            self._structure = shares
-            self._parcels = [Parcel.of(part) for part in values]
+            self._structure = outputs
+            self._parcels = [GradientPacking.of(part) for part in values]
             self._queues = self._make_queues()
         packed = [
             parcel.pack(part)
@@ -136,24 +140,24 @@ class ShareQueues:
                 queues.append(tf.queue.FIFOQueue(-1, types))
         return queues
 
-    def _by_server(self, shares: Shares, counts: tf.Tensor) -> list[list[Any]]:
+    def _by_server(self, outputs: ReplicaOutputs, counts: tf.Tensor) -> list[list[Any]]:
         """Returns the values for each server: gradients at their variable's server.
 
         All other values go to the first server.
         """
         parts: list[list[Any]] = [[] for _ in self._servers]
         for gradient, server in zip(
-            shares.gradients, self._server_of_gradient, strict=True
+            outputs.gradients, self._server_of_gradient, strict=True
         ):
             if gradient is not None:
                 parts[server].append(gradient)
-        sums = [shares.sums[name] for name in sorted(shares.sums)]
-        parts[0] += [*tf.nest.flatten(shares.state), *sums, counts]
+        sums = [outputs.sums[name] for name in sorted(outputs.sums)]
+        parts[0] += [*tf.nest.flatten(outputs.state), *sums, counts]
         return parts
 
     def _from_servers(
-        self, structure: Shares, parts: Sequence[Sequence[Any]]
-    ) -> tuple[Shares, tf.Tensor]:
+        self, structure: ReplicaOutputs, parts: Sequence[Sequence[Any]]
+    ) -> tuple[ReplicaOutputs, tf.Tensor]:
         """Returns outputs and counts from values by server, inverting `_by_server`."""
         # Values are taken in the order in which `_by_server` appends them.
         remaining = [iter(part) for part in parts]
@@ -165,7 +169,7 @@ class ShareQueues:
         ]
         state = tf.nest.map_structure(lambda _: next(remaining[0]), structure.state)
         sums = {name: next(remaining[0]) for name in sorted(structure.sums)}
-        return Shares(gradients, state, sums), next(remaining[0])
+        return ReplicaOutputs(gradients, state, sums), next(remaining[0])
 
     def _collect(
         self, index: int, attempt: tf.Tensor, chosen: tf.Tensor | None

@@ -13,8 +13,8 @@ from types import FrameType
 import tensorflow as tf
 
 from strategies.cluster.rendezvous import (
-    Needed,
-    answering,
+    PeerProbe,
+    hold_port,
     is_listening,
     wait_for_tasks,
 )
@@ -57,11 +57,11 @@ def serve(
       ClusterIncompleteError: A task did not start in time.
       PeerLostError: The chief died without a shutdown file.
     """
-    dismissal = pathlib.Path(ending.format(task=cluster.task))
+    shutdown_file = pathlib.Path(ending.format(task=cluster.task))
     # A file of an earlier run would end this task at once.
-    dismissal.unlink(missing_ok=True)
+    shutdown_file.unlink(missing_ok=True)
     # Reports a port that is in use before TensorFlow starts its server.
-    with answering(cluster):
+    with hold_port(cluster):
         pass
     signals = _Signals()
     server = tf.distribute.Server(
@@ -76,9 +76,9 @@ def serve(
     if signals.received():
         return signals.exit_code
     address = cluster.addresses["chief"][0]
-    chief = Needed("chief-0", address, _SECONDS_UNTIL_LOST, peer_timeout_seconds)
+    chief = PeerProbe("chief-0", address, _SECONDS_UNTIL_LOST, peer_timeout_seconds)
     while not signals.is_over():
-        exit_code = _read_once(dismissal)
+        exit_code = _read_once(shutdown_file)
         if exit_code == PeerLostError.exit_code:
             # The chief makes no progress, perhaps because of this task.
             faulthandler.dump_traceback(all_threads=True)
@@ -140,18 +140,18 @@ def _wait_until_gone(chief: str, exit_code: int) -> int:
     return exit_code
 
 
-def _read_once(dismissal: pathlib.Path) -> int | None:
+def _read_once(shutdown_file: pathlib.Path) -> int | None:
     """Returns the exit code in the file and removes the file; None without a file.
 
     The two folders above the file are removed, too, if they are empty. They are empty
     on a machine without other files of the run, or after a rejected run.
     """
     # The file may exist before its content does.
-    text = dismissal.read_text(encoding="utf-8") if dismissal.exists() else ""
+    text = shutdown_file.read_text(encoding="utf-8") if shutdown_file.exists() else ""
     if not text:
         return None
-    dismissal.unlink()
-    for folder in list(dismissal.parents)[:2]:
+    shutdown_file.unlink()
+    for folder in list(shutdown_file.parents)[:2]:
         with contextlib.suppress(OSError):
             folder.rmdir()
     return int(text)

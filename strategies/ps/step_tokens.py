@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 # Turns that are no attempts. Attempts count from one.
-NOTHING_YET, NO_MORE = 0, -1
+NOT_STARTED, FINISHED = 0, -1
 
 
-class Turns:
+class StepTokens:
     """Number of the present attempt, with a queue of tokens for each worker.
 
     Only the number has a meaning; a token says that the number has changed. A slow
@@ -27,8 +27,8 @@ class Turns:
         """
         self._server = server
         with tf.device(server):
-            # The turn may be NO_MORE; the number of attempts never decreases.
-            self._turn = tf.Variable(NOTHING_YET, trainable=False, dtype=tf.int64)
+            # The turn may be FINISHED; the number of attempts never decreases.
+            self._turn = tf.Variable(NOT_STARTED, trainable=False, dtype=tf.int64)
             self._attempts = tf.Variable(0, trainable=False, dtype=tf.int64)
             self._tokens = [
                 tf.queue.FIFOQueue(-1, [tf.bool]) for _ in range(num_workers)
@@ -41,11 +41,11 @@ class Turns:
 
     def reset(self) -> None:
         """Makes workers that start wait for the next attempt."""
-        self._turn.assign(NOTHING_YET)
+        self._turn.assign(NOT_STARTED)
 
     def end(self) -> None:
         """Tells all workers that there are no more attempts."""
-        self._turn.assign(NO_MORE)
+        self._turn.assign(FINISHED)
         self._wake_all()
 
     def next_attempt(self) -> tf.Tensor:

@@ -21,25 +21,25 @@ import tensorflow as tf
 
 from strategies.common.private_apis import own_executor
 from strategies.common.types import (
-    Agreed,
-    Observe,
-    Pending,
-    ReplicaStep,
-    Shares,
+    ReplicaFunction,
+    ReplicaOutputs,
+    StepFuture,
     StepResults,
+    SummaryLevel,
+    SyncedFlags,
     Update,
 )
-from strategies.inner_loop.input import ByIndex
+from strategies.inner_loop.input import IndexedInput
 from strategies.inner_loop.loop import InnerLoop, Step
 from strategies.inner_loop.reduction import scaled
-from strategies.ps.async_coordinator import Feed
-from strategies.ps.gradient_queues import ShareQueues
-from strategies.ps.step_tokens import Turns
+from strategies.ps.async_coordinator import WorkerInput
+from strategies.ps.gradient_queues import GradientQueues
+from strategies.ps.step_tokens import StepTokens
 from strategies.ps.sync_worker import WorkerLoop, WorkersUnderWay
 
 
 class SynchronousSteps:
-    """Training loop that one task leads for all workers. Satisfies `RunSteps`."""
+    """Training loop that one task leads for all workers. Satisfies `LoopFunction`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SynchronousSteps:
         servers: Sequence[str],
         num_workers: int,
         num_required: int,
-        replica_step: ReplicaStep,
+        replica_step: ReplicaFunction,
         update: Update,
     ):
         """Traces nothing and starts no worker yet.
@@ -69,8 +69,10 @@ class SynchronousSteps:
         self._leader = servers[0] if len(servers) == 1 else chief
         self._num_required = num_required
         self._update = update
-        self._turns = Turns(servers[0], num_workers)
-        self._queues = ShareQueues(servers, update.devices(), num_workers, num_required)
+        self._turns = StepTokens(servers[0], num_workers)
+        self._queues = GradientQueues(
+            servers, update.devices(), num_workers, num_required
+        )
         self._worker = WorkerLoop(
             coordinator.strategy,
             self._turns,
@@ -81,14 +83,14 @@ class SynchronousSteps:
         )
         self._under_way: WorkersUnderWay | None = None
         step = Step(
-            sum_shares=lambda take, batch: take(batch),
+            all_reduce_gradients=lambda take, batch: take(batch),
             apply=self._apply,
             first=lambda summed: summed,
-            input=ByIndex(lambda batches, index: index),
+            input=IndexedInput(lambda batches, index: index),
         )
         self._loop = InnerLoop(step, self._take, update)
 
-    def trace(self, batches: Feed) -> tf.Graph:
+    def trace(self, batches: WorkerInput) -> tf.Graph:
         self._start_workers(batches)
         with tf.device(self._leader), _advice_hidden():
             self._loop.trace(None)
@@ -100,13 +102,13 @@ class SynchronousSteps:
 
     def __call__(
         self,
-        batches: Feed,
+        batches: WorkerInput,
         num_steps: int,
-        observe: Observe = Observe.NOT,
-        proposed: Agreed | None = None,
-    ) -> Pending:
+        observe: SummaryLevel = SummaryLevel.NOT,
+        local_flags: SyncedFlags | None = None,
+    ) -> StepFuture:
         self._start_workers(batches)
-        return _Led(lambda: self._lead(num_steps, observe, proposed))
+        return _LedSteps(lambda: self._lead(num_steps, observe, local_flags))
 
     def free_workers(self, patience_seconds: float | None = None) -> None:
         """Ends the workers' closures, so that other closures can be scheduled.
@@ -123,7 +125,7 @@ class SynchronousSteps:
             self._turns.end()
             under_way.wait(patience_seconds)
 
-    def _start_workers(self, feed: Feed) -> None:
+    def _start_workers(self, feed: WorkerInput) -> None:
         """Schedules a closure for each worker, unless the closures are under way."""
         if self._under_way is not None:
             return
@@ -131,22 +133,26 @@ class SynchronousSteps:
         # same way.
         self._worker.batches = self._worker.batches or feed.batches
         self._turns.reset()
-        for share, tokens in enumerate(self._turns.token_queues()):
-            arguments = (feed.residents, tf.constant(share, tf.int64), tokens)
+        for shard_index, tokens in enumerate(self._turns.token_queues()):
+            arguments = (
+                feed.cached_tensors_by_dataset,
+                tf.constant(shard_index, tf.int64),
+                tokens,
+            )
             self._coordinator.schedule(self._worker.function, args=arguments)
         self._under_way = WorkersUnderWay(self._coordinator, self._queues.give_up)
 
     def _lead(
-        self, num_steps: int, observe: Observe, proposed: Agreed | None
+        self, num_steps: int, observe: SummaryLevel, local_flags: SyncedFlags | None
     ) -> StepResults:
         # It waits for workers, and the coordinator's threads must not wait for it.
         with own_executor(), tf.device(self._leader), _advice_hidden():
-            results = self._loop(None, num_steps, observe, proposed).fetch()
+            results = self._loop(None, num_steps, observe, local_flags).fetch()
         if self._under_way is not None:
             self._under_way.raise_failure()
         return results
 
-    def _take(self, index: tf.Tensor) -> Shares:
+    def _take(self, index: tf.Tensor) -> ReplicaOutputs:
         """Starts the next step and waits for the sum of its replica outputs."""
         # Control dependencies keep the order: the number of applied updates is read
         # before workers can start the attempt.
@@ -154,21 +160,21 @@ class SynchronousSteps:
             applied = self._update.applied_updates()
         with tf.control_dependencies([applied]):
             attempt = self._turns.next_attempt()
-        shares, counts, late = self._queues.take(attempt)
+        outputs, counts, late = self._queues.take(attempt)
         num_rows, global_size, versions = tf.unstack(counts)
         sums = {
-            **shares.sums,
+            **outputs.sums,
             "staleness": tf.cast(applied, tf.float64) - versions / self._num_required,
-            "late_gradients": late,
+            "dropped_gradients": late,
         }
         if self._queues.leaves_out_late_ones:
             # The first shards to arrive may have more or fewer examples in total than a
             # whole batch, so that the sum is scaled to a whole batch. `global_size` is
             # a sum over `num_required` workers, as `num_rows` is.
-            shares = _scaled(shares, global_size / self._num_required / num_rows)
-        return shares._replace(sums=sums)
+            outputs = _scaled(outputs, global_size / self._num_required / num_rows)
+        return outputs._replace(sums=sums)
 
-    def _apply(self, update: Update, summed: Shares) -> Mapping[str, tf.Tensor]:
+    def _apply(self, update: Update, summed: ReplicaOutputs) -> Mapping[str, tf.Tensor]:
         def apply() -> tf.Tensor:
             # Weight decay and the optimizer's counter do not depend on gradients.
             # Without this dependency they would change while gradients of other servers
@@ -185,11 +191,11 @@ class SynchronousSteps:
         return {}
 
 
-def _scaled(shares: Shares, factor: tf.Tensor) -> Shares:
+def _scaled(outputs: ReplicaOutputs, factor: tf.Tensor) -> ReplicaOutputs:
     """Returns outputs with gradients and state times a factor."""
-    return shares._replace(
-        gradients=[scaled(gradient, factor) for gradient in shares.gradients],
-        state=tf.nest.map_structure(lambda value: scaled(value, factor), shares.state),
+    return outputs._replace(
+        gradients=[scaled(gradient, factor) for gradient in outputs.gradients],
+        state=tf.nest.map_structure(lambda value: scaled(value, factor), outputs.state),
     )
 
 
@@ -207,8 +213,8 @@ def _advice_hidden() -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Led:
-    """Steps that run when their results are requested. Satisfies `Pending`."""
+class _LedSteps:
+    """Steps that run when their results are requested. Satisfies `StepFuture`."""
 
     lead: Callable[[], StepResults]
 

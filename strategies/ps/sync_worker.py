@@ -11,9 +11,15 @@ import tensorflow as tf
 
 from strategies.cluster.failure_detection import LOSSES
 from strategies.common.errors import UsageError
-from strategies.common.types import Batch, GlobalBatches, ReplicaStep, Shares, Update
-from strategies.ps.gradient_queues import ShareQueues
-from strategies.ps.step_tokens import NO_MORE, NOTHING_YET, Turns
+from strategies.common.types import (
+    Batch,
+    GlobalBatches,
+    ReplicaFunction,
+    ReplicaOutputs,
+    Update,
+)
+from strategies.ps.gradient_queues import GradientQueues
+from strategies.ps.step_tokens import FINISHED, NOT_STARTED, StepTokens
 
 
 class WorkerLoop:
@@ -22,10 +28,10 @@ class WorkerLoop:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        turns: Turns,
-        queues: ShareQueues,
+        turns: StepTokens,
+        queues: GradientQueues,
         num_required: int,
-        replica_step: ReplicaStep,
+        replica_step: ReplicaFunction,
         update: Update,
     ):
         """Traces nothing yet.
@@ -48,9 +54,11 @@ class WorkerLoop:
         self.graph: tf.Graph | None = None
         self.function = tf.function(self._run, autograph=False)
 
-    def _run(self, residents: Any, share: tf.Tensor, tokens: tf.Tensor) -> tf.Tensor:
+    def _run(
+        self, cached_tensors_by_dataset: Any, shard_index: tf.Tensor, tokens: tf.Tensor
+    ) -> tf.Tensor:
         self.graph = tf.compat.v1.get_default_graph()
-        resident = next(residents)
+        resident = next(cached_tensors_by_dataset)
 
         def wait(done: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._turns.wait(tokens)]):
@@ -64,48 +72,57 @@ class WorkerLoop:
                 tf.equal(turn, done),
                 lambda: wait(done),
                 lambda: tf.cond(
-                    tf.equal(turn, NO_MORE),
+                    tf.equal(turn, FINISHED),
                     lambda: turn,
-                    lambda: self._take_part(resident, share, turn),
+                    lambda: self._take_part(resident, shard_index, turn),
                 ),
             )
 
         return tf.while_loop(
-            lambda done: tf.not_equal(done, NO_MORE),
+            lambda done: tf.not_equal(done, FINISHED),
             body,
-            [tf.constant(NOTHING_YET, tf.int64)],
+            [tf.constant(NOT_STARTED, tf.int64)],
             parallel_iterations=1,
         )
 
-    def _take_part(self, resident: Any, share: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+    def _take_part(
+        self, resident: Any, shard_index: tf.Tensor, turn: tf.Tensor
+    ) -> tf.Tensor:
         """Computes a shard on the present weights, sends it, and returns the turn."""
         # Weights are read after the turn and after their version.
         with tf.control_dependencies([turn]):
             version = self._update.applied_updates()
         with tf.control_dependencies([version]):
-            batch = self._share_of(resident, version, share)
-            shares = self._strategy.run(self._replica_step, args=(batch,))
-        self._check_state(shares)
+            batch = self._shard_of(resident, version, shard_index)
+            outputs = self._strategy.run(self._replica_step, args=(batch,))
+        self._check_state(outputs)
         counts = tf.stack([batch.num_rows, batch.global_size, version])
-        sent = self._queues.send(turn, share, shares, tf.cast(counts, tf.float64))
+        sent = self._queues.send(
+            turn, shard_index, outputs, tf.cast(counts, tf.float64)
+        )
         with tf.control_dependencies([sent]):
             return tf.identity(turn)
 
-    def _share_of(self, resident: Any, step: tf.Tensor, share: tf.Tensor) -> Batch:
+    def _shard_of(
+        self, resident: Any, step: tf.Tensor, shard_index: tf.Tensor
+    ) -> Batch:
         """Returns the shard of one worker; backup workers compute on later batches."""
         if self.batches is None:
             raise RuntimeError("the loop is traced before there is input")
         # A batch has N = num_required shards, because an update sums N of them. Worker
         # N + i takes shard i of the next batch.
-        ahead, own_share = share // self._num_required, share % self._num_required
-        batch = self.batches.at(resident, step + ahead, own_share, self._num_required)
+        ahead, own_shard = (
+            shard_index // self._num_required,
+            shard_index % self._num_required,
+        )
+        batch = self.batches.at(resident, step + ahead, own_shard, self._num_required)
         whole = self.batches.at(resident, step, 0, 1).global_size
         # The shard counts as a part of this step's batch, also if it is from a later
         # one, so that its gradient is divided by the same number of examples.
-        return batch._replace(step=step, replica=share, global_size=whole)
+        return batch._replace(step=step, replica=shard_index, global_size=whole)
 
-    def _check_state(self, shares: Shares) -> None:
-        state = tf.nest.flatten(shares.state)
+    def _check_state(self, outputs: ReplicaOutputs) -> None:
+        state = tf.nest.flatten(outputs.state)
         whole_numbers = [value for value in state if not value.dtype.is_floating]
         if whole_numbers and self._queues.leaves_out_late_ones:
             raise UsageError(

@@ -166,7 +166,7 @@ def _by_device(devices: Sequence[str]) -> dict[str, list[int]]:
     return found
 
 
-class Envelope:
+class ResultPacking:
     """Packing of tensors of any shape into one vector."""
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class Envelope:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Parcel:
+class GradientPacking:
     """Layout of a list of values in a list of components.
 
     The dense values of a type are one vector, because each tensor that goes from one
@@ -213,7 +213,7 @@ class Parcel:
     kinds: Sequence[tuple[bool, tf.DType, tuple[int, ...]]]
 
     @classmethod
-    def of(cls, values: Sequence[Any]) -> Parcel:
+    def of(cls, values: Sequence[Any]) -> GradientPacking:
         return cls(
             [
                 (isinstance(value, tf.IndexedSlices), value.dtype, tuple(value.shape))

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from strategies.cluster import failure_detection
-from strategies.cluster.rendezvous import Presence
+from strategies.cluster.rendezvous import PeerState
 from tests.cluster.separate_hosts import reason_for_none, separate_hosts
 from tests.processes import ROOT
 
@@ -52,7 +52,7 @@ def test_a_host_that_is_cut_off_is_silent() -> None:
 def test_one_that_was_missing_is_so_until_it_talks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    there, gone, silent = Presence.THERE, Presence.GONE, Presence.SILENT
+    there, gone, silent = PeerState.THERE, PeerState.GONE, PeerState.SILENT
     seconds, disconnected = [0.0], list[str]()
     monkeypatch.setattr(
         "strategies.cluster.failure_detection.time.monotonic", lambda: seconds[0]
@@ -60,8 +60,8 @@ def test_one_that_was_missing_is_so_until_it_talks(
     monkeypatch.setattr(failure_detection, "disconnect", disconnected.append)
     tasks = failure_detection._Attendance({"worker-0": "host:1"}, patience_seconds=3)
 
-    def look(present: Presence) -> str | None:
-        monkeypatch.setattr(failure_detection, "presence", lambda address: present)
+    def look(present: PeerState) -> str | None:
+        monkeypatch.setattr(failure_detection, "peer_state", lambda address: present)
         seconds[0] += 1
         return tasks.missing().get("worker-0")
 

@@ -79,10 +79,10 @@ def test_one_backup_worker_restores_the_pace(
     if backup_workers:
         # Half, because a busy machine has its ups and downs; without a backup it is 0.
         assert pace_without_it > pace / 2
-        assert result["late_gradients"] > 0
+        assert result["dropped_gradients"] > 0
     else:
         assert pace_without_it == 0
-        assert result["late_gradients"] == 0
+        assert result["dropped_gradients"] == 0
 
 
 def assert_can_be_evaluated(run: pathlib.Path) -> None:
@@ -169,12 +169,12 @@ def shares_taken(
     raise AssertionError(f"update {number + 1} is the mean over no two shares")
 
 
-def rows_of(batch: int, share: int) -> np.ndarray:
+def rows_of(batch: int, shard_index: int) -> np.ndarray:
     """The first share has one row more where they are odd."""
     order = Order(num_examples=made.NUM_EXAMPLES, global_batch_size=BATCH_SIZE, seed=0)
     indices, _, size = order.indices(tf.constant(batch, tf.int64), 0, 1)
     middle = -(-int(size) // 2)
-    return indices.numpy()[:middle] if share == 0 else indices.numpy()[middle:]
+    return indices.numpy()[:middle] if shard_index == 0 else indices.numpy()[middle:]
 
 
 def gradient_of_mean(model: keras.Model, rows: np.ndarray) -> np.ndarray:

@@ -173,7 +173,7 @@ def test_asynchronous_workers_learn_lose_no_update_and_report_staleness(
     # One device gets 0.97 to 0.98 here; three wrong digits of 359 are a percent.
     assert result["final"]["eval_accuracy"] >= 0.95
     assert result["traits"]["synchronous"] is False
-    assert result["late_gradients"] is None
+    assert result["dropped_gradients"] is None
     assert_staleness_is_reported(result, num_workers, num_steps)
     saved = tf.train.load_checkpoint(
         str(tmp_path / f"run/checkpoints/step-{num_steps:08}/variables")

@@ -88,7 +88,7 @@ class Cluster:
             logs=folder / "logs",
             max_restarts=3,
             patience_seconds=0.5,
-            to_continue=["--resume=auto"],
+            resume_flags=["--resume=auto"],
             saved_step=self.step,
             reached_step=self.step,
         )

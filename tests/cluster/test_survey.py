@@ -21,7 +21,7 @@ from strategies.launcher.launch_config import local_cluster
 from tests import processes
 from tests.further import further
 from trainers.config.config import Config
-from trainers.modes.node_card import differences, make_card
+from trainers.modes.node_card import collect_node_info, differences
 
 # An exchange takes a fraction of a second; the rest is for a busy machine.
 SECONDS = 60.0
@@ -148,7 +148,7 @@ def test_strangers_do_not_keep_tasks_from_meeting() -> None:
 
 
 def test_cards_are_compared() -> None:
-    ours = json.loads(json.dumps(make_card(Config())))
+    ours = json.loads(json.dumps(collect_node_info(Config())))
     assert list(differences("worker-1", ours, ours)) == []
     theirs = {
         "versions": {**ours["versions"], "tensorflow": "2.20.0", "numpy": "2.0.0"},
@@ -165,7 +165,7 @@ def test_cards_are_compared() -> None:
 
 @pytest.mark.parametrize("card", [{}, {"versions": 1, "settings": []}])
 def test_a_card_may_hold_anything(card: dict[str, object]) -> None:
-    assert list(differences("worker-1", card, make_card(Config())))
+    assert list(differences("worker-1", card, collect_node_info(Config())))
 
 
 def doctor(

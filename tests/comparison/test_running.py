@@ -321,13 +321,13 @@ def test_tensorboard_shows_the_curves_of_all_arms_in_one_chart(
     ]
     card = page.locator("scalar-card").first
 
-    def shows_all() -> bool:
+    def forward_output() -> bool:
         words = card.inner_text().split() if card.count() else []
         return "loss" in words and set(runs) <= set(words)
 
     appears(
         page,
-        shows_all,
+        forward_output,
         "the runs in the chart of the loss",
     )
     assert card.locator("svg, canvas").first.is_visible()

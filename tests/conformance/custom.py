@@ -12,7 +12,7 @@ from models.base import Build, Examples, ModelSpec, PerExample, Settings
 from strategies import registry
 from strategies.cluster.spec import Cluster
 from trainers.inputs.sources import ArraySource, Data
-from trainers.loop.builder import Assembly, assemble_parts
+from trainers.loop.builder import TrainingParts, assemble_parts
 
 from tests.conformance.harness import small_config  # isort: skip
 
@@ -26,7 +26,7 @@ def assemble_custom(
     loss: PerExample | None = None,
     metrics: dict[str, PerExample] | None = None,
     **settings: object,
-) -> Assembly:
+) -> TrainingParts:
     """A stack of layers on given features [n, ...]; labels count the examples."""
 
     def build(data: Examples, settings: Settings) -> keras.Model:
@@ -46,7 +46,7 @@ def assemble_model(
     loss: PerExample | None = None,
     metrics: dict[str, PerExample] | None = None,
     **settings: object,
-) -> Assembly:
+) -> TrainingParts:
     """The same for a model of any kind."""
     config = small_config(strategy=strategy, num_replicas=replicas, **settings)
     labels = np.arange(len(features), dtype=np.int64)
@@ -66,10 +66,10 @@ def assemble_model(
     return assemble_parts(config, created, data, spec)
 
 
-def train(assembly: Assembly, num_steps: int) -> dict[str, np.ndarray]:
+def train(assembly: TrainingParts, num_steps: int) -> dict[str, np.ndarray]:
     """Runs steps from the first on; sums [steps] by name."""
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.run_steps(batches, num_steps).fetch()
+    results = assembly.loop_function(batches, num_steps).fetch()
     assert results.applied_steps == num_steps
     return dict(results.sums)
 

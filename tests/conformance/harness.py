@@ -13,13 +13,18 @@ import tensorflow as tf
 from models.base import ModelSpec
 from strategies import registry
 from strategies.cluster.spec import Cluster
-from strategies.common.types import Observe
+from strategies.common.types import SummaryLevel
 from trainers import inputs
 from trainers.config.config import Config
 from trainers.inputs.batches import SourceBatches
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Source
-from trainers.loop.builder import Assembly, assemble, assemble_parts, create_strategy
+from trainers.loop.builder import (
+    TrainingParts,
+    assemble,
+    assemble_parts,
+    create_strategy,
+)
 
 NUM_STEPS = 30
 REPLICAS = (1, 2, 3, 4)
@@ -128,7 +133,7 @@ def small_config(**settings: object) -> Config:
 class Subject:
     """A strategy with a model, which can be started over without tracing again."""
 
-    def __init__(self, assembly: Assembly):
+    def __init__(self, assembly: TrainingParts):
         self.assembly = assembly
         self._variables = [
             assembly.step,
@@ -186,7 +191,9 @@ class Subject:
             )
         )
         results = [
-            self.assembly.run_steps(batches, num_steps // calls, Observe.NORMS).fetch()
+            self.assembly.loop_function(
+                batches, num_steps // calls, SummaryLevel.NORMS
+            ).fetch()
             for _ in range(calls)
         ]
         losses = [r.sums["loss"] / r.sums["examples"] for r in results]

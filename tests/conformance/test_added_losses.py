@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import alone_and_uneven, same_training
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 
 # 10 = 8 + 2: the second batch of an epoch is too small for three.
 # The factors are exact in binary: Keras keeps them in single precision.
@@ -30,7 +30,7 @@ class MeanPenalty(keras.layers.Layer):
 ACTIVITY_FACTOR = 0.0 if keras.version().startswith("3.12.") else 0.125
 
 
-def penalized(strategy: str, replicas: int) -> Assembly:
+def penalized(strategy: str, replicas: int) -> TrainingParts:
     return assemble_custom(
         strategy,
         replicas,

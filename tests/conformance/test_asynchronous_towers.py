@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.common.types import Observe, StepResults
+from strategies.common.types import StepResults, SummaryLevel
 from tests import processes
 from tests.conformance.custom import assemble_custom
 from tests.conformance.harness import LAYOUTS, UPDATES, Subject, small_config
@@ -25,7 +25,7 @@ from tests.event_files import read_events
 from tests.further import chosen, further
 from trainers.config.config import Config
 from trainers.experiments.verify.arms import is_comparable
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 from trainers.main import main
 
 # Far more than two threads take to meet, so that a test fails rather than hangs.
@@ -48,7 +48,7 @@ class Calling(keras.layers.Layer):
             return tf.identity(inputs)
 
 
-def calling(function: Callable[[], None], towers: int) -> Assembly:
+def calling(function: Callable[[], None], towers: int) -> TrainingParts:
     return assemble_custom(
         "tower",
         towers,
@@ -59,9 +59,9 @@ def calling(function: Callable[[], None], towers: int) -> Assembly:
     )
 
 
-def steps_of(assembly: Assembly, count: int) -> StepResults:
+def steps_of(assembly: TrainingParts, count: int) -> StepResults:
     batches = assembly.strategy.distribute(assembly.batches(0))
-    return assembly.run_steps(batches, count).fetch()
+    return assembly.loop_function(batches, count).fetch()
 
 
 @pytest.mark.parametrize("update", chosen(UPDATES, ["adamw"]))
@@ -88,7 +88,7 @@ def test_a_single_tower_is_one_device(update: str) -> None:
 def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> None:
     """Whoever computes them, sums are in the order of the steps."""
 
-    def made(strategy: str, replicas: int, **settings: object) -> Assembly:
+    def made(strategy: str, replicas: int, **settings: object) -> TrainingParts:
         return assemble_custom(
             strategy,
             replicas,
@@ -104,11 +104,11 @@ def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> N
     assembly = made("tower", towers, update="async")
     batches = assembly.strategy.distribute(assembly.batches(0))
     calls = [
-        assembly.run_steps(batches, count, observe).fetch()
+        assembly.loop_function(batches, count, observe).fetch()
         for count, observe in (
-            (1, Observe.NOT),
-            (30, Observe.NORMS),
-            (3000, Observe(2)),
+            (1, SummaryLevel.NOT),
+            (30, SummaryLevel.NORMS),
+            (3000, SummaryLevel(2)),
         )
     ]
     assert [results.applied_steps for results in calls] == [1, 30, 3000]
@@ -116,7 +116,7 @@ def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> N
     assert "gradient_norm" in calls[1].details
     assert int(assembly.step.numpy()) == 3031
     assert int(assembly.optimizer.iterations.numpy()) == 3031
-    assert assembly.run_steps.num_traces() == 1
+    assert assembly.loop_function.num_traces() == 1
     expected = steps_of(made("one_device", 1), 3031)
     for name in ("index", "examples"):
         got = np.concatenate([results.sums[name] for results in calls])

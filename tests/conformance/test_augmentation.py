@@ -15,7 +15,7 @@ from tests.conformance.test_same_training import TOLERANCES
 from tests.further import chosen
 from trainers.inputs.augmentation import DistortedImages
 from trainers.inputs.sources import ArraySource, Data
-from trainers.loop.builder import Assembly, assemble_parts, create_strategy
+from trainers.loop.builder import TrainingParts, assemble_parts, create_strategy
 
 NUM_STEPS = 8
 SEVERAL_REPLICAS = chosen(
@@ -24,7 +24,7 @@ SEVERAL_REPLICAS = chosen(
 )
 
 
-def assembled(strategy: str, replicas: int) -> Assembly:
+def assembled(strategy: str, replicas: int) -> TrainingParts:
     """The tutorial's network on 13 images, of which a crop of 8x8 is seen."""
     config = small_config_of(
         strategy=strategy,
@@ -49,9 +49,9 @@ def assembled(strategy: str, replicas: int) -> Assembly:
     return assemble_parts(config, created, data, models.load("cifar10"))
 
 
-def losses(assembly: Assembly, first_step: int, num_steps: int) -> np.ndarray:
+def losses(assembly: TrainingParts, first_step: int, num_steps: int) -> np.ndarray:
     batches = assembly.strategy.distribute(assembly.batches(first_step))
-    return assembly.run_steps(batches, num_steps).fetch().sums["loss"]
+    return assembly.loop_function(batches, num_steps).fetch().sums["loss"]
 
 
 @functools.cache

@@ -76,7 +76,7 @@ def test_every_tower_differentiates_its_own_part() -> None:
     )
     assembly = Subject.of(config).assembly
     batches = assembly.strategy.distribute(assembly.batches(0))
-    graph = assembly.run_steps.trace(batches).as_graph_def()
+    graph = assembly.loop_function.trace(batches).as_graph_def()
     products = [
         node
         for function in graph.library.function

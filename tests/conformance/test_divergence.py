@@ -12,13 +12,13 @@ import tensorflow as tf
 
 from models.base import Build, Examples, Settings
 from strategies import registry
-from strategies.common.types import Agreed, StepResults
+from strategies.common.types import StepResults, SyncedFlags
 from strategies.inner_loop.staleness import joined
 from tests.conformance.custom import assemble_custom, assemble_model
 from tests.conformance.harness import subjects
 from tests.further import chosen
 from trainers.fault_tolerance.non_finite import Diagnosis
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 
 # The last batch of an epoch is smaller, and leaves some replicas without examples.
 NUM_EXAMPLES, GLOBAL_BATCH_SIZE = 43, 8
@@ -71,7 +71,7 @@ def examples() -> np.ndarray:
 
 def assembled(
     strategy: str, replicas: int, layer: Callable[[], keras.layers.Layer] = Trap
-) -> Assembly:
+) -> TrainingParts:
     return assemble_model(
         strategy,
         replicas,
@@ -84,7 +84,7 @@ def assembled(
     )
 
 
-def bad_step(assembly: Assembly) -> int:
+def bad_step(assembly: TrainingParts) -> int:
     """Of the marked example in the first epoch."""
     for step, batch in enumerate(assembly.batches(0).dataset(0, 1)):
         if MARKED in batch.indices:
@@ -92,19 +92,19 @@ def bad_step(assembly: Assembly) -> int:
     raise AssertionError("in no batch")
 
 
-def values(assembly: Assembly) -> list[np.ndarray]:
+def values(assembly: TrainingParts) -> list[np.ndarray]:
     variables = [*assembly.model.weights, *assembly.optimizer.variables]
     return [variable.numpy() for variable in variables] + [assembly.step.numpy()]
 
 
-def assert_left_out(assembly: Assembly, expected: str) -> None:
+def assert_left_out(assembly: TrainingParts, expected: str) -> None:
     """Trains up to the bad step, then tries that, and finds nothing changed."""
     step = bad_step(assembly)
     assert step > 0, "nothing to be changed back"
     batches = assembly.strategy.distribute(assembly.batches(0))
-    assert assembly.run_steps(batches, step).fetch().first_not_finite is None
+    assert assembly.loop_function(batches, step).fetch().first_not_finite is None
     before = values(assembly)
-    results = assembly.run_steps(batches, 3).fetch()
+    results = assembly.loop_function(batches, 3).fetch()
     assert (results.applied_steps, results.attempted_steps) == (0, 1)
     assert np.isfinite(results.sums["loss"]).all()
     for now, then in zip(values(assembly), before, strict=True):
@@ -151,7 +151,7 @@ def test_towers_that_do_not_wait_leave_the_update_out_as_well() -> None:
         train_steps=18,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.run_steps(batches, 18).fetch()
+    results = assembly.loop_function(batches, 18).fetch()
     assert results.applied_steps < results.attempted_steps
     assert results.applied_steps == assembly.step.numpy()
     diagnosis = Diagnosis(assembly.model, assembly.layer_state)
@@ -174,7 +174,7 @@ def test_squares_beyond_the_type_are_clipped_like_any_gradient() -> None:
     )
     before = values(assembly)
     batches = assembly.strategy.distribute(assembly.batches(0))
-    assert assembly.run_steps(batches, 2).fetch().applied_steps == 2
+    assert assembly.loop_function(batches, 2).fetch().applied_steps == 2
     for now, then in zip(values(assembly)[:2], before[:2], strict=True):
         assert np.isfinite(now).all()
         # The learning rate of a thousandth, twice.
@@ -203,7 +203,7 @@ def test_a_loss_that_is_not_finite_is_told_from_gradients_that_are(
         global_batch_size=GLOBAL_BATCH_SIZE,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.run_steps(batches, 2).fetch()
+    results = assembly.loop_function(batches, 2).fetch()
     assert results.applied_steps == 0
     found = Diagnosis(assembly.model, assembly.layer_state)(results)
     assert re.match(words, found), found
@@ -226,7 +226,7 @@ def test_the_first_variable_is_named_by_its_value_or_else_its_gradient(
     kernel = assembly.model.layers[layer].kernel
     kernel.assign(tf.fill(kernel.shape, np.inf))
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.run_steps(batches, 2).fetch()
+    results = assembly.loop_function(batches, 2).fetch()
     found = Diagnosis(assembly.model, assembly.layer_state)(results)
     assert expected.format(assembly.model.name) in found
 
@@ -239,7 +239,7 @@ def test_of_stretches_side_by_side_the_one_that_ended_early_is_the_last() -> Non
             step_seconds=np.ones(2),
             input_seconds=np.zeros(2),
             details={},
-            agreed=Agreed(),
+            agreed=SyncedFlags(),
             attempted_steps=2,
             first_not_finite=not_finite,
         )

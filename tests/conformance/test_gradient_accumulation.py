@@ -32,7 +32,7 @@ from tests.conformance.test_sparse_gradients import (
 )
 from tests.conformance.test_sparse_gradients import reference as sparse_reference
 from tests.further import chosen, further
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 
 # 24 examples in 3 x 3 parts, 10 in 3 x 3, and the last one of 97 alone: parts of
 # unequal size, more parts than examples, and replicas without any.
@@ -120,7 +120,7 @@ class Counter(keras.layers.Layer):
 
 def normalized(
     strategy: str, replicas: int, micro_batches: int, jit_compile: bool = False
-) -> Assembly:
+) -> TrainingParts:
     """Batches of 8 of 26 examples: the last has 2."""
     features = np.random.default_rng(0).normal(3, 2, (26, 6)).astype(np.float32)
     return assemble_custom(
@@ -212,7 +212,7 @@ def test_shares_are_summed_over_replicas_once_an_update() -> None:
         )
         assembly = Subject.of(config).assembly
         batches = assembly.strategy.distribute(assembly.batches(0))
-        graph = assembly.run_steps.trace(batches).as_graph_def()
+        graph = assembly.loop_function.trace(batches).as_graph_def()
         functions = {f.signature.name: f.node_def for f in graph.library.function}
         (of_spans,) = (node for node in graph.node if node.op == "While")
         span = functions[of_spans.attr["body"].func.name]

@@ -21,7 +21,7 @@ from tests.conformance.harness import (
     uneven,
 )
 from tests.further import chosen, further
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 
 NUM_STEPS = 5
 # 26 = 3 x 8 + 2: the last batch leaves one of three replicas without an example.
@@ -29,7 +29,7 @@ NUM_EXAMPLES = 26
 FEATURES = np.random.default_rng(0).normal(3, 2, (NUM_EXAMPLES, 6)).astype(np.float32)
 
 
-def normalized(strategy: str, replicas: int, **layer_settings: bool) -> Assembly:
+def normalized(strategy: str, replicas: int, **layer_settings: bool) -> TrainingParts:
     return assemble_custom(
         strategy,
         replicas,
@@ -45,7 +45,7 @@ def normalized(strategy: str, replicas: int, **layer_settings: bool) -> Assembly
     )
 
 
-def moving_statistics(assembly: Assembly) -> tuple[np.ndarray, np.ndarray]:
+def moving_statistics(assembly: TrainingParts) -> tuple[np.ndarray, np.ndarray]:
     layer = assembly.model.layers[0]
     return layer.moving_mean.numpy(), layer.moving_variance.numpy()
 
@@ -177,7 +177,7 @@ def overlapping(
     layers: Callable[[], list[keras.layers.Layer]],
     features: np.ndarray,
     **settings: Any,
-) -> Assembly:
+) -> TrainingParts:
     """Three towers after their steps, some of which were of older weights."""
     assembly = assemble_custom(
         "tower",
@@ -192,7 +192,7 @@ def overlapping(
         **settings,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.run_steps(batches, OVERLAPPING_STEPS).fetch()
+    results = assembly.loop_function(batches, OVERLAPPING_STEPS).fetch()
     assert results.applied_steps == OVERLAPPING_STEPS
     # Without it nothing can be lost.
     assert results.staleness is not None
@@ -265,7 +265,7 @@ def test_overlapping_updates_of_renormalization_are_all_kept() -> None:
 RATE = 2.0**-7
 
 
-def spectral(strategy: str, replicas: int, **settings: Any) -> Assembly:
+def spectral(strategy: str, replicas: int, **settings: Any) -> TrainingParts:
     return assemble_custom(
         strategy,
         replicas,

@@ -33,7 +33,7 @@ from tests.conformance.test_sparse_gradients import (
 )
 from tests.conformance.test_sparse_gradients import reference as sparse_reference
 from tests.further import further
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 
 FEATURES = np.random.default_rng(2).normal(1, 2, size=(30, 6)).astype(np.float32)
 
@@ -98,7 +98,9 @@ def residual(data: Examples, settings: Settings) -> keras.Model:
     return keras.Model(inputs, outputs)
 
 
-def assemble_residual(strategy: str, replicas: int = 1, **settings: Any) -> Assembly:
+def assemble_residual(
+    strategy: str, replicas: int = 1, **settings: Any
+) -> TrainingParts:
     return assemble_model(
         strategy,
         replicas,
@@ -157,7 +159,7 @@ def test_operations_are_on_the_device_of_their_stage() -> None:
     """Of the traced graph; a function's own operations follow its call."""
     assembly = assemble_residual("model_parallel", stages=("second", "third"))
     batches = assembly.strategy.distribute(assembly.batches(0))
-    graph = assembly.run_steps.trace(batches).as_graph_def()
+    graph = assembly.loop_function.trace(batches).as_graph_def()
     stages = set()
     for function in graph.library.function:
         for node in function.node_def:
@@ -246,7 +248,7 @@ def test_idle_shares_are_those_of_theory(
         num_micro_batches=num_micro_batches,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.run_steps(batches, 4).fetch()
+    results = assembly.loop_function(batches, 4).fetch()
     assert results.stage_busy_seconds is not None
     assert results.pipeline_seconds is not None
     busy = np.median(results.stage_busy_seconds, axis=0)
@@ -255,7 +257,7 @@ def test_idle_shares_are_those_of_theory(
 
 
 def test_models_of_one_layer_are_one_stage_unless_more_are_asked_for() -> None:
-    def assemble(**settings: Any) -> Assembly:
+    def assemble(**settings: Any) -> TrainingParts:
         layers = [keras.layers.Dense(3)]
         return assemble_custom(
             "model_parallel", 1, lambda: layers, FEATURES, **settings

@@ -30,7 +30,7 @@ from tests.conformance.test_same_training import (
     spec_of,
 )
 from tests.further import chosen, further
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 from trainers.main import main
 
 AVERAGING = [
@@ -101,7 +101,7 @@ RATE, MOMENTUM = 0.0625, 0.75
 CLIP = 0.5
 
 
-def linear(replicas: int, average_optimizer_state: bool = False) -> Assembly:
+def linear(replicas: int, average_optimizer_state: bool = False) -> TrainingParts:
     return assemble_custom(
         STRATEGY,
         replicas,
@@ -150,7 +150,9 @@ def divided(indices: np.ndarray, replicas: int) -> list[np.ndarray]:
     return [indices[start:stop] for start, stop in itertools.pairwise(cuts)]
 
 
-def by_hand(assembly: Assembly, average_momenta: bool) -> tuple[list[float], Replica]:
+def by_hand(
+    assembly: TrainingParts, average_momenta: bool
+) -> tuple[list[float], Replica]:
     """Mean losses of all steps, and the mean of the replicas at the end."""
     initial = [weight.numpy() for weight in assembly.model.weights]
     num_replicas = assembly.strategy.num_replicas

@@ -25,7 +25,7 @@ from tests.conformance.harness import (
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from tests.further import chosen
 from trainers.fault_tolerance.tensorflow_errors import refusal_of
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 from trainers.model.replica_invariant_dropout import ReplayableDropout, keep, key_of
 
 SEVERAL_REPLICAS = chosen(
@@ -59,9 +59,9 @@ def test_same_training_as_one_device(strategy: str, replicas: int) -> None:
 
 
 def test_a_run_that_goes_on_under_another_strategy_draws_what_it_would_have() -> None:
-    def loss(assembly: Assembly, first_step: int, num_steps: int) -> np.ndarray:
+    def loss(assembly: TrainingParts, first_step: int, num_steps: int) -> np.ndarray:
         batches = assembly.strategy.distribute(assembly.batches(first_step))
-        return assembly.run_steps(batches, num_steps).fetch().sums["loss"]
+        return assembly.loop_function(batches, num_steps).fetch().sums["loss"]
 
     features = np.random.default_rng(0).normal(size=[25, 16])
     first, second = (

@@ -8,7 +8,7 @@ import pytest
 
 from strategies import registry
 from strategies.common.errors import UsageError
-from strategies.common.types import Agreed, Observe, StepResults
+from strategies.common.types import StepResults, SummaryLevel, SyncedFlags
 from tests.conformance.custom import assemble_custom
 from tests.conformance.harness import in_one_process
 from trainers.config.config import Config
@@ -18,7 +18,7 @@ DIVIDE = [
     name
     for name in in_one_process()
     if registry.traits(name).matches_one_device
-    and not registry.traits(name).splits_model
+    and not registry.traits(name).is_model_parallel
     and registry.traits(name).max_replicas is None
 ]
 
@@ -38,7 +38,7 @@ def test_of_replicas_with_unequal_shares(strategy: str) -> None:
         replica_statistics=True,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
-    results = assembly.run_steps(batches, 1, Observe.NORMS).fetch()
+    results = assembly.loop_function(batches, 1, SummaryLevel.NORMS).fetch()
     found = ReplicaStatistics().scalars(results)
     order = next(iter(assembly.batches(0).dataset(0, 1))).features.numpy()
     parts = [order[:2], order[2:4], order[4:]]
@@ -66,7 +66,7 @@ def reported(gradients: np.ndarray, num_examples: int) -> StepResults:
         step_seconds=np.zeros(1),
         input_seconds=np.zeros(1),
         details={"gradient_norm": np.linalg.norm(whole)},
-        agreed=Agreed(),
+        agreed=SyncedFlags(),
         attempted_steps=1,
     )
 

@@ -22,7 +22,7 @@ from tests.conformance.harness import (
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from tests.further import further
 from trainers.config.config import Config
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 
 # Clips always, so that a norm in which a row counts twice shows.
 ADAGRAD = {"optimizer": "adagrad", "learning_rate": 0.1, "clip_global_norm": 0.05}
@@ -123,7 +123,7 @@ def largest_tensor(update: str, **settings: object) -> tuple[int, str]:
     tf.config.run_functions_eagerly(True)
     op_callbacks.add_op_callback(look)
     try:
-        assembly.run_steps(batches, 3).fetch()
+        assembly.loop_function(batches, 3).fetch()
     finally:
         op_callbacks.remove_op_callback(look)
         tf.config.run_functions_eagerly(False)
@@ -157,7 +157,7 @@ def test_what_passes_over_all_rows_is_noticed(
     assert largest_tensor(update, **settings) >= (NUM_ROWS, "")
 
 
-def assembly_of(**settings: object) -> Assembly:
+def assembly_of(**settings: object) -> TrainingParts:
     return Subject.of(clicks_config("sgd", **settings)).assembly
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.inner_loop.input import FromSpans, Spans, Steps, Taken
+from strategies.inner_loop.input import PrefetchedChunks, StepChunks, Steps, Taken
 
 STEPS_OF_SPAN = 2
 NUM_STEPS = 20
@@ -59,10 +59,10 @@ class Loop:
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False
         spans = numbers.map(pause) if span_seconds else numbers
-        self._spans = Spans(spans.with_options(options))
+        self._spans = StepChunks(spans.with_options(options))
         self._step_seconds = step_seconds
         self._applied = tf.Variable(0)
-        self._input = FromSpans()
+        self._input = PrefetchedChunks()
         self._function = tf.function(
             self._run,
             autograph=False,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.common.types import Observe
+from strategies.common.types import SummaryLevel
 from tests.conformance.custom import assemble_custom
 from tests.conformance.harness import (
     LAYOUTS,
@@ -37,16 +37,16 @@ def test_n_steps_are_n_applied_updates_from_one_trace(
     subject = Subject.of(config)
     assembly = subject.assembly
     batches = assembly.strategy.distribute(assembly.batches(0))
-    assembly.run_steps.trace(batches)
+    assembly.loop_function.trace(batches)
     assert int(assembly.step.numpy()) == 0
     for layout in LAYOUTS.values():
         for calls in (1, 5):
             outcome = subject.run(layout, num_steps=30, calls=calls)
             assert outcome.applied_steps == outcome.step == 30
             assert int(assembly.optimizer.iterations.numpy()) == 30
-    for observe in Observe:
-        assembly.run_steps(batches, 1, observe).fetch()
-    assert assembly.run_steps.num_traces() == 1
+    for observe in SummaryLevel:
+        assembly.loop_function(batches, 1, observe).fetch()
+    assert assembly.loop_function.num_traces() == 1
     assembly.evaluation.run()
     assembly.evaluation.run()
     assert assembly.evaluation.num_traces() == 1
@@ -83,11 +83,11 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(
     (bad,) = (i for i, batch in enumerate(batches) if 40 in batch.indices.numpy())
     iterator = assembly.strategy.distribute(assembly.batches(0))
     if bad:
-        assert assembly.run_steps(iterator, bad).fetch().applied_steps == bad
+        assert assembly.loop_function(iterator, bad).fetch().applied_steps == bad
     before = [
         v.numpy() for v in (*assembly.model.weights, *assembly.optimizer.variables)
     ]
-    results = assembly.run_steps(iterator, 10).fetch()
+    results = assembly.loop_function(iterator, 10).fetch()
     assert results.applied_steps == 0
     assert len(results.sums["loss"]) == 1
     assert np.isnan(results.sums["loss"][0])
@@ -116,7 +116,7 @@ def step_of_loop(strategy: str, replicas: int) -> tuple[list[Any], dict[str, Any
     config = small_config(strategy=strategy, num_replicas=replicas, model="mlp")
     assembly = Subject.of(config).assembly
     batches = assembly.strategy.distribute(assembly.batches(0))
-    graph = assembly.run_steps.trace(batches).as_graph_def()
+    graph = assembly.loop_function.trace(batches).as_graph_def()
     functions = {f.signature.name: f.node_def for f in graph.library.function}
 
     def body(nodes: Iterable[Any]) -> list[Any]:

@@ -14,7 +14,7 @@ from tests.conformance.harness import in_one_process, small_config
 from tests.conformance.test_same_training import TOLERANCES
 from tests.inputs.made_records import write_folder
 from trainers.config.config import Config
-from trainers.loop.builder import Assembly, assemble, create_strategy
+from trainers.loop.builder import TrainingParts, assemble, create_strategy
 
 NUM_STEPS = 9
 
@@ -42,20 +42,20 @@ def config_of(data: pathlib.Path, sharding: str, **settings: object) -> Config:
     )
 
 
-def assembled(config: Config) -> Assembly:
+def assembled(config: Config) -> TrainingParts:
     return assemble(config, create_strategy(config, Cluster()))
 
 
-def losses(assembly: Assembly, first_step: int, num_steps: int) -> np.ndarray:
+def losses(assembly: TrainingParts, first_step: int, num_steps: int) -> np.ndarray:
     batches = assembly.strategy.distribute(assembly.batches(first_step))
-    return assembly.run_steps(batches, num_steps).fetch().sums["loss"]
+    return assembly.loop_function(batches, num_steps).fetch().sums["loss"]
 
 
 def of_several_replicas() -> list[str]:
     return [
         name
         for name in in_one_process()
-        if registry.traits(name).takes_streams
+        if registry.traits(name).supports_streaming
         and registry.traits(name).matches_one_device
         and registry.traits(name).max_replicas != 1
     ]
@@ -98,7 +98,7 @@ def test_what_is_declared_holds_for_the_data_as_well(
 ) -> None:
     """Processes with files of their own train on other global batches."""
     declared = registry.traits(strategy)
-    if sharding != "exact" and not declared.takes_streams:
+    if sharding != "exact" and not declared.supports_streaming:
         with pytest.raises(ValueError, match=f"--sharding={sharding} does not"):
             config_of(data, sharding, strategy=strategy)
         return

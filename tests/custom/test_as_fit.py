@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from trainers.user_code import blamed
+from trainers.user_code import wrap_user_errors
 from trainers.user_code.losses import objective_of
 
 # Examples, words of each, and classes: no two alike, so that no axis is mistaken.
@@ -114,7 +114,7 @@ def in_keras(labels: Any, predictions: Any, settings: dict[str, Any]) -> float:
 
 def here(labels: Any, predictions: Any, settings: dict[str, Any]) -> np.ndarray:
     """The same for each example, computed in two parts of the batch."""
-    with blamed("--model=some.module:model"):
+    with wrap_user_errors("--model=some.module:model"):
         model = _compiled(predictions, **settings)
         objective = objective_of(model, None, None, labels, predictions)
     parts = [

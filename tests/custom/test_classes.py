@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.base import Classes
+from models.base import ClassPredictions
 from trainers.user_code.losses import classes_of
 
 IDS = np.array([0, 2, 1, 2])
@@ -20,7 +20,7 @@ ZERO_OR_ONE = np.array([0.0, 0.0, 1.0, 1.0], np.float32)
 SPARSE = keras.losses.SparseCategoricalCrossentropy
 
 
-def found(loss: Any, labels: Any, predictions: Any) -> Classes | None:
+def found(loss: Any, labels: Any, predictions: Any) -> ClassPredictions | None:
     classes = classes_of(loss)
     if classes is None:
         return None

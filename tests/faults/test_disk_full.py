@@ -15,7 +15,7 @@ from benchmarks.faults.disk_full import SmallDisk, small_disk, small_disks_exist
 from benchmarks.faults.scenario import assert_promise_holds
 from strategies.common.console import Console
 from strategies.common.files import append_whole
-from strategies.common.write_errors import Spell, disk_error
+from strategies.common.write_errors import WriteErrorReporter, disk_error
 from tests.event_files import read_events
 from tests.processes import ROOT
 from tests.test_checkpoints import Run, names_in
@@ -49,7 +49,7 @@ def test_summaries_are_left_out_until_there_is_space(
     disk: SmallDisk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     console = Console()
-    spell = Spell(console)
+    spell = WriteErrorReporter(console)
     folder = disk.seen / "tb"
     summaries = Summaries(folder, spell)
     summaries.scalars(TRAIN, {"loss": 1.0}, step=1)
@@ -95,7 +95,9 @@ def test_other_errors_are_not_the_disk() -> None:
     for error in (ValueError("x"), FileNotFoundError(2, "No such file"), MemoryError()):
         assert disk_error(error) is None
         with pytest.raises(type(error)):
-            Spell(Console()).attempt("nothing", functools.partial(_fail, error))
+            WriteErrorReporter(Console()).attempt(
+                "nothing", functools.partial(_fail, error)
+            )
 
 
 def _fail(error: Exception) -> None:

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.faults.signals import stopped
 from strategies.common.signals import PASSED_ON
 from tests import processes
-from trainers.fault_tolerance.preemption import StopSignals
+from trainers.fault_tolerance.preemption import PreemptionSignals
 
 
 @pytest.mark.cluster
@@ -39,7 +39,7 @@ def test_what_a_launcher_passes_on_is_no_second_signal() -> None:
     (passed_on, direct) = PASSED_ON[signal.SIGTERM], signal.SIGTERM
     before = signal.getsignal(direct)
     try:
-        with StopSignals() as signals:
+        with PreemptionSignals() as signals:
             os.kill(os.getpid(), passed_on)
             assert signals.requested
             assert signals.exit_code == 143

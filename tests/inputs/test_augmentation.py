@@ -136,19 +136,19 @@ def test_shares_are_the_rows_of_the_whole_batch_whoever_reads_them() -> None:
     source = ArraySource(images, np.arange(21, dtype=np.int64))
     order = Order(num_examples=21, global_batch_size=8, seed=9)
 
-    def features(share: int, num_shares: int, first: int = 0) -> list[np.ndarray]:
+    def features(shard_index: int, num_shards: int, first: int = 0) -> list[np.ndarray]:
         batches = SourceBatches(
             source=source, order=order, first_step=first, last_step=7, augment=CROP
         )
         return [
             batch.features.numpy()[: int(batch.num_rows)]
-            for batch in batches.dataset(share, num_shares)
+            for batch in batches.dataset(shard_index, num_shards)
         ]
 
     whole = features(0, 1)
     assert [len(batch) for batch in whole] == [8, 8, 5, 8, 8, 5, 8]
-    for num_shares in (2, 3):
-        shares = zip(*(features(s, num_shares) for s in range(num_shares)), strict=True)
+    for num_shards in (2, 3):
+        shares = zip(*(features(s, num_shards) for s in range(num_shards)), strict=True)
         for batch, parts in zip(whole, shares, strict=True):
             np.testing.assert_array_equal(np.concatenate(parts), batch)
     for late, batch in zip(features(0, 1, first=4), whole[4:], strict=True):

@@ -66,8 +66,10 @@ def test_the_best_loss_is_that_of_the_frequencies_of_clicks() -> None:
         losses[rows] = -np.log(np.where(held_out_labels[rows] == 1, clicks, 1 - clicks))
     assert data.best_eval_loss == pytest.approx(losses.mean(), abs=5e-4)
     # Not just any loss: knowing nothing but how many clicks there are is far worse.
-    share = labels.mean()
-    nothing_known = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    shard_index = labels.mean()
+    nothing_known = -shard_index * math.log(shard_index) - (1 - shard_index) * math.log(
+        1 - shard_index
+    )
     assert data.best_eval_loss < nothing_known - 0.1
 
 

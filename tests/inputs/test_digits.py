@@ -23,8 +23,8 @@ def rows(data: Data) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_they_are_what_scikit_learn_loads() -> None:
     """Its folder is looked into, which nobody promises to leave as it is."""
     expected = load_digits()
-    images, labels, held_out = rows(digits.load(DataConfig(eval_fraction=0.2)))
-    assert len(held_out) == 359
+    images, labels, train_eval_split = rows(digits.load(DataConfig(eval_fraction=0.2)))
+    assert len(train_eval_split) == 359
     assert images.dtype == np.float32
     assert labels.dtype == np.int64
     by_content = {
@@ -41,12 +41,12 @@ def test_classes_keep_their_proportions(fraction: float, num_classes: int) -> No
     labels = np.random.default_rng(1).geometric(0.4, 1000) % num_classes
     features = np.arange(1000)[:, np.newaxis]
     data = hold_out(features, labels, fraction, num_classes)
-    together, with_labels, held_out = rows(data)
+    together, with_labels, train_eval_split = rows(data)
     assert sorted(together[:, 0]) == list(range(1000))
     assert (with_labels == labels[together[:, 0]]).all()
-    assert len(held_out) == round(1000 * fraction)
+    assert len(train_eval_split) == round(1000 * fraction)
     expected = np.bincount(labels, minlength=num_classes) * fraction
-    counts = np.bincount(held_out, minlength=num_classes)
+    counts = np.bincount(train_eval_split, minlength=num_classes)
     assert (np.abs(counts - expected) <= 1).all()
 
 

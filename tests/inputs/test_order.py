@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as generate
 
 from strategies.common.types import Batch
-from strategies.inner_loop.sharding import row_weights, take_share
+from strategies.inner_loop.sharding import row_weights, take_shard
 from trainers.inputs.batches import SourceBatches
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import ArraySource
@@ -24,13 +24,13 @@ def make_source(num_examples: int) -> ArraySource:
 
 
 def read_batches(
-    order: Order, first: int, last: int, share: int = 0, shares: int = 1
+    order: Order, first: int, last: int, shard_index: int = 0, shares: int = 1
 ) -> list[Batch]:
     source = make_source(order.num_examples)
     batches = SourceBatches(
         source=source, order=order, first_step=first, last_step=last
     )
-    return list(batches.dataset(share, shares))
+    return list(batches.dataset(shard_index, shares))
 
 
 def counted(batch: Batch) -> list[int]:
@@ -61,15 +61,17 @@ def test_an_epoch_shows_every_example_exactly_once(
     seen: list[int] = []
     for replica in range(replicas):
         if sliced:
-            shares = [take_share(batch, replica, replicas) for batch in whole]
+            shares = [take_shard(batch, replica, replicas) for batch in whole]
         else:
             shares = read_batches(order, epoch, 2 * epoch, replica, replicas)
-        for share, batch in zip(shares, whole, strict=True):
-            assert int(share.global_size) == len(batch.labels)
-            assert int(share.replica) == replica
-            np.testing.assert_array_equal(share.labels, share.indices)
-            np.testing.assert_array_equal(share.features[:, 0], share.indices)
-            seen.extend(counted(share))
+        for shard_index, batch in zip(shares, whole, strict=True):
+            assert int(shard_index.global_size) == len(batch.labels)
+            assert int(shard_index.replica) == replica
+            np.testing.assert_array_equal(shard_index.labels, shard_index.indices)
+            np.testing.assert_array_equal(
+                shard_index.features[:, 0], shard_index.indices
+            )
+            seen.extend(counted(shard_index))
     assert sorted(seen) == list(range(num_examples))
 
 
@@ -88,7 +90,7 @@ def test_without_the_last_batch_all_are_of_one_size(
     )
     assert order.steps_per_epoch == num_examples // batch_size
     first = epoch * order.steps_per_epoch
-    assert order.examples_before(first + 1) == (first + 1) * batch_size
+    assert order.first_example_of_step(first + 1) == (first + 1) * batch_size
     batches = read_batches(order, first, first + order.steps_per_epoch)
     seen = [example for batch in batches for example in counted(batch)]
     assert [int(batch.global_size) for batch in batches] == [batch_size] * len(batches)
@@ -115,10 +117,10 @@ def test_shares_put_together_are_the_global_batch_in_order(
 ) -> None:
     order = Order(num_examples=num_examples, global_batch_size=batch_size, seed=seed)
     for batch in read_batches(order, 0, order.steps_per_epoch):
-        shares = [counted(take_share(batch, r, replicas)) for r in range(replicas)]
-        together = [label for share in shares for label in share]
+        shares = [counted(take_shard(batch, r, replicas)) for r in range(replicas)]
+        together = [label for shard_index in shares for label in shard_index]
         assert together == batch.labels.numpy().tolist()
-        sizes = [len(share) for share in shares]
+        sizes = [len(shard_index) for shard_index in shares]
         assert max(sizes) - min(sizes) <= 1
         assert sizes[0] >= 1
 
@@ -135,7 +137,7 @@ def test_a_run_can_start_at_any_step(
         np.testing.assert_array_equal(late.indices, batch.indices)
         assert int(late.step) == int(batch.step)
     seen = sum(len(batch.labels) for batch in from_the_start[:first])
-    assert order.examples_before(first) == seen
+    assert order.first_example_of_step(first) == seen
 
 
 @few
@@ -149,11 +151,11 @@ def test_batches_that_come_in_spans_are_those_of_their_steps(
     batches = SourceBatches(
         source=source, order=order, first_step=first, last_step=first + 40
     )
-    share = replicas - 1
-    found = list(batches.dataset(share, replicas))
+    shard_index = replicas - 1
+    found = list(batches.dataset(shard_index, replicas))
     assert [int(batch.step) for batch in found] == list(range(first, first + 40))
     for batch in found[::13]:
-        alone = batches.at(source.tensors(), batch.step, share, replicas)
+        alone = batches.at(source.tensors(), batch.step, shard_index, replicas)
         for got, want in zip(batch, alone, strict=True):
             np.testing.assert_array_equal(got, want)
 

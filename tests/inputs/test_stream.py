@@ -50,8 +50,8 @@ def read(
     stream: RecordStream,
     first: int,
     last: int,
-    share: int = 0,
-    num_shares: int = 1,
+    shard_index: int = 0,
+    num_shards: int = 1,
     seed: int = 4,
     drop_last_batch: bool = False,
 ) -> list[Batch]:
@@ -61,10 +61,10 @@ def read(
         seed=seed,
         drop_last_batch=drop_last_batch or stream.by_file,
     )
-    batches = list(stream.batches(order, first, last).dataset(share, num_shares))
+    batches = list(stream.batches(order, first, last).dataset(shard_index, num_shards))
     assert [int(batch.step) for batch in batches] == list(range(first, last))
     for batch in batches:
-        assert int(batch.replica) == share
+        assert int(batch.replica) == shard_index
         rows = batch.features.shape[0]
         assert rows == len(batch.labels) == len(batch.indices) >= 1
         # An example's number is its index, and five times its feature.
@@ -110,22 +110,22 @@ def test_the_order_is_that_of_the_seed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("num_shares", [2, 3])
-def test_shares_are_rows_of_the_same_batches(folder: Path, num_shares: int) -> None:
+def test_shares_are_rows_of_the_same_batches(folder: Path, num_shards: int) -> None:
     stream = open_stream(folder, "example")
     whole = counted(read(stream, 0, EPOCH + 1))
     shares = [
-        counted(read(stream, 0, EPOCH + 1, share, num_shares))
-        for share in range(num_shares)
+        counted(read(stream, 0, EPOCH + 1, shard_index, num_shards))
+        for shard_index in range(num_shards)
     ]
     for step, batch in enumerate(whole):
-        assert flat([share[step] for share in shares]) == batch
+        assert flat([shard_index[step] for shard_index in shares]) == batch
 
 
 def test_a_share_without_examples_has_one_row_that_does_not_count(
     tmp_path: Path,
 ) -> None:
     stream = open_stream(write_folder(tmp_path / "few", (11,)), "example")
-    lonely = read(stream, 1, 2, share=1, num_shares=2)[0]
+    lonely = read(stream, 1, 2, shard_index=1, num_shards=2)[0]
     assert (int(lonely.num_rows), lonely.features.shape[0]) == (0, 1)
     assert int(lonely.global_size) == 1
 
@@ -143,10 +143,11 @@ def test_a_stream_can_start_at_any_step(
     folder: Path, sharding: str, first: int
 ) -> None:
     stream = open_stream(folder, sharding)
-    for share, num_shares in ((0, 1), (1, 2)):
-        whole = counted(read(stream, 0, first + 3, share, num_shares))
+    for shard_index, num_shards in ((0, 1), (1, 2)):
+        whole = counted(read(stream, 0, first + 3, shard_index, num_shards))
         assert (
-            counted(read(stream, first, first + 3, share, num_shares)) == whole[first:]
+            counted(read(stream, first, first + 3, shard_index, num_shards))
+            == whole[first:]
         )
 
 
@@ -190,8 +191,8 @@ def test_steps_that_are_read_together_are_within_an_epoch_and_of_one_size(
     assert counted(list(batches.dataset(0, 1))) == whole[first:]
     ends = [end for end in (32, 40, 41, 73, 81, 82) if end > first]
     begins = [first, *ends[:-1]]
-    for share in range(2):
-        spans = list(batches.spans(share, 2))
+    for shard_index in range(2):
+        spans = list(batches.spans(shard_index, 2))
         assert [len(span.step) for span in spans] == np.subtract(ends, begins).tolist()
         assert [int(span.step[0]) for span in spans] == begins
 
@@ -212,8 +213,8 @@ def test_shares_have_files_of_their_own_and_repeat_them(folder: Path) -> None:
     """Files 0 and 2 for the one, 1 and 3 for the other: 16 and 8 examples."""
     stream = open_stream(folder, "file")
     own = ({*range(7), *range(12, 21)}, {*range(7, 12), *range(21, 24)})
-    for share, examples in enumerate(own):
-        batches = read(stream, 0, 16, share, 2)
+    for shard_index, examples in enumerate(own):
+        batches = read(stream, 0, 16, shard_index, 2)
         assert {int(b.num_rows) for b in batches} == {5}
         assert {int(b.global_size) for b in batches} == {10}
         seen = flat(counted(batches))
@@ -230,7 +231,8 @@ def test_shares_have_files_of_their_own_and_repeat_them(folder: Path) -> None:
 def test_a_batch_that_does_not_divide_is_full_all_the_same(folder: Path) -> None:
     stream = open_stream(folder, "file")
     sizes = [
-        {int(b.num_rows) for b in read(stream, 0, 4, share, 3)} for share in range(3)
+        {int(b.num_rows) for b in read(stream, 0, 4, shard_index, 3)}
+        for shard_index in range(3)
     ]
     assert sizes == [{4}, {3}, {3}]
 

@@ -67,8 +67,8 @@ def first_values(data: Data) -> list[float]:
 
 def test_int64_samples_become_float32_features(tmp_path):
     train = write(tmp_path / "train.tfrecord", [number(3, 1), number(-7, 0)])
-    held_out = write(tmp_path / "eval.tfrecord", [number(9, 4)])
-    data = load(config(train, eval_data_path=str(held_out)))
+    train_eval_split = write(tmp_path / "eval.tfrecord", [number(9, 4)])
+    data = load(config(train, eval_data_path=str(train_eval_split)))
     features, labels = everything(data.train)
     assert features.dtype == np.float32
     assert features.tolist() == [[3.0] * 5, [-7.0] * 5]
@@ -93,9 +93,9 @@ def test_a_shaped_float32_input_keeps_its_layout(tmp_path):
 def test_without_an_evaluation_file_a_fraction_is_held_out(tmp_path):
     payloads = [number(value, value % 2) for value in range(20)]
     data = load(config(write(tmp_path / "a.tfrecord", payloads), eval_fraction=0.3))
-    train, held_out = everything(data.train)[0], everything(data.evaluation)[0]
-    assert (len(train), len(held_out)) == (14, 6)
-    assert sorted([*train[:, 0], *held_out[:, 0]]) == list(range(20))
+    train, train_eval_split = everything(data.train)[0], everything(data.evaluation)[0]
+    assert (len(train), len(train_eval_split)) == (14, 6)
+    assert sorted([*train[:, 0], *train_eval_split[:, 0]]) == list(range(20))
 
 
 def test_there_are_at_least_two_classes(tmp_path):
@@ -108,8 +108,8 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path):
     write(tmp_path / "a.tfrecord", [number(0), number(1)])
     write(tmp_path / "c.other", [number(99)])
     (tmp_path / "d.tfrecord").mkdir()
-    held_out = str(tmp_path / "a.tfrecord")
-    data = load(config(tmp_path, eval_data_path=held_out))
+    train_eval_split = str(tmp_path / "a.tfrecord")
+    data = load(config(tmp_path, eval_data_path=train_eval_split))
     assert first_values(data) == [0, 1, 2]
 
 

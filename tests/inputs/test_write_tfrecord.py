@@ -200,9 +200,9 @@ def test_a_small_network_learns_the_rule(tmp_path):
     )
     # 63 steps of 64 examples in an epoch: 16 of them are 1008 steps.
     network.fit(features, labels, batch_size=64, epochs=16, verbose=0)
-    held_out = data.evaluation.read(
+    train_eval_split = data.evaluation.read(
         data.evaluation.tensors(), tf.range(data.evaluation.num_examples)
     )
-    _, accuracy = network.evaluate(*held_out, batch_size=1000, verbose=0)
+    _, accuracy = network.evaluate(*train_eval_split, batch_size=1000, verbose=0)
     # 40 seeds reached 0.96 to 1.00; the better class alone is 0.52.
     assert accuracy > 0.95

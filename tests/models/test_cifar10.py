@@ -10,7 +10,7 @@ import tensorflow as tf
 from models.cifar10 import LocalResponseNormalization, build
 from trainers.config.model import ModelConfig
 from trainers.inputs.sources import ArraySource, Data
-from trainers.model.train_step import weight_penalties
+from trainers.model.train_step import regularization_losses
 
 
 def make_model(dropout: float = 0.0) -> keras.Model:
@@ -85,7 +85,7 @@ def test_dense_weights_decay_as_in_the_tutorial() -> None:
     decayed = [model.get_layer(name).kernel for name in ("local3", "local4")]
     expected = sum(0.004 * float(tf.nn.l2_loss(k.value)) for k in decayed)
     penalties = [
-        float(penalty) for penalty in weight_penalties(model.trainable_variables)
+        float(penalty) for penalty in regularization_losses(model.trainable_variables)
     ]
     assert len(penalties) == 2
     assert sum(penalties) == pytest.approx(expected, rel=1e-6)

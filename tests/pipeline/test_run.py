@@ -67,7 +67,7 @@ def assert_idle_time_is_reported(folder: pathlib.Path, pipeline: dict) -> None:
         ["logits"],
     ]
     shares = [stage["idle_share"] for stage in pipeline["stages"]]
-    assert all(0 < share < 1 for share in shares)
+    assert all(0 < shard_index < 1 for shard_index in shares)
     assert pipeline["idle_share"] == pytest.approx(sum(shares) / 3)
     names = {f"idle_share/stage_{index}" for index in range(3)}
     row = next(r for r in processes.metrics_of(folder) if "train_loss" in r)

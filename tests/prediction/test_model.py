@@ -11,7 +11,7 @@ import pytest
 from trainers.experiments.predict.communication_model import Exchange
 from trainers.experiments.predict.performance_model import (
     Compute,
-    Crowding,
+    CpuContention,
     Measurement,
     Model,
     Network,
@@ -34,7 +34,7 @@ def model_of(exchange: Exchange) -> Model:
     return Model(
         compute=COMPUTE,
         exchange=exchange,
-        crowding=Crowding(cores=CORES, busy_cores=1.0),
+        crowding=CpuContention(cores=CORES, busy_cores=1.0),
         seconds_per_update=2e-3,
         local=Network(seconds_per_message=1e-4, seconds_per_byte=1e-9),
     )
@@ -125,7 +125,7 @@ def test_one_size_of_gradients_does_not_tell_bytes_from_software() -> None:
     assert steps[0] == pytest.approx(steps[1])
     assert steps[0] == pytest.approx(steps[2])
     found = fitted_to(plain(asynchronous(2e-3, 1e-9)), ASYNCHRONOUS)
-    assert "byte" in found.not_told
+    assert "byte" in found.not_identifiable
     assert found.local.seconds_per_byte == 0
 
 
@@ -135,7 +135,7 @@ def test_a_second_size_tells_bytes_from_software(update: float, byte: float) -> 
     found = fitted_to(measured(model), ASYNCHRONOUS)
     assert found.seconds_per_update == pytest.approx(update)
     assert found.local.seconds_per_byte == pytest.approx(byte, abs=1e-15)
-    assert ("byte" in found.not_told) == (byte == 0)
+    assert ("byte" in found.not_identifiable) == (byte == 0)
     for times in (0.1, 4, 10):
         expected = times_as_wide(model, times)
         assert times_as_wide(found, times) == pytest.approx(expected)
@@ -177,7 +177,7 @@ def test_around_a_ring_a_second_size_is_needed_once_runs_differ(
 def test_what_every_update_has_as_many_of_counts_as_software() -> None:
     """Two messages whatever the replicas: no run can tell them from software."""
     found = fitted_to(measured(model_of(ONE_PLACE)), ONE_PLACE)
-    assert found.not_told == ("message",)
+    assert found.not_identifiable == ("message",)
     assert found.local.seconds_per_message == 0
     assert found.seconds_per_update == pytest.approx(2e-3 + 2 * 1e-4)
 
@@ -260,7 +260,7 @@ def test_replicas_share_the_cores_of_the_machine_they_are_measured_on() -> None:
 def test_those_that_take_turns_may_wait_longer_than_their_number_explains() -> None:
     model = dataclasses.replace(
         model_of(RING),
-        crowding=Crowding(cores=CORES, busy_cores=1.0, contention=1.5),
+        crowding=CpuContention(cores=CORES, busy_cores=1.0, contention=1.5),
     )
     assert model.crowding.factor(2) == 1
     assert model.crowding.factor(3) == pytest.approx(1.5 * 1.5)

@@ -90,7 +90,7 @@ def test_what_is_slower_than_one_device_is_called_so() -> None:
 
 def test_what_the_runs_do_not_tell_is_said() -> None:
     arm = fitted_arm("mirrored", RING)
-    model = dataclasses.replace(arm.model, not_told=("update", "message"))
+    model = dataclasses.replace(arm.model, not_identifiable=("update", "message"))
     report = report_of(dataclasses.replace(arm, model=model))
     text = "\n".join(report.lines())
     assert "mirrored: these runs cannot tell what a message costs here" in text
@@ -98,7 +98,7 @@ def test_what_the_runs_do_not_tell_is_said() -> None:
     content = report.content("command")
     jsonschema.validate(content, SCHEMA)
     (strategy,) = content["strategies"]
-    assert strategy["not_told"] == [
+    assert strategy["not_identifiable"] == [
         "milliseconds_per_update",
         "microseconds_per_message",
     ]

@@ -124,7 +124,7 @@ def test_a_strategy_that_crashes_does_not_hide_the_others(
 ) -> None:
     fault = Fault(
         file="strategies/tower.py",
-        right="        return Spans(batches.spans(0, 1))",
+        right="        return StepChunks(batches.spans(0, 1))",
         wrong='        raise RuntimeError("no power")',
     )
     plant(tmp_path, fault)

@@ -15,7 +15,7 @@ from typing import NoReturn
 from strategies import registry
 from strategies.cluster.security import WHAT_IT_MEANS, has_remote
 from strategies.cluster.spec import EVALUATOR, Cluster
-from strategies.common.console import Console, complain
+from strategies.common.console import Console, print_error
 from strategies.common.errors import ExitCode, PeerLostError, UsageError
 from strategies.common.native_log import exit_at_once
 from strategies.common.text import one_line, printable
@@ -28,7 +28,7 @@ from trainers.cli.tensorflow_setup import check_backend, load_tensorflow
 from trainers.config.config import Config
 from trainers.config.user_code import check_packages
 from trainers.fault_tolerance.tensorflow_errors import refusal_of
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 from trainers.user_code import ended
 
 
@@ -105,7 +105,7 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     work = functools.partial(run_task, config, cluster, console)
     exit_code = _exit_code_of(work, config, console)
     traits = registry.traits(config.strategy.strategy)
-    if cluster.addresses and traits.serving_roles:
+    if cluster.addresses and traits.server_jobs:
         _leave(exit_code, console)
     return exit_code
 
@@ -203,7 +203,7 @@ _LONGEST_WORD, _LONGEST_LINE = 600, 4_000
 def _refuse(error: UsageError, verbose: bool) -> ExitCode:
     if verbose:
         traceback.print_exception(error)
-    complain(f"error: {_shortened(printable(str(error)))}")
+    print_error(f"error: {_shortened(printable(str(error)))}")
     return ExitCode.USAGE
 
 
@@ -217,15 +217,15 @@ def check_files(config: Config, cluster: Cluster) -> None:
     Raises:
       UsageError: The run's folder cannot be used, or there is no data.
     """
-    serving = registry.traits(config.strategy.strategy).serving_roles
+    serving = registry.traits(config.strategy.strategy).server_jobs
     if config.run.mode == "evaluate":
-        RunFolder.of_existing(config.run.run_dir or "").read_config()
+        RunDir.of_existing(config.run.run_dir or "").read_config()
     elif config.run.mode == "train" and cluster.job not in serving:
         # Parameter servers read no data.
         inputs.check_paths(config.data)
         if cluster.is_chief:
             # Only the chief begins the run in the folder.
-            RunFolder.for_training(config)
+            RunDir.for_training(config)
 
 
 def run_task(config: Config, cluster: Cluster, console: Console) -> int:
@@ -261,13 +261,13 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
             soft_placement=config.strategy.soft_placement,
             multi_process=config.traits.multi_process,
         )
-    if cluster.job in registry.traits(strategy).serving_roles:
-        folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
+    if cluster.job in registry.traits(strategy).server_jobs:
+        folder = RunDir(pathlib.Path(config.run.run_dir or ""))
         with importlib.import_module(
             "strategies.cluster.failure_detection"
-        ).lost_peers_named(cluster):
+        ).translate_peer_errors(cluster):
             return registry.load(strategy).serve(
-                config.strategy, cluster, folder.ending_path()
+                config.strategy, cluster, folder.shutdown_path()
             )
     # Only the chief runs the requested mode; the other workers follow its decisions.
     mode = config.run.mode if cluster.is_chief else "follow"
@@ -278,5 +278,5 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
         return run(config, cluster, console)
     with importlib.import_module(
         "strategies.cluster.failure_detection"
-    ).lost_peers_named(cluster):
+    ).translate_peer_errors(cluster):
         return run(config, cluster, console)

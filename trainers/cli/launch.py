@@ -17,7 +17,7 @@ from strategies.launcher.launch_config import Plan, local_cluster
 from strategies.launcher.launcher import Launcher
 from trainers import inputs
 from trainers.config.config import Config
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 
 
 def launch(config: Config, argv: Sequence[str], console: Console) -> int:
@@ -31,7 +31,7 @@ def launch(config: Config, argv: Sequence[str], console: Console) -> int:
     Raises:
       UsageError: A request cannot be met. No task has been started yet.
     """
-    folder = RunFolder.for_training(config)
+    folder = RunDir.for_training(config)
     launcher = Launcher(plan_of(config, argv, folder), console.warn)
     # Once here, so that the tasks do not download the same data at the same time.
     inputs.fetch(config.data)
@@ -41,7 +41,7 @@ def launch(config: Config, argv: Sequence[str], console: Console) -> int:
     return exit_code
 
 
-def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
+def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
     """Returns the plan of the cluster: command, addresses, GPUs and restart policy.
 
     The ports in the plan are free but not reserved.
@@ -81,7 +81,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
             f"--run_dir={folder.path}",
         ],
         addresses=local_cluster(num_tasks),
-        serving=traits.serving_roles,
+        serving=traits.server_jobs,
         computing=("worker",),
         logs=folder.path / "logs",
         gpus=gpus,
@@ -89,7 +89,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunFolder) -> Plan:
         max_restarts=config.strategy.restarts_without_progress,
         patience_seconds=config.strategy.peer_timeout_seconds,
         # Added to the command when all tasks are restarted.
-        to_continue=["--resume=auto"],
+        resume_flags=["--resume=auto"],
         saved_step=folder.saved_step,
         reached_step=folder.reached_step,
     )

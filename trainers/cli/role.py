@@ -15,7 +15,7 @@ from strategies.launcher.network_isolation import REQUIRED
 from strategies.launcher.process import LAUNCHER_PID
 from trainers.cli.tensorflow_setup import load_tensorflow
 from trainers.config.config import Config
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 
 # These modes start each run as a separate process and leave the cores to the runs.
 _MODES_THAT_START_RUNS = ("verify", "compare", "predict")
@@ -82,7 +82,7 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
         )
     # All tasks use the folder, so all of them check it for links and special files.
     # Only the chief examines its contents.
-    RunFolder(pathlib.Path(config.run.run_dir)).check_own()
+    RunDir(pathlib.Path(config.run.run_dir)).check_own()
     if cluster is None:
         return _cluster_of_slurm(config, traits, environment)
     return cluster
@@ -112,7 +112,7 @@ def _check_sizes(config: Config, cluster: Cluster, traits: Traits) -> None:
       UsageError: it has more or fewer, or too few for --backup_workers.
     """
     workers = cluster.computing
-    if "worker" in traits.serving_roles:
+    if "worker" in traits.server_jobs:
         workers = cluster.addresses["worker"]
     found = {"num_workers": workers, "num_ps": cluster.addresses.get("ps", ())}
     for name, addresses in found.items():

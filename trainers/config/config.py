@@ -144,8 +144,10 @@ class Config:
         self.comparison.check_mode(self.run.mode, self.strategy.strategy)
         if self.run.mode == "compare" and self.comparison.runs is None:
             self.comparison.check_seed(self.run.seed, LARGEST_SEED)
-        if self.data.is_streamed and not registry.traits(name).takes_streams:
-            others = (n for n in registry.names() if registry.traits(n).takes_streams)
+        if self.data.is_streamed and not registry.traits(name).supports_streaming:
+            others = (
+                n for n in registry.names() if registry.traits(n).supports_streaming
+            )
             raise UsageError(
                 f"--sharding={self.data.sharding} does not fit --strategy={name}, "
                 "which reads any step on request: use --sharding=exact, or "
@@ -170,15 +172,15 @@ class Config:
         """
         return self.length.drop_last_batch or self.data.sharding == "file"
 
-    def _shares_of_a_batch(self) -> int:
+    def _shards_of_a_batch(self) -> int:
         """Returns the number of shards of a global batch, as far as it is known yet."""
         # Without `--num_replicas` the replicas are counted later, when the devices are
         # known; 1 is the lower bound.
-        return self.strategy.num_shares(self.strategy.num_replicas or 1)
+        return self.strategy.num_shards(self.strategy.num_replicas or 1)
 
     def _check_batch_size(self) -> None:
         size = self.length.global_batch_size
-        replicas = self._shares_of_a_batch()
+        replicas = self._shards_of_a_batch()
         if size < replicas:
             raise UsageError(
                 f"--global_batch_size={size} is smaller "
@@ -189,7 +191,7 @@ class Config:
         # Under soft placement the number of replicas may be smaller than the number of
         # devices. A model-parallel strategy uses the devices for stages, not for
         # replicas.
-        is_known = not (choice.is_soft or self.strategy.traits.splits_model)
+        is_known = not (choice.is_soft or self.strategy.traits.is_model_parallel)
         if is_known and size < choice.num_devices:
             raise UsageError(
                 f"--global_batch_size={size} is smaller than the "
@@ -201,7 +203,7 @@ class Config:
         strategy = self.strategy
         divides = (
             strategy.is_synchronous
-            and not strategy.traits.splits_model
+            and not strategy.traits.is_model_parallel
             and strategy.averaged == "gradients"
             and strategy.traits.max_replicas != 1
         )
@@ -222,7 +224,7 @@ class Config:
                 "out."
             )
         parts = {
-            "num_replicas": self._shares_of_a_batch(),
+            "num_replicas": self._shards_of_a_batch(),
             "gradient_accumulation_steps": steps,
             "num_micro_batches": self.strategy.num_micro_batches or 1,
         }

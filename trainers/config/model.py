@@ -126,7 +126,7 @@ class ModelConfig:
                 "--ballast is not for --mode=predict, which adds it to some of its "
                 "runs by itself: leave it out."
             )
-        if self.ballast and strategy.traits.splits_model:
+        if self.ballast and strategy.traits.is_model_parallel:
             raise UsageError(
                 f"--ballast does not fit --strategy={strategy.strategy}, whose stages "
                 "send no gradients to each other: leave it out."

@@ -89,7 +89,7 @@ def of_a_run(config: Config) -> Config:
     )
 
 
-def in_each_way_of_updating(config: Config, shared: Config) -> tuple[Arm, ...]:
+def expand_update_modes(config: Config, shared: Config) -> tuple[Arm, ...]:
     """Returns an arm for each strategy of --strategies and each of its update modes.
 
     A strategy with several update modes yields one arm per mode, unless --update
@@ -155,7 +155,7 @@ def under(strategy: str, shared: Config) -> Config:
         return shared.replace(strategy=strategy, **of_no_use)
     except UsageError as error:
         refusal = error
-    for changes in _reductions(shared):
+    for changes in _relaxed_overrides(shared):
         try:
             return shared.replace(strategy=strategy, **{**of_no_use, **changes})
         except UsageError:
@@ -164,7 +164,7 @@ def under(strategy: str, shared: Config) -> Config:
     raise refusal
 
 
-def _reductions(config: Config) -> Iterator[dict[str, Any]]:
+def _relaxed_overrides(config: Config) -> Iterator[dict[str, Any]]:
     """Yields overrides that reset progressively more settings of strategy and devices.
 
     Of several --devices the first is kept before all are dropped, so that the one

@@ -9,7 +9,7 @@ from strategies.common.errors import UsageError
 from strategies.common.files import FolderLock, check_writable, new_folder, unusable
 
 
-class FolderOfRuns:
+class ExperimentDir:
     """Paths of a verification or prediction; the constructor writes nothing.
 
     runs/<name>/ are ordinary run folders, logs/ holds the output of each run, and

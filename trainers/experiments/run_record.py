@@ -10,7 +10,7 @@ from typing import Any
 
 from strategies.common.errors import UsageError
 from trainers.experiments.measurement import read_measured
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 
 # Deterministic outcomes: a rerun would end the same way.
 _FINAL = ("completed", "diverged")
@@ -138,7 +138,7 @@ def read_run(
       seed: Seed of the run.
       log: File with the output of the run, which explains a missing result.
     """
-    folder = RunFolder(path)
+    folder = RunDir(path)
     try:
         # The folder may come from somebody else; a link in it is refused.
         folder.check_own()
@@ -189,7 +189,7 @@ def _machine(hardware: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
+def _metrics(folder: RunDir) -> list[dict[str, Any]]:
     try:
         return folder.read_metrics()
     # A run that ended early has no metrics.jsonl.

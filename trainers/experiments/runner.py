@@ -13,10 +13,10 @@ from strategies.common.errors import ExitCode, StopRequested
 from trainers.cli import flags
 from trainers.config.config import Config
 from trainers.config.model import DTYPES
-from trainers.experiments.experiment_dir import FolderOfRuns
+from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.measurement import measure
 from trainers.experiments.run_record import Run, read_run
-from trainers.fault_tolerance.preemption import StopSignals
+from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.run_dir.step_recording import Recording
 
 
@@ -46,7 +46,7 @@ class Execution:
 
     def __init__(
         self,
-        folder: FolderOfRuns,
+        folder: ExperimentDir,
         console: Console,
         stop_requested: Callable[[], bool],
         stop_exit_code: Callable[[], ExitCode],
@@ -110,7 +110,7 @@ def _with_own_policy(config: Config, run: Run) -> Config:
 
 
 def with_runs(
-    folder: FolderOfRuns,
+    folder: ExperimentDir,
     console: Console,
     work: Callable[[Execution], ExitCode],
     what: str,
@@ -124,7 +124,7 @@ def with_runs(
       what: Name of the experiment in messages, such as "a verification".
     """
     try:
-        with StopSignals() as signals:
+        with PreemptionSignals() as signals:
             return work(
                 Execution(
                     folder,

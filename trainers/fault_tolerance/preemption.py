@@ -8,7 +8,7 @@ from typing import Any
 
 from strategies.common.errors import ExitCode, StopRequested
 from strategies.common.signals import PASSED_ON, original, requests_to_stop
-from trainers.loop.loop import StepReport
+from trainers.loop.loop import StepEvent
 
 _EXIT_CODES = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -16,7 +16,7 @@ _EXIT_CODES = {
 }
 
 
-class StopSignals:
+class PreemptionSignals:
     """Signal handlers that stop a run after the current step. A callback.
 
     A SIGINT that the process was started to ignore stays ignored.
@@ -28,7 +28,7 @@ class StopSignals:
         self._received: int | None = None
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> StopSignals:
+    def __enter__(self) -> PreemptionSignals:
         for number in requests_to_stop():
             self._previous[number] = signal.signal(number, self._receive)
         for passed_on in PASSED_ON.values():
@@ -55,7 +55,7 @@ class StopSignals:
         """Exit code of the received signal, or SIGTERM's if another process got it."""
         return _EXIT_CODES[signal.Signals(self._received or signal.SIGTERM)]
 
-    def __call__(self, report: StepReport) -> None:
+    def __call__(self, report: StepEvent) -> None:
         """Raises `StopRequested` if any process received a signal before this step.
 
         Every process raises it after the same step. A run that has reached its last

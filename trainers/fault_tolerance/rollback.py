@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from strategies.base import Strategy
 from strategies.common.errors import DivergedError
-from trainers.model.optimizers import RateFactor
+from trainers.model.optimizers import LearningRateScale
 from trainers.run_dir.checkpoint_manifest import DamagedError
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.train_state import RollbackHistory
@@ -28,7 +28,7 @@ class Rollbacks:
     def __init__(
         self,
         checkpoints: Checkpoints,
-        rate_factor: RateFactor,
+        learning_rate_scale: LearningRateScale,
         most: int,
         warn: Callable[[str], None],
     ):
@@ -36,12 +36,12 @@ class Rollbacks:
 
         Args:
           checkpoints: Checkpoints of the run.
-          rate_factor: Factor of the run's learning rate.
+          learning_rate_scale: Factor of the run's learning rate.
           most: Maximum number of rollbacks.
           warn: Function that prints one line at each rollback.
         """
         self._checkpoints = checkpoints
-        self._rate_factor = rate_factor
+        self._rate_factor = learning_rate_scale
         self._most = most
         self._warn = warn
         self._history = RollbackHistory()
@@ -128,6 +128,6 @@ def agree_on_step(strategy: Strategy, step: int | None) -> int | None:
       step: Step of the checkpoint, None for no rollback. Only the chief's value counts.
     """
     agreed = tf.Variable(_NOWHERE if step is None else step, dtype=tf.int64)
-    strategy.share_from_chief([agreed])
+    strategy.broadcast_from_chief([agreed])
     found = int(agreed.numpy())
     return None if found == _NOWHERE else found

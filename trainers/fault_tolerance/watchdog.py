@@ -17,11 +17,11 @@ from types import TracebackType
 
 import tensorflow as tf
 
-from strategies.cluster.rendezvous import REMEDY, is_answering, is_listening
+from strategies.cluster.rendezvous import REMEDY, is_listening, is_serving
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode
-from trainers.loop.loop import StepReport
+from trainers.loop.loop import StepEvent
 
 # Checks per timeout, and the longest interval between checks in seconds.
 _LOOKS_PER_TIMEOUT = 20
@@ -43,7 +43,7 @@ _IN_WORDS = {
 }
 
 
-class StallWatch:
+class Watchdog:
     """Watchdog of this process while the context lasts. A callback and clock listener.
 
     Each beginning or end of a block that the clock measures is progress, and so is each
@@ -55,7 +55,7 @@ class StallWatch:
         timeout_seconds: float | None,
         cluster: Cluster,
         console: Console,
-        dismiss: Callable[[int], None] = lambda exit_code: None,
+        shutdown_servers: Callable[[int], None] = lambda exit_code: None,
     ):
         """Prepares the thread; `__enter__` starts it.
 
@@ -63,13 +63,13 @@ class StallWatch:
           timeout_seconds: Longest time without progress, in seconds; None for no limit.
           cluster: Cluster of this task.
           console: Output for the tasks that are behind and their steps.
-          dismiss: Function that shuts down the tasks that serve this one, with an exit
-            code.
+          shutdown_servers: Function that shuts down the tasks that serve this one, with
+            an exit code.
         """
         self._timeout_seconds = timeout_seconds
         self._cluster = cluster
         self._console = console
-        self._dismiss = dismiss
+        self._dismiss = shutdown_servers
         self._doing = "startup"
         self._applied: tf.Variable | None = None
         self._step = 0
@@ -79,7 +79,7 @@ class StallWatch:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> StallWatch:
+    def __enter__(self) -> Watchdog:
         if self._timeout_seconds is not None:
             self._thread.start()
         return self
@@ -112,7 +112,7 @@ class StallWatch:
         """Sets the step at which training starts or continues."""
         self._step = step
 
-    def __call__(self, report: StepReport) -> None:
+    def __call__(self, report: StepEvent) -> None:
         self._step = report.step
 
     def _watch(self) -> None:
@@ -195,5 +195,5 @@ class StallWatch:
     def _silent_peers(self) -> list[tuple[str, str]]:
         peers = list(self._cluster.peers().items())
         with ThreadPoolExecutor(max_workers=32) as pool:
-            answers = pool.map(is_answering, (address for _, address in peers))
+            answers = pool.map(is_serving, (address for _, address in peers))
         return [peer for peer, there in zip(peers, answers, strict=True) if not there]

@@ -45,20 +45,20 @@ class SourceBatches:
     def data(self) -> Source:
         return self.source
 
-    def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
-        return self.spans(share, num_shares).unbatch()
+    def dataset(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
+        return self.spans(shard_index, num_shards).unbatch()
 
-    def spans(self, share: int, num_shares: int) -> tf.data.Dataset:
-        key = share, num_shares
+    def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
+        key = shard_index, num_shards
         if key not in self._pipelines:
-            self._pipelines[key] = self._pipeline(share, num_shares)
+            self._pipelines[key] = self._pipeline(shard_index, num_shards)
         return self._pipelines[key]
 
-    def _pipeline(self, share: int, num_shares: int) -> tf.data.Dataset:
+    def _pipeline(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         tensors = self.source.tensors()
 
         def batches(first: tf.Tensor, stop: tf.Tensor) -> Batch:
-            return self._of_steps(tensors, first, stop, share, num_shares)
+            return self._of_steps(tensors, first, stop, shard_index, num_shards)
 
         return (
             self._limits(self._steps_at_once())
@@ -77,16 +77,22 @@ class SourceBatches:
         return tf.data.Dataset.from_tensors(self.source.tensors()).repeat()
 
     def at(
-        self, resident: Any, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
+        self,
+        resident: Any,
+        step: tf.Tensor,
+        shard_index: tf.Tensor | int,
+        num_shards: int,
     ) -> Batch:
         if self.repeats:
             num_steps = self.last_step - self.first_step
             step = self.first_step + (step - self.first_step) % num_steps
-        indices, num_rows, global_size = self.order.indices(step, share, num_shares)
+        indices, num_rows, global_size = self.order.indices(
+            step, shard_index, num_shards
+        )
         features, labels = self._read(resident, indices, step)
         return Batch(
             step=step,
-            replica=tf.cast(share, tf.int64),
+            replica=tf.cast(shard_index, tf.int64),
             global_size=global_size,
             num_rows=num_rows,
             indices=indices,
@@ -148,20 +154,20 @@ class SourceBatches:
         tensors: Any,
         first: tf.Tensor,
         stop: tf.Tensor,
-        share: int,
-        num_shares: int,
+        shard_index: int,
+        num_shards: int,
     ) -> Batch:
         """Reads batches of one size as one batch with tensors [steps, ...]."""
         count = stop - first
-        indices, num_rows, global_size = self.order.indices_of_several(
-            first, count, share, num_shares
+        indices, num_rows, global_size = self.order.indices_for_steps(
+            first, count, shard_index, num_shards
         )
         flat = tf.reshape(indices, [-1])
         # If features depend on the step, there is only one: see `_steps_at_once`.
         features, labels = self._read(tensors, flat, first)
         return batch_of_steps(
             first=first,
-            share=share,
+            shard_index=shard_index,
             num_rows=num_rows,
             global_size=global_size,
             indices=indices,
@@ -188,7 +194,7 @@ def steps_at_once(step_bytes: int) -> int:
 def batch_of_steps(
     *,
     first: tf.Tensor,
-    share: int,
+    shard_index: int,
     num_rows: tf.Tensor,
     global_size: tf.Tensor,
     indices: tf.Tensor,
@@ -199,7 +205,7 @@ def batch_of_steps(
 
     Args:
       first: First step, an int64 scalar.
-      share: Index of the shard that the rows belong to.
+      shard_index: Index of the shard that the rows belong to.
       num_rows: Number of rows per step that count.
       global_size: Number of examples in each global batch.
       indices: Indices in the data set, int64 [steps, rows of a step].
@@ -213,7 +219,7 @@ def batch_of_steps(
     divided = functools.partial(_per_step, shape=shape)
     return Batch(
         step=first + tf.range(count),
-        replica=same(tf.constant(share, tf.int64)),
+        replica=same(tf.constant(shard_index, tf.int64)),
         global_size=same(global_size),
         num_rows=same(num_rows),
         indices=indices,

@@ -11,7 +11,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from strategies.inner_loop.sharding import share_rows
+from strategies.inner_loop.sharding import shard_rows
 
 # index_shuffle evaluates a permutation at single positions, so that nothing of the size
 # of the data set is stored or computed in each epoch. Its four rounds are weak: with
@@ -53,7 +53,7 @@ class Order:
         # Division that rounds up: a smaller last batch is a step too.
         return -(-self.examples_per_epoch // self.global_batch_size)
 
-    def examples_before(self, step: int) -> int:
+    def first_example_of_step(self, step: int) -> int:
         """Returns the number of examples in all batches before a step.
 
         Args:
@@ -63,38 +63,38 @@ class Order:
         return epoch * self.examples_per_epoch + batch * self.global_batch_size
 
     def indices(
-        self, step: tf.Tensor, share: tf.Tensor | int, num_shares: int
+        self, step: tf.Tensor, shard_index: tf.Tensor | int, num_shards: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the examples of one shard of a step.
 
         Args:
           step: Step, an int64 scalar.
-          share: Index of the shard.
-          num_shares: Number of shards of the global batch.
+          shard_index: Index of the shard.
+          num_shards: Number of shards of the global batch.
 
         Returns:
           int64 indices [rows] (one padding row for an empty shard), the number of rows
           that count, and the size of the global batch.
         """
-        indices, num_rows, global_size = self.indices_of_several(
-            step, tf.ones([], tf.int64), share, num_shares
+        indices, num_rows, global_size = self.indices_for_steps(
+            step, tf.ones([], tf.int64), shard_index, num_shards
         )
         return indices[0], num_rows, global_size
 
-    def indices_of_several(
+    def indices_for_steps(
         self,
         step: tf.Tensor,
         num_steps: tf.Tensor,
-        share: tf.Tensor | int,
-        num_shares: int,
+        shard_index: tf.Tensor | int,
+        num_shards: int,
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the examples of steps of one epoch whose batches have one size.
 
         Args:
           step: First step, an int64 scalar.
           num_steps: Number of steps, an int64 scalar.
-          share: Index of the shard.
-          num_shares: Number of shards of each global batch.
+          shard_index: Index of the shard.
+          num_shards: Number of shards of each global batch.
 
         Returns:
           int64 indices [num_steps, rows], the number of rows of each step that count,
@@ -105,7 +105,7 @@ class Order:
         global_size = tf.minimum(
             tf.constant(self.global_batch_size, tf.int64), self.num_examples - first
         )
-        start, stop, num_rows = share_rows(global_size, share, num_shares)
+        start, stop, num_rows = shard_rows(global_size, shard_index, num_shards)
         begins = first + self.global_batch_size * tf.range(num_steps)
         # Positions in the permutation: int64 [num_steps, rows].
         positions = begins[:, tf.newaxis] + tf.range(start, stop)

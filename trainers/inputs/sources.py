@@ -147,7 +147,7 @@ def hold_out(
     Raises:
       UsageError: One of the two parts would be empty.
     """
-    chosen = held_out(len(labels), fraction, labels)
+    chosen = train_eval_split(len(labels), fraction, labels)
     return Data(
         train=ArraySource(features[~chosen], labels[~chosen]),
         evaluation=ArraySource(features[chosen], labels[chosen]),
@@ -156,7 +156,7 @@ def hold_out(
     )
 
 
-def held_out(
+def train_eval_split(
     num_examples: int, fraction: float, classes: np.ndarray | None
 ) -> np.ndarray:
     """Returns the examples to hold out: bool [num_examples].

@@ -20,7 +20,7 @@ from strategies.common.errors import UsageError
 from strategies.common.fields import LARGEST_WHOLE_NUMBER
 from strategies.common.private_apis import flat_layers
 from strategies.common.text import one_line
-from strategies.common.types import Batch, GlobalBatches, ReplicaStep, RunSteps
+from strategies.common.types import Batch, GlobalBatches, LoopFunction, ReplicaFunction
 from strategies.inner_loop.reduction import bytes_of
 from trainers import inputs
 from trainers.config.config import Config
@@ -36,8 +36,8 @@ from trainers.model.layer_state import LayerState, layer_state_of, sums_over_rep
 from trainers.model.layer_switches import switch_off
 from trainers.model.optimizers import (
     LearningRate,
+    LearningRateScale,
     LossScale,
-    RateFactor,
     build_optimizer,
     needs_loss_scale,
     update_where_variables_are,
@@ -62,7 +62,7 @@ _FEWEST_STEPS_BETWEEN_EVALUATIONS = 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Assembly:
+class TrainingParts:
     """Parts of a run, ready to train or evaluate.
 
     Attributes:
@@ -75,10 +75,10 @@ class Assembly:
       objective: The loss and the metrics.
       optimizer: with new variables.
       learning_rate: from the number of applied updates.
-      rate_factor: what it is multiplied with.
+      learning_rate_scale: what it is multiplied with.
       layer_state: what besides weights training changes.
       step: int64 scalar, the number of applied updates.
-      run_steps: Inner training loop, not traced yet.
+      loop_function: Inner training loop, not traced yet.
       evaluation: Evaluation on the held-out examples, not traced yet.
       pipeline: Stages of the model; None for a model that is not partitioned.
       rebuild: Function that builds the model again, outside of the strategy.
@@ -93,10 +93,10 @@ class Assembly:
     objective: Objective
     optimizer: keras.optimizers.Optimizer
     learning_rate: LearningRate
-    rate_factor: RateFactor
+    learning_rate_scale: LearningRateScale
     layer_state: LayerState
     step: tf.Variable
-    run_steps: RunSteps
+    loop_function: LoopFunction
     evaluation: Evaluation
     pipeline: Pipeline | None
     rebuild: Callable[[], keras.Model]
@@ -141,7 +141,7 @@ class Assembly:
         return [
             *(variable.value for variable in tracked),
             self.step,
-            self.rate_factor.variable,
+            self.learning_rate_scale.variable,
             *self.strategy.replica_state(),
         ]
 
@@ -161,7 +161,7 @@ class Assembly:
         size = bytes_of([v.value for v in self.model.trainable_variables])
         if not self.config.optimizer.sparse_gradients:
             return size
-        shares = self.config.strategy.num_shares(self.strategy.num_replicas)
+        shares = self.config.strategy.num_shards(self.strategy.num_replicas)
         # Rounded up: the largest shard of a global batch.
         num_examples = -(-self.config.length.global_batch_size // shares)
         for layer in self.embeddings():
@@ -184,7 +184,7 @@ def create_strategy(config: Config, cluster: Cluster) -> Strategy:
     return registry.load(config.strategy.strategy).create(config.strategy, cluster)
 
 
-def assemble(config: Config, strategy: Strategy) -> Assembly:
+def assemble(config: Config, strategy: Strategy) -> TrainingParts:
     """Opens the data and builds the model and the update. Writes no file.
 
     Args:
@@ -210,7 +210,7 @@ def assemble(config: Config, strategy: Strategy) -> Assembly:
 
 def assemble_parts(
     config: Config, strategy: Strategy, data: Data, spec: TrainableModel
-) -> Assembly:
+) -> TrainingParts:
     """Assembles a run from a given strategy, data set and model.
 
     Args:
@@ -240,14 +240,14 @@ def assemble_parts(
     learner = build_learner(config, strategy, data, spec, train_steps)
     train_step = learner.train_step(config, strategy)
     # With one micro-batch, `Accumulation` only calls the step.
-    step: ReplicaStep = Accumulation(
+    step: ReplicaFunction = Accumulation(
         train_step, config.strategy.gradient_accumulation_steps
     )
     if config.report.replica_statistics:
         _check_dense(learner.model)
-        num_shares = config.strategy.num_shares(strategy.num_replicas)
-        step = WithStatistics(step, num_shares)
-    assembly = Assembly(
+        num_shards = config.strategy.num_shards(strategy.num_replicas)
+        step = WithStatistics(step, num_shards)
+    assembly = TrainingParts(
         config=config,
         strategy=strategy,
         data=data,
@@ -257,10 +257,10 @@ def assemble_parts(
         objective=learner.objective,
         optimizer=learner.optimizer,
         learning_rate=learner.learning_rate,
-        rate_factor=learner.rate_factor,
+        learning_rate_scale=learner.learning_rate_scale,
         layer_state=learner.layer_state,
         step=learner.step,
-        run_steps=strategy.compile(step, learner.update(config)),
+        loop_function=strategy.compile(step, learner.update(config)),
         evaluation=Evaluation(
             strategy,
             learner.eval_step(),
@@ -285,7 +285,7 @@ def _check_dense(model: keras.Model) -> None:
         )
 
 
-def _check_compilable(assembly: Assembly, step: TrainStep | PipelineStep) -> None:
+def _check_compilable(assembly: TrainingParts, step: TrainStep | PipelineStep) -> None:
     """Checks that XLA can compile the step.
 
     XLA reports an error in a pipeline stage only when the stage runs.
@@ -302,7 +302,7 @@ def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
     The configuration can only check a number of replicas that a flag gives.
     """
     size = config.length.global_batch_size
-    replicas = config.strategy.num_shares(strategy.num_replicas)
+    replicas = config.strategy.num_shards(strategy.num_replicas)
     steps = config.strategy.gradient_accumulation_steps
     if size < replicas * steps:
         parts = f" x {steps} micro-batches" if steps > 1 else ""
@@ -349,7 +349,7 @@ def _train_steps(config: Config, order: Order) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Learner:
+class ModelParts:
     """Model, optimizer and their state in a strategy's scope.
 
     Attributes:
@@ -358,7 +358,7 @@ class Learner:
       objective: Loss and metrics of the model.
       optimizer: Optimizer with initial variables.
       learning_rate: Learning rate by number of applied updates.
-      rate_factor: Factor of the learning rate.
+      learning_rate_scale: Factor of the learning rate.
       layer_state: Non-trainable variables that training changes.
       step: int64 scalar, the number of applied updates.
       loss_scale: Factor of the loss that is differentiated; None for one.
@@ -369,7 +369,7 @@ class Learner:
     objective: Objective
     optimizer: keras.optimizers.Optimizer
     learning_rate: LearningRate
-    rate_factor: RateFactor
+    learning_rate_scale: LearningRateScale
     layer_state: LayerState
     step: tf.Variable
     loss_scale: LossScale | None
@@ -434,7 +434,7 @@ def build_learner(
     data: Data,
     spec: TrainableModel,
     train_steps: int,
-) -> Learner:
+) -> ModelParts:
     """Builds the model and all variables in the strategy's scope.
 
     Args:
@@ -460,16 +460,16 @@ def build_learner(
         objective = spec.objective(model, config.optimizer.label_smoothing)
     with strategy.scope():
         switch_off(model, config.model.switch_off or ())
-        rate_factor = RateFactor(may_change=config.guard.rolls_back)
+        learning_rate_scale = LearningRateScale(may_change=config.guard.rolls_back)
         learning_rate = LearningRate(
             config.optimizer,
             train_steps,
             config.length.global_batch_size,
-            rate_factor,
+            learning_rate_scale,
         )
         # Before the optimizer is built: its variables must be on the devices of the
         # stages.
-        if config.strategy.traits.splits_model:
+        if config.strategy.traits.is_model_parallel:
             pipeline = build_pipeline(model, config, strategy.devices, data.train)
         optimizer = build_optimizer(config.optimizer, learning_rate, model)
         loss_scale = LossScale(optimizer) if needs_loss_scale(model) else None
@@ -477,13 +477,13 @@ def build_learner(
             update_where_variables_are(optimizer)
         step = _make_step_variable()
     check_accumulable(model, config.strategy.gradient_accumulation_steps)
-    return Learner(
+    return ModelParts(
         model=model,
         pipeline=pipeline,
         objective=objective,
         optimizer=optimizer,
         learning_rate=learning_rate,
-        rate_factor=rate_factor,
+        learning_rate_scale=learning_rate_scale,
         layer_state=layer_state_of(
             model, updates_overlap=not config.strategy.is_synchronous
         ),

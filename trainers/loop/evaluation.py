@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from strategies.base import Strategy
-from strategies.common.types import ReplicaStep
+from strategies.common.types import ReplicaFunction
 from trainers.inputs.batches import SourceBatches
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Source
@@ -49,7 +49,7 @@ class Evaluation:
     def __init__(
         self,
         strategy: Strategy,
-        eval_step: ReplicaStep,
+        eval_step: ReplicaFunction,
         source: Source,
         global_batch_size: int,
     ):

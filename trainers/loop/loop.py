@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from strategies.common.errors import DivergedError
-from strategies.common.types import Agreed, Observe, RunSteps, StepResults
+from strategies.common.types import LoopFunction, StepResults, SummaryLevel, SyncedFlags
 from trainers.loop.timing import Clock
-from trainers.run_dir.train_state import Tally
+from trainers.run_dir.train_state import TrainCounters
 
 # Limits a call even if a step takes almost no time.
 _MOST_STEPS_PER_CALL = 10_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StepReport:
+class StepEvent:
     """Report of one call of the inner loop to the callbacks.
 
     Attributes:
@@ -43,7 +43,7 @@ class StepReport:
         return self.step == self.last_step
 
 
-Hook = Callable[[StepReport], None]
+Callback = Callable[[StepEvent], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class Every:
     """
 
     steps: int | None
-    hook: Hook
-    observe: Observe = Observe.NOT
+    hook: Callback
+    observe: SummaryLevel = SummaryLevel.NOT
 
     def next_after(self, step: int, last_step: int) -> int:
         """Returns the next step at which the callback is due."""
@@ -66,7 +66,7 @@ class Every:
             return last_step
         return min(last_step, (step // self.steps + 1) * self.steps)
 
-    def is_due(self, report: StepReport) -> bool:
+    def is_due(self, report: StepEvent) -> bool:
         due = self.steps is not None and report.step % self.steps == 0
         return due or report.is_last
 
@@ -82,14 +82,14 @@ class At:
     """
 
     steps: Sequence[int]
-    hook: Hook
-    observe: Observe = Observe.NOT
+    hook: Callback
+    observe: SummaryLevel = SummaryLevel.NOT
 
     def next_after(self, step: int, last_step: int) -> int:
         """Returns the next step at which the callback is due."""
         return min([last_step, *(due for due in self.steps if due > step)])
 
-    def is_due(self, report: StepReport) -> bool:
+    def is_due(self, report: StepEvent) -> bool:
         is_early = report.is_last and report.step < self.steps[-1]
         return report.step in self.steps or is_early
 
@@ -103,20 +103,20 @@ class Always:
       observe: Detail of the summaries of the last step of each call.
     """
 
-    hook: Hook
-    observe: Observe = Observe.NOT
+    hook: Callback
+    observe: SummaryLevel = SummaryLevel.NOT
 
     def next_after(self, step: int, last_step: int) -> int:
         return last_step
 
-    def is_due(self, report: StepReport) -> bool:
+    def is_due(self, report: StepEvent) -> bool:
         return True
 
 
 When = Every | At | Always
 
 
-class CallLength:
+class StepsPerLoop:
     """Number of steps in the next call of the inner loop."""
 
     def __init__(self, steps_per_loop: int | None, target_seconds: float):
@@ -147,15 +147,15 @@ class CallLength:
 
 
 def run_loop(
-    run_steps: RunSteps,
+    loop_function: LoopFunction,
     batches: Any,
     *,
     first_step: int,
     last_step: int,
-    call_length: CallLength,
-    hooks: Sequence[When],
+    call_length: StepsPerLoop,
+    callbacks: Sequence[When],
     clock: Clock,
-    tally: Tally,
+    tally: TrainCounters,
     stop_requested: Callable[[], bool] = lambda: False,
     step_delay_seconds: float = 0.0,
     diagnose: Callable[[StepResults], str] = lambda results: "something diverged at",
@@ -163,13 +163,13 @@ def run_loop(
     """Trains from one step to another.
 
     Args:
-      run_steps: Inner training loop.
+      loop_function: Inner training loop.
       batches: Input of the inner loop, which begins with the batch of `first_step`.
       first_step: Number of updates already applied.
       last_step: Number of applied updates at the return.
       call_length: Maximum number of steps in a call; a call also ends at the next step
         at which a callback is due.
-      hooks: Callbacks with their triggers; due callbacks run in this order.
+      callbacks: Callbacks with their triggers; due callbacks run in this order.
       clock: Clock that records the time of training and of its input.
       tally: Counters of the run, which include a diverged step.
       stop_requested: Function that returns whether this process was asked to stop; all
@@ -185,14 +185,14 @@ def run_loop(
     step = first_step
     step_seconds = 0.0
     while step < last_step:
-        stop, observe = _until_due(hooks, step, last_step, call_length.steps)
+        stop, observe = _until_due(callbacks, step, last_step, call_length.steps)
         with clock.measure("train") as timer:
             # The all-reduce of the step combines these values, so that all processes
             # stop at the same step and choose the same call length.
-            proposed = Agreed(
+            local_flags = SyncedFlags(
                 stop_requested=float(stop_requested()), step_seconds=step_seconds
             )
-            results = run_steps(batches, stop - step, observe, proposed).fetch()
+            results = loop_function(batches, stop - step, observe, local_flags).fetch()
             if step_delay_seconds:
                 results = _delayed(results, step_delay_seconds)
         clock.add("input", float(results.input_seconds.sum()))
@@ -204,33 +204,33 @@ def run_loop(
         # The median ignores a single slow step.
         step_seconds = float(np.median(results.step_seconds))
         call_length.learn(results.agreed.step_seconds)
-        report = StepReport(
+        report = StepEvent(
             step=step,
             last_step=last_step,
             results=results,
             call_seconds=timer.seconds,
         )
-        for when in hooks:
+        for when in callbacks:
             if when.is_due(report):
                 when.hook(report)
 
 
 def _until_due(
-    hooks: Sequence[When], step: int, last_step: int, most_steps: int
-) -> tuple[int, Observe]:
+    callbacks: Sequence[When], step: int, last_step: int, most_steps: int
+) -> tuple[int, SummaryLevel]:
     """Returns the last step of the next call, and the detail of its summaries.
 
     Args:
-      hooks: Callbacks with their triggers.
+      callbacks: Callbacks with their triggers.
       step: Number of applied updates.
       last_step: Number of applied updates at the end of the run.
       most_steps: Maximum number of steps in the call.
     """
     # A call ends at the first step at which any callback is due.
-    due = min(when.next_after(step, last_step) for when in hooks)
+    due = min(when.next_after(step, last_step) for when in callbacks)
     stop = min(due, last_step, step + most_steps)
-    wanted = (w.observe for w in hooks if w.next_after(step, last_step) == stop)
-    return stop, max(wanted, default=Observe.NOT)
+    wanted = (w.observe for w in callbacks if w.next_after(step, last_step) == stop)
+    return stop, max(wanted, default=SummaryLevel.NOT)
 
 
 def _delayed(results: StepResults, seconds: float) -> StepResults:

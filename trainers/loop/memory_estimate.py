@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from strategies.common.private_apis import copies_of, flat_layers
 from strategies.devices.gpu import load_driver, total_memory_mib
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 from trainers.pipeline_parallel.build import Pipeline
 
 # Number of bits to shift by, and the name of the unit.
@@ -58,7 +58,7 @@ class MemoryEstimate:
         return f"~{self.total / (1 << shift):.1f} {unit}: {words}"
 
 
-def estimate_memory(assembly: Assembly) -> Mapping[str, MemoryEstimate]:
+def estimate_memory(assembly: TrainingParts) -> Mapping[str, MemoryEstimate]:
     """Estimates the bytes needed in each memory.
 
     Args:
@@ -88,7 +88,7 @@ def estimate_memory(assembly: Assembly) -> Mapping[str, MemoryEstimate]:
     return dict(found)
 
 
-def _of_replicas(assembly: Assembly) -> Iterator[tuple[str, int, int]]:
+def _of_replicas(assembly: TrainingParts) -> Iterator[tuple[str, int, int]]:
     """Yields the device of each replica, and its bytes of gradients and activations."""
     gradients = assembly.gradient_bytes()
     activations = _rows_at_once(assembly) * bytes_of_activations(assembly.model)
@@ -187,11 +187,11 @@ def _unit_of(size: int) -> tuple[int, str]:
     return next((u for u in _UNITS if size >= 1 << u[0]), _UNITS[-1])
 
 
-def _rows_at_once(assembly: Assembly) -> int:
+def _rows_at_once(assembly: TrainingParts) -> int:
     """Returns the number of rows of the largest micro-batch."""
     strategy = assembly.config.strategy
     # Asynchronous replicas compute whole global batches: they have one shard.
-    shares = strategy.num_shares(assembly.strategy.num_replicas)
+    shares = strategy.num_shards(assembly.strategy.num_replicas)
     parts = shares * strategy.gradient_accumulation_steps
     return -(-assembly.config.length.global_batch_size // parts)
 

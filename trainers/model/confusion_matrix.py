@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFont
 
-from models.base import Classes
+from models.base import ClassPredictions
 from strategies.common.types import Batch
 from strategies.inner_loop.sharding import row_weights
 
@@ -34,7 +34,7 @@ _INK, _PAPER, _GRID = (30, 30, 30), (255, 255, 255), (225, 225, 225)
 _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
-def confusion_of(classes: Classes, batch: Batch) -> tf.Tensor:
+def confusion_of(classes: ClassPredictions, batch: Batch) -> tf.Tensor:
     """Counts the rows by true and predicted class.
 
     Args:

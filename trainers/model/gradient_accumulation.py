@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import flat_layers
-from strategies.common.types import Batch, ReplicaStep, Shares
-from strategies.inner_loop.reduction import sum_shares
+from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
+from strategies.inner_loop.reduction import all_reduce_gradients
 from strategies.inner_loop.sharding import take_micro_batch
 from trainers.model.layer_state import sums_over_replicas
 
@@ -24,15 +24,15 @@ from trainers.model.layer_state import sums_over_replicas
 class Accumulable(Protocol):
     """Replica step that can compute parts of a shard."""
 
-    def __call__(self, batch: Batch) -> Shares:
+    def __call__(self, batch: Batch) -> ReplicaOutputs:
         """Returns the outputs for all rows of a replica."""
 
-    def at_present_values(self) -> ReplicaStep:
+    def with_current_weights(self) -> ReplicaFunction:
         """Returns a step bound to the current weights, for several micro-batches."""
 
 
 class Accumulation:
-    """Sum of the outputs of a replica's micro-batches. Satisfies `ReplicaStep`."""
+    """Sum of the outputs of a replica's micro-batches. Satisfies `ReplicaFunction`."""
 
     def __init__(self, step: Accumulable, num_micro_batches: int):
         """Stores the step; traces nothing.
@@ -45,15 +45,15 @@ class Accumulation:
         self._step = step
         self._num_micro_batches = num_micro_batches
 
-    def __call__(self, batch: Batch) -> Shares:
+    def __call__(self, batch: Batch) -> ReplicaOutputs:
         if self._num_micro_batches == 1:
             return self._step(batch)
-        step = self._step.at_present_values()
+        step = self._step.with_current_weights()
         # At least one micro-batch, so that a replica without rows contributes zeros of
         # the right shapes.
         count = tf.clip_by_value(batch.num_rows, 1, self._num_micro_batches)
 
-        def shares_of(index: tf.Tensor) -> Shares:
+        def shares_of(index: tf.Tensor) -> ReplicaOutputs:
             part = take_micro_batch(batch, index, count, self._num_micro_batches)
             return step(part)
 
@@ -65,11 +65,13 @@ class Accumulation:
             return _add_further(first, shares_of, count)
 
 
-def _add_further(first: Shares, shares_of: Any, count: tf.Tensor) -> Shares:
+def _add_further(
+    first: ReplicaOutputs, shares_of: Any, count: tf.Tensor
+) -> ReplicaOutputs:
     """Adds the outputs of micro-batches 1 to count - 1, one at a time."""
 
     def body(index: tf.Tensor, *summed: Any) -> tuple[Any, ...]:
-        total = sum_shares([_unpack(summed, first), shares_of(index)])
+        total = all_reduce_gradients([_unpack(summed, first), shares_of(index)])
         return index + 1, *_pack(total)
 
     # A loop starts as soon as its counter is ready. The counter depends on the first
@@ -87,13 +89,13 @@ def _add_further(first: Shares, shares_of: Any, count: tf.Tensor) -> Shares:
     return _unpack(summed, first)
 
 
-def _pack(shares: Shares) -> list[Any]:
+def _pack(outputs: ReplicaOutputs) -> list[Any]:
     """Returns the tensors and IndexedSlices of replica outputs, without None."""
     # tf.while_loop cannot carry None.
-    return [value for value in tf.nest.flatten(shares) if value is not None]
+    return [value for value in tf.nest.flatten(outputs) if value is not None]
 
 
-def _unpack(values: Sequence[Any], like: Shares) -> Shares:
+def _unpack(values: Sequence[Any], like: ReplicaOutputs) -> ReplicaOutputs:
     present = iter(values)
     flat = [None if v is None else next(present) for v in tf.nest.flatten(like)]
     return tf.nest.pack_sequence_as(like, flat)

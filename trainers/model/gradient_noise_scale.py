@@ -15,41 +15,41 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.common.types import Batch, ReplicaStep, Shares, StepResults
+from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, StepResults
 
 PREFIX = "replica/"
 _SQUARE, _COUNT, _LOSS = f"{PREFIX}square", f"{PREFIX}count", f"{PREFIX}loss_"
 
 
 class WithStatistics:
-    """Replica step that also reports its own gradient. Satisfies `ReplicaStep`."""
+    """Replica step that also reports its own gradient. Satisfies `ReplicaFunction`."""
 
-    def __init__(self, step: ReplicaStep, num_shares: int):
+    def __init__(self, step: ReplicaFunction, num_shards: int):
         """Stores the step; traces nothing.
 
         Args:
           step: Step that computes a replica's outputs with dense gradients.
-          num_shares: Number of shards of a global batch.
+          num_shards: Number of shards of a global batch.
         """
         self._step = step
-        self._num_shares = num_shares
+        self._num_shards = num_shards
 
-    def __call__(self, batch: Batch) -> Shares:
-        shares = self._step(batch)
+    def __call__(self, batch: Batch) -> ReplicaOutputs:
+        outputs = self._step(batch)
         rows = tf.cast(batch.num_rows, tf.float64)
         has_rows = tf.cast(rows > 0, tf.float64)
         # A replica's gradient is a sum divided by the global batch size; multiplied by
         # global_size / rows it is the mean over the replica's own rows.
         scale = tf.cast(batch.global_size, tf.float64) / tf.maximum(rows, 1.0)
-        loss = shares.sums["loss"] / tf.maximum(rows, 1.0)
+        loss = outputs.sums["loss"] / tf.maximum(rows, 1.0)
         # One entry for each replica, so that the sum over replicas keeps the losses
         # apart.
-        own = tf.one_hot(batch.replica, self._num_shares, dtype=tf.float64)
+        own = tf.one_hot(batch.replica, self._num_shards, dtype=tf.float64)
         losses = tf.unstack(own * loss * has_rows)
-        return shares._replace(
+        return outputs._replace(
             sums={
-                **shares.sums,
-                _SQUARE: has_rows * tf.square(scale) * _square(shares.gradients),
+                **outputs.sums,
+                _SQUARE: has_rows * tf.square(scale) * _square(outputs.gradients),
                 _COUNT: has_rows,
                 **{f"{_LOSS}{index}": one for index, one in enumerate(losses)},
             }

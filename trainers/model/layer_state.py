@@ -93,7 +93,7 @@ class LayerState:
     def changes(
         self, written: dict[str, tf.Tensor], mapped: Mapped, tape: Any
     ) -> dict[str, Any]:
-        """Returns what `shares` takes.
+        """Returns what `outputs` takes.
 
         Args:
           written: new values, by a variable's position.
@@ -103,7 +103,7 @@ class LayerState:
         del mapped, tape
         return written
 
-    def written(
+    def collect_updates(
         self,
         scope: keras.StatelessScope,
         mapped: Mapped,
@@ -158,7 +158,9 @@ class LayerState:
                     "--update=sync, or leave the layer out."
                 )
 
-    def shares(self, written: dict[str, tf.Tensor], batch: Batch) -> dict[str, Any]:
+    def weight_by_shard(
+        self, written: dict[str, tf.Tensor], batch: Batch
+    ) -> dict[str, Any]:
         """Returns one replica's contribution to the new values.
 
         Args:
@@ -186,7 +188,7 @@ class LayerState:
         """Assigns the variables from the sum of all replicas' contributions.
 
         Args:
-          summed: Sum of the values that `shares` returned.
+          summed: Sum of the values that `outputs` returned.
         """
         shifts, values = (sorted(summed[k]) for k in ("squared_shifts", "values"))
         # tf.nest.flatten orders dictionaries by sorted key: "squared_shifts" before
@@ -287,7 +289,9 @@ class OverlappingLayerState(LayerState):
             for index, new in written.items()
         }
 
-    def shares(self, written: Mapping[str, Any], batch: Batch) -> dict[str, Any]:
+    def weight_by_shard(
+        self, written: Mapping[str, Any], batch: Batch
+    ) -> dict[str, Any]:
         weight = batch.num_rows / batch.global_size
         contributions = {
             index: _share(_contribution(change), weight, batch.replica)

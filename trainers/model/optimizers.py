@@ -68,7 +68,7 @@ def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:
     optimizer.update_step = on_its_device
 
 
-class RateFactor:
+class LearningRateScale:
     """Factor of the learning rate: 1 unless the run was rolled back."""
 
     def __init__(self, may_change: bool):
@@ -219,7 +219,7 @@ class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
         config: OptimizerConfig,
         train_steps: int,
         global_batch_size: int,
-        factor: RateFactor | None = None,
+        factor: LearningRateScale | None = None,
     ):
         self._config = config
         self._rate_factor = factor

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from models.base import Objective, Predict
-from strategies.common.types import Batch, Read, ReplicaStep, Shares
+from strategies.common.types import Batch, Read, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import scaled, with_known_shapes
 from strategies.inner_loop.sharding import row_weights
 from trainers.model.confusion_matrix import CONFUSION, MOST_CLASSES, confusion_of
@@ -23,7 +23,7 @@ from trainers.model.sparse_gradients import as_dense, embeddings_of
 
 
 class TrainStep:
-    """Replica outputs of one training step. Satisfies `ReplicaStep`.
+    """Replica outputs of one training step. Satisfies `ReplicaFunction`.
 
     The loss is summed over the replica's examples and divided by the number of examples
     in the global batch. So the sum of all replicas' gradients is the gradient of the
@@ -82,31 +82,31 @@ class TrainStep:
                 self._compute, autograph=False, jit_compile=True
             )
 
-    def __call__(self, batch: Batch) -> Shares:
+    def __call__(self, batch: Batch) -> ReplicaOutputs:
         if not self._differentiate:
             return self._undifferentiated(batch)
         if self._compiled is not None or self._read is not None:
-            return self.at_present_values()(batch)
+            return self.with_current_weights()(batch)
         # Variables, not values: without `read` the layers read them during the forward
         # pass.
         weights = [v.value for v in self._model.trainable_variables]
         return self._shares(batch, weights, self._layer_state.present())
 
-    def at_present_values(self) -> ReplicaStep:
+    def with_current_weights(self) -> ReplicaFunction:
         """Returns a step bound to the current weights, for several micro-batches."""
         weights, state = self._present_values()
         return lambda batch: self._shares(batch, weights, state)
 
     def _shares(
         self, batch: Batch, weights: list[Any], state: list[tf.Tensor] | None
-    ) -> Shares:
+    ) -> ReplicaOutputs:
         compute = self._compiled or self._compute
         arguments = (batch, weights, state, self._scale())
         gradients, written, sums = compute(*arguments)
         variables = [v.value for v in self._model.trainable_variables]
-        return Shares(
+        return ReplicaOutputs(
             gradients=with_known_shapes(gradients, variables),
-            state=self._layer_state.shares(written, batch),
+            state=self._layer_state.weight_by_shard(written, batch),
             sums=sums,
         )
 
@@ -188,12 +188,12 @@ class TrainStep:
             gradients = as_dense(gradients)
         return gradients, written, sums
 
-    def _undifferentiated(self, batch: Batch) -> Shares:
+    def _undifferentiated(self, batch: Batch) -> ReplicaOutputs:
         loss, written, sums = self._forward(batch, [])
         loss, sums = scaled_loss(loss, sums, self._scale(), batch)
         self._layer_state.check_keeps_weights(written, "--average=losses")
-        state = self._layer_state.shares(written, batch)
-        return Shares(gradients=[], state=state, sums=sums, loss=loss)
+        state = self._layer_state.weight_by_shard(written, batch)
+        return ReplicaOutputs(gradients=[], state=state, sums=sums, loss=loss)
 
     def _forward(
         self, batch: Batch, mapped: list[tuple[keras.Variable, tf.Tensor]]
@@ -209,14 +209,14 @@ class TrainStep:
             with self._replayed_dropout(batch):
                 values = self._objective.values(self._model, batch, training=True)
             sums = weighted_sums(values, batch)
-            added = added_losses(self._model.trainable_variables, scope)
+            added = layer_losses(self._model.trainable_variables, scope)
             dtype = sums["loss"].dtype
-            sums["loss"] += in_proportion(added, batch, dtype)
+            sums["loss"] += scale_by_examples(added, batch, dtype)
             # Divided by the global size, not by the shard's rows: the parts of all
             # replicas add up to the mean over the global batch.
             share = sums["loss"] / tf.cast(batch.global_size, dtype)
             share *= tf.cast(self._gradient_scale, dtype)
-        written = self._layer_state.written(scope, mapped)
+        written = self._layer_state.collect_updates(scope, mapped)
         return share, written, reported(sums, batch)
 
     def _replayed_dropout(self, batch: Batch) -> AbstractContextManager[None]:
@@ -274,16 +274,16 @@ class EvalStep:
         self._objective = objective
         self._variables = variables
 
-    def __call__(self, batch: Batch) -> Shares:
+    def __call__(self, batch: Batch) -> ReplicaOutputs:
         with keras.StatelessScope(collect_losses=True) as scope:
             judged = self._objective.judged(self._model, batch)
-            added = added_losses(self._variables, scope)
+            added = layer_losses(self._variables, scope)
             sums = weighted_sums(judged.values, batch)
-            sums["loss"] += in_proportion(added, batch, sums["loss"].dtype)
+            sums["loss"] += scale_by_examples(added, batch, sums["loss"].dtype)
         sums = reported(sums, batch)
         if judged.classes is not None and judged.classes.num_classes <= MOST_CLASSES:
             sums[CONFUSION] = confusion_of(judged.classes, batch)
-        return Shares(gradients=[], state={}, sums=sums)
+        return ReplicaOutputs(gradients=[], state={}, sums=sums)
 
 
 def weighted_sums(
@@ -316,7 +316,7 @@ def reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
     return reported
 
 
-def added_losses(
+def layer_losses(
     variables: Sequence[keras.Variable], scope: keras.StatelessScope
 ) -> list[tf.Tensor]:
     """Returns the losses that layers added in this call, and weight regularization.
@@ -329,10 +329,12 @@ def added_losses(
       variables: Trainable variables.
       scope: Scope in which the layers ran.
     """
-    return [*scope.losses, *weight_penalties(variables)]
+    return [*scope.losses, *regularization_losses(variables)]
 
 
-def in_proportion(added: Sequence[tf.Tensor], batch: Batch, dtype: Any) -> tf.Tensor:
+def scale_by_examples(
+    added: Sequence[tf.Tensor], batch: Batch, dtype: Any
+) -> tf.Tensor:
     """Returns the sum over rows that corresponds to losses that are means over a batch.
 
     Args:
@@ -346,7 +348,7 @@ def in_proportion(added: Sequence[tf.Tensor], batch: Batch, dtype: Any) -> tf.Te
     return tf.cast(batch.num_rows, dtype) * total
 
 
-def weight_penalties(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+def regularization_losses(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
     """Returns the regularization loss of each variable that has a regularizer."""
     return [
         variable.regularizer(variable)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.common.types import Shares
+from strategies.common.types import ReplicaOutputs
 from strategies.inner_loop.reduction import scaled, with_known_shapes
 from trainers.model.histograms import histogram
 from trainers.model.layer_state import LayerState
@@ -60,18 +60,18 @@ class ModelUpdate:
         self._sparse_gradients = sparse_gradients
         self._loss_scale = loss_scale
 
-    def apply(self, shares: Shares) -> None:
-        self.change(self.ready(shares))
+    def apply(self, outputs: ReplicaOutputs) -> None:
+        self.change(self.ready(outputs))
 
-    def ready(self, shares: Shares) -> Shares:
-        gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
+    def ready(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
+        gradients = [sum_duplicates(gradient) for gradient in outputs.gradients]
         # After the sum: clipping before it would bound each replica's part, and the sum
         # could be up to N times larger.
         if self._clip_global_norm is not None:
             gradients = _clipped(gradients, self._clip_global_norm)
-        return shares._replace(gradients=gradients)
+        return outputs._replace(gradients=gradients)
 
-    def change(self, ready: Shares) -> None:
+    def change(self, ready: ReplicaOutputs) -> None:
         # First, because a layer may have written weights that are trained.
         self._layer_state.assign(ready.state)
         self._optimizer.apply(list(ready.gradients), self._model.trainable_variables)
@@ -127,17 +127,19 @@ class ModelUpdate:
         weights = [v.value for v in self._model.trainable_variables]
         return _norm_where_they_are(weights)
 
-    def observe(self, shares: Shares, closely: tf.Tensor) -> dict[str, tf.Tensor]:
+    def observe(
+        self, outputs: ReplicaOutputs, with_histograms: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
         """Returns the norm of the summed gradient and histograms of the gradients.
 
         If gradients are recorded, the result also contains them.
 
         Args:
-          shares: Sum over replicas, before clipping.
-          closely: bool scalar; if False, the histograms are zeros.
+          outputs: Sum over replicas, before clipping.
+          with_histograms: bool scalar; if False, the histograms are zeros.
         """
         weights = [v.value for v in self._model.trainable_variables]
-        gradients = [sum_duplicates(gradient) for gradient in shares.gradients]
+        gradients = [sum_duplicates(gradient) for gradient in outputs.gradients]
         details = {
             "gradient_norm": _global_norm(gradients),
         }
@@ -149,7 +151,7 @@ class ModelUpdate:
                 continue
             sparse = isinstance(gradient, tf.IndexedSlices)
             values = gradient.values if sparse else gradient
-            details[HISTOGRAMS + name] = histogram(values, wanted=closely)
+            details[HISTOGRAMS + name] = histogram(values, wanted=with_histograms)
             if self._record_gradients:
                 # The static shape of a converted IndexedSlices is unknown; tf.reshape
                 # restores it.

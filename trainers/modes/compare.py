@@ -27,7 +27,7 @@ from trainers.experiments.compare.existing_runs import arms_and_runs
 from trainers.experiments.compare.progress import Progress
 from trainers.experiments.compare.schedule import schedule
 from trainers.experiments.run_record import Run, commits_of, machines_of
-from trainers.fault_tolerance.preemption import StopSignals
+from trainers.fault_tolerance.preemption import PreemptionSignals
 
 
 def compare(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -104,7 +104,7 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     )
     console.say(f"into      {folder.path}")
     progress = Progress(turns, console)
-    with StopSignals() as signals, progress.shown():
+    with PreemptionSignals() as signals, progress.shown():
         execution = Execution(folder, lambda: signals.requested)
         runs = execution.run(turns, progress.begun, progress.ended)
     if runs is None:

@@ -26,7 +26,7 @@ from strategies.launcher.network_isolation import network_of_its_own
 from trainers.cli.launch import plan_of
 from trainers.cli.role import cluster_of
 from trainers.config.config import Config
-from trainers.loop.builder import Assembly, assemble, create_strategy
+from trainers.loop.builder import TrainingParts, assemble, create_strategy
 from trainers.loop.memory_estimate import (
     capacity_of,
     estimate_memory,
@@ -34,8 +34,13 @@ from trainers.loop.memory_estimate import (
     warning_of,
 )
 from trainers.modes.doctor_hints import Means, what_is_slow
-from trainers.modes.node_card import differences, in_words, make_card, unsupported
-from trainers.run_dir.run_dir import RunFolder
+from trainers.modes.node_card import (
+    collect_node_info,
+    differences,
+    in_words,
+    unsupported,
+)
+from trainers.run_dir.run_dir import RunDir
 
 _LEAST_FREE_BYTES = 1 << 30
 
@@ -50,7 +55,7 @@ def doctor(config: Config, console: Console) -> ExitCode:
     Returns:
       DONE if the run could start, USAGE if not.
     """
-    visit = _Visit(config, console)
+    visit = _DoctorReport(config, console)
     visit.look()
     for kind, texts in visit.findings.items():
         for text in texts:
@@ -64,7 +69,7 @@ def doctor(config: Config, console: Console) -> ExitCode:
 
 
 @dataclasses.dataclass(slots=True)
-class _Visit:
+class _DoctorReport:
     """Checks of one command line on this machine.
 
     Attributes:
@@ -91,7 +96,7 @@ class _Visit:
             f"{config.strategy.strategy}, {config.model.model} on "
             f"{config.data.dataset}, {config.length.global_batch_size} examples a step",
         )
-        card = make_card(config)
+        card = collect_node_info(config)
         self._show_machine(card)
         self.findings["problem"].extend(unsupported(card))
         if keras.config.backend() != "tensorflow":
@@ -101,7 +106,7 @@ class _Visit:
         # Every check runs even if an earlier one failed, so that one call reports all
         # problems.
         starts_here, cluster = self._find_cluster()
-        with self._noting():
+        with self._collect_errors():
             configure_devices(
                 config.strategy.device_choice,
                 config.device,
@@ -110,10 +115,10 @@ class _Visit:
             )
             words = substitution(config.strategy.device_choice)
             self.findings["warning"].extend([words] if words else [])
-        with self._noting():
+        with self._collect_errors():
             strategy = registry.load(config.strategy.strategy)
             strategy.check_devices(config.strategy)
-        replicas = self._rehearse(cluster)
+        replicas = self._dry_run(cluster)
         if cluster.addresses:
             replicas = self._count_replicas(cluster, card, starts_here)
             if starts_here:
@@ -130,17 +135,17 @@ class _Visit:
         The cluster has no addresses for a single process, or if a problem prevents
         finding them.
         """
-        with self._noting():
+        with self._collect_errors():
             found = cluster_of(self.config, os.environ)
             if found is not None:
                 return False, found
             # The path of the folder is not used: nothing is started.
-            plan = plan_of(self.config, (), RunFolder(pathlib.Path()))
+            plan = plan_of(self.config, (), RunDir(pathlib.Path()))
             job = "chief" if "chief" in plan.addresses else "worker"
             return True, Cluster(job=job, addresses=plan.addresses)
         return False, Cluster()
 
-    def _rehearse(self, cluster: Cluster) -> int:
+    def _dry_run(self, cluster: Cluster) -> int:
         """Runs the parts of training that write nothing; returns the replica count.
 
         In a cluster a single device replaces the strategy, because TensorFlow's
@@ -148,13 +153,13 @@ class _Visit:
         """
         config = self.config
         if cluster.is_chief:
-            with self._noting():
-                self._show_folder(RunFolder.for_training(config))
-        if cluster.job in self.traits.serving_roles:
+            with self._collect_errors():
+                self._show_folder(RunDir.for_training(config))
+        if cluster.job in self.traits.server_jobs:
             return 1
         if self.traits.multi_process:
             config = dataclasses.replace(config, strategy=StrategyConfig())
-        with self._noting():
+        with self._collect_errors():
             assembly = assemble(config, create_strategy(config, Cluster()))
             data = assembly.data
             self._show(
@@ -189,7 +194,7 @@ class _Visit:
         examples = f"{share} or {share + 1}" if rest else f"{share}"
         self._show_replicas(replicas, f"with {examples} examples of a step each")
         steps = self.config.strategy.gradient_accumulation_steps
-        sharing = self.config.strategy.num_shares(replicas)
+        sharing = self.config.strategy.num_shards(replicas)
         if size < sharing * steps:
             parts = f" x {steps} micro-batches" if steps > 1 else ""
             self._problem(
@@ -203,7 +208,7 @@ class _Visit:
 
         A chief that only coordinates worker servers has none.
         """
-        if "worker" in self.traits.serving_roles:
+        if "worker" in self.traits.server_jobs:
             return tuple(cluster.addresses["worker"])
         return cluster.computing
 
@@ -231,7 +236,7 @@ class _Visit:
             "machine", f"{cores} of {total} cores, {memory:.1f} GiB of memory, {gpus}"
         )
 
-    def _show_folder(self, folder: RunFolder) -> None:
+    def _show_folder(self, folder: RunDir) -> None:
         state = "continues the run there" if folder.holds_a_run else "new"
         path = folder.path.absolute()
         existing = next(p for p in (path, *path.parents) if p.is_dir())
@@ -247,7 +252,7 @@ class _Visit:
     def _show_replicas(self, replicas: int, how: str) -> None:
         self._show("replicas", f"{replicas}, {how}")
 
-    def _show_memory(self, assembly: Assembly) -> None:
+    def _show_memory(self, assembly: TrainingParts) -> None:
         name, estimate = largest(estimate_memory(assembly))
         self._show("memory", str(estimate))
         warning = warning_of(name, estimate, capacity_of(name))
@@ -257,7 +262,7 @@ class _Visit:
     def _show_plan(self, cluster: Cluster) -> None:
         confine, warn = self.config.strategy.confine_cluster, self.findings["warning"]
         # Created and removed, only to check that it can be created.
-        with self._noting(), network_of_its_own(confine, warn.append):
+        with self._collect_errors(), network_of_its_own(confine, warn.append):
             pass
         self._show("cluster", "would be started here, on free ports such as these")
         self._show_tasks(
@@ -280,7 +285,7 @@ class _Visit:
             "on the others",
         )
         states = {cluster.task: "this task"}
-        with self._noting():
+        with self._collect_errors():
             for task, answer in node_info.exchange(cluster, card, seconds).items():
                 if answer.card is not None:
                     states[task] = in_words(answer.card)
@@ -310,7 +315,7 @@ class _Visit:
             self.findings["problem"].append(text)
 
     @contextlib.contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _collect_errors(self) -> Iterator[None]:
         """Turns a `UsageError` within the context into a problem and continues."""
         try:
             yield

@@ -17,7 +17,7 @@ from trainers.loop.builder import assemble, create_strategy
 from trainers.reporting.reporter import in_words
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.export import read_keras
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 
 
 def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -34,7 +34,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: The folder holds no run or no readable checkpoint, or its settings
         name files or functions that the flags do not name.
     """
-    folder = RunFolder.of_existing(config.run.run_dir or "")
+    folder = RunDir.of_existing(config.run.run_dir or "")
     settings = _settings_of(folder, config)
     assembly = assemble(settings, create_strategy(settings, cluster))
     # Without the replicas' own state: the strategy may be another than the run's.
@@ -60,7 +60,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     return ExitCode.DONE
 
 
-def _settings_of(folder: RunFolder, given: Config) -> Config:
+def _settings_of(folder: RunDir, given: Config) -> Config:
     """Returns the run's settings, with strategy, devices and paths from the flags."""
     of_run = folder.read_config()
     # Compared before the settings are merged: config.json may come from another person.
@@ -81,7 +81,7 @@ def _model_of(of_run: ModelConfig, given: ModelConfig) -> ModelConfig:
     return dataclasses.replace(of_run, model=given.model)
 
 
-def _data_of(folder: RunFolder, of_run: DataConfig, given: DataConfig) -> DataConfig:
+def _data_of(folder: RunDir, of_run: DataConfig, given: DataConfig) -> DataConfig:
     """Returns the run's data settings, with the paths from the flags.
 
     Raises:

@@ -11,14 +11,14 @@ import math
 import pathlib
 import time
 
-from strategies.cluster.rendezvous import Needed, wait_for_tasks
+from strategies.cluster.rendezvous import PeerProbe, wait_for_tasks
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
-from strategies.common.write_errors import Spell
+from strategies.common.write_errors import WriteErrorReporter
 from strategies.config import StrategyConfig
 from trainers.config.config import Config
-from trainers.fault_tolerance.preemption import StopSignals
-from trainers.loop.builder import Assembly, assemble, create_strategy
+from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.loop.builder import TrainingParts, assemble, create_strategy
 from trainers.loop.evaluation import Evaluated
 from trainers.model.confusion_matrix import CONFUSION_MATRIX, draw_confusion
 from trainers.reporting.reporter import in_words
@@ -26,7 +26,7 @@ from trainers.reporting.tensorboard import EVALUATOR, Summaries
 from trainers.reporting.tracking.event_copies import EventCopies, check_target
 from trainers.run_dir.checkpoint_manifest import DamagedError
 from trainers.run_dir.checkpoints import Checkpoints
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 
 _POLL_SECONDS = 0.5
 _SECONDS_UNTIL_LOST = 5.0
@@ -46,7 +46,7 @@ def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
       PeerLostError: The chief is dead or unresponsive and has not written how the run
         ended.
     """
-    folder = RunFolder(pathlib.Path(config.run.run_dir or ""))
+    folder = RunDir(pathlib.Path(config.run.run_dir or ""))
     chief = _Chief(cluster, folder, config.strategy.peer_timeout_seconds)
     # The default strategy uses one device of this process.
     alone = dataclasses.replace(config, strategy=StrategyConfig())
@@ -55,7 +55,7 @@ def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
         assemble(alone, create_strategy(alone, Cluster())), folder, console
     )
     copies.start()
-    with StopSignals() as signals:
+    with PreemptionSignals() as signals:
         wait_for_tasks(
             chief.addresses,
             config.strategy.startup_timeout_seconds,
@@ -73,7 +73,7 @@ def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
         return signals.exit_code
 
 
-def _copies(config: Config, folder: RunFolder, console: Console) -> EventCopies:
+def _copies(config: Config, folder: RunDir, console: Console) -> EventCopies:
     """Returns the copies of the evaluator's own event files.
 
     The chief copies all other event files.
@@ -90,17 +90,17 @@ def _copies(config: Config, folder: RunFolder, console: Console) -> EventCopies:
 class _Chief:
     """State of the run, as observed by a process outside of the cluster."""
 
-    def __init__(
-        self, cluster: Cluster, folder: RunFolder, peer_timeout_seconds: float
-    ):
+    def __init__(self, cluster: Cluster, folder: RunDir, peer_timeout_seconds: float):
         self.addresses = {
             task: address
             for task, address in cluster.members().items()
             if address == cluster.computing[0]
         }
         ((task, address),) = self.addresses.items()
-        self._needed = Needed(task, address, _SECONDS_UNTIL_LOST, peer_timeout_seconds)
-        self._ending = pathlib.Path(folder.ending_path().format(task=cluster.task))
+        self._needed = PeerProbe(
+            task, address, _SECONDS_UNTIL_LOST, peer_timeout_seconds
+        )
+        self._ending = pathlib.Path(folder.shutdown_path().format(task=cluster.task))
         # A shutdown file from before a resumption does not end this run.
         self._before = self._written()
 
@@ -131,7 +131,7 @@ class _Chief:
 class _Evaluator:
     """Evaluation of each checkpoint, once."""
 
-    def __init__(self, assembly: Assembly, folder: RunFolder, console: Console):
+    def __init__(self, assembly: TrainingParts, folder: RunDir, console: Console):
         self._assembly = assembly
         self._console = console
         self._folder = folder
@@ -143,10 +143,10 @@ class _Evaluator:
             keep=assembly.config.report.keep_checkpoints,
         )
         self._done: set[int] = set()
-        self._spell = Spell(console)
+        self._spell = WriteErrorReporter(console)
         self._summaries: Summaries | None = None
 
-    def evaluate_new(self, signals: StopSignals) -> None:
+    def evaluate_new(self, signals: PreemptionSignals) -> None:
         """Evaluates all new checkpoints in the order of their steps.
 
         Args:

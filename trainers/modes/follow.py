@@ -10,14 +10,14 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import DivergedError, ExitCode, StopRequested
 from trainers.config.config import Config
-from trainers.fault_tolerance.preemption import StopSignals
+from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.fault_tolerance.rollback import agree_on_step
-from trainers.fault_tolerance.watchdog import StallWatch
-from trainers.loop.builder import Assembly, assemble, create_strategy
-from trainers.loop.loop import Always, CallLength, StepReport, When, run_loop
+from trainers.fault_tolerance.watchdog import Watchdog
+from trainers.loop.builder import TrainingParts, assemble, create_strategy
+from trainers.loop.loop import Always, StepEvent, StepsPerLoop, When, run_loop
 from trainers.loop.timing import Clock
 from trainers.reporting.turns import require_finite_weights, turns
-from trainers.run_dir.train_state import Tally
+from trainers.run_dir.train_state import TrainCounters
 
 
 def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -35,7 +35,7 @@ def follow(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: The configuration cannot be run here.
     """
     strategy = create_strategy(config, cluster)
-    with StallWatch(config.guard.stall_timeout_seconds, cluster, console) as stall:
+    with Watchdog(config.guard.stall_timeout_seconds, cluster, console) as stall:
         return _follow(config, cluster, strategy, console, stall)
 
 
@@ -44,22 +44,22 @@ def _follow(
     cluster: Cluster,
     strategy: Strategy,
     console: Console,
-    stall: StallWatch,
+    stall: Watchdog,
 ) -> ExitCode:
     assembly = assemble(config, strategy)
     stall.note("startup")
     stall.count(assembly.step)
     # The chief has restored a checkpoint; all processes start from its values.
-    strategy.share_from_chief(assembly.state_variables())
-    assembly.rate_factor.hold()
+    strategy.broadcast_from_chief(assembly.state_variables())
+    assembly.learning_rate_scale.hold()
     if config.guard.rolls_back:
         # Barrier: the chief first saves a checkpoint for rollbacks.
-        strategy.share_from_chief([])
+        strategy.broadcast_from_chief([])
     first_step = int(assembly.step.numpy())
     console.say(f"{cluster.task} trains from step {first_step}")
     exit_code = ExitCode.DONE
     try:
-        with StopSignals() as signals:
+        with PreemptionSignals() as signals:
             while not _advance(assembly, signals, stall):
                 step = int(assembly.step.numpy())
                 console.say(f"{cluster.task} goes back to step {step}")
@@ -70,13 +70,15 @@ def _follow(
         # Collective: the chief synchronizes the replica variables for its last
         # checkpoint.
         strategy.settle()
-    strategy.share_from_chief([])
+    strategy.broadcast_from_chief([])
     # The broadcast above is a barrier: the chief has written its last files.
     console.say(f"{cluster.task} ends at step {int(assembly.step.numpy())}")
     return exit_code
 
 
-def _advance(assembly: Assembly, signals: StopSignals, stall: StallWatch) -> bool:
+def _advance(
+    assembly: TrainingParts, signals: PreemptionSignals, stall: Watchdog
+) -> bool:
     """Trains and returns True at the last step, or False after a rollback.
 
     Raises:
@@ -88,17 +90,17 @@ def _advance(assembly: Assembly, signals: StopSignals, stall: StallWatch) -> boo
     stall.begin(first_step)
     try:
         run_loop(
-            assembly.run_steps,
+            assembly.loop_function,
             strategy.distribute(assembly.batches(first_step)),
             first_step=first_step,
             last_step=assembly.train_steps,
-            call_length=CallLength(
+            call_length=StepsPerLoop(
                 assembly.config.length.steps_per_loop, strategy.call_seconds
             ),
-            hooks=[Always(stall), *_hooks(assembly, clock), Always(signals)],
+            callbacks=[Always(stall), *_hooks(assembly, clock), Always(signals)],
             clock=clock,
             # Not reported: the chief counts for all processes.
-            tally=Tally(),
+            tally=TrainCounters(),
             stop_requested=lambda: signals.requested,
         )
     except DivergedError:
@@ -108,16 +110,16 @@ def _advance(assembly: Assembly, signals: StopSignals, stall: StallWatch) -> boo
         # The argument is ignored here: only the chief's step is broadcast.
         if agree_on_step(strategy, None) is None:
             raise
-        strategy.share_from_chief(assembly.state_variables())
+        strategy.broadcast_from_chief(assembly.state_variables())
         return False
     return True
 
 
-def _hooks(assembly: Assembly, clock: Clock) -> list[When]:
-    def nothing(report: StepReport) -> None:
+def _hooks(assembly: TrainingParts, clock: Clock) -> list[When]:
+    def nothing(report: StepEvent) -> None:
         del report
 
-    def evaluate(report: StepReport) -> None:
+    def evaluate(report: StepEvent) -> None:
         del report
         with clock.measure("eval"):
             assembly.evaluation.run()
@@ -134,5 +136,5 @@ def _hooks(assembly: Assembly, clock: Clock) -> list[When]:
         ),
         profile=nothing,
         settle=assembly.strategy.settle,
-        meet=lambda: assembly.strategy.share_from_chief([]),
+        meet=lambda: assembly.strategy.broadcast_from_chief([]),
     )

@@ -23,7 +23,7 @@ _MAY_DIFFER = {
 }
 
 
-def make_card(config: Config) -> dict[str, Any]:
+def collect_node_info(config: Config) -> dict[str, Any]:
     """Returns versions, devices and settings of this process as JSON values.
 
     Args:

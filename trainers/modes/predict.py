@@ -11,7 +11,7 @@ from strategies.common.errors import ExitCode, UsageError
 from strategies.common.files import write_json
 from strategies.devices.gpu import visible_gpus
 from trainers.config.config import Config
-from trainers.experiments.experiment_dir import FolderOfRuns
+from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.predict.experiments import (
     Experiment,
     arms_of,
@@ -36,7 +36,7 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: This process or a run rejects the settings.
     """
     del cluster
-    folder = FolderOfRuns(config.run.run_dir, "predict")
+    folder = ExperimentDir(config.run.run_dir, "predict")
     num_gpus = len(visible_gpus(os.environ))
     experiments = [
         *on_one_device(config),
@@ -55,7 +55,7 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
 
 def _predict(
     config: Config,
-    folder: FolderOfRuns,
+    folder: ExperimentDir,
     experiments: Sequence[Experiment],
     execution: Execution,
     console: Console,
@@ -81,7 +81,7 @@ def _in_words(config: Config) -> str:
     )
 
 
-def _refuse(failed: Executed, folder: FolderOfRuns, console: Console) -> ExitCode:
+def _refuse(failed: Executed, folder: ExperimentDir, console: Console) -> ExitCode:
     if failed.exit_code == ExitCode.USAGE:
         # A rejected command leaves no folder.
         folder.take_back()
@@ -92,7 +92,7 @@ def _refuse(failed: Executed, folder: FolderOfRuns, console: Console) -> ExitCod
 
 def _report(
     config: Config,
-    folder: FolderOfRuns,
+    folder: ExperimentDir,
     runs: Sequence[tuple[Experiment, Executed]],
     console: Console,
 ) -> None:

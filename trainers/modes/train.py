@@ -8,27 +8,27 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from strategies.base import Strategy
-from strategies.cluster.failure_detection import workers_attended
+from strategies.cluster.failure_detection import monitor_workers
 from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
-from strategies.common.write_errors import Spell
+from strategies.common.write_errors import WriteErrorReporter
 from strategies.launcher.process import has_launcher
 from trainers.config.config import Config
 from trainers.experiments.verify.keras_step import record_keras_step
 from trainers.fault_tolerance.rollback import Rollbacks
-from trainers.fault_tolerance.watchdog import StallWatch
-from trainers.loop.builder import Assembly, assemble, create_strategy
+from trainers.fault_tolerance.watchdog import Watchdog
+from trainers.loop.builder import TrainingParts, assemble, create_strategy
 from trainers.loop.timing import Clock
 from trainers.modes.training_run import TrainingRun
-from trainers.reporting.metrics import Bubble
-from trainers.reporting.reporter import Reporting
+from trainers.reporting.metrics import PipelineIdleMeter
+from trainers.reporting.reporter import Reporter
 from trainers.reporting.result import versions
-from trainers.reporting.startup_report import introduce
-from trainers.reporting.tracking.tracking import Outside
+from trainers.reporting.startup_report import print_startup_report
+from trainers.reporting.tracking.tracking import Tracking
 from trainers.run_dir.checkpoints import Checkpoints, weights_sha256
-from trainers.run_dir.run_dir import FolderGoneError, RunFolder
-from trainers.run_dir.train_state import Tally
+from trainers.run_dir.run_dir import FolderGoneError, RunDir
+from trainers.run_dir.train_state import TrainCounters
 
 
 def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -45,18 +45,20 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     Raises:
       UsageError: The configuration cannot be run; nothing has been written.
     """
-    folder = RunFolder.for_training(config)
-    outside = Outside(config.tracking, cluster, console)
+    folder = RunDir.for_training(config)
+    outside = Tracking(config.tracking, cluster, console)
     strategy = create_strategy(config, cluster)
-    spell = Spell(console, "they see that the chief is gone")
+    spell = WriteErrorReporter(console, "they see that the chief is gone")
 
-    def dismiss(exit_code: int) -> None:
+    def shutdown_servers(exit_code: int) -> None:
         spell.attempt(
             "other tasks cannot be told how the run has ended",
-            lambda: strategy.dismiss(folder.ending_path(), exit_code),
+            lambda: strategy.shutdown_servers(folder.shutdown_path(), exit_code),
         )
 
-    stall = StallWatch(config.guard.stall_timeout_seconds, cluster, console, dismiss)
+    stall = Watchdog(
+        config.guard.stall_timeout_seconds, cluster, console, shutdown_servers
+    )
     try:
         with stall, _workers_attended(config, cluster, console):
             run = (config, cluster, strategy, folder, console, stall, outside)
@@ -67,10 +69,10 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         outside.wait()
         raise
     except UsageError:
-        dismiss(ExitCode.USAGE)
+        shutdown_servers(ExitCode.USAGE)
         outside.wait()
         raise
-    dismiss(exit_code)
+    shutdown_servers(exit_code)
     if EVALUATOR in cluster.addresses:
         spell.attempt(
             "the evaluator cannot be told how the run has ended",
@@ -89,7 +91,7 @@ def _workers_attended(
     The context does nothing for strategies without server jobs.
     """
     traits = config.strategy.traits
-    if not traits.serving_roles:
+    if not traits.server_jobs:
         return contextlib.nullcontext()
     num_workers = len(cluster.addresses["worker"])
     # An update of a synchronous run needs all workers except the backup workers.
@@ -99,7 +101,7 @@ def _workers_attended(
         # It starts lost workers again, or ends the run. To start takes longer than
         # an answer.
         return_seconds = max(patience_seconds, config.strategy.startup_timeout_seconds)
-    return workers_attended(
+    return monitor_workers(
         cluster, num_required, console.warn, patience_seconds, return_seconds
     )
 
@@ -108,10 +110,10 @@ def _train(
     config: Config,
     cluster: Cluster,
     strategy: Strategy,
-    folder: RunFolder,
+    folder: RunDir,
     console: Console,
-    stall: StallWatch,
-    outside: Outside,
+    stall: Watchdog,
+    outside: Tracking,
 ) -> ExitCode:
     clock = Clock(stall.note)
     assembly = assemble(config, strategy)
@@ -121,12 +123,15 @@ def _train(
     initial_weights_sha256 = weights_sha256(assembly.model)
     checkpoints = _checkpoints_of(assembly, folder)
     rollbacks = Rollbacks(
-        checkpoints, assembly.rate_factor, config.guard.most_rollbacks, console.warn
+        checkpoints,
+        assembly.learning_rate_scale,
+        config.guard.most_rollbacks,
+        console.warn,
     )
     state = checkpoints.restore_newest(console.warn) if folder.holds_a_run else None
     rollbacks.restore(state or {})
     # Makes the replicas of all processes equal to the restored state.
-    strategy.share_from_chief(assembly.state_variables())
+    strategy.broadcast_from_chief(assembly.state_variables())
     first_step = int(assembly.step.numpy())
     # A run without a result, such as one killed in its last checkpoint, still writes
     # one.
@@ -137,15 +142,15 @@ def _train(
     folder.begin(config, first_step)
     checkpoints.remove_unfinished()
     console.open_log(folder.log_path(cluster.task))
-    introduce(assembly, folder, first_step, console)
+    print_startup_report(assembly, folder, first_step, console)
     if not first_step:
         record_keras_step(assembly, folder.path)
-    tally = Tally(
+    tally = TrainCounters(
         attempted_steps=first_step,
-        examples_seen=assembly.order.examples_before(first_step),
+        examples_seen=assembly.order.first_example_of_step(first_step),
     )
     parts = (assembly, folder, checkpoints, console, clock, tally, rollbacks, outside)
-    reporting = Reporting(*parts)
+    reporting = Reporter(*parts)
     _take_up(reporting, state, assembly)
     run = TrainingRun(
         assembly=assembly,
@@ -156,15 +161,15 @@ def _train(
         clock=clock,
         tally=tally,
         rollbacks=rollbacks,
-        bubble=Bubble(assembly.pipeline),
+        bubble=PipelineIdleMeter(assembly.pipeline),
         stall=stall,
     )
     # From here on, every end of the run writes a result and reports it.
     outside.begin(assembly, folder, versions())
-    return run.to_the_end(first_step, initial_weights_sha256)
+    return run.run_to_end(first_step, initial_weights_sha256)
 
 
-def _checkpoints_of(assembly: Assembly, folder: RunFolder) -> Checkpoints:
+def _checkpoints_of(assembly: TrainingParts, folder: RunDir) -> Checkpoints:
     return Checkpoints(
         folder.checkpoints,
         model=assembly.model,
@@ -176,7 +181,7 @@ def _checkpoints_of(assembly: Assembly, folder: RunFolder) -> Checkpoints:
 
 
 def _take_up(
-    reporting: Reporting, state: Mapping[str, Any] | None, assembly: Assembly
+    reporting: Reporter, state: Mapping[str, Any] | None, assembly: TrainingParts
 ) -> None:
     """Restores the reports of a resumed run; saves a first checkpoint for rollbacks."""
     if state is not None:
@@ -186,4 +191,4 @@ def _take_up(
             # Most learning rates that are too large diverge before the first regular
             # checkpoint.
             reporting.save_checkpoint()
-        assembly.strategy.share_from_chief([])
+        assembly.strategy.broadcast_from_chief([])

@@ -16,27 +16,27 @@ from strategies.common.errors import (
     NotSavedError,
     StopRequested,
 )
-from strategies.common.types import RunSteps
+from strategies.common.types import LoopFunction
 from strategies.common.write_errors import disk_error
 from trainers.fault_tolerance.non_finite import Diagnosis
-from trainers.fault_tolerance.preemption import StopSignals
+from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.fault_tolerance.rollback import Rollbacks, agree_on_step
-from trainers.fault_tolerance.watchdog import StallWatch
-from trainers.loop.builder import Assembly
-from trainers.loop.loop import Always, CallLength, run_loop
+from trainers.fault_tolerance.watchdog import Watchdog
+from trainers.loop.builder import TrainingParts
+from trainers.loop.loop import Always, StepsPerLoop, run_loop
 from trainers.loop.timing import Clock
-from trainers.reporting.metrics import Bubble, Staleness
+from trainers.reporting.metrics import PipelineIdleMeter, Staleness
 from trainers.reporting.placement_log import PlacementRecorder, write_placements
-from trainers.reporting.reporter import Reporting, in_words
-from trainers.reporting.result import ALWAYS_FINAL, Throughput, build_result
+from trainers.reporting.reporter import Reporter, in_words
+from trainers.reporting.result import ALWAYS_FINAL, ThroughputMeter, build_result
 from trainers.reporting.run_description import (
     describe_run,
     hyperparameters,
     tensorboard_command,
 )
 from trainers.reporting.tracking.base import code_version
-from trainers.run_dir.run_dir import RunFolder
-from trainers.run_dir.train_state import Tally
+from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.train_state import TrainCounters
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,21 +59,21 @@ class TrainingRun:
       commit: Version of the code when the run began; None if unknown.
     """
 
-    assembly: Assembly
+    assembly: TrainingParts
     cluster: Cluster
-    folder: RunFolder
-    reporting: Reporting
+    folder: RunDir
+    reporting: Reporter
     console: Console
     clock: Clock
-    tally: Tally
+    tally: TrainCounters
     rollbacks: Rollbacks
-    bubble: Bubble
-    stall: StallWatch
-    throughput: Throughput = dataclasses.field(default_factory=Throughput)
+    bubble: PipelineIdleMeter
+    stall: Watchdog
+    throughput: ThroughputMeter = dataclasses.field(default_factory=ThroughputMeter)
     staleness: Staleness = dataclasses.field(default_factory=Staleness)
     commit: str | None = dataclasses.field(default_factory=code_version)
 
-    def to_the_end(self, first_step: int, initial_weights_sha256: str) -> ExitCode:
+    def run_to_end(self, first_step: int, initial_weights_sha256: str) -> ExitCode:
         """Trains until the last step, a signal or a loss that is not finite.
 
         A failure to write the last checkpoint or the result is an error.
@@ -87,7 +87,7 @@ class TrainingRun:
         """
         status, exit_code = "failed", ExitCode.BUG
         try:
-            status, exit_code = self._until_stopped(first_step)
+            status, exit_code = self._train_and_export(first_step)
         except DivergedError as error:
             status, exit_code = "diverged", ExitCode.DIVERGED
             self.console.fail(str(error))
@@ -106,9 +106,9 @@ class TrainingRun:
             if not self._write_result(status, initial_weights_sha256):
                 exit_code = ExitCode.USAGE
             self.assembly.strategy.close()
-        self._conclude(status)
+        self._print_summary(status)
         # Barrier: the other processes end only when the chief has written its files.
-        self.assembly.strategy.share_from_chief([])
+        self.assembly.strategy.broadcast_from_chief([])
         return exit_code
 
     def _write_result(self, status: str, initial_weights_sha256: str) -> bool:
@@ -143,18 +143,18 @@ class TrainingRun:
             return False
         return True
 
-    def _until_stopped(self, first_step: int) -> tuple[str, ExitCode]:
-        ended = self._until_it_ends(first_step)
+    def _train_and_export(self, first_step: int) -> tuple[str, ExitCode]:
+        ended = self._train_with_rollback(first_step)
         self.reporting.require_saved()
         # A stopped run may be resumed; only a completely trained model is exported.
         if ended[1] == ExitCode.DONE:
             self.reporting.export_last()
         return ended
 
-    def _until_it_ends(self, first_step: int) -> tuple[str, ExitCode]:
+    def _train_with_rollback(self, first_step: int) -> tuple[str, ExitCode]:
         batches = self._batches(first_step)
         self._trace(batches)
-        with StopSignals() as signals:
+        with PreemptionSignals() as signals:
             while True:
                 try:
                     self._advance(first_step, batches, signals)
@@ -184,7 +184,7 @@ class TrainingRun:
             agree_on_step(strategy, None if state is None else self._step())
         if state is None:
             raise DivergedError(error.step, error.what, self.rollbacks.count) from error
-        strategy.share_from_chief(self.assembly.state_variables())
+        strategy.broadcast_from_chief(self.assembly.state_variables())
         self.reporting.go_back(state, self._step())
         return self._step()
 
@@ -199,14 +199,16 @@ class TrainingRun:
         # Tracing ends start-up and is timed separately.
         self.clock.started()
         with self.clock.measure("trace"):
-            graph = assembly.run_steps.trace(batches)
+            graph = assembly.loop_function.trace(batches)
         with self.clock.measure("summary"):
             summaries = self.reporting.summaries
             summaries.graph(graph)
             summaries.texts(describe_run(assembly))
             summaries.hparams(hyperparameters(assembly))
 
-    def _advance(self, first_step: int, batches: Any, signals: StopSignals) -> None:
+    def _advance(
+        self, first_step: int, batches: Any, signals: PreemptionSignals
+    ) -> None:
         assembly = self.assembly
         self.stall.begin(first_step)
         self.console.start_progress(first_step, assembly.train_steps)
@@ -215,17 +217,17 @@ class TrainingRun:
             batches,
             first_step=first_step,
             last_step=assembly.train_steps,
-            call_length=CallLength(
+            call_length=StepsPerLoop(
                 assembly.config.length.steps_per_loop,
                 assembly.strategy.call_seconds,
             ),
-            hooks=[
+            callbacks=[
                 # First, so that the watchdog knows the step before slow callbacks run.
                 Always(self.stall),
                 Always(self.throughput),
                 Always(self.staleness),
                 Always(self.bubble),
-                *self.reporting.hooks(),
+                *self.reporting.callbacks(),
                 # Last, because it raises: the callbacks of the step have run.
                 Always(signals),
             ],
@@ -236,13 +238,13 @@ class TrainingRun:
             diagnose=Diagnosis(assembly.model, assembly.layer_state),
         )
 
-    def _run_steps(self) -> RunSteps:
+    def _run_steps(self) -> LoopFunction:
         """Returns the inner loop, which records its placement if that is requested."""
-        run_steps = self.assembly.run_steps
+        loop_function = self.assembly.loop_function
         if not self.assembly.config.device.log_device_placement:
-            return run_steps
+            return loop_function
         return PlacementRecorder(
-            run_steps,
+            loop_function,
             lambda placed: write_placements(
                 placed,
                 self.assembly,
@@ -252,7 +254,7 @@ class TrainingRun:
             ),
         )
 
-    def _conclude(self, status: str) -> None:
+    def _print_summary(self, status: str) -> None:
         # In the order of result.json, whatever was measured first.
         final = {**dict.fromkeys(ALWAYS_FINAL), **self.reporting.final}
         measured = {name: value for name, value in final.items() if value is not None}

@@ -10,7 +10,7 @@ from strategies.common.errors import ExitCode, UsageError
 from strategies.common.files import write_json
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm
-from trainers.experiments.experiment_dir import FolderOfRuns
+from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.runner import Executed, Execution, command_again, with_runs
 from trainers.experiments.verify.arms import is_comparable, reference_of, subjects_of
 from trainers.experiments.verify.diagnosis import find_cause
@@ -37,7 +37,7 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: This process or the run on one device rejects the settings.
     """
     del cluster
-    folder = FolderOfRuns(config.run.run_dir, "verify")
+    folder = ExperimentDir(config.run.run_dir, "verify")
     reference_arm, arms = reference_of(config), subjects_of(config)
     folder.begin()
     console.say(f"verify    {', '.join(arm.name for arm in arms)}")
@@ -54,7 +54,7 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
 
 def _verify(
     config: Config,
-    folder: FolderOfRuns,
+    folder: ExperimentDir,
     reference_arm: Arm,
     arms: Sequence[Arm],
     execution: Execution,
@@ -101,7 +101,7 @@ def _find(arm: Arm, reference: Executed, execution: Execution) -> Finding:
     )
 
 
-def _refuse(reference: Executed, folder: FolderOfRuns, console: Console) -> ExitCode:
+def _refuse(reference: Executed, folder: ExperimentDir, console: Console) -> ExitCode:
     """Ends the verification, because the reference run failed.
 
     Raises:

@@ -16,9 +16,9 @@ from trainers.model.layer_state import LayerState
 from trainers.model.replica_invariant_dropout import ReplayableDropout
 from trainers.model.rng import keyed_states
 from trainers.model.train_step import (
-    added_losses,
-    in_proportion,
+    layer_losses,
     reported,
+    scale_by_examples,
     weighted_sums,
 )
 from trainers.pipeline_parallel.stages import Stage
@@ -85,9 +85,9 @@ class Forward:
                 )
                 sums = weighted_sums(values, part)
                 loss = sums["loss"]
-            added = added_losses(self._stage.trainable_variables, scope)
-            loss += in_proportion(added, part, loss.dtype)
-        written = self._layer_state.written(scope, [])
+            added = layer_losses(self._stage.trainable_variables, scope)
+            loss += scale_by_examples(added, part, loss.dtype)
+        written = self._layer_state.collect_updates(scope, [])
         self._layer_state.check_keeps_weights(written, "--strategy=model_parallel")
         sums["loss"] = loss
         sums = reported(sums, part)
@@ -98,7 +98,7 @@ class Forward:
             outputs=outputs,
             share=loss / tf.cast(part.global_size, loss.dtype),
             sums=sums,
-            state=self._layer_state.shares(written, part),
+            state=self._layer_state.weight_by_shard(written, part),
         )
 
     def _replayed_dropout(self, part: Batch) -> Any:
@@ -107,7 +107,7 @@ class Forward:
         return self._dropout.replayed(part)
 
 
-class _UnderWay(NamedTuple):
+class _RunningSteps(NamedTuple):
     """Micro-batch between its forward and its backward pass in a stage."""
 
     tape: tf.GradientTape
@@ -146,7 +146,7 @@ class StageRun:
         self._clock = clock
         self._sparse_gradients = sparse_gradients
         self._weights = [v.value for v in stage.model.trainable_variables]
-        self._under_way: dict[int, _UnderWay] = {}
+        self._under_way: dict[int, _RunningSteps] = {}
 
     def forward(self, index: int, part: Batch, values: dict[int, tf.Tensor]) -> None:
         """Runs a micro-batch forward and adds the outputs to its values.
@@ -174,7 +174,7 @@ class StageRun:
             tape.watch([*self._weights, *received.values()])
             made = self._forward(inputs, part)
         self._end(start, made)
-        self._under_way[index] = _UnderWay(tape, received, made)
+        self._under_way[index] = _RunningSteps(tape, received, made)
         self.sums.append(made.sums)
         self.state.append(made.state)
         values.update(zip(self.stage.outputs, made.outputs, strict=True))

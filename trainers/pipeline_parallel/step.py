@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from models.base import Objective
-from strategies.common.types import Batch, ReplicaStep, Shares
+from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import (
     sum_gradients,
     sum_structures,
@@ -38,7 +38,7 @@ from trainers.pipeline_parallel.stage_step import (
 
 
 class PipelineStep:
-    """Replica outputs of one training step of a pipeline. Satisfies `ReplicaStep`.
+    """Replica outputs of one training step of a pipeline. Satisfies `ReplicaFunction`.
 
     The outputs equal the outputs of `TrainStep`: every micro-batch's losses are divided
     by the number of examples in the global batch, and the contributions of
@@ -87,11 +87,11 @@ class PipelineStep:
         ]
         self._clocks = [StageClock(stage.device) for stage in pipeline.stages]
 
-    def at_present_values(self) -> ReplicaStep:
+    def with_current_weights(self) -> ReplicaFunction:
         """Returns the step itself; each stage reads the variables on its own device."""
         return self
 
-    def __call__(self, batch: Batch) -> Shares:
+    def __call__(self, batch: Batch) -> ReplicaOutputs:
         count = self._pipeline.num_micro_batches
         parts = [take_micro_batch(batch, m, count, count) for m in range(count)]
         runs = [
@@ -112,11 +112,11 @@ class PipelineStep:
                     run.forward(index, parts[index], values[index])
                 else:
                     run.backward(index, cotangents[index], scale)
-        shares = self._shares(runs)
-        _, sums = scaled_loss(shares.sums["loss"], dict(shares.sums), scale, batch)
-        return shares._replace(gradients=unscaled(shares.gradients, scale), sums=sums)
+        outputs = self._shares(runs)
+        _, sums = scaled_loss(outputs.sums["loss"], dict(outputs.sums), scale, batch)
+        return outputs._replace(gradients=unscaled(outputs.gradients, scale), sums=sums)
 
-    def _shares(self, runs: Sequence[StageRun]) -> Shares:
+    def _shares(self, runs: Sequence[StageRun]) -> ReplicaOutputs:
         gradients = []
         for variable in self._model.trainable_variables:
             key = variable.value.ref()
@@ -135,7 +135,9 @@ class PipelineStep:
                 # Each stage has other variables, so the entries of stages do not
                 # overlap.
                 state[kind] = {**state.get(kind, {}), **found}
-        return Shares(gradients=gradients, state=state, sums={**sums, **_times(runs)})
+        return ReplicaOutputs(
+            gradients=gradients, state=state, sums={**sums, **_times(runs)}
+        )
 
 
 def _times(runs: Sequence[StageRun]) -> dict[str, tf.Tensor]:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from trainers.loop.evaluation import means_over_examples
-from trainers.loop.loop import StepReport
+from trainers.loop.loop import StepEvent
 from trainers.model.gradient_noise_scale import without_statistics
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.schedule import idle_share_of_equal_stages
 
 
-class Interval:
+class MetricsWindow:
     """Sums of losses, metrics and times over an interval of steps. A callback."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Interval:
         self._step_seconds = 0.0
         self._input_seconds = 0.0
 
-    def __call__(self, report: StepReport) -> None:
+    def __call__(self, report: StepEvent) -> None:
         results = report.results
         for name, values in results.sums.items():
             self._sums[name] += values.sum()
@@ -94,7 +94,7 @@ class Staleness:
         self._all: Counter[int] = Counter()
         self._by_worker: dict[str, Counter[int]] = {}
 
-    def __call__(self, report: StepReport) -> None:
+    def __call__(self, report: StepEvent) -> None:
         results = report.results
         if results.staleness is None:
             return
@@ -150,7 +150,7 @@ def _distribution(counts: Counter[int]) -> dict[str, Any]:
     }
 
 
-class Bubble:
+class PipelineIdleMeter:
     """Idle time of each pipeline stage within steps. A callback.
 
     The time of a step reaches from the start of its first task on any stage to the end
@@ -169,7 +169,7 @@ class Bubble:
         self._busy_seconds = np.zeros(num_stages)
         self._seconds = 0.0
 
-    def __call__(self, report: StepReport) -> None:
+    def __call__(self, report: StepEvent) -> None:
         results = report.results
         if results.stage_busy_seconds is None or results.pipeline_seconds is None:
             return

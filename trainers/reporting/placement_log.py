@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from strategies.common.console import Console
 from strategies.common.private_apis import graphs_collected
-from strategies.common.types import Agreed, Observe, Pending, RunSteps
-from strategies.inner_loop.results import Ready
-from trainers.loop.builder import Assembly
+from strategies.common.types import LoopFunction, StepFuture, SummaryLevel, SyncedFlags
+from strategies.inner_loop.results import CompletedSteps
+from trainers.loop.builder import TrainingParts
 from trainers.reporting.run_description import short_name, variable_placements
 from trainers.reporting.tensorboard import Summaries, table
 
@@ -28,12 +28,15 @@ class Placed(NamedTuple):
 class PlacementRecorder:
     """Inner loop that reports the placement of the operations of its first call.
 
-    Satisfies `RunSteps`. TensorFlow places the operations of a function when it first
-    runs. Before, operations only have their requested devices, and most have none.
+    Satisfies `LoopFunction`. TensorFlow places the operations of a function when it
+    first runs. Before, operations only have their requested devices, and most have
+    none.
     """
 
-    def __init__(self, run_steps: RunSteps, tell: Callable[[list[Placed]], None]):
-        self._run_steps = run_steps
+    def __init__(
+        self, loop_function: LoopFunction, tell: Callable[[list[Placed]], None]
+    ):
+        self._run_steps = loop_function
         self._tell: Callable[[list[Placed]], None] | None = tell
 
     def trace(self, batches: Any) -> tf.Graph:
@@ -46,18 +49,18 @@ class PlacementRecorder:
         self,
         batches: Any,
         num_steps: int,
-        observe: Observe = Observe.NOT,
-        proposed: Agreed | None = None,
-    ) -> Pending:
+        observe: SummaryLevel = SummaryLevel.NOT,
+        local_flags: SyncedFlags | None = None,
+    ) -> StepFuture:
         if self._tell is None:
-            return self._run_steps(batches, num_steps, observe, proposed)
+            return self._run_steps(batches, num_steps, observe, local_flags)
         with graphs_collected() as graphs:
             # fetch() waits for the steps: the graphs exist once the function has run.
-            results = self._run_steps(batches, num_steps, observe, proposed).fetch()
+            results = self._run_steps(batches, num_steps, observe, local_flags).fetch()
         self._tell(_placed(graphs))
         # Later calls run the same graphs.
         self._tell = None
-        return Ready(results)
+        return CompletedSteps(results)
 
 
 def _placed(graphs: Sequence[Any]) -> list[Placed]:
@@ -70,7 +73,7 @@ def _placed(graphs: Sequence[Any]) -> list[Placed]:
 
 def write_placements(
     placed: Sequence[Placed],
-    assembly: Assembly,
+    assembly: TrainingParts,
     console: Console,
     log: str,
     summaries: Summaries,
@@ -108,7 +111,7 @@ _OPERATION = ("device", "type", "operation")
 _VARIABLE = ("devices", "type", "shape", "variable")
 
 
-def _variables(assembly: Assembly) -> list[tuple[str, ...]]:
+def _variables(assembly: TrainingParts) -> list[tuple[str, ...]]:
     """Returns device, type, shape and path of each variable."""
     return [
         # Columns in the order of the table of operations: device and type first.

@@ -6,8 +6,8 @@ import pathlib
 
 import tensorflow as tf
 
-from strategies.common.write_errors import Spell
-from trainers.loop.loop import StepReport
+from strategies.common.write_errors import WriteErrorReporter
+from trainers.loop.loop import StepEvent
 from trainers.reporting.tensorboard import TRAIN
 
 # Operations and their scheduling. Python calls are left out, because they would
@@ -20,7 +20,7 @@ _OPTIONS = tf.profiler.experimental.ProfilerOptions(
 class Profile:
     """Trace of this process between two steps. A process can record one at a time."""
 
-    def __init__(self, folder: pathlib.Path, spell: Spell):
+    def __init__(self, folder: pathlib.Path, spell: WriteErrorReporter):
         """Prepares the trace; records nothing.
 
         Args:
@@ -31,7 +31,7 @@ class Profile:
         self._spell = spell
         self._is_recording = False
 
-    def turn(self, report: StepReport) -> None:
+    def turn(self, report: StepEvent) -> None:
         """Starts the trace at the first call and ends it at the second one.
 
         Args:

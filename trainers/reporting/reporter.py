@@ -9,60 +9,63 @@ from typing import Any
 import keras
 import numpy as np
 
-from strategies.common.console import Console, Figures
+from strategies.common.console import Console, ProgressMetrics
 from strategies.common.errors import NotSavedError
-from strategies.common.write_errors import Spell
+from strategies.common.write_errors import WriteErrorReporter
 from trainers.fault_tolerance.rollback import Rollbacks
-from trainers.loop.builder import Assembly
-from trainers.loop.loop import Always, StepReport, When
+from trainers.loop.builder import TrainingParts
+from trainers.loop.loop import Always, StepEvent, When
 from trainers.loop.timing import Clock
 from trainers.model.confusion_matrix import CONFUSION_MATRIX, draw_confusion
 from trainers.model.gradient_noise_scale import ReplicaStatistics
 from trainers.model.rng import seed_states
 from trainers.model.update import HISTOGRAMS, RECORDED
-from trainers.reporting.metrics import Bubble, Interval, Staleness
+from trainers.reporting.metrics import MetricsWindow, PipelineIdleMeter, Staleness
 from trainers.reporting.model_summaries import Inspection
 from trainers.reporting.profiler import Profile
 from trainers.reporting.run_description import hyperparameters
 from trainers.reporting.tensorboard import EVAL, TRAIN, Summaries
-from trainers.reporting.tracking.tracking import Outside
+from trainers.reporting.tracking.tracking import Tracking
 from trainers.reporting.turns import require_finite_weights, turns
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.export import BEST, LAST, Exports
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 from trainers.run_dir.step_recording import RecordedStep, Recording, unique_names
-from trainers.run_dir.train_state import Tally
+from trainers.run_dir.train_state import TrainCounters
 
 _PICTURES_OF_A_RUN = 10
 
 
-class Reporting:
+class Reporter:
     """Owner of a run's files and of their contents."""
 
     def __init__(
         self,
-        assembly: Assembly,
-        folder: RunFolder,
+        assembly: TrainingParts,
+        folder: RunDir,
         checkpoints: Checkpoints,
         console: Console,
         clock: Clock,
-        tally: Tally,
+        tally: TrainCounters,
         rollbacks: Rollbacks,
-        outside: Outside,
+        outside: Tracking,
     ):
         self._assembly = assembly
         self._folder = folder
         self._checkpoints = checkpoints
         # Checkpoints and summaries fail and recover independently of each other.
-        self._saving, self._logging = Spell(console), Spell(console)
+        self._saving, self._logging = (
+            WriteErrorReporter(console),
+            WriteErrorReporter(console),
+        )
         self._console = console
         self._clock = clock
         self._tally = tally
         self._rollbacks = rollbacks
         self._outside = outside
-        self._interval = Interval()
+        self._interval = MetricsWindow()
         self._staleness = Staleness()
-        self._bubble = Bubble(assembly.pipeline)
+        self._bubble = PipelineIdleMeter(assembly.pipeline)
         self._replica_statistics = ReplicaStatistics()
         self._recording = Recording(folder.path)
         self._inspection = Inspection(assembly.model, assembly.data)
@@ -74,14 +77,14 @@ class Reporting:
                 assembly.model,
                 assembly.rebuild,
             )
-        self._exporting = Spell(console)
+        self._exporting = WriteErrorReporter(console)
         self._least_eval_loss = math.inf
         self.summaries = Summaries(folder.tensorboard, self._logging)
         self._profile = Profile(folder.tensorboard, self._logging)
         self._has_dashboards = False
         self.final: dict[str, float] = {}
 
-    def hooks(self) -> list[When]:
+    def callbacks(self) -> list[When]:
         """Returns the callbacks in the order in which they run.
 
         The checkpoint is last, when all other files of the step are written.
@@ -101,7 +104,7 @@ class Reporting:
                 save_checkpoint=lambda _: self.save_checkpoint(),
                 profile=self._profile.turn,
                 settle=self._assembly.strategy.settle,
-                meet=lambda: self._assembly.strategy.share_from_chief([]),
+                meet=lambda: self._assembly.strategy.broadcast_from_chief([]),
             ),
         ]
 
@@ -186,10 +189,10 @@ class Reporting:
         self._profile.close()
         self.summaries.close()
 
-    def _show_progress(self, report: StepReport) -> None:
+    def _show_progress(self, report: StepEvent) -> None:
         results = report.results
         examples = float(results.sums["examples"].sum())
-        figures = Figures(
+        figures = ProgressMetrics(
             loss=float(results.sums["loss"].sum()) / examples,
             # Speed of this call only; metrics.jsonl has the mean of the interval.
             examples_per_second=examples / report.call_seconds,
@@ -197,7 +200,7 @@ class Reporting:
         )
         self._console.advance(report.step, report.last_step, figures)
 
-    def _record(self, report: StepReport) -> None:
+    def _record(self, report: StepEvent) -> None:
         with self._clock.measure("summary"):
             results = report.results
             recorded = RecordedStep(
@@ -221,7 +224,7 @@ class Reporting:
             )
             self._recording.write(report.step, recorded)
 
-    def _write_metrics(self, report: StepReport) -> None:
+    def _write_metrics(self, report: StepEvent) -> None:
         with self._clock.measure("summary"):
             means = self._interval.means()
             milliseconds = self._interval.milliseconds()
@@ -287,7 +290,7 @@ class Reporting:
         # The first update, which leads to step 1, uses the rate of step 0.
         return float(self._assembly.learning_rate(step - 1))
 
-    def _write_histograms(self, report: StepReport) -> None:
+    def _write_histograms(self, report: StepEvent) -> None:
         with self._clock.measure("summary"):
             gradients = {
                 name: rows
@@ -297,7 +300,7 @@ class Reporting:
             histograms = {**gradients, **self._inspection.histograms()}
             self.summaries.histograms(histograms, report.step)
 
-    def _evaluate(self, report: StepReport) -> None:
+    def _evaluate(self, report: StepEvent) -> None:
         with self._clock.measure("eval"):
             means, confusion = self._assembly.evaluation.run()
         with self._clock.measure("summary"):
@@ -342,7 +345,7 @@ class Reporting:
             picture = draw_confusion(confusion, self._assembly.data.class_names)
             self.summaries.image(EVAL, CONFUSION_MATRIX, picture, step)
 
-    def _are_pictures_due(self, report: StepReport) -> bool:
+    def _are_pictures_due(self, report: StepEvent) -> bool:
         """Whether a tenth of the run has ended since the evaluation before.
 
         TensorBoard shows ten pictures of a tag, and drawing them takes longer than

@@ -21,26 +21,26 @@ from strategies.base import Communication
 from strategies.cluster.spec import Cluster
 from strategies.common.private_apis import flat_layers
 from strategies.devices.assignment import cpu_model
-from trainers.loop.builder import Assembly
-from trainers.loop.loop import StepReport
+from trainers.loop.builder import TrainingParts
+from trainers.loop.loop import StepEvent
 from trainers.loop.timing import Clock
-from trainers.reporting.metrics import Bubble, Staleness
+from trainers.reporting.metrics import PipelineIdleMeter, Staleness
 from trainers.reporting.run_description import variable_bytes
 from trainers.run_dir.checkpoints import weights_sha256
-from trainers.run_dir.train_state import Tally
+from trainers.run_dir.train_state import TrainCounters
 
 # Calls at the start of a run, which are slower than the rest.
 _WARM_UP_CALLS = 2
 
 
-class Throughput:
+class ThroughputMeter:
     """Step times and speed of a run, without its first calls. A callback."""
 
     def __init__(self) -> None:
         self._step_seconds: list[np.ndarray] = []
         self._examples_per_second: list[float] = []
 
-    def __call__(self, report: StepReport) -> None:
+    def __call__(self, report: StepEvent) -> None:
         self._step_seconds.append(report.results.step_seconds)
         examples = report.results.sums["examples"].sum()
         self._examples_per_second.append(float(examples / report.call_seconds))
@@ -75,15 +75,15 @@ def _dtype_policy(model: keras.Model) -> str:
 
 
 def build_result(
-    assembly: Assembly,
+    assembly: TrainingParts,
     cluster: Cluster,
     *,
     status: str,
     final: Mapping[str, float],
-    tally: Tally,
-    throughput: Throughput,
+    tally: TrainCounters,
+    throughput: ThroughputMeter,
     staleness: Staleness,
-    bubble: Bubble,
+    bubble: PipelineIdleMeter,
     clock: Clock,
     rollbacks: int,
     initial_weights_sha256: str,
@@ -116,7 +116,7 @@ def build_result(
             strategy.communication(assembly.bytes_to_share())
         ),
         "staleness": staleness.summary(),
-        "late_gradients": tally.late_gradients,
+        "dropped_gradients": tally.dropped_gradients,
         "rollbacks": rollbacks,
         "pipeline": bubble.summary(),
         "weights_sha256": weights_sha256(assembly.model),
@@ -162,7 +162,7 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def _traits(assembly: Assembly) -> dict[str, Any]:
+def _traits(assembly: TrainingParts) -> dict[str, Any]:
     traits = dataclasses.asdict(assembly.config.traits)
     return {name: value for name, value in traits.items() if name != "summary"}
 

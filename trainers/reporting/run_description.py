@@ -12,16 +12,16 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.common.private_apis import copies_of
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 from trainers.reporting.tensorboard import table
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 
 
-def describe_run(assembly: Assembly) -> dict[str, str]:
+def describe_run(assembly: TrainingParts) -> dict[str, str]:
     """Returns Markdown tables by tag: configuration, devices, variable placement."""
     settings = assembly.config.to_dict()
     replicas = list(enumerate(assembly.strategy.devices))
-    kind = "stage" if assembly.strategy.traits.splits_model else "replica"
+    kind = "stage" if assembly.strategy.traits.is_model_parallel else "replica"
     physical = [(d.name, d.device_type) for d in tf.config.list_physical_devices()]
     return {
         "configuration": table(("setting", "value"), list(settings.items())),
@@ -34,7 +34,7 @@ def describe_run(assembly: Assembly) -> dict[str, str]:
     }
 
 
-def variable_placements(assembly: Assembly) -> list[tuple[Any, ...]]:
+def variable_placements(assembly: TrainingParts) -> list[tuple[Any, ...]]:
     """Returns path, shape, type and devices of each variable of model and optimizer."""
     rows: list[tuple[Any, ...]] = []
     for variable in [*assembly.model.variables, *assembly.optimizer.variables]:
@@ -47,7 +47,7 @@ def variable_placements(assembly: Assembly) -> list[tuple[Any, ...]]:
     return rows
 
 
-def variable_bytes(assembly: Assembly) -> dict[str, int]:
+def variable_bytes(assembly: TrainingParts) -> dict[str, int]:
     """Returns the bytes of weights, layer state and optimizer state by device."""
     held: Counter[str] = Counter()
     for variable in assembly.state_variables():
@@ -68,7 +68,7 @@ def short_name(device: str) -> str:
     return name if spec.job in (None, "localhost") else f"{spec.job}-{spec.task} {name}"
 
 
-def hyperparameters(assembly: Assembly) -> dict[str, Any]:
+def hyperparameters(assembly: TrainingParts) -> dict[str, Any]:
     """Returns the values of the run's row in TensorBoard's HParams dashboard."""
     settings = assembly.config.to_dict()
     kept = (
@@ -94,7 +94,7 @@ def hyperparameters(assembly: Assembly) -> dict[str, Any]:
     }
 
 
-def tensorboard_command(folder: RunFolder) -> str:
+def tensorboard_command(folder: RunDir) -> str:
     """Returns the shell command that shows a run in TensorBoard, on this machine only.
 
     Args:

@@ -10,18 +10,18 @@ from strategies.common.console import Console
 from strategies.devices.assignment import describe, substitution
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 from trainers.loop.memory_estimate import (
     capacity_of,
     estimate_memory,
     largest,
     warning_of,
 )
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 
 
-def introduce(
-    assembly: Assembly, folder: RunFolder, first_step: int, console: Console
+def print_startup_report(
+    assembly: TrainingParts, folder: RunDir, first_step: int, console: Console
 ) -> None:
     """Prints model, data, devices and folder of a run, and warns about slow settings.
 
@@ -76,7 +76,7 @@ def introduce(
         )
 
 
-def _other_optimizer(assembly: Assembly) -> str | None:
+def _other_optimizer(assembly: TrainingParts) -> str | None:
     """Returns a warning if the model was compiled with another optimizer, or None."""
     compiled = getattr(assembly.model, "optimizer", None)
     # RMSprop is Keras's default if `compile` gets no optimizer.

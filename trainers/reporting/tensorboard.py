@@ -20,7 +20,7 @@ from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api as hparams_api
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from strategies.common.write_errors import Spell
+from strategies.common.write_errors import WriteErrorReporter
 from trainers.reporting.step_graph import step_graph
 
 TRAIN = "train"
@@ -54,7 +54,10 @@ class Summaries:
     """
 
     def __init__(
-        self, folder: pathlib.Path, spell: Spell, splits: Sequence[str] = (TRAIN, EVAL)
+        self,
+        folder: pathlib.Path,
+        spell: WriteErrorReporter,
+        splits: Sequence[str] = (TRAIN, EVAL),
     ):
         """Creates the event files.
 

@@ -7,22 +7,22 @@ from collections.abc import Callable
 import keras
 
 from strategies.common.errors import DivergedError
-from strategies.common.types import Observe
+from strategies.common.types import SummaryLevel
 from trainers.config.run import ReportConfig
 from trainers.fault_tolerance.non_finite import is_finite
-from trainers.loop.loop import At, Every, Hook, StepReport, When
+from trainers.loop.loop import At, Callback, Every, StepEvent, When
 
 
 def turns(
     report: ReportConfig,
     eval_every_steps: int | None,
     *,
-    record: Hook,
-    write_metrics: Hook,
-    write_histograms: Hook,
-    evaluate: Hook,
-    save_checkpoint: Hook,
-    profile: Hook,
+    record: Callback,
+    write_metrics: Callback,
+    write_histograms: Callback,
+    evaluate: Callback,
+    save_checkpoint: Callback,
+    profile: Callback,
     settle: Callable[[], None],
     meet: Callable[[], None],
 ) -> list[When]:
@@ -46,8 +46,8 @@ def turns(
         keep the chief for longer than a peer may be silent within a step.
     """
 
-    def together(hook: Hook) -> Hook:
-        def run(report: StepReport) -> None:
+    def together(hook: Callback) -> Callback:
+        def run(report: StepEvent) -> None:
             # settle and meet are collective, so every process must schedule the same
             # callbacks.
             settle()
@@ -59,11 +59,15 @@ def turns(
     histograms = report.histogram_every_steps
     return [
         *([At(report.profile_steps, profile)] if report.profile_steps else []),
-        *([Every(1, together(record), Observe.NORMS)] if report.record_steps else []),
-        # Not synchronized: metrics read the results of the step and no variables.
-        Every(report.summary_every_steps, write_metrics, Observe.NORMS),
         *(
-            [Every(histograms, together(write_histograms), Observe.CLOSELY)]
+            [Every(1, together(record), SummaryLevel.NORMS)]
+            if report.record_steps
+            else []
+        ),
+        # Not synchronized: metrics read the results of the step and no variables.
+        Every(report.summary_every_steps, write_metrics, SummaryLevel.NORMS),
+        *(
+            [Every(histograms, together(write_histograms), SummaryLevel.CLOSELY)]
             if histograms
             else []
         ),

@@ -68,7 +68,7 @@ class FolderGoneError(UsageError):
     """The folder of a run was deleted or moved while the run was at work."""
 
 
-class RunFolder:
+class RunDir:
     """Paths and files of one run. The constructor writes nothing."""
 
     def __init__(self, path: pathlib.Path):
@@ -85,7 +85,7 @@ class RunFolder:
         self._must_be_new = False
 
     @classmethod
-    def for_training(cls, config: Config) -> RunFolder:
+    def for_training(cls, config: Config) -> RunDir:
         """Chooses a folder and checks that training may use it.
 
         Args:
@@ -114,7 +114,7 @@ class RunFolder:
         return folder
 
     @classmethod
-    def of_existing(cls, path: str) -> RunFolder:
+    def of_existing(cls, path: str) -> RunDir:
         """Returns the folder of an existing run.
 
         Args:
@@ -155,7 +155,7 @@ class RunFolder:
     def log_path(self, task: str) -> pathlib.Path:
         return self.path / "logs" / f"{task}.log"
 
-    def ending_path(self) -> str:
+    def shutdown_path(self) -> str:
         """Returns the path pattern of the shutdown files; {task} is a task's name.
 
         The chief writes the files; the tasks that serve the chief read them.
@@ -169,7 +169,7 @@ class RunFolder:
           task: Name of the task.
           exit_code: Exit code of the run.
         """
-        path = pathlib.Path(self.ending_path().format(task=task))
+        path = pathlib.Path(self.shutdown_path().format(task=task))
         write_atomically(path, str(exit_code))
 
     def read_config(self) -> Config:

@@ -14,28 +14,28 @@ from trainers.run_dir.checkpoint_manifest import DamagedError
 
 
 @dataclasses.dataclass(slots=True)
-class Tally:
+class TrainCounters:
     """Counters of a run, kept in its checkpoints.
 
     Attributes:
       attempted_steps: Number of updates begun, applied or not.
       examples_seen: Number of training examples in the applied updates.
-      late_gradients: Number of gradients dropped because they arrived after their
+      dropped_gradients: Number of gradients dropped because they arrived after their
         update; None if updates wait for every gradient.
     """
 
     attempted_steps: int = 0
     examples_seen: int = 0
-    late_gradients: int | None = None
+    dropped_gradients: int | None = None
 
     def add(self, results: StepResults) -> None:
         self.attempted_steps += results.attempted_steps
         # The last attempted step may not have been applied.
         examples = results.sums["examples"][: results.applied_steps]
         self.examples_seen += int(examples.sum())
-        if results.late_gradients is not None:
-            late = int(results.late_gradients.sum())
-            self.late_gradients = (self.late_gradients or 0) + late
+        if results.dropped_gradients is not None:
+            late = int(results.dropped_gradients.sum())
+            self.dropped_gradients = (self.dropped_gradients or 0) + late
 
     def state(self) -> dict[str, Any]:
         """Returns the counters for a checkpoint."""
@@ -65,7 +65,7 @@ class RollbackHistory:
 
 
 # Parts with fixed fields. The interval sums are numbers by metric name.
-_PARTS = {"tally": Tally, "rollbacks": RollbackHistory}
+_PARTS = {"tally": TrainCounters, "rollbacks": RollbackHistory}
 _SUMS = "interval_sums"
 
 

@@ -18,7 +18,7 @@ _AROUND = re.compile(
 
 
 @contextlib.contextmanager
-def blamed(what: str) -> Iterator[None]:
+def wrap_user_errors(what: str) -> Iterator[None]:
     """Turns any error of the block into a one-line error that names its source.
 
     Args:

@@ -13,8 +13,8 @@ from models import factories
 from strategies.common.errors import UsageError
 from strategies.common.text import shown
 from trainers.config.data import DataConfig
-from trainers.inputs.sources import ArraySource, Data, Source, held_out
-from trainers.user_code import blamed
+from trainers.inputs.sources import ArraySource, Data, Source, train_eval_split
+from trainers.user_code import wrap_user_errors
 
 _ACCEPTED = (
     "return (features, labels) as arrays, a tf.data.Dataset of such pairs, (number of "
@@ -39,12 +39,12 @@ def load(config: DataConfig) -> Data:
       UsageError: There is no such factory, or its result is not accepted.
     """
     flag = f"--dataset={config.dataset}"
-    with blamed(flag):
+    with wrap_user_errors(flag):
         made = factories.factory(config.dataset, "dataset")()
     if isinstance(made, Data):
         return made
     try:
-        with blamed(flag):
+        with wrap_user_errors(flag):
             return _data(made, config.eval_fraction)
     except _Unusable as error:
         raise UsageError(f"{flag} {error}") from error
@@ -176,7 +176,7 @@ class _Part:
 
 def _held_out(source: Source, fraction: float) -> tuple[Source, Source]:
     """Splits a source into training and held-out examples, equally in every run."""
-    is_held_out = held_out(source.num_examples, fraction, _ids(source))
+    is_held_out = train_eval_split(source.num_examples, fraction, _ids(source))
     chosen = (~is_held_out, is_held_out)
     # Arrays are split once; other sources are read through a table of positions.
     if isinstance(source, ArraySource):

@@ -18,7 +18,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import AsCompiled, Classes, ClassesOf, Judged, Predict, judged_by
+from models.base import (
+    AsCompiled,
+    ClassPredictions,
+    ClassPredictionsFunction,
+    EvalOutputs,
+    Predict,
+    judged_by,
+)
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import (
     OutputLoss,
@@ -54,7 +61,7 @@ class CompiledObjective:
 
     losses: Sequence[_Loss]
     metrics: Mapping[str, _Mean]
-    classes: ClassesOf | None
+    classes: ClassPredictionsFunction | None
     compiled: AsCompiled | None
 
     def values(
@@ -84,7 +91,7 @@ class CompiledObjective:
         found = {name: f(labels, predictions) for name, f in self.metrics.items()}
         return {"loss": total, **found, **reported}
 
-    def judged(self, model: Predict, batch: Any) -> Judged:
+    def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """See `Objective`."""
         return judged_by(self, self.classes, model, batch)
 
@@ -309,7 +316,7 @@ def _in_floatx(labels: Any) -> Any:
 _LOSSES = keras.losses
 
 
-def classes_of(loss: Any) -> ClassesOf | None:
+def classes_of(loss: Any) -> ClassPredictionsFunction | None:
     """Returns a function that finds the classes; None if the loss has no classes.
 
     Args:
@@ -328,8 +335,8 @@ def classes_of(loss: Any) -> ClassesOf | None:
 
 
 def _checked(
-    find: Callable[[Any, Any], Classes | None], labels: Any, predictions: Any
-) -> Classes | None:
+    find: Callable[[Any, Any], ClassPredictions | None], labels: Any, predictions: Any
+) -> ClassPredictions | None:
     """Finds classes if labels and predictions are single tensors of known rank."""
     if tf.nest.is_nested(labels) or tf.nest.is_nested(predictions):
         return None
@@ -338,7 +345,9 @@ def _checked(
     return find(labels, predictions)
 
 
-def _by_id(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
+def _by_id(
+    loss: Any, labels: tf.Tensor, predictions: tf.Tensor
+) -> ClassPredictions | None:
     """Finds classes of labels that are ids, [n] or [n, 1].
 
     Predictions have one value per class, [n, classes].
@@ -352,10 +361,12 @@ def _by_id(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | No
     if num_classes is None or num_classes < 2:
         return None
     ids = tf.cast(tf.reshape(labels, [-1]), tf.int64)
-    return Classes(ids, tf.argmax(predictions, axis=-1), num_classes)
+    return ClassPredictions(ids, tf.argmax(predictions, axis=-1), num_classes)
 
 
-def _by_share(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
+def _by_share(
+    loss: Any, labels: tf.Tensor, predictions: tf.Tensor
+) -> ClassPredictions | None:
     """Finds classes of labels and predictions with one value per class, [n, classes].
 
     The largest value of a row is its class.
@@ -365,10 +376,12 @@ def _by_share(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes |
     if num_classes is None or num_classes < 2 or labels.shape.rank != 2:
         return None
     ids, predicted = tf.argmax(labels, axis=-1), tf.argmax(predictions, axis=-1)
-    return Classes(ids, predicted, num_classes)
+    return ClassPredictions(ids, predicted, num_classes)
 
 
-def _of_two(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | None:
+def _of_two(
+    loss: Any, labels: tf.Tensor, predictions: tf.Tensor
+) -> ClassPredictions | None:
     """Finds classes of labels and predictions with one number each, [n] or [n, 1].
 
     A prediction is the probability of class 1, or its logit. Several numbers per
@@ -380,14 +393,14 @@ def _of_two(loss: Any, labels: tf.Tensor, predictions: tf.Tensor) -> Classes | N
     half = 0.0 if getattr(loss, "from_logits", False) else 0.5
     ids = tf.cast(tf.reshape(labels, [-1]), tf.float32) > 0.5
     predicted = tf.reshape(predictions, [-1]) > tf.cast(half, predictions.dtype)
-    return Classes(tf.cast(ids, tf.int64), tf.cast(predicted, tf.int64), 2)
+    return ClassPredictions(tf.cast(ids, tf.int64), tf.cast(predicted, tf.int64), 2)
 
 
 def _is_column(values: tf.Tensor) -> bool:
     return values.shape.rank == 1 or (values.shape.rank == 2 and values.shape[1] == 1)
 
 
-_FINDERS: tuple[tuple[Any, Callable[..., Classes | None]], ...] = (
+_FINDERS: tuple[tuple[Any, Callable[..., ClassPredictions | None]], ...] = (
     (_LOSSES.SparseCategoricalCrossentropy, _by_id),
     (_LOSSES.sparse_categorical_crossentropy, _by_id),
     (_LOSSES.CategoricalCrossentropy, _by_share),

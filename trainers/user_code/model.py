@@ -20,7 +20,7 @@ from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.config.model import ModelConfig
 from trainers.inputs.sources import Data, Source
-from trainers.user_code import blamed
+from trainers.user_code import wrap_user_errors
 from trainers.user_code.checks import (
     check_ids,
     check_methods,
@@ -61,7 +61,7 @@ class CustomModel:
                 f"--label_smoothing={label_smoothing} is not used with a model of your "
                 "own: compile it with a loss that smooths labels."
             )
-        with blamed(self.flag):
+        with wrap_user_errors(self.flag):
             if self.replica_step is None:
                 objective: Objective = self._compiled(model)
             else:
@@ -98,7 +98,7 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
       UsageError: There is no such factory.
     """
     flag = f"--model={config.model}"
-    with blamed(flag):
+    with wrap_user_errors(flag):
         make = factories.factory(config.model, "model")
         # Found by its name in the module of the factory.
         replica_step = factories.beside(config.model, NAME)
@@ -111,7 +111,7 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
     before: list[keras.Model] = []
 
     def build(data: Examples, settings: Settings) -> keras.Model:
-        with blamed(flag):
+        with wrap_user_errors(flag):
             model, created = _made(make, data, flag)
             if replica_step is None:
                 check_methods(model)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from models.base import Judged, Objective, Predict
+from models.base import EvalOutputs, Objective, Predict
 from strategies.common.errors import UsageError
 
 NAME = "replica_step"
@@ -54,14 +54,14 @@ class OwnObjective:
             "another --strategy."
         )
 
-    def judged(self, model: Predict, batch: Any) -> Judged:
+    def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """Evaluates a batch; see `Objective`.
 
         With a user's function there are no classes: its predictions are unknown.
         """
         if self.evaluation is not None:
             return self.evaluation.judged(model, batch)
-        return Judged(self.values(model, batch, training=False), None)
+        return EvalOutputs(self.values(model, batch, training=False), None)
 
 
 def own_objective(

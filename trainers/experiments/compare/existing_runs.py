@@ -13,7 +13,7 @@ from strategies.common.text import as_argument
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm, check_name, check_names
 from trainers.experiments.run_record import Run, read_run
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 
 # Settings that may differ between the runs of one arm.
 _NOT_OF_AN_ARM = {"seed": 0, "run_dir": None, "resume": "never", "verbose": False}
@@ -62,9 +62,9 @@ def _named(text: str) -> tuple[str, pathlib.Path]:
     return name, pathlib.Path(path).expanduser()
 
 
-def _run_folders(path: pathlib.Path, text: str) -> list[RunFolder]:
-    if RunFolder(path).holds_a_run:
-        return [RunFolder(path)]
+def _run_folders(path: pathlib.Path, text: str) -> list[RunDir]:
+    if RunDir(path).holds_a_run:
+        return [RunDir(path)]
     # Not `Path.glob`: it fails if a folder vanishes during the search (Python 3.11), as
     # folders of checkpoints do in a running run.
     inner = sorted(
@@ -77,7 +77,7 @@ def _run_folders(path: pathlib.Path, text: str) -> list[RunFolder]:
             f"--runs={text} is neither the folder of a run nor holds any: give the "
             "--run_dir of runs."
         )
-    return [RunFolder(each) for each in inner]
+    return [RunDir(each) for each in inner]
 
 
 def _names(keys: Sequence[tuple[str, Config]]) -> list[str]:
@@ -94,12 +94,14 @@ def _names(keys: Sequence[tuple[str, Config]]) -> list[str]:
             if other_name == name
         ]
         # A name from the user stays as it is, even if another arm has the same.
-        telling = [] if given else _telling(own, rivals)
+        telling = [] if given else _distinguishing_settings(own, rivals)
         names.append(" ".join([name, *telling]))
     return names
 
 
-def _telling(own: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]) -> list[str]:
+def _distinguishing_settings(
+    own: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]
+) -> list[str]:
     return [
         f"{setting}={as_argument(value)}"
         for setting, value in own.items()

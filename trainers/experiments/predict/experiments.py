@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from strategies.common.errors import UsageError
 from trainers.config.config import Config
-from trainers.experiments.arms import Arm, in_each_way_of_updating, of_a_run, under
+from trainers.experiments.arms import Arm, expand_update_modes, of_a_run, under
 
 REFERENCE = "one_device"
 
@@ -50,7 +50,7 @@ class Experiment:
     @property
     def examples(self) -> float:
         """Number of examples that each replica computes for an update."""
-        shares = self.config.strategy.num_shares(self.num_replicas)
+        shares = self.config.strategy.num_shards(self.num_replicas)
         return self.config.length.global_batch_size / shares
 
 
@@ -60,7 +60,7 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
     Raises:
       UsageError: A strategy does not fit the settings, or does not exchange gradients.
     """
-    arms = in_each_way_of_updating(config, _shared(config))
+    arms = expand_update_modes(config, _shared(config))
     for arm in arms:
         strategy = arm.config.strategy
         if strategy.traits.exchange == "none" or strategy.averaged == "parameters":

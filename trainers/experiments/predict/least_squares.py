@@ -21,12 +21,13 @@ class Solution:
       coefficients: none negative; zero for a column that is a sum of multiples of
         those before it, which have its part.
       error: that they leave, relative.
-      is_told: of each, whether it is more than what runs differ by could have made it.
+      is_identifiable: of each, whether it is more than what runs differ by could have
+        made it.
     """
 
     coefficients: Sequence[float]
     error: float
-    is_told: Sequence[bool]
+    is_identifiable: Sequence[bool]
 
 
 def solve(
@@ -49,13 +50,16 @@ def solve(
     # What the differences between runs come to in each coefficient if all runs count.
     part = matrix[:, kept]
     spread = RUNS_DIFFER * np.sqrt(np.diag(np.linalg.inv(part.T @ part)))
-    coefficients, is_told = np.zeros(len(scales)), np.zeros(len(scales), dtype=bool)
+    coefficients, is_identifiable = (
+        np.zeros(len(scales)),
+        np.zeros(len(scales), dtype=bool),
+    )
     coefficients[kept] = found / scales[kept]
-    is_told[kept] = found > spread
+    is_identifiable[kept] = found > spread
     return Solution(
         coefficients=coefficients.tolist(),
         error=float(error),
-        is_told=is_told.tolist(),
+        is_identifiable=is_identifiable.tolist(),
     )
 
 

@@ -35,7 +35,7 @@ _COSTS = ("update", "message", "byte")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Crowding:
+class CpuContention:
     """CPU contention of replicas that share cores.
 
     Attributes:
@@ -89,17 +89,17 @@ class Model:
       seconds_per_update: Seconds that the strategy adds to each update, independent of
         the bytes it sends.
       local: Time of messages and bytes where the runs were measured.
-      not_told: Costs among `update`, `message` and `byte` that the runs do not
+      not_identifiable: Costs among `update`, `message` and `byte` that the runs do not
         identify. Such a cost is below run-to-run noise, or is part of the costs before
         it in every run.
     """
 
     compute: Compute
     exchange: Exchange
-    crowding: Crowding
+    crowding: CpuContention
     seconds_per_update: float
     local: Network
-    not_told: tuple[str, ...] = ()
+    not_identifiable: tuple[str, ...] = ()
 
     @classmethod
     def fitted(
@@ -136,14 +136,16 @@ class Model:
         # Of equal errors `min` takes the first, which has the least contention.
         solution, crowding = min(found, key=lambda pair: pair[0].error)
         update, message, byte = solution.coefficients
-        told = zip(_COSTS, solution.is_told, strict=True)
+        told = zip(_COSTS, solution.is_identifiable, strict=True)
         return cls(
             compute=compute,
             exchange=exchange,
             crowding=crowding,
             seconds_per_update=update,
             local=Network(seconds_per_message=message, seconds_per_byte=byte),
-            not_told=tuple(cost for cost, is_told in told if not is_told),
+            not_identifiable=tuple(
+                cost for cost, is_identifiable in told if not is_identifiable
+            ),
         )
 
     def measured_here(self, num_replicas: int, examples: float) -> float:
@@ -206,11 +208,11 @@ def leave_one_out(
     return errors
 
 
-def _crowdings(cores: int) -> Iterator[Crowding]:
+def _crowdings(cores: int) -> Iterator[CpuContention]:
     # 0 busy cores: no contention.
     for busy_cores in np.linspace(0.0, cores, _STEPS_OF_BUSY_CORES):
         for contention in _CONTENTIONS:
-            yield Crowding(
+            yield CpuContention(
                 cores=cores, busy_cores=float(busy_cores), contention=float(contention)
             )
 

@@ -175,7 +175,7 @@ class Report:
         arms = self._fitted.arms
         inside = [arm.name for arm in arms if not arm.is_multi_process]
         for cost, words in _COSTS.items():
-            unknown = [arm.name for arm in arms if cost in arm.model.not_told]
+            unknown = [arm.name for arm in arms if cost in arm.model.not_identifiable]
             if unknown:
                 yield f"note      {', '.join(unknown)}: {words}"
         if inside:
@@ -201,7 +201,7 @@ def _of_an_arm(arm: FittedArm) -> dict[str, Any]:
         "milliseconds_per_update": 1e3 * model.seconds_per_update,
         "microseconds_per_message": 1e6 * model.local.seconds_per_message,
         "nanoseconds_per_byte": 1e9 * model.local.seconds_per_byte,
-        "not_told": [_FIELDS[cost] for cost in model.not_told],
+        "not_identifiable": [_FIELDS[cost] for cost in model.not_identifiable],
         "measured": [
             {**dataclasses.asdict(m), "leave_one_out_error": error}
             for m, error in zip(arm.measurements, arm.errors, strict=True)

@@ -93,7 +93,8 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
     else:
         strategy = config.strategy
         in_parts = (
-            strategy.gradient_accumulation_steps > 1 or strategy.traits.splits_model
+            strategy.gradient_accumulation_steps > 1
+            or strategy.traits.is_model_parallel
         )
         parts = "replica and micro-batch" if in_parts else "replica"
         explanation = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainers.config.config import Config
-from trainers.experiments.arms import Arm, in_each_way_of_updating, of_a_run, under
+from trainers.experiments.arms import Arm, expand_update_modes, of_a_run, under
 
 REFERENCE = "one_device"
 
@@ -34,7 +34,7 @@ def subjects_of(config: Config) -> tuple[Arm, ...]:
     Raises:
       UsageError: The settings do not fit a strategy.
     """
-    arms = in_each_way_of_updating(config, _brief(config))
+    arms = expand_update_modes(config, _brief(config))
     return tuple(_recorded_if_comparable(arm) for arm in arms)
 
 

@@ -15,7 +15,7 @@ from models.base import AsCompiled
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.config.config import Config
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 from trainers.model.layer_switches import switch_off
 from trainers.model.replica_invariant_dropout import ReplayableDropout
 from trainers.model.rng import keyed_states, seed_states
@@ -28,7 +28,7 @@ _NO_COUNTERPART = (
 )
 
 
-def record_keras_step(assembly: Assembly, run_folder: pathlib.Path) -> None:
+def record_keras_step(assembly: TrainingParts, run_folder: pathlib.Path) -> None:
     """Writes what Keras computes of a recorded run's first batch.
 
     Only one replica that takes whole batches has the step that `fit` would have.
@@ -38,7 +38,9 @@ def record_keras_step(assembly: Assembly, run_folder: pathlib.Path) -> None:
       run_folder: Where its recording is.
     """
     strategy = assembly.config.strategy
-    is_whole = strategy.traits.max_replicas == 1 and not strategy.traits.splits_model
+    is_whole = (
+        strategy.traits.max_replicas == 1 and not strategy.traits.is_model_parallel
+    )
     if not is_whole or strategy.gradient_accumulation_steps > 1:
         return
     if not assembly.config.report.record_steps:
@@ -51,7 +53,7 @@ def record_keras_step(assembly: Assembly, run_folder: pathlib.Path) -> None:
     Recording(run_folder).write_keras(step)
 
 
-def _keras_step(assembly: Assembly, compiled: AsCompiled) -> KerasStep:
+def _keras_step(assembly: TrainingParts, compiled: AsCompiled) -> KerasStep:
     batch = next(iter(assembly.batches(0).dataset(0, 1)))
     try:
         model = _compiled_copy(assembly, compiled)
@@ -80,7 +82,7 @@ def _keras_step(assembly: Assembly, compiled: AsCompiled) -> KerasStep:
     )
 
 
-def _compiled_copy(assembly: Assembly, compiled: AsCompiled) -> keras.Model:
+def _compiled_copy(assembly: TrainingParts, compiled: AsCompiled) -> keras.Model:
     """Returns another model with the same values; `compile` would change the run's."""
     model = assembly.rebuild()
     switch_off(model, assembly.config.model.switch_off or ())

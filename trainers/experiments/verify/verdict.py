@@ -23,7 +23,7 @@ class Verdict(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Passing:
+class ToleranceViolation:
     """The first difference beyond the tolerance.
 
     Attributes:
@@ -59,7 +59,7 @@ class Judgement:
     verdict: Verdict
     steps: Sequence[StepAgreement]
     largest: Mapping[str, Difference]
-    first_passing: Passing | None
+    first_passing: ToleranceViolation | None
 
 
 def judge(subject: Executed, reference: Executed) -> Judgement:
@@ -77,7 +77,7 @@ def judge(subject: Executed, reference: Executed) -> Judgement:
     passing = _first_passing(subject, steps)
     is_whole = common == reference.recording.num_steps()
     if passing is None and not is_whole:
-        passing = Passing(
+        passing = ToleranceViolation(
             step=common + 1,
             quantity="loss",
             # The step has no loss to compare.
@@ -96,14 +96,16 @@ def judge(subject: Executed, reference: Executed) -> Judgement:
     )
 
 
-def _first_passing(subject: Executed, steps: Sequence[StepAgreement]) -> Passing | None:
+def _first_passing(
+    subject: Executed, steps: Sequence[StepAgreement]
+) -> ToleranceViolation | None:
     for step in steps:
         accepted = tolerance(subject.config, step.step)
         # In the order of computation, so that the first quantity is nearest to the
         # cause.
         for quantity, difference in step.quantities().items():
             if difference.relative > accepted:
-                return Passing(
+                return ToleranceViolation(
                     step=step.step,
                     quantity=quantity,
                     difference=difference,

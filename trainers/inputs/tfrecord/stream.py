@@ -25,7 +25,7 @@ import tensorflow as tf
 from strategies.common import hashing
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
-from strategies.inner_loop.sharding import share_rows
+from strategies.inner_loop.sharding import shard_rows
 from trainers.inputs.batches import batch_of_steps, steps_at_once
 from trainers.inputs.shuffling import Order
 from trainers.inputs.tfrecord.reader import (
@@ -240,7 +240,8 @@ class _Gathered:
 class StreamBatches:
     """Batches of steps from `first_step` up to, but not including, `last_step`.
 
-    It satisfies `GlobalBatches` for strategies whose `Traits.takes_streams` is true.
+    It satisfies `GlobalBatches` for strategies whose `Traits.supports_streaming` is
+    true.
 
     With sharding by example every shard reads all files and takes its rows of each
     global batch: batches are the same with any number of shards. With sharding by file
@@ -259,17 +260,17 @@ class StreamBatches:
     first_step: int
     last_step: int
 
-    def dataset(self, share: int, num_shares: int) -> tf.data.Dataset:
-        return self.spans(share, num_shares).unbatch()
+    def dataset(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
+        return self.spans(shard_index, num_shards).unbatch()
 
-    def spans(self, share: int, num_shares: int) -> tf.data.Dataset:
+    def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         if self.stream.by_file:
-            spans = self._of_own_files(share, num_shares)
+            spans = self._of_own_files(shard_index, num_shards)
         else:
-            spans = self._of_whole_batches(share, num_shares)
+            spans = self._of_whole_batches(shard_index, num_shards)
 
         def parsed(span: _Span) -> Batch:
-            return self._of_steps(share, span)
+            return self._of_steps(shard_index, span)
 
         return spans.map(
             parsed, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
@@ -280,12 +281,14 @@ class StreamBatches:
         return self.stream
 
     def resident(self) -> NoReturn:
-        raise TypeError("a stream is kept nowhere: see Traits.takes_streams")
+        raise TypeError("a stream is kept nowhere: see Traits.supports_streaming")
 
-    def at(self, resident: Any, step: Any, share: Any, num_shares: int) -> NoReturn:
-        raise TypeError("a stream has no single steps: see Traits.takes_streams")
+    def at(
+        self, resident: Any, step: Any, shard_index: Any, num_shards: int
+    ) -> NoReturn:
+        raise TypeError("a stream has no single steps: see Traits.supports_streaming")
 
-    def _of_whole_batches(self, share: int, num_shares: int) -> tf.data.Dataset:
+    def _of_whole_batches(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         """Returns this shard's rows of every global batch."""
         order, most = self.order, self._steps_at_once()
         chosen = range(len(self.stream.files))
@@ -314,7 +317,9 @@ class StreamBatches:
             return full.concatenate(rest)
 
         def own_rows(span: _Span) -> _Span:
-            start, stop, num_rows = share_rows(span.global_size, share, num_shares)
+            start, stop, num_rows = shard_rows(
+                span.global_size, shard_index, num_shards
+            )
             rows = _Rows(*(values[:, start:stop] for values in span.rows))
             return span._replace(rows=rows, num_rows=num_rows)
 
@@ -325,13 +330,15 @@ class StreamBatches:
         )
         return epochs.flat_map(epoch).map(own_rows)
 
-    def _of_own_files(self, share: int, num_shares: int) -> tf.data.Dataset:
+    def _of_own_files(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         """Returns rows of this shard's files, as many per step as the shard has."""
         size = self.order.global_batch_size
-        # Unlike `share_rows`, these bounds are Python numbers: every batch is full.
-        start, stop = (-(-s * size // num_shares) for s in (share, share + 1))
-        chosen = range(share, len(self.stream.files), num_shares)
-        seed = _seed_of_share(self.order.seed, share)
+        # Unlike `shard_rows`, these bounds are Python numbers: every batch is full.
+        start, stop = (
+            -(-s * size // num_shards) for s in (shard_index, shard_index + 1)
+        )
+        chosen = range(shard_index, len(self.stream.files), num_shards)
+        seed = _seed_of_shard(self.order.seed, shard_index)
         most = self._steps_at_once()
 
         def spans(chunk: tf.Tensor, rows: tuple[tf.Tensor, ...]) -> tf.data.Dataset:
@@ -368,7 +375,7 @@ class StreamBatches:
         is_any = tf.cast(tf.size(span.rows.indices) > 0, tf.int64)
         return tf.data.Dataset.from_tensors(span).take(is_any)
 
-    def _of_steps(self, share: int, span: _Span) -> Batch:
+    def _of_steps(self, shard_index: int, span: _Span) -> Batch:
         # `numpy_function` loses shapes; `ensure_shape` restores them below.
         features, labels = tf.numpy_function(
             self.stream.parse,
@@ -377,7 +384,7 @@ class StreamBatches:
         )
         return batch_of_steps(
             first=span.first,
-            share=share,
+            shard_index=shard_index,
             num_rows=span.num_rows,
             global_size=span.global_size,
             indices=span.rows.indices,
@@ -424,8 +431,8 @@ class _Span(NamedTuple):
     rows: _Rows
 
 
-def _seed_of_share(seed: int | None, share: int) -> int | None:
+def _seed_of_shard(seed: int | None, shard_index: int) -> int | None:
     """Returns a different seed for each shard, so that not all shuffle alike."""
     if seed is None:
         return None
-    return int(np.random.SeedSequence([seed, share]).generate_state(1)[0])
+    return int(np.random.SeedSequence([seed, shard_index]).generate_state(1)[0])

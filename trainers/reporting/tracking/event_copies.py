@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from strategies.common.console import Console
 from strategies.common.errors import UsageError
-from strategies.common.write_errors import Spell
+from strategies.common.write_errors import WriteErrorReporter
 
 _SECONDS_BETWEEN = 15.0
 # The pause is at least this many times as long as the last copy.
@@ -48,11 +48,11 @@ class EventCopies:
         self._console = console
         self._skipped = skipped
         self._copied: dict[pathlib.Path, tuple[int, int]] = {}
-        self._spell = Spell(
+        self._spell = WriteErrorReporter(
             console,
             f"training goes on, and they stay in {folder}",
             f"are copied to {target} again",
-            words_of=_words,
+            describe_error=_words,
         )
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None

@@ -46,7 +46,7 @@ class MLflow:
         if "git_commit" in tags:
             # MLflow's pages show the commit under this tag.
             tags["mlflow.source.git.commit"] = tags["git_commit"]
-        known = self._known(run.kept_id("mlflow"))
+        known = self._require(run.kept_id("mlflow"))
         if known is None:
             experiment = self._experiment(run.experiment)
             known = self._client.create_run(experiment, run_name=run.name, tags=tags)
@@ -94,7 +94,7 @@ class MLflow:
                 raise
             return found.experiment_id
 
-    def _known(self, run_id: str | None) -> Any:
+    def _require(self, run_id: str | None) -> Any:
         """Returns the run with an id, or None if this server has no such run."""
         if run_id is None:
             return None

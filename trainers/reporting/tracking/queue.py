@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from strategies.common.console import Console
-from strategies.common.write_errors import Spell
+from strategies.common.write_errors import WriteErrorReporter
 from trainers.reporting.tracking.base import (
     MakeTracker,
     TrackedRun,
@@ -98,11 +98,11 @@ class _Sender:
         self._name = name
         self._make = make
         self._console = console
-        self._spell = Spell(
+        self._spell = WriteErrorReporter(
             console,
             "training goes on, and it is tried again",
             "can be reached again",
-            words_of=_words,
+            describe_error=_words,
         )
         self._arrivals: queue.SimpleQueue[_Row | _End] = queue.SimpleQueue()
         # A full deque drops its oldest entry.

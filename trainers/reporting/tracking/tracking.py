@@ -8,14 +8,14 @@ from typing import Any
 from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console
 from trainers.config.tracking import TrackingConfig
-from trainers.loop.builder import Assembly
+from trainers.loop.builder import TrainingParts
 from trainers.reporting.tracking.base import TrackedRun, git_commit
 from trainers.reporting.tracking.event_copies import EventCopies, check_target
 from trainers.reporting.tracking.queue import Trackers
-from trainers.run_dir.run_dir import RunFolder
+from trainers.run_dir.run_dir import RunDir
 
 
-class Outside:
+class Tracking:
     """Copies of event files and experiment trackers; none by default."""
 
     def __init__(self, config: TrackingConfig, cluster: Cluster, console: Console):
@@ -37,7 +37,7 @@ class Outside:
         self._copies: EventCopies | None = None
 
     def begin(
-        self, assembly: Assembly, folder: RunFolder, versions: Mapping[str, str]
+        self, assembly: TrainingParts, folder: RunDir, versions: Mapping[str, str]
     ) -> None:
         """Starts the reports, in threads that the run does not wait for.
 
@@ -83,7 +83,7 @@ class Outside:
 
 
 def _tracked_run(
-    assembly: Assembly, folder: RunFolder, versions: Mapping[str, str]
+    assembly: TrainingParts, folder: RunDir, versions: Mapping[str, str]
 ) -> TrackedRun:
     config = assembly.config
     tags = {

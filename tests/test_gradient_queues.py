@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.common.types import Shares
+from strategies.common.types import ReplicaOutputs
 from strategies.devices.assignment import logical_cpus
-from strategies.ps.gradient_queues import ShareQueues, Taken
+from strategies.ps.gradient_queues import GradientQueues, Taken
 
 NUM_WORKERS = 3
 
@@ -28,7 +28,9 @@ class Exchange:
 
     def __init__(self, servers: list[str], num_required: int):
         gradient_devices = [servers[0], servers[1], servers[1]]
-        self.queues = ShareQueues(servers, gradient_devices, NUM_WORKERS, num_required)
+        self.queues = GradientQueues(
+            servers, gradient_devices, NUM_WORKERS, num_required
+        )
         self._send = tf.function(self._traced_send, autograph=False)
         self._take = tf.function(self.queues.take, autograph=False)
 
@@ -51,12 +53,12 @@ class Exchange:
         return self._take(tf.constant(attempt, tf.int64))
 
 
-def shares_of(value: Any) -> Shares:
+def shares_of(value: Any) -> ReplicaOutputs:
     """Dense and sparse gradients on both servers, and one that does not exist."""
     rows = tf.reshape(tf.cast(value, tf.float32), [1, 1])
     sparse = tf.IndexedSlices(rows, tf.constant([2], tf.int64), tf.constant([4, 1]))
     dense = tf.cast(value, tf.float32) * tf.ones([2, 2])
-    return Shares(
+    return ReplicaOutputs(
         gradients=[dense, None, sparse],
         state={"moving": tf.cast(value, tf.float32)},
         sums={"loss": value, "examples": tf.ones([], tf.float64)},
@@ -65,15 +67,15 @@ def shares_of(value: Any) -> Shares:
 
 def assert_sum(taken: Taken, values: list[float]) -> None:
     total = sum(values)
-    dense, missing, sparse = taken.shares.gradients
+    dense, missing, sparse = taken.outputs.gradients
     np.testing.assert_array_equal(dense, np.full([2, 2], total))
     assert missing is None
     assert sorted(sparse.values.numpy().ravel()) == sorted(values)
     np.testing.assert_array_equal(sparse.indices, [2] * len(values))
     np.testing.assert_array_equal(sparse.dense_shape, [4, 1])
-    assert taken.shares.state["moving"].numpy() == total
-    assert taken.shares.sums["loss"].numpy() == total
-    assert taken.shares.sums["examples"].numpy() == len(values)
+    assert taken.outputs.state["moving"].numpy() == total
+    assert taken.outputs.sums["loss"].numpy() == total
+    assert taken.outputs.sums["examples"].numpy() == len(values)
     np.testing.assert_array_equal(taken.counts, [total])
 
 
@@ -123,4 +125,4 @@ def test_a_wait_can_be_ended(servers: list[str]) -> None:
     exchange = Exchange(servers, num_required=3)
     exchange.send(1, 0, 1.0)
     exchange.queues.give_up()
-    assert np.isnan(exchange.take(1).shares.sums["loss"])
+    assert np.isnan(exchange.take(1).outputs.sums["loss"])
