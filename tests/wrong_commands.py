@@ -834,6 +834,8 @@ RUN_EXISTS = [
     row(f"{TRAIN} --run_dir=run", "--run_dir=run", "--resume=auto"),
     row("--run_dir=run", "--run_dir=run", "--resume=auto"),
     row("--config=run/config.json", "--run_dir=", "run already holds", "--resume=auto"),
+    row(f"{EVALUATE} --hidden_units=9", "--hidden_units=9", "--hidden_units=8"),
+    row(f"{EVALUATE} --learning_rate=3", "--learning_rate=3.0", "0.001"),
     row(f"{RESUME} --seed=1", "--resume=auto", "--seed=1 (was 0)", "--run_dir"),
     row(
         "--train_steps=20 --resume=auto --run_dir=run",

@@ -8,16 +8,20 @@ from models import factories
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
-from strategies.common.text import shown
-from trainers.config.config import Config
+from strategies.common.text import as_argument, shown
+from trainers.config.config import Config, all_fields
 from trainers.config.data import PATHS, DataConfig
 from trainers.config.model import ModelConfig
+from trainers.config.optimizer import OptimizerConfig
+from trainers.config.run import LengthConfig
 from trainers.config.user_code import check_given
 from trainers.loop.builder import assemble, create_strategy
 from trainers.reporting.reporter import in_words
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.export import read_keras
 from trainers.run_dir.run_dir import RunDir
+
+_TAKEN_FROM_THE_RUN = (ModelConfig, DataConfig, OptimizerConfig, LengthConfig)
 
 
 def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -65,6 +69,7 @@ def _settings_of(folder: RunDir, given: Config) -> Config:
     of_run = folder.read_config()
     # Compared before the settings are merged: config.json may come from another person.
     check_given(of_run.to_dict(), given.to_dict(), f"--run_dir={folder.path}")
+    _check_agreement(of_run, given, folder)
     return dataclasses.replace(
         of_run,
         strategy=given.strategy,
@@ -72,6 +77,24 @@ def _settings_of(folder: RunDir, given: Config) -> Config:
         device=given.device,
         data=_data_of(folder, of_run.data, given.data),
     )
+
+
+def _check_agreement(of_run: Config, given: Config, folder: RunDir) -> None:
+    """Checks that no flag contradicts a setting that is taken from the run.
+
+    Raises:
+      UsageError: A flag has another value than the run.
+    """
+    trained, wanted = of_run.to_dict(), given.to_dict()
+    for name, (group, _) in all_fields().items():
+        if group not in _TAKEN_FROM_THE_RUN or name in PATHS:
+            continue
+        if wanted[name] not in (Config().to_dict()[name], trained[name]):
+            raise UsageError(
+                f"--{name}={shown(as_argument(wanted[name]))} has no effect with "
+                f"--mode=evaluate: --run_dir={folder.path} was trained with "
+                f"--{name}={shown(as_argument(trained[name]))}; leave it out."
+            )
 
 
 def _model_of(of_run: ModelConfig, given: ModelConfig) -> ModelConfig:
