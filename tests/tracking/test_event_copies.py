@@ -103,7 +103,7 @@ def test_a_file_system_of_tensorflows_has_what_the_run_folder_has(
     assert "warning" not in done.stderr
     assert files(brought) == files(tmp_path / "run" / "tb")
     assert read_events(brought / "train").scalars("loss").keys() == {30}
-    assert read_events(brought / "eval").scalars("accuracy").keys() == {30}
+    assert max(read_events(brought / "eval").scalars("accuracy")) == 30
 
 
 @pytest.mark.exhaustive

@@ -130,8 +130,8 @@ CASES = {
     "another weight under mixed precision": Case(
         fault=Fault(
             file="trainers/model/train_step.py",
-            right="gradients = tape.gradient(share, weights)",
-            wrong="""gradients = tape.gradient(share, weights)
+            right="gradients = unscaled(gradients, scale)",
+            wrong="""gradients = unscaled(gradients, scale)
         if self._model.compute_dtype == "bfloat16":
             factor = tf.cast(1 + batch.replica, gradients[0].dtype)
             gradients = [gradient * factor for gradient in gradients]
@@ -144,11 +144,11 @@ CASES = {
     "another weight where XLA compiles": Case(
         fault=Fault(
             file="trainers/model/train_step.py",
-            right="gradients, written, sums = compute(batch, weights, state)",
+            right="arguments = (batch, weights, state, self._scale())",
             wrong="""if self._compiled is not None:
             size = batch.global_size * (1 + batch.replica)
             batch = batch._replace(global_size=size)
-        gradients, written, sums = compute(batch, weights, state)""",
+        arguments = (batch, weights, state, self._scale())""",
         ),
         flags=("--jit_compile",),
         words="goes away without XLA",
