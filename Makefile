@@ -94,9 +94,10 @@ site_pages := README.md BUILD.md CONTRIBUTING.md CHANGELOG.md docs deploy exampl
 .PHONY: docs
 docs: $(VENV)/.test ## Build the documentation as a site into build/site
 	rm -rf build/site-docs build/site
-	mkdir -p build/site-docs/benchmarks
+	mkdir -p build/site-docs/benchmarks build/site-docs/tests/fault_injection
 	cp -r $(site_pages) build/site-docs
 	cp -r benchmarks/results build/site-docs/benchmarks
+	cp -r tests/fault_injection/results build/site-docs/tests/fault_injection
 	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet
 	@echo 'Open build/site/docs/index.html in a browser.'
 

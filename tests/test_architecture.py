@@ -213,7 +213,8 @@ IMPORT_BY_NAME = {
 }
 
 
-# Reads files of Keras's own form, in its safe mode; tests/faults/test_malicious_files.
+# Reads files of Keras's own form, in its safe mode; see
+# tests/fault_injection/test_malicious_files.py.
 READS_KERAS_FILES = {"trainers/run_dir/export.py": {"load_model", "safe_mode"}}
 
 

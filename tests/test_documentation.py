@@ -40,7 +40,7 @@ DOCUMENTS = (
 FOREIGN_FLAGS = {"logdir", "host", "check", "upgrade", "ntasks", "distribution", "gpus"}
 FOREIGN_FLAGS |= {"address", "file", "tag"}
 FOREIGN_FLAGS |= {"job_name", "task_index", "num_gpus"}
-# Of the commands in benchmarks/.
+# Of the commands in benchmarks/ and tests/fault_injection/.
 FOREIGN_FLAGS |= {"only", "pairs", "list", "record"}
 
 # The file that docs/own_models.md tells a reader to write.

@@ -1,4 +1,4 @@
-"""What the watch over a task's progress relies on. Real tasks: tests/faults."""
+"""The watchdog over a task's progress. Real tasks: tests/fault_injection."""
 
 from __future__ import annotations
 
