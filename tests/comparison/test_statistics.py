@@ -1,23 +1,16 @@
-"""Statistics against published values, and against what they promise."""
+"""Statistics against published values, and how often verdicts are right."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.comparison_power import (
-    ARMS,
-    RUNS,
-    SLOWER,
-    Block,
-    coverage,
-    share_different,
-    verdict,
-)
+from tests.processes import ROOT
 from trainers.experiments.compare import verdicts
 from trainers.experiments.compare.statistics import (
     bootstrap_interval,
@@ -30,6 +23,11 @@ from trainers.experiments.compare.statistics import (
 # Student (1908), The probable error of a mean: hours of sleep gained by two drugs in
 # ten patients. The paired differences, and the t and p that every textbook repeats.
 SLEEP = (1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4)
+
+# Speeds by arm of runs with one seed: twice the same arm, and once that arm with a
+# delay of a tenth of its step.
+Block = dict[str, float]
+SEEDS = 5
 
 
 def test_a_paired_test_gives_students_own_result() -> None:
@@ -100,35 +98,79 @@ def test_it_takes_more_to_be_seen_among_several() -> None:
 
 
 def test_intervals_by_t_hold_the_truth_and_those_by_bootstrap_too_rarely() -> None:
-    shares = coverage(5, 300, seed=0)
+    generator = np.random.default_rng(0)
+    summaries = [paired(generator.normal(size=SEEDS)) for _ in range(300)]
+    by_t = [holds_zero(summary.interval) for summary in summaries]
+    by_bootstrap = [holds_zero(summary.bootstrap_interval) for summary in summaries]
     # 300 draws tell 95 % to 1.3 %; three times that.
-    assert shares["t"] == pytest.approx(0.95, abs=0.04)
+    assert np.mean(by_t) == pytest.approx(0.95, abs=0.04)
     # This is why verdicts do not use it. 82 %, to within three times 2 %.
-    assert shares["bootstrap"] == pytest.approx(0.82, abs=0.066)
+    assert np.mean(by_bootstrap) == pytest.approx(0.82, abs=0.066)
 
 
-def blocks_of_runs(num_blocks: int) -> list[Block]:
-    """Speeds of runs that vary by 2 %, on a machine that drifts by 10 % over seeds."""
+def holds_zero(interval: tuple[float, float] | None) -> bool:
+    return interval is not None and interval[0] <= 0 <= interval[1]
+
+
+def verdict(speeds: Sequence[float], control: Sequence[float]) -> str:
+    """Returns the kind of verdict that --mode=compare gives on these speeds."""
+    logs = [math.log(a) - math.log(b) for a, b in zip(speeds, control, strict=True)]
+    summary = paired(logs, with_bootstrap=False)
+    assert summary.interval is not None
+    entry = {
+        "num_pairs": summary.num_pairs,
+        "estimate": math.exp(summary.mean),
+        "interval": [math.exp(end) for end in summary.interval],
+        "p_value_holm": summary.p_value,
+        "detectable": math.exp(detectable(summary, 1)),
+        "words": ("faster", "slower", "no detectable difference"),
+        "reason": "",
+    }
+    return verdicts.of_ratio(entry)[0]
+
+
+def fraction_different(
+    blocks: Sequence[Block], arm: str, num_comparisons: int
+) -> float:
+    """Returns the fraction of comparisons with the control that find a difference."""
+    generator = np.random.default_rng(2)
+    num_different = 0
+    for _ in range(num_comparisons):
+        # No comparison has the same run twice, which would make it look more certain.
+        drawn = generator.choice(len(blocks), size=SEEDS, replace=False)
+        pairs = [(blocks[i][arm], blocks[i]["control"]) for i in drawn]
+        # Which of two equal runs is called the control is up to chance.
+        if arm == "again":
+            pairs = [pair[::-1] if generator.integers(2) else pair for pair in pairs]
+        speeds, control = zip(*pairs, strict=True)
+        num_different += verdict(speeds, control) == verdicts.DIFFERENT
+    return num_different / num_comparisons
+
+
+def simulated_blocks(num_blocks: int) -> list[Block]:
+    """Returns speeds that vary by 2 %, on a machine that drifts by 10 % over seeds."""
     generator = np.random.default_rng(0)
     machine = generator.normal(0.0, 0.1, size=(num_blocks, 1))
     runs = generator.normal(0.0, 0.02, size=(num_blocks, 3))
-    speeds = 1000.0 * np.exp(machine + runs) / (1.0, 1.0, 1.0 + SLOWER)
-    return [dict(zip(ARMS, row, strict=True)) for row in speeds.tolist()]
+    speeds = 1000.0 * np.exp(machine + runs) / (1.0, 1.0, 1.1)
+    arms = ("control", "again", "delayed")
+    return [dict(zip(arms, row, strict=True)) for row in speeds.tolist()]
 
 
 def recorded_blocks() -> list[Block]:
-    """Speeds of real runs, which the benchmark has recorded."""
-    return json.loads(RUNS.read_text(encoding="utf-8"))["blocks"]
+    """Returns the speeds of real runs on an idle machine."""
+    path = ROOT / "benchmarks" / "results" / "2026-11-20_2x-xeon.json"
+    results = json.loads(path.read_text(encoding="utf-8"))
+    return results["subjects"]["comparison-power"]["runs"]["blocks"]
 
 
-@pytest.mark.parametrize("blocks", [blocks_of_runs(500), recorded_blocks()])
+@pytest.mark.parametrize("blocks", [simulated_blocks(500), recorded_blocks()])
 def test_an_arm_is_not_told_from_itself_and_one_slower_by_a_tenth_is(
     blocks: list[Block],
 ) -> None:
-    """The benchmark in small, on simulated speeds and on real ones."""
     # 600 draws tell 5 % to 0.9 %, so that 8 % is three times that above it.
-    assert share_different(blocks, "again", 600, seed=2) <= 0.08
-    assert share_different(blocks, "delayed", 600, seed=2) >= 0.95
+    assert fraction_different(blocks, "again", 600) <= 0.08
+    assert fraction_different(blocks, "delayed", 600) >= 0.95
 
 
 def test_a_verdict_is_on_the_speed_and_not_on_its_unit() -> None:

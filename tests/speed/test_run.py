@@ -1,19 +1,20 @@
-"""How the project is measured beside its peers."""
+"""Measurements of the project beside its peers, and their results."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 
 import pytest
 
-from benchmarks.speed import report
+from benchmarks import record
 from benchmarks.speed.sides import Measured, Peer, Project
-from benchmarks.speed.subject import Outcome, Subject, compared
+from benchmarks.speed.subject import Subject, measure_pairs
 from benchmarks.speed.subjects import SUBJECTS
-from tests.processes import ROOT, run_module
+from tests.processes import run_module
 
 
 @dataclasses.dataclass
@@ -46,30 +47,84 @@ def scripted(goal: float) -> tuple[Subject, list[str]]:
 def test_pairs_alternate_and_the_first_is_discarded() -> None:
     subject, order = scripted(goal=3.0)
     said: list[str] = []
-    outcome = compared(subject, 3, said.append)
-    assert outcome.ratios == [2.0, 3.0, 3.0]
-    assert outcome.median_ratio == 3.0
-    assert outcome.is_reached
+    result = measure_pairs(subject, 3, said.append)
+    assert result["ratios"] == [2.0, 3.0, 3.0]
+    assert result["median_ratio"] == 3.0
+    assert [run["examples_per_second"] for run in result["peer"]] == [10.0, 10.0, 20.0]
     assert order == ["theirs", "ours", "ours", "theirs"] * 2
     assert said[0] == "made-up: warming up"
     assert said[-1] == "made-up: pair 3 of 3"
 
 
-def test_a_page_says_what_was_measured_and_what_is_short(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+MACHINE = {"name": "2x Intel(R) Xeon(R) Processor", "cpu_cores": 2}
+
+
+def recorded(folder: pathlib.Path, name: str, goal: float) -> pathlib.Path:
+    """Records three pairs of a subject, whose median ratio is 3."""
+    document = folder / "performance.md"
+    if not document.exists():
+        document.write_text("Before\n<!-- results: begin -->\n<!-- results: end -->\n")
+    subject, _ = scripted(goal)
+    result = measure_pairs(subject, 3, lambda line: None)
+    result = {"command": "the command", **result}
+    return record.record(name, result, MACHINE, folder, document)
+
+
+def test_a_record_replaces_its_subject_alone_and_keeps_every_run(
+    tmp_path: pathlib.Path,
 ) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    subject, _ = scripted(goal=3.5)
-    outcome: Outcome = compared(subject, 3, lambda line: None)
-    page = report.written(outcome, "the command")
-    text = page.read_text(encoding="utf-8")
-    assert page.name.startswith("made-up_")
-    assert "| 3.00 (short) | 2.00 to 3.00 | 3.5 |" in text
-    assert "`the command`" in text
-    assert "`ours`" in text
-    found = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
-    assert found["ratios"] == [2.0, 3.0, 3.0]
-    assert [run["examples_per_second"] for run in found["peer"]] == [10.0, 10.0, 20.0]
+    for name, goal in (("one", 1.0), ("other", 2.0), ("one", 3.5)):
+        path = recorded(tmp_path, name, goal)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_2x-xeon\.json", path.name)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["machine"] == MACHINE
+    assert path.name.startswith(content["date"])
+    found = content["subjects"]
+    assert {name: one["goal"] for name, one in found.items()} == {
+        "one": 3.5,
+        "other": 2.0,
+    }
+    assert [run["examples_per_second"] for run in found["one"]["project"]] == [
+        *(20.0, 30.0, 60.0),
+    ]
+    assert {file.name for file in tmp_path.iterdir()} == {
+        *(path.name, "README.md", "performance.md")
+    }
+
+
+def test_a_record_updates_the_page_and_the_document(tmp_path: pathlib.Path) -> None:
+    path = recorded(tmp_path, "one", 3.5)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| one | 3.00 | 2.00 to 3.00 | 3.5 | no | 0.03k/s | 0.01k/s |" in page
+    assert "- project: `ours`\n- peer: `theirs`\n- `the command` on 2x Intel" in page
+    assert f"({path.name})" in page
+    document = (tmp_path / "performance.md").read_text(encoding="utf-8")
+    assert document.startswith("Before\n<!-- results: begin -->\n| subject | ratio |")
+    assert document.splitlines()[-2:] == [
+        "| [one](../benchmarks/results/README.md#one) "
+        "| 3.00 | 2.00 to 3.00 | 3.5 | no |",
+        "<!-- results: end -->",
+    ]
+
+
+def test_the_newest_result_of_a_subject_is_shown(tmp_path: pathlib.Path) -> None:
+    path = recorded(tmp_path, "one", 3.5)
+    text = path.read_text(encoding="utf-8").replace('"goal": 3.5', '"goal": 1.5')
+    for year in (1999, 2999):
+        (tmp_path / f"{year}-01-01_2x-xeon.json").write_text(
+            text if year == 2999 else text.replace("1.5", "9.5")
+        )
+    *_, row = record.table_of_document(tmp_path).splitlines()
+    assert row.endswith("| 3.00 | 2.00 to 3.00 | 1.5 | yes |")
+
+
+def test_the_pages_are_those_of_the_recorded_results() -> None:
+    """Otherwise: python -m benchmarks.record."""
+    page = (record.RESULTS / "README.md").read_text(encoding="utf-8")
+    assert page == record.page()
+    document = record.DOCUMENT.read_text(encoding="utf-8")
+    assert record.shown_table(document) == record.table_of_document()
+    assert page.count("\n## ") > len(SUBJECTS)
 
 
 def test_subjects_have_names_of_their_own_and_are_listed() -> None:
@@ -135,28 +190,3 @@ def test_every_other_peer_runs(
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_module("benchmarks.run", *arguments)
-
-
-def test_the_figures_of_the_document_are_those_of_the_results() -> None:
-    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    begin, end = "<!-- results: begin", "<!-- results: end -->"
-    shown = text.partition(begin)[2].partition("-->\n")[2].partition(end)[0].strip()
-    assert shown == report.overview(ROOT / "benchmarks" / "results")
-    assert shown.count("\n") > 2
-
-
-def test_the_overview_has_the_newest_of_each_subject(tmp_path: pathlib.Path) -> None:
-    for date, ratio in (("2026-01-02", 3.0), ("2026-01-01", 2.0)):
-        content = {
-            "subject": "one",
-            "median_ratio": ratio,
-            "ratios": [1.0, ratio, 4.0],
-            "goal": 2.5,
-        }
-        (tmp_path / f"one_here_{date}.json").write_text(json.dumps(content))
-    (tmp_path / "other_here_2026-01-01.json").write_text("{}")
-    *_, row = report.overview(tmp_path).splitlines()
-    assert row == (
-        "| [one](../benchmarks/results/one_here_2026-01-02.md) | 3.00 | 1.00 to 4.00 "
-        "| 2.5 | yes |"
-    )
