@@ -389,8 +389,14 @@ def test_a_model_that_names_a_missing_device_is_one_line_without_soft_placement(
 def test_every_strategy_trains_where_nothing_may_move(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
-    arguments = (*SMALL_RUN, "--nosoft_placement", f"--run_dir={tmp_path / 'run'}")
+    run = tmp_path / "run"
+    arguments = (*SMALL_RUN, "--nosoft_placement", f"--run_dir={run}")
     assert main(["main", f"--strategy={strategy}", *arguments]) == 0
+    assert not tf.config.get_soft_device_placement()
+    result = processes.result_of(run)
+    assert (result["strategy"], result["status"]) == (strategy, "completed")
+    assert result["steps"] == 3
+    assert result["weights_sha256"] != result["initial_weights_sha256"]
 
 
 def lines_of(run: pathlib.Path, heading: str) -> list[list[str]]:

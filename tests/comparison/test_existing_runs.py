@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-import subprocess
 import sys
 from typing import Any
 
@@ -13,7 +12,7 @@ import jsonschema
 import pytest
 
 from tests.comparison.made_runs import make_arm, make_run
-from tests.processes import ROOT, contents
+from tests.processes import ROOT, contents, run_words
 from trainers.experiments.run_record import read_run
 from trainers.main import main
 
@@ -73,11 +72,13 @@ def test_comparing_what_has_run_loads_no_tensorflow(tmp_path: pathlib.Path) -> N
     two = make_arm(tmp_path / "two", SPEEDS, strategy="tower")
     script = (
         "import sys; from trainers.main import main; code = main(sys.argv); "
-        "sys.exit(code or 'tensorflow' in sys.modules)"
+        "print('loaded:', 'tensorflow' in sys.modules); sys.exit(code)"
     )
     flags = ("--mode=compare", f"--runs={one},{two}", f"--run_dir={tmp_path / 'out'}")
-    done = subprocess.run([sys.executable, "-c", script, *flags], cwd=ROOT, check=False)
-    assert done.returncode == 0
+    done = run_words([sys.executable, "-c", script, *flags])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "loaded: False"
+    assert verdict_of(tmp_path, "eval_accuracy") == "the same accuracy in all 5 seeds"
 
 
 def test_equal_arms_are_not_told_apart_and_it_says_what_could_have_been_seen(

@@ -108,12 +108,16 @@ def _fail(error: Exception) -> None:
     raise error
 
 
-def test_nothing_can_be_printed_and_the_exit_code_stays() -> None:
+def test_nothing_can_be_printed_and_the_exit_code_stays(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "log"
     program = (
+        "import pathlib, sys\n"
         "from strategies.common.console import Console\n"
         "console = Console()\n"
+        f"console.open_log(pathlib.Path({str(log)!r}))\n"
         "console.say('one'); console.warn('two'); console.say('three')\n"
         "console.fail('four'); console.close()\n"
+        "sys.exit(3)\n"
     )
     with pathlib.Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -123,7 +127,10 @@ def test_nothing_can_be_printed_and_the_exit_code_stays() -> None:
             stderr=full,
             check=False,
         )
-    assert done.returncode == 0
+    assert done.returncode == 3
+    # The log is on another disk.
+    lines = [line.split(maxsplit=2)[2] for line in log.read_text().splitlines()]
+    assert lines == ["one", "warning: two", "three", "error: four"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""One try of what happens to tasks of a cluster that are lost."""
+"""Tasks of a cluster that are killed: all that was applied stays applied."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ import pytest
 from tests import processes
 from tests.fault_injection.scenario import assert_promise_holds
 from tests.fault_injection.scenarios import all_scenarios, lost_tasks
+from tests.further import further
 
 pytestmark = pytest.mark.cluster
 
 BY_NAME = {scenario.name: scenario for scenario in all_scenarios()}
 
 
-def test_the_weights_are_those_of_the_undisturbed_run() -> None:
-    # Worker 0 of 2, who leads.
-    assert_promise_holds(BY_NAME["multi-worker-killed"], seed=1)
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        # Worker 0 of 2, the chief.
+        ("multi-worker-killed", 1),
+        further("multi-worker-killed", 0),
+        further("ps-killed", 0),
+        further("chief-killed", 0),
+    ],
+)
+def test_all_tasks_start_again_and_lose_nothing(name: str, seed: int) -> None:
+    assert_promise_holds(BY_NAME[name], seed)
 
 
 def test_no_update_of_a_killed_worker_is_lost(tmp_path: pathlib.Path) -> None:

@@ -57,7 +57,9 @@ def test_tensorflow_reads_it(tmp_path):
         "label": tf.io.FixedLenFeature([], tf.int64),
     }
     parsed = tf.io.parse_example(serialized, features)
-    np.testing.assert_array_equal(parsed["sample"], make_examples(10, seed=0)[0])
+    samples, labels = make_examples(10, seed=0)
+    np.testing.assert_array_equal(parsed["sample"], samples)
+    np.testing.assert_array_equal(parsed["label"], labels)
 
 
 def test_the_same_seed_writes_the_same_bytes(tmp_path):
