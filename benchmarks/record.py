@@ -72,8 +72,8 @@ def write_pages(
     """Writes the page of all results, and the table of a document."""
     write_atomically(folder / "README.md", page(folder))
     text = document.read_text(encoding="utf-8")
-    text = text.replace(shown_table(text), table_of_document(folder))
-    write_atomically(document, text)
+    begin, _, end = _around_table(text)
+    write_atomically(document, begin + table_of_document(folder) + end)
 
 
 def page(folder: pathlib.Path = RESULTS) -> str:
@@ -111,9 +111,14 @@ def table_of_document(folder: pathlib.Path = RESULTS) -> str:
 
 def shown_table(text: str) -> str:
     """Returns the table that a document shows."""
-    begin, end = r"<!-- results: begin.*?-->\n", r"<!-- results: end -->"
-    (table,) = re.findall(f"{begin}(.*?){end}", text, re.S)
-    return table
+    return _around_table(text)[1]
+
+
+def _around_table(text: str) -> Sequence[str]:
+    """Splits a document before and after its table."""
+    begin, end = r".*<!-- results: begin[^>]*-->\n", r"<!-- results: end -->.*"
+    (parts,) = re.findall(f"^({begin})(.*?)({end})$", text, re.S)
+    return parts
 
 
 def cells(name: str, result: Mapping[str, Any]) -> Sequence[str]:
