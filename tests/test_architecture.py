@@ -208,7 +208,7 @@ IMPORT_BY_NAME = {
     # These say the name themselves, or have it from --mode.
     *("trainers/__init__.py", "trainers/main.py", "trainers/cli/app.py"),
     *("trainers/fault_tolerance/tensorflow_errors.py", "trainers/cli/app.py"),
-    # A name that only the command line gives; tests/custom/test_names.py.
+    # A name that only the command line gives; tests/trainers/user_code/test_names.py.
     "models/factories.py",
 }
 

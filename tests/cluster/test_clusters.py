@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tests import processes
 from tests.event_files import read_events
-from tests.further import chosen, further
+from tests.markers import chosen, further
 from tests.processes import ROOT, metrics_of, result_of, train
 
 pytestmark = pytest.mark.cluster

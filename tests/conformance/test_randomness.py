@@ -10,7 +10,7 @@ import tensorflow as tf
 from models.base import PerExample
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import subjects
-from tests.further import chosen
+from tests.markers import chosen
 
 WIDTH = 32
 NUM_STEPS = 4

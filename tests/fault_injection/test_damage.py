@@ -1,6 +1,6 @@
 """Damage to the newest checkpoint, as the whole program meets it.
 
-Many more kinds, as the part that reads checkpoints does: tests/test_checkpoints.py.
+Many more kinds, without a whole run: tests/trainers/run_dir/test_checkpoints.py.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.fault_injection.scenarios.disk_full import (
     small_disks_exist,
 )
 from tests.processes import ROOT
-from tests.test_checkpoints import Run, names_in
+from tests.trainers.run_dir.test_checkpoints import Run, names_in
 from trainers.reporting.tensorboard import TRAIN, Summaries
 
 pytestmark = pytest.mark.skipif(

@@ -1,6 +1,6 @@
 """Several processes that diverge agree on where they go back to.
 
-What needs no cluster is in tests/test_rollback.py, and with every strategy in
+In one process: tests/trainers/fault_tolerance/test_rollback.py; under every strategy:
 tests/conformance/test_divergence.py.
 """
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.fault_injection.scenario import assert_promise_holds
 from tests.fault_injection.scenarios.divergence import SCENARIOS
-from tests.further import further
+from tests.markers import further
 
 pytestmark = pytest.mark.cluster
 

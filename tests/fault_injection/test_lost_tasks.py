@@ -10,7 +10,7 @@ import pytest
 from tests import processes
 from tests.fault_injection.scenario import assert_promise_holds
 from tests.fault_injection.scenarios import all_scenarios, lost_tasks
-from tests.further import further
+from tests.markers import further
 
 pytestmark = pytest.mark.cluster
 

@@ -15,7 +15,7 @@ import pytest
 from tests import processes
 from tests.fault_injection.continuation import assert_continues
 from tests.fault_injection.scenarios.saves import FLAGS, killed_inside_a_save
-from tests.test_checkpoints import names_in
+from tests.trainers.run_dir.test_checkpoints import names_in
 from trainers.main import main
 from trainers.run_dir.checkpoints import Checkpoints
 

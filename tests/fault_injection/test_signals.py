@@ -1,6 +1,7 @@
 """Signals that clusters get at awkward moments.
 
-Others: tests/test_divergence_and_signals.py and tests/cluster/test_task_endings.py.
+Others: tests/trainers/fault_tolerance/test_divergence_and_signals.py and
+tests/cluster/test_task_endings.py.
 """
 
 from __future__ import annotations

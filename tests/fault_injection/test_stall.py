@@ -10,7 +10,7 @@ import pytest
 
 from tests.fault_injection.scenario import assert_promise_holds
 from tests.fault_injection.scenarios.stall import SCENARIOS
-from tests.further import further
+from tests.markers import further
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tests import processes
 from tests.cluster.wrong_tf_config import WRONG as WRONG_TF_CONFIGS
 from tests.fault_injection.scenario import Scenario
-from tests.wrong_commands import (
+from tests.invalid_commands import (
     BEFORE_TENSORFLOW,
     DOES_NOT_FIT_TOGETHER,
     NEEDS_DEVICES_OR_DATA,
@@ -79,7 +79,7 @@ _RECORD_FILES = [
 
 def _requests() -> Iterator[_Request]:
     # TensorFlow, which takes seconds and is not needed to list scenarios.
-    from tests.inputs.test_cifar10 import DAMAGED as DAMAGED_CIFAR10
+    from tests.trainers.inputs.test_cifar10 import DAMAGED as DAMAGED_CIFAR10
 
     for wrong in (
         *BEFORE_TENSORFLOW,

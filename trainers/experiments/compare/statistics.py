@@ -8,7 +8,7 @@ Tests and the intervals in verdicts are Student's t on the paired differences. T
 bootstrap interval that is reported beside them is too narrow for few seeds. For normal
 differences it contains the true value in 71 % of cases with 3 seeds, 82 % with 5 and 91
 % with 10; the t interval does in 95 %
-(`tests/comparison/test_statistics.py` repeats this count for 5).
+(`tests/trainers/experiments/compare/test_statistics.py` repeats this count for 5).
 """
 
 from __future__ import annotations
