@@ -24,16 +24,22 @@ in_parallel := --numprocesses=3 --dist=loadfile --no-loadscope-reorder \
 # What shows most in little time: of everything that is read, checked and computed, and
 # of strategies what holds for each step. Next to no processes, and no long traces.
 steps := tests/conformance/test_steps.py
-quick := tests/test_architecture.py tests/test_documentation.py tests/trainers/cli/test_flags.py \
-	tests/trainers/cli/test_help.py tests/trainers/cli/test_usage_errors.py \
-	tests/trainers/run_dir/test_run_dir.py tests/strategies/ps/test_tensor_packing.py \
-	tests/strategies/ps/test_applied_steps.py tests/test_tensorflow_facts.py \
-	tests/trainers/experiments/compare/test_statistics.py tests/trainers/experiments/compare/test_caveats.py \
-	tests/trainers/user_code/test_objective.py tests/models tests/trainers/experiments/predict/test_performance_model.py \
-	tests/trainers/experiments/predict/test_report.py tests/trainers/pipeline_parallel/test_schedule.py \
-	tests/trainers/pipeline_parallel/test_partition.py tests/trainers/inputs/test_tfrecord.py \
-	tests/trainers/inputs/test_record_paths.py \
+quick := tests/test_architecture.py tests/test_documentation.py \
+	tests/test_tensorflow_facts.py tests/models \
+	tests/strategies/ps/test_applied_steps.py \
+	tests/strategies/ps/test_tensor_packing.py \
+	tests/trainers/cli/test_flags.py tests/trainers/cli/test_help.py \
+	tests/trainers/cli/test_usage_errors.py \
+	tests/trainers/experiments/compare/test_caveats.py \
+	tests/trainers/experiments/compare/test_statistics.py \
+	tests/trainers/experiments/predict/test_performance_model.py \
+	tests/trainers/experiments/predict/test_report.py \
 	tests/trainers/inputs/test_cifar10.py tests/trainers/inputs/test_digits.py \
+	tests/trainers/inputs/test_record_paths.py tests/trainers/inputs/test_tfrecord.py \
+	tests/trainers/pipeline_parallel/test_partition.py \
+	tests/trainers/pipeline_parallel/test_schedule.py \
+	tests/trainers/run_dir/test_run_dir.py \
+	tests/trainers/user_code/test_objective.py \
 	$(steps)::test_a_loss_that_is_not_finite_leaves_the_weights_alone \
 	$(steps)::test_evaluation_counts_every_example_once
 
