@@ -24,7 +24,7 @@ in_parallel := --numprocesses=3 --dist=loadfile --no-loadscope-reorder \
 # What shows most in little time: of everything that is read, checked and computed, and
 # of strategies what holds for each step. Next to no processes, and no long traces.
 steps := tests/conformance/test_steps.py
-quick := tests/test_architecture.py tests/test_documentation.py tests/test_flags.py \
+quick := tests/test_architecture.py tests/docs/test_documentation.py tests/test_flags.py \
 	tests/test_help.py tests/test_usage_errors.py \
 	tests/test_run_dir.py tests/test_messages.py \
 	tests/test_journal.py tests/test_tensorflow_facts.py \
