@@ -24,7 +24,7 @@ in_parallel := --numprocesses=3 --dist=loadfile --no-loadscope-reorder \
 # What shows most in little time: of everything that is read, checked and computed, and
 # of strategies what holds for each step. Next to no processes, and no long traces.
 steps := tests/conformance/test_steps.py
-quick := tests/test_architecture.py tests/test_documentation.py \
+quick := tests/test_architecture.py tests/docs/test_documentation.py \
 	tests/test_tensorflow_facts.py tests/models \
 	tests/strategies/ps/test_applied_steps.py \
 	tests/strategies/ps/test_tensor_packing.py \

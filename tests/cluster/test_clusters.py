@@ -40,7 +40,7 @@ SAME = (
     "--eval_global_batch_size=70",
     "--checkpoint_every_steps=10",
 )
-# The bound of "the same training" for adam in double precision, docs/design.md.
+# The bound of "the same training" for adam in double precision, docs/numerics.md.
 TOLERANCE = 1e-10
 
 

@@ -111,8 +111,8 @@ CASES = {
     "a mean of means on an uneven batch": Case(
         fault=Fault(
             file="strategies/tower.py",
-            right="part = take_share(batch, index, self.num_replicas)",
-            wrong="""part = take_share(batch, index, self.num_replicas)
+            right="part = take_shard(batch, index, self.num_replicas)",
+            wrong="""part = take_shard(batch, index, self.num_replicas)
                     part = part._replace(global_size=part.num_rows * self.num_replicas)
 """,
         ),

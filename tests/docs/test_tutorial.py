@@ -15,7 +15,6 @@ from tests import processes
 
 PAGE = processes.ROOT / "docs" / "add_a_strategy.md"
 CONFORMANCE = "tests/conformance"
-MOST_LINES = 120
 
 
 def blocks(language: str) -> list[str]:
@@ -45,11 +44,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def run_in(folder: pathlib.Path, *command: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-m", *command]
     return processes.run_words(words, folder, PYTHONPATH=str(folder))
-
-
-def test_the_strategy_is_a_short_file() -> None:
-    strategy, _ = blocks("python")
-    assert len(strategy.splitlines()) < MOST_LINES
 
 
 def test_the_files_are_laid_out_and_typed_like_all_others(
