@@ -24,16 +24,22 @@ in_parallel := --numprocesses=3 --dist=loadfile --no-loadscope-reorder \
 # What shows most in little time: of everything that is read, checked and computed, and
 # of strategies what holds for each step. Next to no processes, and no long traces.
 steps := tests/conformance/test_steps.py
-quick := tests/test_architecture.py tests/test_documentation.py tests/test_flags.py \
-	tests/test_help.py tests/test_usage_errors.py \
-	tests/test_run_dir.py tests/test_messages.py \
-	tests/test_journal.py tests/test_tensorflow_facts.py \
-	tests/comparison/test_statistics.py tests/comparison/test_remarks.py \
-	tests/custom/test_objective.py tests/models tests/prediction/test_model.py \
-	tests/prediction/test_report.py tests/pipeline/test_schedule.py \
-	tests/pipeline/test_split.py tests/inputs/test_tfrecord.py \
-	tests/inputs/test_record_paths.py \
-	tests/inputs/test_cifar10.py tests/inputs/test_digits.py \
+quick := tests/test_architecture.py tests/docs/test_documentation.py \
+	tests/test_tensorflow_facts.py tests/models \
+	tests/strategies/ps/test_applied_steps.py \
+	tests/strategies/ps/test_tensor_packing.py \
+	tests/trainers/cli/test_flags.py tests/trainers/cli/test_help.py \
+	tests/trainers/cli/test_usage_errors.py \
+	tests/trainers/experiments/compare/test_caveats.py \
+	tests/trainers/experiments/compare/test_statistics.py \
+	tests/trainers/experiments/predict/test_performance_model.py \
+	tests/trainers/experiments/predict/test_report.py \
+	tests/trainers/inputs/test_cifar10.py tests/trainers/inputs/test_digits.py \
+	tests/trainers/inputs/test_record_paths.py tests/trainers/inputs/test_tfrecord.py \
+	tests/trainers/pipeline_parallel/test_partition.py \
+	tests/trainers/pipeline_parallel/test_schedule.py \
+	tests/trainers/run_dir/test_run_dir.py \
+	tests/trainers/user_code/test_objective.py \
 	$(steps)::test_a_loss_that_is_not_finite_leaves_the_weights_alone \
 	$(steps)::test_evaluation_counts_every_example_once
 
@@ -94,9 +100,10 @@ site_pages := README.md BUILD.md CONTRIBUTING.md CHANGELOG.md docs deploy exampl
 .PHONY: docs
 docs: $(VENV)/.test ## Build the documentation as a site into build/site
 	rm -rf build/site-docs build/site
-	mkdir -p build/site-docs/benchmarks
+	mkdir -p build/site-docs/benchmarks build/site-docs/tests/fault_injection
 	cp -r $(site_pages) build/site-docs
 	cp -r benchmarks/results build/site-docs/benchmarks
+	cp -r tests/fault_injection/results build/site-docs/tests/fault_injection
 	NO_MKDOCS_2_WARNING=1 $(python) -m mkdocs build --quiet
 	@echo 'Open build/site/docs/index.html in a browser.'
 

@@ -1,1 +1,1 @@
-"""Measurements of the project, with their results in `results/`."""
+"""Measurements of the project beside other programs. `tests` checks correctness."""

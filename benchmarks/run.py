@@ -1,12 +1,11 @@
-"""Measures the project beside what a user would pick instead, in one run.
+"""Measures the project beside the alternatives of a user.
 
   python -m benchmarks.run                       # everything, about an hour
   python -m benchmarks.run --only=NAME,...       # --list has the names
   python -m benchmarks.run --only=NAME --pairs=9 --record
 
-Each subject is a number of pairs of runs, one after the other, after one pair that is
-discarded. --record writes results/<subject>_<hardware>_<date>.md and .json. Exit code 1
-if a ratio is short of its goal.
+Each subject is several pairs of runs, one after the other, after one pair that is
+discarded. --record writes into results/. Exit code 1 if a ratio is below its goal.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console
+from rich.table import Table
 
-from benchmarks.choice import chosen, table_of
-from benchmarks.speed.report import HEADINGS, cells, written
-from benchmarks.speed.subject import compared
+from benchmarks.record import HEADINGS, cells, record, this_machine
+from benchmarks.speed.subject import Subject, measure_pairs
 from benchmarks.speed.subjects import SUBJECTS
 
 _LEAST_PAIRS = 5
@@ -27,8 +27,8 @@ _LEAST_PAIRS = 5
 
 def main() -> int:
     """Returns 1 if a goal was not reached."""
-    arguments = _parsed()
-    subjects = chosen(arguments.only, {each.name: each for each in SUBJECTS})
+    arguments = _parse_arguments()
+    subjects = _chosen_subjects(arguments.only)
     if arguments.list:
         for subject in subjects:
             print(f"{subject.name}: at least {subject.goal:g} times the peer")
@@ -36,26 +36,42 @@ def main() -> int:
             print(f"  peer:    {subject.peer.label}")
         return 0
     command = f"python -m benchmarks.run {shlex.join(sys.argv[1:])}".strip()
+    machine = this_machine() if arguments.record else {}
     console = Console()
-    outcomes = []
+    table = Table(*HEADINGS)
+    num_missed = 0
     for subject in subjects:
         with console.status(subject.name) as status:
-            outcomes.append(compared(subject, arguments.pairs, status.update))
-        console.print(" | ".join(cells(outcomes[-1])), soft_wrap=True)
+            result = measure_pairs(subject, arguments.pairs, status.update)
+        row = cells(subject.name, result)
+        num_missed += result["median_ratio"] < subject.goal
+        console.print(" | ".join(row), soft_wrap=True)
+        table.add_row(*row)
         if arguments.record:
-            written(outcomes[-1], command)
-    console.print(table_of(HEADINGS, [cells(outcome) for outcome in outcomes]))
-    return int(not all(outcome.is_reached for outcome in outcomes))
+            record(subject.name, {"command": command, **result}, machine)
+    console.print(table)
+    return int(num_missed > 0)
 
 
-def _parsed() -> argparse.Namespace:
+def _chosen_subjects(only: str) -> Sequence[Subject]:
+    """Returns the subjects of --only, or ends with exit code 2 if one is unknown."""
+    by_name = {subject.name: subject for subject in SUBJECTS}
+    names = only.split(",") if only else list(by_name)
+    if unknown := [name for name in names if name not in by_name]:
+        known = ", ".join(by_name)
+        print(f"--only={','.join(unknown)} is unknown: use {known}.", file=sys.stderr)
+        sys.exit(2)
+    return [by_name[name] for name in names]
+
+
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--pairs", type=int, default=_LEAST_PAIRS, help="of each")
     parser.add_argument("--record", action="store_true", help="write into results/")
-    parser.add_argument("--list", action="store_true", help="only say what there is")
+    parser.add_argument("--list", action="store_true", help="only list the subjects")
     arguments = parser.parse_args()
     if arguments.pairs < 1 or (arguments.record and arguments.pairs < _LEAST_PAIRS):
         parser.error(

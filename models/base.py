@@ -121,11 +121,11 @@ class Objective(Protocol):
     def of_predictions(
         self, labels: Any, predictions: Any, global_size: Any = None
     ) -> Mapping[str, tf.Tensor]:
-        """The same, of what the model made of the features.
+        """Returns the same values, computed from the model's predictions.
 
         Args:
-          labels: Of n examples.
-          predictions: Of the same.
+          labels: Labels of n examples.
+          predictions: Predictions for the same examples.
           global_size: Examples of the global batch; None if these are all.
         """
 
@@ -134,7 +134,7 @@ class Objective(Protocol):
 
     @property
     def compiled(self) -> AsCompiled | None:
-        """The same for `keras.Model.compile`; None if Keras has no counterpart."""
+        """Objective for `keras.Model.compile`; None if Keras has no counterpart."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,8 +146,8 @@ class AsCompiled:
       loss_weights: The weights of several losses; None for 1 each.
       metrics: A list, or a structure of lists; None for none.
       weighted_metrics: The same, for metrics that sample weights apply to.
-      labels: From labels and predictions to the labels of that loss; None if they are
-        those of the data.
+      labels: Function from labels and predictions to the labels of that loss; None if
+        the loss takes the data's labels.
     """
 
     loss: Any
@@ -168,8 +168,8 @@ def judged_by(
     Args:
       objective: A function of labels and predictions.
       classes: Finds classes in the same; None where the model is no classifier.
-      model: See `Objective.values`.
-      batch: See `Objective.values`.
+      model: Model or function as in `Objective.values`.
+      batch: Batch as in `Objective.values`.
     """
     predictions = model(batch.features, training=False)
     values = objective.of_predictions(batch.labels, predictions, batch.global_size)
@@ -183,10 +183,10 @@ class PredictionObjective:
     """An objective that depends only on labels and predictions.
 
     Attributes:
-      loss: per-example loss of (labels, predictions), [n].
-      metrics: named per-example metrics of the same, [n] each.
-      classes: what examples are taken for, from the same; None if for nothing.
-      compiled: See `Objective`.
+      loss: Loss per example, a function of labels and predictions, [n].
+      metrics: Metrics per example by name, functions of the same, [n] each.
+      classes: Predicted classes, a function of the same; None without classes.
+      compiled: Arguments for Keras as in `Objective.compiled`.
     """
 
     loss: PerExample
@@ -238,10 +238,10 @@ class ModelSpec:
       build: Function that builds the Keras model.
       make_loss: Function from the label smoothing to a function of (labels [n], logits
         [n, num_classes]) that returns each example's loss [n].
-      metrics: named functions of the same arguments; the metric is the mean over
-        all examples of what they return, [n].
-      as_compiled: From the label smoothing to the same for `keras.Model.compile`; None
-        if Keras has no counterpart.
+      metrics: Functions of the same arguments by name, [n]; a metric is their mean
+        over all examples.
+      as_compiled: Function from the label smoothing to arguments of
+        `keras.Model.compile`; None if Keras has no counterpart.
     """
 
     build: Build
@@ -294,7 +294,7 @@ def cross_entropy_as_compiled(label_smoothing: float) -> AsCompiled:
     Smoothing needs one-hot labels there.
 
     Args:
-      label_smoothing: See `make_cross_entropy`.
+      label_smoothing: Label smoothing as in `make_cross_entropy`.
     """
     if not label_smoothing:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

@@ -37,24 +37,24 @@ class Traits:
     without importing it.
 
     Attributes:
-      synchronous: every update uses gradients of the current weights.
-      multi_process: replicas are in more than one process.
-      matches_one_device: the training equals that of one device to rounding.
-      is_model_parallel: its devices share the layers of one model, in stages.
-      max_replicas: the most replicas it can have, or None for no limit.
-      roles: the jobs its cluster consists of; empty for one process.
-      optional_roles: jobs that it may have besides.
-      server_jobs: jobs whose tasks only lend themselves to the chief.
-      updates: what --update takes, the default first; empty if there is no choice.
-      supports_streaming: batches are asked for in the order of their steps, each once,
-        so that they may come from a stream.
-      exchange: how replicas bring their gradients together: in one_place; around a
-        ring; at servers, which weights are read from; or none, if they do not.
-      averages: what --average takes, the default first: what an update, if it is
-        synchronous, averages over replicas; empty if there is nothing to average.
-      own_settings: names of the settings of `StrategyConfig` that only strategies which
-        name them here make use of.
-      summary: one sentence for the table of strategies.
+      synchronous: True if every update uses gradients of the current weights.
+      multi_process: True if replicas are in more than one process.
+      matches_one_device: True if the training equals that of one device to rounding.
+      is_model_parallel: True if its devices share the layers of one model, in stages.
+      max_replicas: Largest number of replicas; None for no limit.
+      roles: Jobs of its cluster; empty for one process.
+      optional_roles: Further jobs that its cluster may have.
+      server_jobs: Jobs that only run a TensorFlow server for the chief.
+      updates: Accepted values of --update, the default first; empty for no choice.
+      supports_streaming: True if batches are read in the order of their steps, each
+        once, so that they may come from a stream.
+      exchange: Gradient exchange: `one_place`; `ring`; `servers`, from which weights
+        are read; or `none` without an exchange.
+      averages: Accepted values of --average, the default first: the quantity that a
+        synchronous update averages over replicas. Empty without a choice.
+      own_settings: Names of settings of `StrategyConfig` that only strategies which
+        name them here use.
+      summary: One sentence for the table of strategies.
     """
 
     synchronous: bool

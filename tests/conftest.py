@@ -33,7 +33,7 @@ LOGICAL_CPUS = 4
 
 # Their files start many processes and take minutes. Begun last, one of them would run
 # while the other test processes have nothing left to do.
-BEGUN_FIRST = ("cluster", "verification", "comparison", "faults")
+BEGUN_FIRST = ("cluster", "verify", "compare", "fault_injection")
 
 
 def pytest_configure() -> None:

@@ -208,12 +208,13 @@ IMPORT_BY_NAME = {
     # These say the name themselves, or have it from --mode.
     *("trainers/__init__.py", "trainers/main.py", "trainers/cli/app.py"),
     *("trainers/fault_tolerance/tensorflow_errors.py", "trainers/cli/app.py"),
-    # A name that only the command line gives; tests/custom/test_names.py.
+    # A name that only the command line gives; tests/trainers/user_code/test_names.py.
     "models/factories.py",
 }
 
 
-# Reads files of Keras's own form, in its safe mode; tests/faults/test_malicious_files.
+# Reads files of Keras's own form, in its safe mode; see
+# tests/fault_injection/test_malicious_files.py.
 READS_KERAS_FILES = {"trainers/run_dir/export.py": {"load_model", "safe_mode"}}
 
 

@@ -1,1 +1,1 @@
-"""What a user would write instead: plain scripts, each with nothing of this project."""
+"""Scripts that a user would write instead, without any code of this project."""

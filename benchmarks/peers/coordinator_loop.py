@@ -17,9 +17,9 @@ _CLOSURES_BETWEEN_TIMES = 50
 
 
 def main() -> None:
-    """Serves, or trains and prints how fast."""
-    told = arguments()
-    use_threads(told.threads)
+    """Serves, or trains and prints the speed."""
+    flags = arguments()
+    use_threads(flags.threads)
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if resolver.task_type in ("ps", "worker"):
         server = tf.distribute.Server(
@@ -29,11 +29,11 @@ def main() -> None:
             protocol="grpc",
         )
         server.join()
-    work = WORKS[told.work]
+    work = WORKS[flags.work]
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
-        model = build(told.work, work)
+        model = build(flags.work, work)
         optimizer = keras.optimizers.Adam(0.001)
         optimizer.build(model.trainable_variables)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -51,11 +51,11 @@ def main() -> None:
         return strategy.run(replica_step, args=(next(iterator),))
 
     # Of one update, which is what asynchronous workers apply.
-    batch_size = told.global_batch_size
+    batch_size = flags.global_batch_size
     batches = coordinator.create_per_worker_dataset(lambda: dataset(work, batch_size))
     iterator = iter(batches)
     watch = Stopwatch(batch_size)
-    for _ in range(told.steps // _CLOSURES_BETWEEN_TIMES):
+    for _ in range(flags.steps // _CLOSURES_BETWEEN_TIMES):
         watch.begin()
         for _ in range(_CLOSURES_BETWEEN_TIMES):
             coordinator.schedule(worker_step, args=(iterator,))

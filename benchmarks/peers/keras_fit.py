@@ -29,25 +29,25 @@ class Timed(keras.callbacks.Callback):
 
 
 def main() -> None:
-    """Trains, and prints how fast."""
-    told = arguments()
-    work = WORKS[told.work]
-    use_threads(told.threads)
+    """Trains, and prints the speed."""
+    flags = arguments()
+    work = WORKS[flags.work]
+    use_threads(flags.threads)
     scope: Any = contextlib.nullcontext()
-    if told.num_replicas > 1:
-        scope = tf.distribute.MirroredStrategy(split_cpu(told.num_replicas)).scope()
-    watch = Stopwatch(told.global_batch_size)
+    if flags.num_replicas > 1:
+        scope = tf.distribute.MirroredStrategy(split_cpu(flags.num_replicas)).scope()
+    watch = Stopwatch(flags.global_batch_size)
     with scope:
-        model = build(told.work, work)
+        model = build(flags.work, work)
         model.compile(
             optimizer=keras.optimizers.Adam(0.001),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             # More than one crashes under MirroredStrategy (Keras 3.15).
-            steps_per_execution=told.steps_per_call,
+            steps_per_execution=flags.steps_per_call,
         )
     model.fit(
-        dataset(work, told.global_batch_size),
-        steps_per_epoch=told.steps,
+        dataset(work, flags.global_batch_size),
+        steps_per_epoch=flags.steps,
         verbose=0,
         callbacks=[Timed(watch)],
     )

@@ -17,13 +17,13 @@ from benchmarks.peers.work import WORKS, Stopwatch, arguments
 
 
 def main() -> None:
-    """Trains, and prints how fast."""
-    told = arguments()
-    work = WORKS[told.work]
-    use_threads(told.threads)
-    strategy = _strategy(told.num_replicas)
+    """Trains, and prints the speed."""
+    flags = arguments()
+    work = WORKS[flags.work]
+    use_threads(flags.threads)
+    strategy = _strategy(flags.num_replicas)
     with strategy.scope():
-        model = build(told.work, work)
+        model = build(flags.work, work)
         optimizer = keras.optimizers.Adam(0.001)
         optimizer.build(model.trainable_variables)
     loss_of = keras.losses.SparseCategoricalCrossentropy(
@@ -34,7 +34,7 @@ def main() -> None:
         features, labels = batch
         with tf.GradientTape() as tape:
             losses = loss_of(labels, model(features, training=True))
-            loss = tf.reduce_sum(losses) / told.global_batch_size
+            loss = tf.reduce_sum(losses) / flags.global_batch_size
         gradients = tape.gradient(loss, model.trainable_variables)
         # Sums over replicas by itself.
         optimizer.apply(gradients, model.trainable_variables)
@@ -49,14 +49,14 @@ def main() -> None:
         return loss
 
     batches = strategy.experimental_distribute_dataset(
-        dataset(work, told.global_batch_size)
+        dataset(work, flags.global_batch_size)
     )
     iterator = iter(batches)
-    watch = Stopwatch(told.global_batch_size)
-    for _ in range(told.steps // told.steps_per_call):
+    watch = Stopwatch(flags.global_batch_size)
+    for _ in range(flags.steps // flags.steps_per_call):
         watch.begin()
-        float(call(iterator, tf.constant(told.steps_per_call)))
-        watch.end(told.steps_per_call)
+        float(call(iterator, tf.constant(flags.steps_per_call)))
+        watch.end(flags.steps_per_call)
     watch.report(tensorflow=tf.__version__, keras=keras.__version__)
 
 

@@ -17,21 +17,21 @@ _STEPS_BETWEEN_TIMES = 5
 
 
 def main() -> None:
-    """Trains, and the first process prints how fast."""
-    told = arguments()
-    torch.set_num_threads(told.threads or os.cpu_count() or 1)
+    """Trains; the first process prints the speed."""
+    flags = arguments()
+    torch.set_num_threads(flags.threads or os.cpu_count() or 1)
     torch.manual_seed(0)
     torch.distributed.init_process_group("gloo")
     rank = torch.distributed.get_rank()
-    work = WORKS[told.work]
-    model = nn.parallel.DistributedDataParallel(_model(told.work, work))
+    work = WORKS[flags.work]
+    model = nn.parallel.DistributedDataParallel(_model(flags.work, work))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     loss_of = nn.CrossEntropyLoss()
-    share = told.global_batch_size // torch.distributed.get_world_size()
+    share = flags.global_batch_size // torch.distributed.get_world_size()
     features, labels = _tensors(work)
     generator = torch.Generator().manual_seed(rank)
-    watch = Stopwatch(told.global_batch_size)
-    for _ in range(told.steps // _STEPS_BETWEEN_TIMES):
+    watch = Stopwatch(flags.global_batch_size)
+    for _ in range(flags.steps // _STEPS_BETWEEN_TIMES):
         watch.begin()
         for _ in range(_STEPS_BETWEEN_TIMES):
             rows = torch.randint(len(labels), (share,), generator=generator)

@@ -1,4 +1,4 @@
-"""What the peers train: the same models on data of the same shapes as the project."""
+"""The models and data shapes that peers train on, equal to the project's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUM_EXAMPLES = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A model by name, and the shape of what it learns from."""
+    """The shapes of a model's input and output, and the widths of its layers."""
 
     input_shape: tuple[int, ...]
     num_classes: int
@@ -32,7 +32,7 @@ WORKS = {
 
 
 def arguments() -> argparse.Namespace:
-    """What every peer is told."""
+    """Parses the flags that all peers have."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", choices=WORKS, required=True)
     parser.add_argument("--global_batch_size", type=int, required=True)
@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
 
 
 def examples(work: Work) -> tuple[np.ndarray, np.ndarray]:
-    """Features [n, *input_shape] and labels [n]."""
+    """Returns features [n, *input_shape] and labels [n]."""
     generator = np.random.default_rng(0)
     shape = (NUM_EXAMPLES, *work.input_shape)
     features = generator.standard_normal(shape, dtype=np.float32)
@@ -52,7 +52,7 @@ def examples(work: Work) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Stopwatch:
-    """Times calls, and says what they came to."""
+    """Measures the duration of calls, and reports the speed."""
 
     def __init__(self, global_batch_size: int):
         self._global_batch_size = global_batch_size
@@ -64,7 +64,7 @@ class Stopwatch:
         self._last = time.perf_counter()
 
     def end(self, num_steps: int) -> None:
-        """Ends a call of some steps; the next begins with `begin`."""
+        """Ends a call of some steps, which `begin` began."""
         seconds = time.perf_counter() - self._last
         if self._first_step_seconds is None:
             created = psutil.Process().create_time()

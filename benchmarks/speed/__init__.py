@@ -1,1 +1,1 @@
-"""How fast the project trains beside what a user would pick instead."""
+"""Speed of the project beside other programs for the same task."""

@@ -1,4 +1,4 @@
-"""What is measured: the project through its entry point, and peers as processes."""
+"""The two sides of a comparison: the project's command, and scripts of peers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ _PATIENCE_SECONDS = 900.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What one run of a side came to.
+    """Measurements of one run of a side.
 
     Attributes:
-      examples_per_second: while it trains, after its first calls.
-      first_step_seconds: from the start of the process to the end of its first call.
-      wall_seconds: of the whole command.
-      peak_memory_mib: of the process of most.
-      input_share: part of its training time for which it waited for examples; None
-        where nobody measures that.
-      training_seconds: of all steps but the first calls, with what is written between
-        them; None where nobody measures that.
-      versions: of what it is made of.
+      examples_per_second: Speed of training after the first calls.
+      first_step_seconds: Time from the start of the process to the end of its first
+        call.
+      wall_seconds: Duration of the whole command.
+      peak_memory_mib: Peak memory of the largest process.
+      input_share: Fraction of the training time spent waiting for examples; None for
+        peers.
+      training_seconds: Duration of all steps but the first calls, with the writing
+        between them; None for peers.
+      versions: Versions by package.
     """
 
     examples_per_second: float
@@ -46,17 +47,17 @@ class Measured:
 
 
 class Side(Protocol):
-    """One of the two that are compared."""
+    """One of the two programs of a comparison."""
 
     @property
     def label(self) -> str:
-        """A line: what it is."""
+        """Its command, or a line that describes it."""
 
     def measure(self, folder: pathlib.Path) -> Measured:
         """Runs it once, in an empty folder.
 
         Raises:
-          RuntimeError: it failed; with its last lines.
+          RuntimeError: It failed; the message has its last lines.
         """
 
 
@@ -65,10 +66,9 @@ class Project:
     """`python -m trainers.main` with flags.
 
     Attributes:
-      flags: what it is given besides the folder of its run; {folder} in them is where
-        its data is.
-      cores: to which it is kept; empty for all.
-      write_data: into that folder, before it starts.
+      flags: Arguments without --run_dir; {folder} in them is the folder of the data.
+      cores: CPUs that it may use; empty for all.
+      write_data: Writes its data into a folder.
     """
 
     flags: tuple[str, ...]
@@ -82,13 +82,13 @@ class Project:
         return f"{pinned}python -m trainers.main {' '.join(self.flags)}"
 
     def command(self, run: pathlib.Path) -> list[str]:
-        """To train into a folder."""
+        """Returns the command that trains into a folder."""
         command = [sys.executable, "-m", "trainers.main", f"--run_dir={run}"]
         flags = [flag.format(folder=run.parent) for flag in self.flags]
         return [*_pinned(self.cores), *command, *flags]
 
     def measure(self, folder: pathlib.Path) -> Measured:
-        """See `Side`."""
+        """Runs it once; see `Side`."""
         self.write_data(folder)
         (measured,) = _measured_together([self], folder)
         return measured
@@ -96,17 +96,17 @@ class Project:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unconnected:
-    """Several runs of the project at once that know nothing of each other."""
+    """Several separate runs of the project at the same time."""
 
     projects: tuple[Project, ...]
 
     @property
     def label(self) -> str:
-        """The command of the first."""
+        """The number of runs, and the command of the first."""
         return f"{len(self.projects)} at once: {self.projects[0].label}"
 
     def measure(self, folder: pathlib.Path) -> Measured:
-        """What they reach together."""
+        """Returns the speed of all runs together."""
         found = _measured_together(self.projects, folder)
         return dataclasses.replace(
             found[0],
@@ -120,19 +120,17 @@ class Peer:
     """A script of `benchmarks.peers`.
 
     Attributes:
-      script: its name.
-      flags: its arguments.
-      cluster: number of tasks by job, each a process with TF_CONFIG, first the one
-        that reports; empty for one process.
-      torch_processes: how many processes torchrun would start; 0 for one without.
-      environment: of every process, besides the user's.
+      script: Name of the script.
+      flags: Its arguments.
+      cluster: Number of tasks by job, each a process with TF_CONFIG; the first task
+        reports. Empty for one process.
+      torch_processes: Number of processes with torchrun's variables; 0 for none.
     """
 
     script: str
     flags: tuple[str, ...]
     cluster: tuple[tuple[str, int], ...] = ()
     torch_processes: int = 0
-    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:
@@ -140,24 +138,22 @@ class Peer:
         return f"python -m benchmarks.peers.{self.script} {' '.join(self.flags)}"
 
     def measure(self, folder: pathlib.Path) -> Measured:
-        """See `Side`."""
+        """Runs it once; see `Side`."""
         command = [sys.executable, "-m", f"benchmarks.peers.{self.script}", *self.flags]
         started = time.perf_counter()
         with _started(
             [(command, env) for env in self._environments()], folder
         ) as processes:
-            # The one that reports; servers would serve for ever.
+            # Only the first, which reports: servers never end.
             lines = _outcome(processes[0], folder / "0.log").strip().splitlines()
         seconds = time.perf_counter() - started
         return Measured(wall_seconds=seconds, **json.loads(lines[-1]))
 
     def _environments(self) -> Sequence[Mapping[str, str]]:
-        own = dict(self.environment)
         if self.torch_processes:
             (address,) = local_cluster({"worker": 1})["worker"]
             return [
                 {
-                    **own,
                     "RANK": str(rank),
                     "WORLD_SIZE": str(self.torch_processes),
                     "MASTER_ADDR": "127.0.0.1",
@@ -172,8 +168,8 @@ class Peer:
                 for job, count in self.cluster
                 for index in range(count)
             ]
-            return [{**own, "TF_CONFIG": task.tf_config()} for task in tasks]
-        return [own]
+            return [{"TF_CONFIG": task.tf_config()} for task in tasks]
+        return [{}]
 
 
 def _measured_together(
@@ -209,7 +205,7 @@ def _of_run(run: pathlib.Path, wall_seconds: float) -> Measured:
 def _started(
     commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], folder: pathlib.Path
 ) -> Iterator[Sequence[subprocess.Popen[bytes]]]:
-    """Processes that print into N.log of the folder; ended with the block."""
+    """Runs processes that print into N.log of a folder until the block ends."""
     ours = {name: v for name, v in os.environ.items() if not name.startswith("TF_")}
     processes = []
     with contextlib.ExitStack() as files:

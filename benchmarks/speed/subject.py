@@ -1,4 +1,4 @@
-"""What is compared, how often, and what that came to."""
+"""A comparison of two sides, and its measurement in pairs of runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import dataclasses
 import pathlib
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 from benchmarks.speed.sides import Measured, Side
 
-# Of a run of the project and one of its peer: the ratio that is to be high enough.
+# Computed from a run of the project and one of its peer; larger is better.
 Ratio = Callable[[Measured, Measured], float]
 
 
@@ -19,11 +20,11 @@ class Subject:
     """A comparison of two sides.
 
     Attributes:
-      name: words joined by dashes.
-      project: the project's side.
-      peer: what it is compared with.
-      goal: the least of `ratio`.
-      ratio: by default how many times as many examples a second.
+      name: Words joined by dashes.
+      project: The project's side.
+      peer: The other side.
+      goal: Smallest ratio that is good enough.
+      ratio: By default the ratio of examples per second.
     """
 
     name: str
@@ -35,64 +36,40 @@ class Subject:
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """What pairs of runs came to.
+def measure_pairs(
+    subject: Subject, num_pairs: int, show: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measures pairs of runs, after a pair that is discarded.
 
-    Attributes:
-      subject: what was compared.
-      project: of each pair the project's run.
-      peer: of each pair the other.
-    """
-
-    subject: Subject
-    project: Sequence[Measured]
-    peer: Sequence[Measured]
-
-    @property
-    def ratios(self) -> list[float]:
-        """Of each pair."""
-        pairs = zip(self.project, self.peer, strict=True)
-        return [self.subject.ratio(ours, theirs) for ours, theirs in pairs]
-
-    @property
-    def median_ratio(self) -> float:
-        """What is held against the goal."""
-        return statistics.median(self.ratios)
-
-    @property
-    def is_reached(self) -> bool:
-        """Whether the goal is."""
-        return self.median_ratio >= self.subject.goal
-
-
-def compared(subject: Subject, num_pairs: int, show: Callable[[str], None]) -> Outcome:
-    """Measures pairs, one side after the other, after a pair that is discarded.
-
-    Whatever else the machine does then changes both sides. Every second pair begins
-    with the peer.
+    The runs of a pair follow each other, so that the machine's other work slows both
+    sides. Every second pair begins with the peer.
 
     Args:
-      subject: what to compare.
-      num_pairs: how many pairs count.
-      show: is told what is being measured.
+      subject: The comparison.
+      num_pairs: Number of pairs that count.
+      show: Called with a line before each pair.
+
+    Returns:
+      The result as benchmarks/results has it: commands, goal, ratios and every run.
     """
     project: list[Measured] = []
     peer: list[Measured] = []
     for number in range(num_pairs + 1):
-        show(
-            f"{subject.name}: pair {number} of {num_pairs}"
-            if number
-            else f"{subject.name}: warming up"
-        )
+        pair = f"pair {number} of {num_pairs}" if number else "warming up"
+        show(f"{subject.name}: {pair}")
         order = [(subject.project, project), (subject.peer, peer)]
         for side, found in order[:: 1 if number % 2 else -1]:
-            measured = _measured(side)
+            with tempfile.TemporaryDirectory(prefix="speed-") as folder:
+                measured = side.measure(pathlib.Path(folder))
             if number:
                 found.append(measured)
-    return Outcome(subject=subject, project=project, peer=peer)
-
-
-def _measured(side: Side) -> Measured:
-    with tempfile.TemporaryDirectory(prefix="speed-") as folder:
-        return side.measure(pathlib.Path(folder))
+    ratios = [subject.ratio(*pair) for pair in zip(project, peer, strict=True)]
+    return {
+        "project_command": subject.project.label,
+        "peer_command": subject.peer.label,
+        "goal": subject.goal,
+        "median_ratio": statistics.median(ratios),
+        "ratios": ratios,
+        "project": [dataclasses.asdict(measured) for measured in project],
+        "peer": [dataclasses.asdict(measured) for measured in peer],
+    }

@@ -1,4 +1,4 @@
-"""What the project is compared with, and how it should fare."""
+"""All comparisons of the project with its alternatives, and their goals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORKS: Mapping[str, tuple[str, ...]] = {
     "dense": ("--model=mlp", "--hidden_units=4096,2048", "--input_shape=3072"),
 }
 _GLOBAL_BATCH_SIZES = {"mlp": 64, "convnet": 128, "dense": 128}
-# Of both sides, so that neither gains by its choice.
+# For both sides, so that neither gains by its choice.
 _STEPS_PER_CALL = {"mlp": 50, "convnet": 5}
 
 
@@ -99,19 +99,19 @@ def _workers() -> Sequence[Subject]:
     )
     found = []
     for work, steps, against_torch, against_loop in works:
-        told = _flags(work, steps, "--threads=1")
+        peer_flags = _flags(work, steps, "--threads=1")
         project = _project(work, steps, *flags)
         found += [
             Subject(
                 name=f"{work}-workers-and-torch",
                 project=project,
-                peer=Peer("torch_ddp", told, torch_processes=2),
+                peer=Peer("torch_ddp", peer_flags, torch_processes=2),
                 goal=against_torch,
             ),
             Subject(
                 name=f"{work}-workers-and-loop",
                 project=project,
-                peer=Peer("tensorflow_loop", told, cluster=(("worker", 2),)),
+                peer=Peer("tensorflow_loop", peer_flags, cluster=(("worker", 2),)),
                 goal=against_loop,
             ),
         ]
@@ -123,7 +123,7 @@ def _parameter_servers() -> Sequence[Subject]:
     cluster = (("chief", 1), ("worker", 2), ("ps", 1))
     found = []
     for work, steps, goal in (("mlp", 3_000, 2.5), ("convnet", 200, 1.25)):
-        # Of one worker's update.
+        # The batch of one worker's update.
         size = "--global_batch_size=64"
         found.append(
             Subject(
@@ -160,7 +160,7 @@ def _sparse() -> Sequence[Subject]:
         "--model=wide_embedding",
         "--dataset=clicks",
         "--num_columns=8",
-        # Of each column: a million rows in all.
+        # In each column: a million rows in all.
         "--num_categories=125000",
         "--optimizer=sgd",
     )
@@ -222,7 +222,7 @@ def _memory() -> Sequence[Subject]:
 
 
 def _input() -> Sequence[Subject]:
-    """For how much of its time a step waits, beside a run of data that is in memory."""
+    """Fractions of the time spent waiting for input, beside data held in memory."""
     images = ("--dataset=cifar10", "--data_path={folder}", "--train_steps=150")
     records = (
         "--dataset=tfrecord",
@@ -243,7 +243,7 @@ def _input() -> Sequence[Subject]:
             name=f"{name}-input",
             project=Project(flags, write_data=write_data),
             peer=Project((*flags, *from_memory), write_data=write_data),
-            # So many times is what it waits contained in 2 % of its time.
+            # It may wait for 2 % of its time.
             goal=1.0,
             ratio=lambda project, peer: 0.02 / max(project.input_share or 0.0, 1e-6),
         )

@@ -125,9 +125,9 @@ def monitor_workers(
     """Warns of workers that go missing or return while the main thread runs the block.
 
     Args:
-      cluster: whose workers.
-      num_required: how many of them steps cannot do without.
-      warn: told of each in a sentence, from another thread.
+      cluster: Cluster of the workers.
+      num_required: Number of workers without which no step is possible.
+      warn: Function that receives each warning, a sentence, in another thread.
       patience_seconds: Time that a task may be silent.
       return_seconds: Time that there may be fewer workers than required.
 

@@ -81,12 +81,12 @@ def setting(
         split at commas.
       path: Kind of path that the value names: `folder`, `file`, or `any` of them. None
         if the value is no path.
-      heading: for `--help`, what this field and those after it in their group are
-        about. The first line of the group's docstring until then.
-      used_by: other settings by name, each with the values, or patterns of values such
+      heading: Heading in `--help` of this field and the next fields of its group. The
+        first line of the group's docstring until then.
+      used_by: Other settings by name, each with the values, or patterns of values such
         as *:*, with which this field has an effect; one such value is enough. A
         function lists them when asked. None if the field always has an effect.
-      most_items: how long a list may be.
+      most_items: Largest number of items in a list.
     """
     # `Field.metadata` is the place that dataclasses leave for third parties.
     metadata = {

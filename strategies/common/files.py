@@ -127,13 +127,13 @@ def check_writable(path: pathlib.Path, name: str) -> None:
     """Checks that something can be made at a path, without making anything.
 
     Args:
-      path: that need not exist.
-      name: what messages call it, such as --run_dir=runs/one.
+      path: File or folder, which need not exist.
+      name: Name in messages, such as --run_dir=runs/one.
 
     Raises:
-      UsageError: a file is in the way, or a folder that is not writable, or the path
+      UsageError: A file is in the way, or a folder that is not writable, or the path
         goes up (..) from a folder that is not there and would be left behind.
-      OSError: the system cannot look there.
+      OSError: The system cannot look there.
     """
     ups = [index for index, part in enumerate(path.parts) if part == ".."]
     ways_up = [pathlib.Path(*path.parts[:index]) for index in ups]
@@ -160,7 +160,7 @@ def _longest_part(path: pathlib.Path) -> int:
 
 
 def is_there(path: pathlib.Path) -> bool:
-    """Whether there is anything of that name, be it a link to nowhere."""
+    """Returns whether there is anything of that name, even a link to nowhere."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):

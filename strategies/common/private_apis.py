@@ -147,11 +147,11 @@ def gather_by_key(
     collectives is not: the group, and the token that orders them on a device.
 
     Args:
-      context: of the calling replica of a `MultiWorkerMirroredStrategy`, in a function.
-      value: of one shape on all replicas.
+      context: Context of the calling replica of a `MultiWorkerMirroredStrategy`.
+      value: Tensor, of one shape on all replicas.
       key: int32 scalar, the same on all replicas, and always of tensors of this shape
         and type. From 2 ** 30 on, which TensorFlow does not use: it counts from 100.
-      options: other than the strategy's own.
+      options: Options that replace the strategy's.
     """
     extended = context.strategy.extended
     launcher = extended._cross_device_ops._launchers[context._replica_id]
@@ -172,10 +172,11 @@ def name_operations_after_layers() -> None:
     """Makes the operations of a layer stand in a scope of exactly the layer's name.
 
     Keras opens a layer's scope twice in each call, once to build it, and TensorFlow
-    numbers scopes of one name: those of layers `dense` and `dense_1` would be `dense_1`
-    and `dense_1_2` in the graph (keras/src/layers/layer.py, `Layer.__call__`; the scope
-    is `name_scope._tf_name_scope` of keras/src/backend/tensorflow/core.py). A name with
-    a slash at its end opens the same scope again. Names of variables stay as they are.
+    numbers scopes of one name: layers `dense` and `dense_1` would have the scopes
+    `dense_1` and `dense_1_2` in the graph (keras/src/layers/layer.py,
+    `Layer.__call__`; the scope is `name_scope._tf_name_scope` of
+    keras/src/backend/tensorflow/core.py). A name with a slash at its end opens the same
+    scope again. Names of variables stay as they are.
     """
     usual = super(keras.name_scope, keras.name_scope).__enter__
 
@@ -370,7 +371,7 @@ class _SlurmResolver(tf.distribute.cluster_resolver.SlurmClusterResolver):
 
 
 class Compiled(NamedTuple):
-    """The arguments of `keras.Model.compile` besides a loss.
+    """The arguments of `keras.Model.compile` except a loss.
 
     Attributes:
       loss_weights: A number, or a list or dict by output; None for 1 each.
@@ -407,7 +408,7 @@ class OutputLoss(NamedTuple):
       loss: A Keras loss; a function is wrapped as `fit` wraps it.
       weight: Factor of the loss in the total; None for 1.
       compiled: The `CompileLoss` of all outputs.
-      position: Position of this loss among those of all outputs.
+      position: Position of this loss among the losses of all outputs.
     """
 
     name: str
@@ -449,7 +450,7 @@ def losses_by_output(
     strategy's scope: Keras makes a running mean for each of several losses.
 
     Raises:
-      Exception: of any kind, where `fit` raises it.
+      Exception: Any exception that `fit` raises.
     """
     compiled = compile_utils.CompileLoss(loss, loss_weights, output_names=output_names)
     compiled(labels, predictions)
@@ -492,7 +493,7 @@ def metrics_by_output(
     strategy's scope: metrics have variables.
 
     Raises:
-      Exception: of any kind, where `fit` raises it.
+      Exception: Any exception that `fit` raises.
     """
     compiled = compile_utils.CompileMetrics(
         metrics, weighted_metrics, output_names=output_names

@@ -14,9 +14,9 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def requests_to_stop() -> tuple[int, ...]:
-    """Returns those of `STOPS` that this process heeds.
+    """Returns the signals of `STOPS` that this process heeds.
 
-    A script starts what it runs in the background with SIGINT ignored (POSIX, Shell
+    A script starts background programs with SIGINT ignored (POSIX, Shell
     Command Language, 2.11): Ctrl-C is meant for another program then, and a handler
     would take it. SIGTERM comes from a scheduler that kills soon afterwards, and is
     heeded in any case.
@@ -25,8 +25,8 @@ def requests_to_stop() -> tuple[int, ...]:
     return (signal.SIGTERM,) if ignores_interrupts else STOPS
 
 
-# Of the real-time signals, which only Linux has and nobody else uses here. Like those
-# that they stand for, they end a process that knows nothing of them.
+# Real-time signals, which only Linux has and nobody else uses here. Like the signals
+# that they stand for, they end a process without a handler.
 PASSED_ON: dict[int, int] = {}
 if hasattr(signal, "SIGRTMIN"):
     PASSED_ON = {

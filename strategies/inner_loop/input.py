@@ -110,8 +110,8 @@ class StepChunks:
     Every element costs a wait for another thread, for any content: TensorFlow runs
     `IteratorGetNext` in a separate thread (tensorflow/core/kernels/data/iterator_ops.h,
     `HybridAsyncOpKernel`). That was a third of a step of a 5-10-2 network
-    (docs/performance.md). A call of the loop may end inside a span. The rest of the
-    span and the span after it are stored here for the next call.
+    (docs/performance_history.md). A call of the loop may end inside a span. The rest of
+    the span and the span after it are stored here for the next call.
     """
 
     def __init__(self, dataset: tf.data.Dataset):
@@ -148,7 +148,8 @@ class PrefetchedChunks:
     """Input of loops that are called with `StepChunks`. Satisfies `StepInput`.
 
     The next span is taken out of the pipeline while the steps of the present span are
-    computed. This more than halves the wait of steps with images (docs/performance.md).
+    computed. This more than halves the wait of steps with images
+    (docs/performance_history.md).
     """
 
     # Two nested loops, because each state that a loop carries costs some operations a

@@ -57,8 +57,8 @@ def with_known_shapes(
     shapes.
 
     Args:
-      gradients: tensors, IndexedSlices or None.
-      variables: of each gradient.
+      gradients: Tensors, IndexedSlices or None.
+      variables: Variable of each gradient.
     """
     return [
         _with_known_shape(gradient, variable.shape)

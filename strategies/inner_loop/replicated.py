@@ -91,7 +91,7 @@ def all_reduce_packed(
 
     Between processes the number of collectives costs more than their size for all
     but large models: one buffer for gradients and loss took a 5-10-2 network over
-    two workers from 2.5 to 1.55 ms a step. What is large can be sent while earlier
+    two workers from 2.5 to 1.55 ms a step. Large tensors can be sent while earlier
     layers still compute, and need not be copied into a buffer and out again: 84 MB of
     gradients over two workers took 3 to 4 % less time so. The rows of sparse gradients
     are gathered, since their number differs between replicas.
@@ -184,11 +184,11 @@ def _gather_rows(
     """Returns the rows of all replicas [sum of counts, ...], in the replicas' order.
 
     Args:
-      context: of the calling replica.
-      rows: of this replica, [its count, ...].
-      counts: int32 [replicas], rows of each replica.
-      first_key: of the keys of this collective.
-      options: other than the strategy's own.
+      context: Context of the calling replica.
+      rows: Rows of this replica, [its count, ...].
+      counts: Rows of each replica, int32 [replicas].
+      first_key: First of the keys of this collective.
+      options: Options that replace the strategy's.
     """
     choice = tf.searchsorted(_ROWS_ON_THE_WIRE, [tf.reduce_max(counts)])[0]
     num_sent = tf.gather(_ROWS_ON_THE_WIRE, choice)
@@ -208,7 +208,7 @@ def _sum_dense(
     large_bytes: int,
     options: tf.distribute.experimental.CommunicationOptions | None = None,
 ) -> ReplicaOutputs:
-    """Returns the shares summed over replicas, without what is sparse in them."""
+    """Returns the outputs summed over replicas, except their sparse gradients."""
     flat = tf.nest.flatten(outputs)
     # Positions of the values of each buffer, by wire type. A large value has a separate
     # buffer, with its position in the key.

@@ -20,7 +20,7 @@ def shard_rows(
     Args:
       num_rows: Number of divided rows, int64 scalar; zero for the rows of an empty
         shard, which still carries one row.
-      shard_index: Index of the shard, from 0 to num_shares - 1.
+      shard_index: Index of the shard, from 0 to num_shards - 1.
       num_shards: Number of shards.
 
     Returns:

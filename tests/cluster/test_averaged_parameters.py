@@ -78,7 +78,7 @@ def test_averaged_after_every_step_it_is_one_device(tmp_path: pathlib.Path) -> N
     train(tmp_path / "one", *(f for f in flags if f != "--average_optimizer_state"))
     several = (f"--num_workers={num_workers}", "--sync_every_steps=1")
     result = train(tmp_path / "run", *WORKERS, *several, *flags)
-    # The bound of "the same training" for sgd in double precision, docs/design.md.
+    # The bound of "the same training" for sgd in double precision, docs/numerics.md.
     assert_same_training(tmp_path / "run", tmp_path / "one", 20, 1e-12)
     sent = 2 * (num_workers - 1) / num_workers * WEIGHT_BYTES
     assert result["communication"]["bytes_per_step_per_replica"] == pytest.approx(

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from tests import processes
-from tests.further import further
-from tests.updates import made
+from tests.markers import further
+from tests.updates import factories
 from trainers.inputs.shuffling import Order
 from trainers.run_dir.step_recording import RecordedStep, Recording
 
@@ -113,8 +113,8 @@ def test_an_update_is_the_mean_over_the_rows_that_came_in_time(
     flags = (
         *("--strategy=parameter_server", "--update=sync", "--dtype=float64"),
         *(f"--num_workers={NUM_WORKERS}", "--backup_workers=1", "--record_steps"),
-        *("--model=tests.updates.made:perceptron", "--train_steps=1000000"),
-        *("--dataset=tests.updates.made:quantities", "--optimizer=sgd"),
+        *("--model=tests.updates.factories:perceptron", "--train_steps=1000000"),
+        *("--dataset=tests.updates.factories:quantities", "--optimizer=sgd"),
         *("--learning_rate=0.1", f"--global_batch_size={BATCH_SIZE}"),
         *("--summary_every_steps=1", "--histogram_every_steps=none"),
         *("--checkpoint_every_steps=none", "--step_delay_milliseconds=10"),
@@ -156,7 +156,7 @@ def shares_taken(
     number: int, before: RecordedStep, step: RecordedStep
 ) -> tuple[tuple[int, int], ...]:
     """Returns the shares, as batches ahead and place in it, that an update added up."""
-    model = made.perceptron()
+    model = factories.perceptron()
     for variable in model.trainable_variables:
         variable.assign(before.weights[variable.path])
     paths = [variable.path for variable in model.trainable_variables]
@@ -171,14 +171,16 @@ def shares_taken(
 
 def rows_of(batch: int, shard_index: int) -> np.ndarray:
     """The first share has one row more where they are odd."""
-    order = Order(num_examples=made.NUM_EXAMPLES, global_batch_size=BATCH_SIZE, seed=0)
+    order = Order(
+        num_examples=factories.NUM_EXAMPLES, global_batch_size=BATCH_SIZE, seed=0
+    )
     indices, _, size = order.indices(tf.constant(batch, tf.int64), 0, 1)
     middle = -(-int(size) // 2)
     return indices.numpy()[:middle] if shard_index == 0 else indices.numpy()[middle:]
 
 
 def gradient_of_mean(model: keras.Model, rows: np.ndarray) -> np.ndarray:
-    (features, labels), _ = made.quantities()
+    (features, labels), _ = factories.quantities()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     with tf.GradientTape() as tape:
         value = loss(labels[rows], model(features[rows], training=True))

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tests import processes
 from tests.event_files import read_events
-from tests.further import chosen, further
+from tests.markers import chosen, further
 from tests.processes import ROOT, metrics_of, result_of, train
 
 pytestmark = pytest.mark.cluster
@@ -40,7 +40,7 @@ SAME = (
     "--eval_global_batch_size=70",
     "--checkpoint_every_steps=10",
 )
-# The bound of "the same training" for adam in double precision, docs/design.md.
+# The bound of "the same training" for adam in double precision, docs/numerics.md.
 TOLERANCE = 1e-10
 
 

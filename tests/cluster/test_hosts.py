@@ -78,7 +78,9 @@ def test_other_hosts_are_refused_unless_they_are_allowed(mode: str, case: str) -
     assert "add --allow_remote_hosts if" in message
     allowed = CONFIG.replace(mode=mode, allow_remote_hosts=True)
     if case == "TF_CONFIG":
-        assert cluster_of(allowed, environment) is not None
+        cluster = cluster_of(allowed, environment)
+        assert cluster is not None
+        assert cluster.addresses == {"worker": ("127.0.0.1:1", "10.0.0.2:2")}
     else:
         # What comes next says that this is not all of Slurm's variables.
         with pytest.raises(UsageError, match="SLURM_PROCID is missing"):
@@ -98,7 +100,9 @@ def test_flags_that_contradict_tf_config_are_refused(case: str) -> None:
     environment = tf_config("127.0.0.1:1", "127.0.0.1:2")
     with pytest.raises(UsageError, match=f"^{expected}"):
         cluster_of(CONFIG.replace(**settings), environment)
-    assert cluster_of(CONFIG.replace(num_workers=2), environment) is not None
+    cluster = cluster_of(CONFIG.replace(num_workers=2), environment)
+    assert cluster is not None
+    assert cluster.addresses == {"worker": ("127.0.0.1:1", "127.0.0.1:2")}
 
 
 def test_backups_are_counted_among_the_workers_of_tf_config() -> None:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.further import further
+from tests.markers import further
 from tests.processes import train
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 NUM_STEPS = 460
 FLAGS = (
-    "--model=tests.custom.made:normalized",
-    "--dataset=tests.custom.made:blobs",
+    "--model=tests.trainers.user_code.factories:normalized",
+    "--dataset=tests.trainers.user_code.factories:blobs",
     f"--train_steps={NUM_STEPS}",
     "--global_batch_size=32",
     "--learning_rate=0.05",

@@ -20,7 +20,7 @@ import pytest
 from tests import processes
 from tests.cluster.separate_hosts import Hosts, reason_for_none, separate_hosts
 from tests.cluster.tasks import Tasks, running
-from tests.further import further
+from tests.markers import further
 from tests.processes import checkpoints_of, result_of
 
 pytestmark = [

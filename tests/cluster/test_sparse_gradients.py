@@ -32,7 +32,7 @@ FLAGS = (
     "--histogram_every_steps=10",
 )
 TABLE_BYTES = 24_000 * 8 * 8
-# The bound of "the same training" for sgd in double precision, docs/design.md.
+# The bound of "the same training" for sgd in double precision, docs/numerics.md.
 TOLERANCE = 1e-12
 
 

@@ -6,9 +6,9 @@ import pathlib
 
 import pytest
 
-from tests.inputs.made_records import write_folder
 from tests.processes import result_of
-from tests.verification.projects import verify
+from tests.trainers.experiments.verify.mutated_projects import verify
+from tests.trainers.inputs.record_factory import write_folder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

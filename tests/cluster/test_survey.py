@@ -19,7 +19,7 @@ from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from strategies.launcher.launch_config import local_cluster
 from tests import processes
-from tests.further import further
+from tests.markers import further
 from trainers.config.config import Config
 from trainers.modes.node_card import collect_node_info, differences
 

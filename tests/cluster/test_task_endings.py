@@ -16,7 +16,7 @@ from jsonschema import validate
 from tests import processes
 from tests.cluster.tasks import Tasks, cluster
 from tests.event_files import read_events
-from tests.further import further
+from tests.markers import further
 from tests.processes import ROOT
 
 pytestmark = pytest.mark.cluster

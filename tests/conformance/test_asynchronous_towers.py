@@ -22,7 +22,7 @@ from tests.conformance.test_same_training import (
     of_one_device,
 )
 from tests.event_files import read_events
-from tests.further import chosen, further
+from tests.markers import chosen, further
 from trainers.config.config import Config
 from trainers.experiments.verify.arms import is_comparable
 from trainers.loop.builder import TrainingParts

@@ -12,7 +12,7 @@ from strategies.cluster.spec import Cluster
 from tests.conformance.harness import UPDATES, same_training
 from tests.conformance.harness import small_config as small_config_of
 from tests.conformance.test_same_training import TOLERANCES
-from tests.further import chosen
+from tests.markers import chosen
 from trainers.inputs.augmentation import DistortedImages
 from trainers.inputs.sources import ArraySource, Data
 from trainers.loop.builder import TrainingParts, assemble_parts, create_strategy

@@ -20,7 +20,7 @@ from tests.conformance.test_same_training import (
     of_one_device,
 )
 from tests.conformance.test_sparse_gradients import clicks_config
-from tests.further import chosen
+from tests.markers import chosen
 
 AVERAGING_LOSSES = [
     (name, replicas)

@@ -16,7 +16,7 @@ from strategies.common.types import StepResults, SyncedFlags
 from strategies.inner_loop.staleness import joined
 from tests.conformance.custom import assemble_custom, assemble_model
 from tests.conformance.harness import subjects
-from tests.further import chosen
+from tests.markers import chosen
 from trainers.fault_tolerance.non_finite import Diagnosis
 from trainers.loop.builder import TrainingParts
 

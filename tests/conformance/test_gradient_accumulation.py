@@ -31,7 +31,7 @@ from tests.conformance.test_sparse_gradients import (
     looks_at_every_operation,
 )
 from tests.conformance.test_sparse_gradients import reference as sparse_reference
-from tests.further import chosen, further
+from tests.markers import chosen, further
 from trainers.loop.builder import TrainingParts
 
 # 24 examples in 3 x 3 parts, 10 in 3 x 3, and the last one of 97 alone: parts of

@@ -20,7 +20,7 @@ from tests.conformance.harness import (
     small_config,
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
-from tests.further import chosen
+from tests.markers import chosen
 from trainers.fault_tolerance.tensorflow_errors import refusal_of
 
 # Compiling takes seconds for each number of rows and each replica.

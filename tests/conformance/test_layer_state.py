@@ -20,7 +20,7 @@ from tests.conformance.harness import (
     subjects,
     uneven,
 )
-from tests.further import chosen, further
+from tests.markers import chosen, further
 from trainers.loop.builder import TrainingParts
 
 NUM_STEPS = 5

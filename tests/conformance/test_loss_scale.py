@@ -13,14 +13,14 @@ import pytest
 import tensorflow as tf
 
 from tests.conformance.harness import Layout, Subject, small_config
-from tests.custom import half
 from tests.processes import result_of, run, train
+from tests.trainers.user_code import half
 from trainers.inputs.shuffling import Order
 from trainers.model.optimizers import LossScale, needs_loss_scale
 
 LAYOUT = Layout(num_examples=48, global_batch_size=12)
 NUM_STEPS = 6
-MODEL = "tests.custom.half"
+MODEL = "tests.trainers.user_code.half"
 # Spacing of float16's numbers next to 1, which sums of several replicas' gradients
 # are rounded by in other places.
 EPSILON = 2.0**-10

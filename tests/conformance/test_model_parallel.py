@@ -32,7 +32,7 @@ from tests.conformance.test_sparse_gradients import (
     looks_at_every_operation,
 )
 from tests.conformance.test_sparse_gradients import reference as sparse_reference
-from tests.further import further
+from tests.markers import further
 from trainers.loop.builder import TrainingParts
 
 FEATURES = np.random.default_rng(2).normal(1, 2, size=(30, 6)).astype(np.float32)

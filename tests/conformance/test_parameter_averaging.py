@@ -29,7 +29,7 @@ from tests.conformance.test_same_training import (
     of_one_device,
     spec_of,
 )
-from tests.further import chosen, further
+from tests.markers import chosen, further
 from trainers.loop.builder import TrainingParts
 from trainers.main import main
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from models.base import PerExample
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import subjects
-from tests.further import chosen
+from tests.markers import chosen
 
 WIDTH = 32
 NUM_STEPS = 4
@@ -76,9 +76,8 @@ def test_a_rerun_gets_the_same_masks_and_another_seed_others(
 
 
 def test_strategies_draw_the_same_masks() -> None:
-    drawn = [
-        np.sort(masks(*subject)) for subject in SEVERAL_REPLICAS if subject[1] == 2
-    ]
-    assert len(drawn) >= 2
-    for other in drawn[1:]:
-        np.testing.assert_array_equal(drawn[0], other)
+    of_two = [strategy for strategy, replicas in SEVERAL_REPLICAS if replicas == 2]
+    assert {"mirrored", "tower"} <= set(of_two)
+    drawn = {strategy: np.sort(masks(strategy, 2)) for strategy in of_two}
+    for strategy, found in drawn.items():
+        np.testing.assert_array_equal(found, drawn["tower"], err_msg=strategy)

@@ -23,7 +23,7 @@ from tests.conformance.harness import (
     small_config,
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
-from tests.further import chosen
+from tests.markers import chosen
 from trainers.fault_tolerance.tensorflow_errors import refusal_of
 from trainers.loop.builder import TrainingParts
 from trainers.model.replica_invariant_dropout import ReplayableDropout, keep, key_of

@@ -21,9 +21,9 @@ from tests.conformance.harness import (
     uneven,
 )
 from tests.conformance.smooth import smooth
-from tests.further import chosen
+from tests.markers import chosen
 
-# The bounds of "the same training" in docs/design.md. Adam divides by numbers near
+# The bounds of "the same training" in docs/numerics.md. Adam divides by numbers near
 # zero, so that rounding counts for more. In double precision no wrong factor,
 # however small, can hide behind rounding.
 TOLERANCES = {

@@ -20,7 +20,7 @@ from tests.conformance.harness import (
     small_config,
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
-from tests.further import further
+from tests.markers import further
 from trainers.config.config import Config
 from trainers.loop.builder import TrainingParts
 

@@ -23,7 +23,7 @@ from tests.conformance.harness import (
     subjects,
     uneven,
 )
-from tests.further import chosen
+from tests.markers import chosen
 
 # What is tested here does not depend on how many there are, once there are several.
 ALONE_AND_UNEVEN = chosen(alone_and_uneven(subjects()), uneven(subjects()))

@@ -12,7 +12,7 @@ from strategies.cluster.spec import Cluster
 from strategies.config import StrategyConfig
 from tests.conformance.harness import in_one_process, small_config
 from tests.conformance.test_same_training import TOLERANCES
-from tests.inputs.made_records import write_folder
+from tests.trainers.inputs.record_factory import write_folder
 from trainers.config.config import Config
 from trainers.loop.builder import TrainingParts, assemble, create_strategy
 

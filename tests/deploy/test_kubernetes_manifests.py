@@ -20,7 +20,7 @@ from strategies.cluster.spec import Cluster
 from strategies.common.errors import ExitCode
 from tests import processes
 from tests.cluster.separate_hosts import Hosts, reason_for_none, separate_hosts
-from tests.further import further
+from tests.markers import further
 from tests.processes import ROOT, result_of
 
 FOLDER = ROOT / "deploy" / "kubernetes"

@@ -19,7 +19,7 @@ import pytest
 from strategies.common.errors import ExitCode
 from tests import processes
 from tests.deploy import stand_in_slurm
-from tests.further import further
+from tests.markers import further
 from tests.processes import ROOT, checkpoints_of, result_of
 
 FOLDER = ROOT / "deploy" / "slurm"

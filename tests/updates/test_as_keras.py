@@ -16,8 +16,8 @@ import tensorflow as tf
 
 import models
 from tests import processes
-from tests.further import chosen
-from tests.updates import made
+from tests.markers import chosen
+from tests.updates import factories
 from tests.updates.cases import CASES, GLOBAL_BATCH_SIZE, STEPS, Case, Rates
 from trainers.cli.flags import parse
 from trainers.config.config import Config, field_of
@@ -33,14 +33,14 @@ FLAGS = (
     *("--histogram_every_steps=none", "--eval_every_steps=none"),
 )
 MODELS = {
-    "quantities": "tests.updates.made:perceptron",
-    "categories": "tests.updates.made:embedding",
+    "quantities": "tests.updates.factories:perceptron",
+    "categories": "tests.updates.factories:embedding",
     "mlp": "mlp",
 }
 
 # Weights are float64, and their distance is measured in how far they have moved. Rates
 # are single precision; and of the two betas of Keras's Adam (1 - beta_2 is 1e-5 larger
-# than it is to be), which tests/test_adam.py compares with the formula.
+# than it is to be), which tests/trainers/model/test_adam.py compares with the formula.
 TOLERANCE = 2e-7
 TOLERANCE_OF_ADAM = 2e-5
 # Single precision, which has a relative error of 6e-8, of what begins at the peak.
@@ -52,7 +52,10 @@ def arguments(case: Case) -> list[str]:
     strategy = [] if "--strategy=tower" in case.flags else ["--strategy=one_device"]
     epochs = any(flag.startswith("--epochs") for flag in case.flags)
     length = [] if epochs else [f"--train_steps={STEPS}"]
-    names = [f"--model={MODELS[case.kind]}", f"--dataset=tests.updates.made:{data}"]
+    names = [
+        f"--model={MODELS[case.kind]}",
+        f"--dataset=tests.updates.factories:{data}",
+    ]
     # A model of the tests has widths of its own.
     names += [] if ":" in MODELS[case.kind] else ["--hidden_units=6"]
     return ["main", *FLAGS, *names, *strategy, *length, *case.flags]
@@ -74,7 +77,7 @@ class Spec:
     """What a model of the catalogue is built for."""
 
     input_shape: tuple[int, ...] = (5,)
-    num_classes: int = made.NUM_CLASSES
+    num_classes: int = factories.NUM_CLASSES
     num_categories: int | None = None
 
 
@@ -87,15 +90,15 @@ def keras_model(kind: str) -> keras.Model:
         settings = Config().replace(hidden_units=(6,)).model
         return models.load("mlp").build(Spec(), settings)
     if kind == "categories":
-        return made.embedding_as_a_product()
-    return made.perceptron()
+        return factories.embedding_as_a_product()
+    return factories.perceptron()
 
 
 def weights_of_fit(case: Case) -> list[list[np.ndarray]]:
     """Before the first step and after each."""
     model = keras_model(case.kind)
     (features, labels), _ = (
-        made.categories() if case.kind == "categories" else made.quantities()
+        factories.categories() if case.kind == "categories" else factories.quantities()
     )
     loss = keras.losses.CategoricalCrossentropy(
         from_logits=True, label_smoothing=case.label_smoothing
@@ -107,7 +110,7 @@ def weights_of_fit(case: Case) -> list[list[np.ndarray]]:
     weights = [model.get_weights()]
     model.fit(
         features,
-        keras.utils.to_categorical(labels, made.NUM_CLASSES),
+        keras.utils.to_categorical(labels, factories.NUM_CLASSES),
         batch_size=GLOBAL_BATCH_SIZE,
         epochs=STEPS,
         shuffle=False,

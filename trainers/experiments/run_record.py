@@ -84,7 +84,7 @@ class Run:
         return values if self.is_completed else dict.fromkeys(values)
 
     def other_metrics(self) -> list[str]:
-        """Names of what was evaluated besides loss and accuracy, in order."""
+        """Returns the sorted names of evaluated metrics except loss and accuracy."""
         final = self.result.get("final") or {}
         names = [n for n in final if n.startswith("eval_") and n not in _ALWAYS]
         return sorted(names)

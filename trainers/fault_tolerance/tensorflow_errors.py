@@ -84,7 +84,7 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
 
 
 def _has_no_folder(error: Exception) -> bool:
-    """Whether a file could not be opened because its folder is not there any more."""
+    """Returns whether a file could not be opened because its folder is gone."""
     name = getattr(error, "filename", None)
     return (
         isinstance(error, FileNotFoundError)

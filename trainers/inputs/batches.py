@@ -176,8 +176,8 @@ class SourceBatches:
         )
 
 
-# Large enough to amortize the overhead per element of tf.data (docs/performance.md);
-# more only adds latency.
+# Large enough to amortize the overhead per element of tf.data; more only adds latency
+# (docs/performance_history.md).
 _STEPS_AT_ONCE = 32
 _BYTES_AT_ONCE = 2**18
 

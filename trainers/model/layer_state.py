@@ -1,13 +1,13 @@
 """Non-trainable variables that training changes, such as moving averages.
 
 During a step layers write them into a scope and not into the variables. Each
-replica's new values then become shares of a sum, like gradients, and the
-variables are assigned once, after the sum. So all replicas leave their trace, and
+replica's new values then become summands, like gradients, and the
+variables are assigned once, after the sum. So all replicas contribute, and
 no variable is written from several replicas.
 
-Where updates overlap, a value that a layer has computed is of a state that others may
-have changed since. What is written then is how the layer changes its state, applied to
-the present value on its device: `OverlappingLayerState`.
+Where updates overlap, a layer computes its value from a state that others may have
+changed since. Then the layer's change of its state is applied to the present value on
+its device: `OverlappingLayerState`.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ class LayerState:
     def changes(
         self, written: dict[str, tf.Tensor], mapped: Mapped, tape: Any
     ) -> dict[str, Any]:
-        """Returns what `outputs` takes.
+        """Returns the argument of `outputs`.
 
         Args:
-          written: new values, by a variable's position.
-          mapped: values that the layers saw in place of variables.
-          tape: of `followed`.
+          written: New values, by a variable's position.
+          mapped: Values that the layers saw in place of variables.
+          tape: Tape of `followed`.
         """
         del mapped, tape
         return written
@@ -229,12 +229,12 @@ class LayerState:
 
 
 class Change(NamedTuple):
-    """How a layer changed its state.
+    """Change of a layer's state.
 
     Attributes:
-      new: value that it wrote.
-      old: value that it read.
-      decay: scalar derivative of the new value with respect to the old one.
+      new: Value that it wrote.
+      old: Value that it read.
+      decay: Scalar derivative of the new value with respect to the old one.
     """
 
     new: tf.Tensor
@@ -245,8 +245,8 @@ class Change(NamedTuple):
 class OverlappingLayerState(LayerState):
     """State of layers that several workers or towers update at the same time.
 
-    A layer computes its new value from one that it read before its forward pass. Until
-    it is written others have written theirs, which must not be lost. So of
+    A layer computes its new value from a value that it read before its forward pass.
+    Until it is written others have written theirs, which must not be lost. So of
 
       new = decay * old + contribution
 
@@ -254,7 +254,7 @@ class OverlappingLayerState(LayerState):
     operation: a moving average decays as often as it is updated, a counter counts
     every step. The decay is the derivative of the new value with respect to the old
     one, so that it need not be known: 0.99 for the moving average of that momentum, 1
-    for a counter or a sum, 0 for what is set anew. Whole numbers have no derivative
+    for a counter or a sum, 0 for a value that is set anew. Integers have no derivative
     and count as counters.
     """
 
@@ -378,8 +378,8 @@ def layer_state_of(model: keras.Model, updates_overlap: bool) -> LayerState:
     """Returns the state of a model's layers.
 
     Args:
-      model: with its variables made.
-      updates_overlap: whether an update may change the state of a step under way.
+      model: Built model.
+      updates_overlap: True if an update may change the state of a step under way.
     """
     return OverlappingLayerState(model) if updates_overlap else LayerState(model)
 
@@ -428,7 +428,7 @@ def _product(
 
 
 def _is_close(some: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-    """Whether tensors are equal but for rounding; False if they are not finite."""
+    """Returns whether tensors are equal but for rounding; False if not finite."""
     # Factors are products of few numbers: many times what rounding changes in them.
     bound = 1e-5 if some.dtype.size > 2 else 0.05
     return tf.reduce_all(tf.abs(some - others) <= bound * tf.abs(others))

@@ -125,8 +125,8 @@ class LossScale:
     nothing: their sum is that of scaled gradients, divided afterwards. If a number in
     the sum is not finite, a step is computed once more, on the same batch, at half the
     scale: it was not applied, and no example is lost. After GROWTH_STEPS finite ones
-    the scale is doubled. Start, factor and steps are those of
-    `keras.optimizers.LossScaleOptimizer`, which goes on with the next batch instead.
+    the scale is doubled. Start, factor and steps are Keras's defaults for
+    `keras.optimizers.LossScaleOptimizer`, which continues with the next batch instead.
     """
 
     GROWTH_STEPS = 2000
@@ -168,8 +168,8 @@ class LossScale:
         Args:
           used: The scale of the step, a float64 scalar. Others may have changed it
             since, if updates do not wait for each other.
-          is_finite: Whether the step was applied, a bool scalar.
-          overflowed: Whether it was not, though its loss was finite, a bool scalar.
+          is_finite: Bool scalar, True if the step was applied.
+          overflowed: Bool scalar, True if it was not, though its loss was finite.
 
         Returns:
           Whether to compute the step once more, a bool scalar; it is known when the
@@ -193,10 +193,10 @@ class LossScale:
 
 
 def needs_loss_scale(model: keras.Model) -> bool:
-    """Whether gradients pass through float16 on their way to larger weights.
+    """Returns whether gradients pass through float16 on their way to larger weights.
 
-    Weights that are float16 themselves have gradients that cannot be divided by a scale
-    without what it has saved; Keras does not scale their loss either.
+    Gradients of float16 weights cannot be divided by a scale without losing the
+    precision that it has saved; Keras does not scale their loss either.
     """
     weights = {variable.dtype for variable in model.trainable_variables}
     layers = flat_layers(model)

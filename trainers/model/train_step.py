@@ -50,17 +50,18 @@ class TrainStep:
         """Stores the parts of the step; traces nothing.
 
         Args:
-          model: whose loss and gradients it computes.
-          objective: what is minimized, and reported besides.
-          layer_state: of the model.
-          seed: of the run.
-          dropout: takes the place of the model's own; None to leave that.
-          sparse_gradients: whether those of embeddings hold only the rows in use.
-          jit_compile: whether XLA compiles it, once for each number of rows.
-          gradient_scale: by what gradients are larger than those of the mean.
-          differentiate: whether shares have gradients; otherwise they have a loss
-            that can be differentiated together with those of other replicas.
-          read: reads all weights before the model runs; None to let layers read.
+          model: Model to train.
+          objective: Minimized loss and reported metrics.
+          layer_state: State of the model's layers.
+          seed: Seed of the run.
+          dropout: Dropout that replaces the model's; None to keep the model's.
+          sparse_gradients: True if gradients of embeddings hold the used rows only.
+          jit_compile: True if XLA compiles the step, once for each number of rows.
+          gradient_scale: Factor of the gradients over the gradient of the mean loss.
+          differentiate: True if the outputs have gradients. Otherwise they have a loss
+            that can be differentiated together with the losses of other replicas.
+          read: Function that reads all weights before the model runs; None to let
+            layers read.
           loss_scale: Factor of the loss that is differentiated; None for one.
         """
         self._model = model
@@ -153,12 +154,12 @@ class TrainStep:
         state: list[tf.Tensor] | None,
         scale: tf.Tensor | None,
     ) -> tuple[list[Any], dict[str, Any], dict[str, tf.Tensor]]:
-        """Gradients, what layers wrote, and sums.
+        """Computes the gradients, the values that layers wrote, and the sums.
 
         Args:
-          batch: a replica's rows.
-          weights: of each trainable variable itself or its value.
-          state: values of the layers' state; None to read variables as usual.
+          batch: Rows of a replica.
+          weights: Each trainable variable or its value.
+          state: Values of the layers' state; None to read variables as usual.
           scale: Factor of the loss that is differentiated; None for one.
         """
         variables = [*self._model.trainable_variables, *self._layer_state.variables]
@@ -240,7 +241,7 @@ def scaled_loss(
 
 
 def unscaled(gradients: Sequence[Any], scale: tf.Tensor | None) -> list[Any]:
-    """Returns the gradients of a loss from those of the loss times a scale."""
+    """Divides the gradients of a loss times a scale by the scale."""
     if scale is None:
         return list(gradients)
     return [scaled(gradient, 1 / scale) for gradient in gradients]

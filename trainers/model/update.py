@@ -42,13 +42,13 @@ class ModelUpdate:
           model: Model whose weights are updated.
           optimizer: Built optimizer that does not reduce gradients itself.
           step: int64 scalar, the number of applied updates.
-          layer_state: of the model.
-          clip_global_norm: the summed gradient is scaled down to this norm if it
+          layer_state: State of the model's layers.
+          clip_global_norm: Norm to which the summed gradient is scaled down if it
             is larger (Pascanu et al., On the difficulty of training recurrent
             neural networks, 2012). Clipping before the sum would bound each
             replica's part and let the sum be up to N times larger.
-          record_gradients: whether to look at a step is to keep its gradients.
-          sparse_gradients: whether those of embeddings hold only the rows in use.
+          record_gradients: True if an observed step keeps its gradients.
+          sparse_gradients: True if gradients of embeddings hold the used rows only.
           loss_scale: Factor of the loss that is differentiated; None for one.
         """
         self._model = model

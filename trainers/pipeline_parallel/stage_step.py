@@ -182,11 +182,11 @@ class StageRun:
     def backward(
         self, index: int, cotangents: Cotangents, scale: tf.Tensor | None
     ) -> None:
-        """Adds to the gradients of weights and of what this stage has taken.
+        """Adds to the gradients of weights and of this stage's inputs.
 
         Args:
-          index: of the micro-batch, which has been through `forward`.
-          cotangents: gradients of tensors of this micro-batch, by name.
+          index: Index of a micro-batch that has been through `forward`.
+          cotangents: Gradients of tensors of this micro-batch, by name.
           scale: Factor of the loss that is differentiated; None for one.
         """
         tape, received, made = self._under_way.pop(index)

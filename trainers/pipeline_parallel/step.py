@@ -61,14 +61,14 @@ class PipelineStep:
         """Creates the stages' functions; traces nothing.
 
         Args:
-          model: as a whole.
-          pipeline: the model in stages.
-          objective: what is minimized, and reported besides.
-          layer_state: of the model.
-          seed: of the run.
-          dropout: takes the place of the model's own; None to leave that.
-          sparse_gradients: whether those of embeddings hold only the rows in use.
-          jit_compile: whether XLA compiles each stage.
+          model: The whole model.
+          pipeline: The model in stages.
+          objective: Minimized loss and reported metrics.
+          layer_state: State of the model's layers.
+          seed: Seed of the run.
+          dropout: Dropout that replaces the model's; None to keep the model's.
+          sparse_gradients: True if gradients of embeddings hold the used rows only.
+          jit_compile: True if XLA compiles each stage.
           loss_scale: Factor of the loss that is differentiated; None for one.
         """
         states = seed_states(model)

@@ -37,13 +37,13 @@ class RecordedStep:
     """Values of one step.
 
     Attributes:
-      loss: sum over the examples.
-      examples: how many there were.
-      random_layers: how many layers drew random numbers.
-      gradients: summed over replicas, by variable; none where the loss does not
-        depend on it.
-      weights: after the step, by variable.
-      layer_state: after the step, by variable.
+      loss: Loss, summed over the examples.
+      examples: Number of examples.
+      random_layers: Number of layers that drew random numbers.
+      gradients: Gradients summed over replicas, by variable; none where the loss does
+        not depend on it.
+      weights: Weights after the step, by variable.
+      layer_state: State of layers after the step, by variable.
       metrics: Sums over the examples, by name.
     """
 
@@ -65,7 +65,7 @@ class KerasStep:
       gradients: Gradients of the loss, by variable.
       values_per_example: Numbers that the model predicts for one example.
       reason: Why there is none of these; empty if there are.
-      refused: Whether the reason is that Keras raised an error.
+      refused: True if the reason is an error that Keras raised.
     """
 
     figures: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""Whether a loss or metric is a function of each example by itself.
+"""Check that a loss or metric is a function of each example by itself.
 
 Strategies divide a batch among replicas. If an example's loss depends on the others in
 its batch, the sum over replicas is another loss than that of the whole batch.
@@ -25,7 +25,7 @@ class Judge(Protocol):
     """A loss or a metric.
 
     Attributes:
-      title: For messages, such as `the loss 'huber'`.
+      title: Name in messages, such as `the loss 'huber'`.
     """
 
     @property
@@ -43,8 +43,8 @@ def check_independence(judges: Sequence[Judge], labels: Any, predictions: Any) -
 
     Args:
       judges: Losses and metrics.
-      labels: Of a few examples.
-      predictions: Of the same, with any values.
+      labels: Labels of a few examples.
+      predictions: Predictions for them, with any values.
 
     Raises:
       UsageError: A value differs, or the mean of the values is not the one of `fit`.

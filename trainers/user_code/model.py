@@ -37,13 +37,13 @@ class CustomModel:
     """A model from a user's factory; satisfies `models.base.TrainableModel`.
 
     Attributes:
-      build: makes the model and its variables.
-      loss: Keras's name; None for the one it is compiled with.
-      metrics: Keras's names; None for those it is compiled with.
-      replica_step: in place of both, if the module has it.
-      few: a batch of examples that it is to take.
+      build: Function that makes the model and its variables.
+      loss: Keras's name of the loss; None for the compiled one.
+      metrics: Keras's names of the metrics; None for the compiled ones.
+      replica_step: Step that replaces both, if the module has one.
+      few: Function that returns a small batch of valid examples.
       data: All of the examples.
-      flag: for messages.
+      flag: Flag named in messages.
     """
 
     build: Build
@@ -165,7 +165,7 @@ def _with_own_variables(
       model: May have layers, or be one, that the module of its factory has made.
       created: Ids of the variables that the factory made.
       before: Models that the factory has returned before.
-      flag: For messages.
+      flag: Flag named in messages.
     """
     variables = [v for v in model.variables if id(v.value) not in created]
     in_use = {id(variable) for other in before for variable in other.variables}

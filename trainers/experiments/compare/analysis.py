@@ -186,7 +186,7 @@ def _comparisons(
 
 
 def other_metrics(by_arm: Mapping[str, list[Run]]) -> list[str]:
-    """Names of what any arm evaluated besides loss and accuracy, in order."""
+    """Returns the sorted names of evaluated metrics except loss and accuracy."""
     completed = (r for runs in by_arm.values() for r in runs if r.is_completed)
     return sorted({name for run in completed for name in run.other_metrics()})
 

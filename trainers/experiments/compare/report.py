@@ -143,7 +143,7 @@ def _figures(
 
 
 def _other_columns(conclusion: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Of metrics that only some models have."""
+    """Returns the columns of metrics that only some models have."""
     metrics = [c["metric"] for c in conclusion["comparisons"]]
     known = {name for _, name, _ in _COLUMNS}
     others = (m for m in metrics if m.startswith("eval_") and m not in known)

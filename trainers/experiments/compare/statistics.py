@@ -7,8 +7,8 @@ logarithms.
 Tests and the intervals in verdicts are Student's t on the paired differences. The
 bootstrap interval that is reported beside them is too narrow for few seeds. For normal
 differences it contains the true value in 71 % of cases with 3 seeds, 82 % with 5 and 91
-% with 10; the t interval does in 95 % (`benchmarks/comparison_power.py` repeats this
-count).
+% with 10; the t interval does in 95 %
+(`tests/trainers/experiments/compare/test_statistics.py` repeats this count for 5).
 """
 
 from __future__ import annotations

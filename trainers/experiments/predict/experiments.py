@@ -137,7 +137,7 @@ def with_replicas(config: Config, count: int) -> Config:
 
 
 def _shared(config: Config) -> Config:
-    """What all runs share, with nothing that takes time beside the steps."""
+    """Returns the settings that all runs share, without work outside the steps."""
     shared = of_a_run(config)
     shared = shared.replace(
         num_replicas=None,

@@ -1,4 +1,4 @@
-"""Coefficients that are not negative, and which of them the data tell."""
+"""Non-negative coefficients, and which of them the data identify."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import optimize
 
-# By how much the median step of a short run differs from what others let expect: the
-# errors in the middle were 1 to 7 % on two cores (docs/design.md, "Predictions").
+# Relative difference of a short run's median step from its prediction by other runs:
+# the median errors were 1 to 7 % on two cores (docs/prediction.md).
 RUNS_DIFFER = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Solution:
-    """Of a least squares problem.
+    """Solution of a least squares problem.
 
     Attributes:
-      coefficients: none negative; zero for a column that is a sum of multiples of
-        those before it, which have its part.
-      error: that they leave, relative.
-      is_identifiable: of each, whether it is more than what runs differ by could have
-        made it.
+      coefficients: Coefficients, none negative; zero for a column that is a linear
+        combination of earlier columns, whose coefficients include it.
+      error: Relative error that remains.
+      is_identifiable: True for each coefficient that exceeds run-to-run noise.
     """
 
     coefficients: Sequence[float]
@@ -33,21 +32,21 @@ class Solution:
 def solve(
     rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float]
 ) -> Solution:
-    """Least squares of errors that are relative to weights.
+    """Solves for the least squares of errors relative to weights.
 
     Columns are scaled to one before: bytes are in millions, latencies in microseconds.
 
     Args:
-      rows: of each run, what it has of each coefficient.
-      values: what is to come of them.
-      weights: what an error is relative to, of each run.
+      rows: Units of each coefficient in each run.
+      values: Measured value of each run.
+      weights: Value of each run that its error is divided by.
     """
     matrix = np.array(rows) / np.array(weights)[:, None]
     scales = np.maximum(np.abs(matrix).max(axis=0), np.finfo(float).tiny)
     matrix = matrix / scales
     kept = _independent(matrix)
     found, error = optimize.nnls(matrix[:, kept], np.array(values) / np.array(weights))
-    # What the differences between runs come to in each coefficient if all runs count.
+    # Standard error of each coefficient for runs that differ by RUNS_DIFFER.
     part = matrix[:, kept]
     spread = RUNS_DIFFER * np.sqrt(np.diag(np.linalg.inv(part.T @ part)))
     coefficients, is_identifiable = (

@@ -61,7 +61,7 @@ def _recorded_if_comparable(arm: Arm) -> Arm:
 
 
 def _brief(config: Config) -> Config:
-    """What all runs share, with nothing that takes time."""
+    """Returns the settings that all runs share, without optional work."""
     shared = of_a_run(config)
     shared = shared.replace(
         record_steps=False,

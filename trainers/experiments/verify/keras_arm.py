@@ -1,7 +1,7 @@
-"""Whether the first step of `one_device` is the one that Keras's `fit` takes.
+"""Comparison of the first step of `one_device` with that of Keras's `fit`.
 
 Strategies share the code of losses and metrics, so that comparing them with each other
-cannot show what is wrong with all of them.
+cannot show a fault that all of them have.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Figure:
     """The loss or a metric of the first batch.
 
     Attributes:
-      here: As `one_device` recorded it.
-      keras: As `compute_loss` and the compiled metrics have it.
+      here: Value that `one_device` recorded.
+      keras: Value of `compute_loss` or of the compiled metrics.
     """
 
     here: float
@@ -47,10 +47,10 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class KerasFinding:
-    """How the first step compares with Keras's.
+    """Result of comparing the first step with Keras's.
 
     Attributes:
-      verdict: In one word.
+      verdict: Verdict in one word.
       tolerance: Relative difference that rounding may make.
       figures: The loss and metrics, by name.
       gradients: The variable whose gradient differs most; None if not compared.

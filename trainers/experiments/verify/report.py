@@ -65,7 +65,7 @@ def table(keras: KerasFinding, findings: Sequence[Finding]) -> list[str]:
 def explanations(
     keras: KerasFinding, findings: Sequence[Finding]
 ) -> list[tuple[str, str]]:
-    """What a verdict needs said besides, with the name of the strategy."""
+    """Returns the remarks on each verdict, with the name of the strategy."""
     lines = [(NAME, words) for words in keras.explanations()]
     for finding in findings:
         name = finding.arm.name

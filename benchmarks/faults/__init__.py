@@ -1,1 +1,0 @@
-"""What happens to runs when something goes wrong: real commands, real signals."""

@@ -1,0 +1,192 @@
+"""Measurements of the project beside its peers, and their results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+from benchmarks import record
+from benchmarks.speed.sides import Measured, Peer, Project
+from benchmarks.speed.subject import Subject, measure_pairs
+from benchmarks.speed.subjects import SUBJECTS
+from tests.processes import run_module
+
+
+@dataclasses.dataclass
+class Scripted:
+    """A side whose runs are known."""
+
+    label: str
+    speeds: list[float]
+    order: list[str]
+
+    def measure(self, folder: pathlib.Path) -> Measured:
+        assert list(folder.iterdir()) == []
+        (folder / "left").touch()
+        self.order.append(self.label)
+        return Measured(
+            examples_per_second=self.speeds.pop(0),
+            first_step_seconds=1.0,
+            wall_seconds=2.0,
+            peak_memory_mib=100.0,
+        )
+
+
+def scripted(goal: float) -> tuple[Subject, list[str]]:
+    order: list[str] = []
+    ours = Scripted("ours", [1.0, 20.0, 30.0, 60.0], order)
+    theirs = Scripted("theirs", [100.0, 10.0, 10.0, 20.0], order)
+    return Subject(name="made-up", project=ours, peer=theirs, goal=goal), order
+
+
+def test_pairs_alternate_and_the_first_is_discarded() -> None:
+    subject, order = scripted(goal=3.0)
+    said: list[str] = []
+    result = measure_pairs(subject, 3, said.append)
+    assert result["ratios"] == [2.0, 3.0, 3.0]
+    assert result["median_ratio"] == 3.0
+    assert [run["examples_per_second"] for run in result["peer"]] == [10.0, 10.0, 20.0]
+    assert order == ["theirs", "ours", "ours", "theirs"] * 2
+    assert said[0] == "made-up: warming up"
+    assert said[-1] == "made-up: pair 3 of 3"
+
+
+MACHINE = {"name": "2x Intel(R) Xeon(R) Processor", "cpu_cores": 2}
+
+
+def recorded(folder: pathlib.Path, name: str, goal: float) -> pathlib.Path:
+    """Records three pairs of a subject, whose median ratio is 3."""
+    document = folder / "performance.md"
+    if not document.exists():
+        document.write_text("Before\n<!-- results: begin -->\n<!-- results: end -->\n")
+    subject, _ = scripted(goal)
+    result = measure_pairs(subject, 3, lambda line: None)
+    result = {"command": "the command", **result}
+    return record.record(name, result, MACHINE, folder, document)
+
+
+def test_a_record_replaces_its_subject_alone_and_keeps_every_run(
+    tmp_path: pathlib.Path,
+) -> None:
+    for name, goal in (("one", 1.0), ("other", 2.0), ("one", 3.5)):
+        path = recorded(tmp_path, name, goal)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_2x-xeon\.json", path.name)
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content["machine"] == MACHINE
+    assert path.name.startswith(content["date"])
+    found = content["subjects"]
+    assert {name: one["goal"] for name, one in found.items()} == {
+        "one": 3.5,
+        "other": 2.0,
+    }
+    assert [run["examples_per_second"] for run in found["one"]["project"]] == [
+        *(20.0, 30.0, 60.0),
+    ]
+    assert {file.name for file in tmp_path.iterdir()} == {
+        *(path.name, "README.md", "performance.md")
+    }
+
+
+def test_a_record_updates_the_page_and_the_document(tmp_path: pathlib.Path) -> None:
+    path = recorded(tmp_path, "one", 3.5)
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "| one | 3.00 | 2.00 to 3.00 | 3.5 | no | 0.03k/s | 0.01k/s |" in page
+    assert "- project: `ours`\n- peer: `theirs`\n- `the command` on 2x Intel" in page
+    assert f"({path.name})" in page
+    document = (tmp_path / "performance.md").read_text(encoding="utf-8")
+    assert document.startswith("Before\n<!-- results: begin -->\n| subject | ratio |")
+    assert document.splitlines()[-2:] == [
+        "| [one](../benchmarks/results/README.md#one) "
+        "| 3.00 | 2.00 to 3.00 | 3.5 | no |",
+        "<!-- results: end -->",
+    ]
+
+
+def test_the_newest_result_of_a_subject_is_shown(tmp_path: pathlib.Path) -> None:
+    path = recorded(tmp_path, "one", 3.5)
+    text = path.read_text(encoding="utf-8").replace('"goal": 3.5', '"goal": 1.5')
+    for year in (1999, 2999):
+        (tmp_path / f"{year}-01-01_2x-xeon.json").write_text(
+            text if year == 2999 else text.replace("1.5", "9.5")
+        )
+    *_, row = record.table_of_document(tmp_path).splitlines()
+    assert row.endswith("| 3.00 | 2.00 to 3.00 | 1.5 | yes |")
+
+
+def test_the_pages_are_those_of_the_recorded_results() -> None:
+    """Otherwise: python -m benchmarks.record."""
+    page = (record.RESULTS / "README.md").read_text(encoding="utf-8")
+    assert page == record.page()
+    document = record.DOCUMENT.read_text(encoding="utf-8")
+    assert record.shown_table(document) == record.table_of_document()
+    assert page.count("\n## ") > len(SUBJECTS)
+
+
+def test_subjects_have_names_of_their_own_and_are_listed() -> None:
+    names = [subject.name for subject in SUBJECTS]
+    assert len(set(names)) == len(names)
+    listed = command("--list")
+    assert [
+        line.partition(":")[0] for line in listed.stdout.splitlines() if line[0] != " "
+    ] == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--only=nothing"], "--only=nothing is unknown: use "),
+        (["--pairs=4", "--record"], "--pairs=4 is too few: use 1 or more, and 5 "),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(arguments: list[str], said: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_the_project_and_a_peer_are_really_run(tmp_path: pathlib.Path) -> None:
+    size = ("--global_batch_size=64",)
+    data = ("--model=mlp", "--dataset=synthetic", "--input_shape=5")
+    sides: dict[str, Project | Peer] = {
+        "project": Project((*size, *data, "--train_steps=60", "--steps_per_loop=10")),
+        "peer": Peer(
+            "tensorflow_loop",
+            (*size, "--work=mlp", "--steps=60", "--steps_per_call=10"),
+        ),
+    }
+    for name, side in sides.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        measured = side.measure(folder)
+        assert measured.examples_per_second > 64
+        assert measured.first_step_seconds is not None
+        assert 0.5 < measured.first_step_seconds < measured.wall_seconds
+        assert measured.peak_memory_mib > 100
+        assert {"tensorflow", "keras"} <= set(measured.versions)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("script", "cluster"),
+    [
+        ("keras_fit", ()),
+        ("tensorflow_loop", (("worker", 2),)),
+        ("coordinator_loop", (("chief", 1), ("worker", 2), ("ps", 1))),
+    ],
+)
+def test_every_other_peer_runs(
+    script: str, cluster: tuple[tuple[str, int], ...], tmp_path: pathlib.Path
+) -> None:
+    flags = ("--work=mlp", "--global_batch_size=64", "--steps=150")
+    measured = Peer(script, flags, cluster=cluster).measure(tmp_path)
+    assert measured.examples_per_second > 64
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_module("benchmarks.run", *arguments)

@@ -1,0 +1,78 @@
+"""Plain English in docstrings and documents: counts that may only fall."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.processes import ROOT
+
+# Largest accepted number of places for each rule and part. A change may lower a number
+# and never raise it.
+LIMITS = {
+    "opening": {"strategies": 0, "models": 0, "trainers": 10},
+    "fragment": {"strategies": 0, "models": 0, "trainers": 29},
+    "phrase": {"strategies": 0, "models": 0, "trainers": 20, "documents": 0},
+}
+
+CLAUSE = r"what|how|which|whether|who|whom|whose|where|when|why"
+PREPOSITION = r"of|by|to|from|at|in|until|for|with|on|over|into|if|as"
+# First word of a docstring: neither a clause nor a preposition.
+OPENING = re.compile(
+    rf"(?:{CLAUSE}|{PREPOSITION}|after|before|between|without|so)\b|the same\b", re.I
+)
+# First word of an entry of Args, Attributes or Raises: it names a thing instead.
+FRAGMENT = re.compile(rf"(?:{CLAUSE}|{PREPOSITION}|that|likewise|see|told)\b")
+ENTRY = re.compile(r"^ {2,}\*{0,2}\w+: (.*)$", re.M)
+PHRASE = re.compile(
+    r"\b(?:what is|those that|those of|one that|of its own|be it|all the same|comes? to"
+    r"|came to|tells? of|told|so many|likewise|at hand|whatever|besides|goes on"
+    r"|its like)\b",
+    re.I,
+)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def docstrings(part: str) -> Iterator[tuple[str, str]]:
+    """Yields the place and text of each docstring in a folder of source code."""
+    for path in sorted((ROOT / part).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
+            if text is not None:
+                line = getattr(node, "lineno", 1)
+                yield f"{path.relative_to(ROOT)}:{line}", text
+
+
+def documents() -> Iterator[tuple[str, str]]:
+    """Yields the name and text of each document, without blocks of code and output."""
+    names = ("README.md", "BUILD.md", "CONTRIBUTING.md", "deploy/README.md")
+    for path in (*(ROOT / name for name in names), *(ROOT / "docs").glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        prose = re.sub(r"^ *```.*?^ *```$", "", text, flags=re.M | re.S)
+        yield str(path.relative_to(ROOT)), prose
+
+
+def places(rule: str, part: str) -> list[str]:
+    """Returns each place in a part that breaks a rule, with the words that do."""
+    found = []
+    for place, text in documents() if part == "documents" else docstrings(part):
+        if rule == "opening":
+            match = OPENING.match(text)
+            words = [] if match is None else [match.group()]
+        elif rule == "fragment":
+            words = [entry for entry in ENTRY.findall(text) if FRAGMENT.match(entry)]
+        else:
+            words = PHRASE.findall(text)
+        found += [f"{place}: {word}" for word in words]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rule", "part"), [(rule, part) for rule, parts in LIMITS.items() for part in parts]
+)
+def test_no_more_places_break_a_rule_than_before(rule: str, part: str) -> None:
+    found = places(rule, part)
+    assert len(found) <= LIMITS[rule][part], "\n".join(found)

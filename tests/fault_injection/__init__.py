@@ -1,0 +1,1 @@
+"""Fault injection: real commands, real signals, and the promises that hold then."""

@@ -1,0 +1,17 @@
+"""One module for each kind of fault, with its `SCENARIOS`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+
+from tests.fault_injection.scenario import Scenario
+
+
+def all_scenarios() -> Sequence[Scenario]:
+    """Returns the scenarios of all modules of this folder, by the modules' names."""
+    found: list[Scenario] = []
+    for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+        found += importlib.import_module(f"{__name__}.{name}").SCENARIOS
+    return found

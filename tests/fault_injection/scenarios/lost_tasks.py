@@ -1,0 +1,181 @@
+"""Tasks of a cluster that are killed while they train, and what becomes of the run."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import re
+import time
+
+from tests import processes
+from tests.fault_injection.cluster_run import (
+    CHECKPOINT_EVERY_STEPS,
+    MIRRORED,
+    MIRRORED_STEPS,
+    SERVED,
+    Run,
+    require,
+    started,
+    undisturbed_weights,
+)
+from tests.fault_injection.scenario import Scenario
+
+_MOST_LINES = 20
+
+
+def multi_worker_killed(chosen: random.Random, folder: pathlib.Path) -> float:
+    """Returns how long the survivors lived on."""
+    num_workers = chosen.choice((2, 3))
+    victim = chosen.randrange(num_workers)
+    step = chosen.randrange(1, MIRRORED_STEPS - 20)
+    flags = (*MIRRORED, f"--num_workers={num_workers}")
+    with started(folder, *flags, f"--train_steps={MIRRORED_STEPS}") as run:
+        run.wait_for_step(step)
+        tasks = run.tasks()
+        lost = run.task("worker", victim)
+        run.kill(lost)
+        seconds = run.seconds_until_ended(task for task in tasks if task != lost)
+        run.ends_well(MIRRORED_STEPS, num_restarts=1)
+        require(
+            f"worker-{victim} was lost (SIGKILL): restart 1 of 3, of all tasks, from "
+            in run.errors(),
+            f"the launcher says {run.errors()!r}",
+        )
+    require(
+        run.result()["weights_sha256"] == undisturbed_weights(num_workers),
+        f"other weights after worker-{victim} of {num_workers} was killed at {step}",
+    )
+    return seconds
+
+
+def workers_killed(chosen: random.Random, folder: pathlib.Path) -> float:
+    """Kills one worker after the other. Returns the longest time one was away."""
+    num_kills, num_steps = 20, 2_000
+    # So that the steps last for as long as all these workers take to start.
+    slowly = "--step_delay_milliseconds=100"
+    with started(folder, *SERVED, slowly, f"--train_steps={num_steps}") as run:
+        longest = _kill_workers(run, num_kills, chosen)
+        run.ends_well(num_steps, num_restarts=num_kills)
+        _require_counts(run, num_steps, num_kills)
+    return longest
+
+
+def busy_workers_killed(
+    chosen: random.Random, folder: pathlib.Path, num_kills: int = 5
+) -> float:
+    """The same in the middle of their steps, until the run is told to stop."""
+    with started(folder, *SERVED, "--train_steps=1000000") as run:
+        longest = _kill_workers(run, num_kills, chosen)
+        run.stop()
+        _require_counts(run, run.result()["steps"], num_kills)
+    return longest
+
+
+def _kill_workers(run: Run, num_kills: int, chosen: random.Random) -> float:
+    run.wait_for_step(10)
+    longest = 0.0
+    for _ in range(num_kills):
+        worker = chosen.randrange(2)
+        time.sleep(chosen.uniform(0, 1))
+        run.kill(run.task("worker", worker))
+        longest = max(longest, run.seconds_until_back(worker))
+    return longest
+
+
+def _require_counts(run: Run, num_steps: int, num_kills: int) -> None:
+    """That nothing was lost, and what was repeated is known to be."""
+    result, counted = run.result(), run.counters()
+    repeated = result["attempted_steps"] - num_steps
+    require(result["restarts"] == num_kills, f"{result['restarts']} restarts")
+    require(0 <= repeated <= num_kills, f"{repeated} repeated by {num_kills} kills")
+    require(
+        counted["step"] == num_steps
+        and num_steps <= counted["optimizer"] <= num_steps + repeated,
+        f"{num_steps} steps, {repeated} repeated, and variables count {counted}",
+    )
+    examples = result["examples_seen"]
+    require(
+        examples == _examples_of(num_steps), f"{examples} examples in {num_steps} steps"
+    )
+
+
+def server_killed(chosen: random.Random, folder: pathlib.Path) -> float:
+    """Returns how long it took until the loss of the only server was noticed."""
+    return _all_start_again("ps", chosen, folder)
+
+
+def chief_killed(chosen: random.Random, folder: pathlib.Path) -> float:
+    """Returns how long the other tasks lived on."""
+    return _all_start_again("chief", chosen, folder)
+
+
+def _all_start_again(job: str, chosen: random.Random, folder: pathlib.Path) -> float:
+    num_steps = 200
+    step = chosen.randrange(CHECKPOINT_EVERY_STEPS, num_steps - 40)
+    with started(folder, *SERVED, f"--train_steps={num_steps}") as run:
+        run.wait_for_step(step)
+        tasks, lines = run.tasks(), run.num_lines_logged()
+        lost = run.task(job, 0)
+        run.kill(lost)
+        reached = processes.last_step_of(run.folder)
+        seconds = run.seconds_until_ended(task for task in tasks if task != lost)
+        lines = run.num_lines_logged() - lines
+        require(lines <= _MOST_LINES, f"{lines} lines of log about {job}-0")
+        run.ends_well(num_steps, num_restarts=1)
+        (again,) = re.findall(
+            rf"{job}-0 was lost \(SIGKILL\): restart 1 of 3, of all tasks, "
+            r"from step (\d+)",
+            run.errors(),
+        )
+        repeated = reached - int(again)
+        require(
+            repeated <= CHECKPOINT_EVERY_STEPS,
+            f"{job}-0 was killed at {reached}, and all began again at {again}",
+        )
+    return seconds
+
+
+def _examples_of(num_steps: int) -> int:
+    """Of the digits, in global batches of 64; the last of an epoch is smaller."""
+    epochs, steps = divmod(num_steps, 23)
+    return 1438 * epochs + 64 * steps
+
+
+SCENARIOS = (
+    Scenario(
+        name="multi-worker-killed",
+        promise="the others end within 2 s; all start again; the same weights",
+        tries=20,
+        attempt=multi_worker_killed,
+        most_seconds=2.0,
+    ),
+    Scenario(
+        name="parameter-server-worker-killed",
+        promise="20 times: takes part again within 10 s; no update is lost, and at "
+        "most one a kill repeated and counted as such",
+        tries=3,
+        attempt=workers_killed,
+        most_seconds=10.0,
+    ),
+    Scenario(
+        name="parameter-server-busy-worker-killed",
+        promise="the same 5 times, where several steps are under way",
+        tries=5,
+        attempt=busy_workers_killed,
+        most_seconds=10.0,
+    ),
+    Scenario(
+        name="ps-killed",
+        promise="noticed within 5 s and 20 lines; at most an interval is repeated",
+        tries=10,
+        attempt=server_killed,
+        most_seconds=5.0,
+    ),
+    Scenario(
+        name="chief-killed",
+        promise="noticed within 5 s and 20 lines; at most an interval is repeated",
+        tries=10,
+        attempt=chief_killed,
+        most_seconds=5.0,
+    ),
+)

@@ -1,0 +1,162 @@
+"""Faults of all kinds at random moments, one after another, in one run.
+
+`python -m tests.fault_injection --only=random-faults` takes about an hour.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+import psutil
+
+from tests import processes
+from tests.fault_injection.continuation import SMALL, undisturbed_weights
+from tests.fault_injection.scenario import Scenario
+from tests.fault_injection.scenarios.damage import KINDS
+
+_STEPS = 300
+_FLAGS = (
+    *SMALL,
+    f"--train_steps={_STEPS}",
+    "--checkpoint_every_steps=20",
+    "--keep_checkpoints=5",
+    "--summary_every_steps=5",
+    "--step_delay_milliseconds=40",
+    "--peer_timeout_seconds=4",
+)
+# The strategy, and whether its runs are to end with the same weights.
+_STRATEGIES = (
+    (("--strategy=one_device",), True),
+    (("--strategy=mirrored", "--num_replicas=2"), True),
+    (("--strategy=multi_worker_mirrored", "--num_workers=2"), True),
+    (("--strategy=multi_worker_mirrored", "--num_workers=3"), True),
+    (("--strategy=parameter_server", "--num_workers=2"), False),
+)
+_FAULTS_A_RUN = 6
+_MOST_SECONDS_WITHOUT_PROGRESS = 60.0
+_SECONDS_TO_DISAPPEAR = 5.0
+# What somebody who starts the run again has seen: it was killed, or has stopped; before
+# its first step by the signal itself.
+_MAY_GO_ON = {-signal.SIGKILL, -signal.SIGINT, -signal.SIGTERM, 130, 138, 143}
+
+
+def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
+    """Returns the longest time without progress."""
+    strategy, is_exact = chosen.choice(_STRATEGIES)
+    run, flags = folder / "run", (*strategy, *_FLAGS)
+    trouble = _Trouble(run, chosen)
+    code = None
+    while code != 0:
+        with processes.started(
+            *flags, f"--run_dir={run}", "--resume=auto", folder=folder
+        ) as process:
+            code = trouble.until_it_ends(process)
+        said = f"{strategy} after {', '.join(trouble.done)}"
+        assert code == 0 or code in _MAY_GO_ON, f"{said}: exit code {code}"
+        if code != 0 and chosen.random() < 0.3:
+            trouble.damage_newest_checkpoint()
+    result = processes.result_of(run)
+    assert (result["status"], result["steps"]) == ("completed", _STEPS), said
+    if is_exact:
+        same = result["weights_sha256"] == undisturbed_weights(*flags)
+        assert same, f"{said}: other weights than undisturbed"
+    return trouble.longest_seconds
+
+
+class _Trouble:
+    """Does harm to a run, and looks whether it goes on."""
+
+    def __init__(self, run: pathlib.Path, chosen: random.Random):
+        self.done: list[str] = []
+        self.longest_seconds = 0.0
+        self._run = run
+        self._chosen = chosen
+        # One that is written anew counts as damaged still.
+        self._damaged: set[str] = set()
+
+    def until_it_ends(self, process: subprocess.Popen[str]) -> int:
+        """Returns the exit code; a fault every few seconds, until there were enough."""
+        tasks: Sequence[psutil.Process] = []
+        seen, since = None, time.monotonic()
+        next_fault = since + self._chosen.uniform(1, 12)
+        while process.poll() is None:
+            step, now = processes.last_step_of(self._run), time.monotonic()
+            if step != seen:
+                seen, since = step, now
+            self.longest_seconds = max(self.longest_seconds, now - since)
+            said = f"no progress for {now - since:.0f} s after {', '.join(self.done)}"
+            assert now - since <= _MOST_SECONDS_WITHOUT_PROGRESS, said
+            tasks = _children(process) or tasks
+            if now >= next_fault and len(self.done) < _FAULTS_A_RUN:
+                self._strike(process, tasks)
+                next_fault = now + self._chosen.uniform(1, 12)
+            time.sleep(0.1)
+        processes.end_of(process)
+        _, alive = psutil.wait_procs(tasks, timeout=_SECONDS_TO_DISAPPEAR)
+        assert not alive, f"{len(alive)} processes are left after {self.done[-1:]}"
+        return process.returncode
+
+    def damage_newest_checkpoint(self) -> None:
+        """Unless it is damaged already, or there is no whole one to go back to."""
+        names = processes.checkpoints_of(self._run)
+        whole = [name for name in names if name not in self._damaged]
+        kinds = [kind for kind in KINDS if "before" not in kind]
+        if len(whole) > 1 and whole[-1] == names[-1]:
+            kind = self._chosen.choice(kinds)
+            KINDS[kind](self._run / "checkpoints" / names[-1], self._chosen)
+            self._damaged.add(names[-1])
+            self.done.append(f"damage ({kind})")
+
+    def _strike(
+        self, process: subprocess.Popen[str], tasks: Sequence[psutil.Process]
+    ) -> None:
+        main = psutil.Process(process.pid)
+        faults: dict[str, Callable[[], object]] = {
+            "SIGKILL": main.kill,
+            "SIGTERM": main.terminate,
+            "SIGINT": lambda: main.send_signal(signal.SIGINT),
+            "a pause": lambda: _pause(main, self._chosen.uniform(0, 3)),
+        }
+        if tasks:
+            task = self._chosen.choice(tasks)
+            faults["SIGKILL of a task"] = task.kill
+            faults["SIGSTOP of a task"] = task.suspend
+            faults["SIGTERM of a task"] = task.terminate
+        name = self._chosen.choice(list(faults))
+        try:
+            faults[name]()
+        except psutil.NoSuchProcess:
+            # It has just ended; the next fault comes in a few seconds.
+            return
+        self.done.append(name)
+
+
+def _pause(process: psutil.Process, seconds: float) -> None:
+    process.suspend()
+    time.sleep(seconds)
+    process.resume()
+
+
+def _children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+SCENARIOS = (
+    Scenario(
+        name="random-faults",
+        promise="6 faults a run of any kind: never without progress for 60 s, nothing "
+        "left behind, and the right state at the end",
+        # About an hour on an idle machine, which --minutes=60 is on any.
+        tries=45,
+        attempt=_attempt,
+        most_seconds=_MOST_SECONDS_WITHOUT_PROGRESS,
+    ),
+)

@@ -1,0 +1,133 @@
+"""Whether anybody else can connect to the ports of a cluster that trains."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import random
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+
+import psutil
+
+from tests import processes
+from tests.fault_injection.scenario import Scenario
+
+_STRATEGIES = (
+    ("--strategy=multi_worker_mirrored", "--num_workers=2"),
+    ("--strategy=multi_worker_mirrored", "--num_workers=3"),
+    ("--strategy=parameter_server", "--update=async", "--num_ps=2"),
+    ("--strategy=parameter_server", "--update=sync"),
+)
+_LONG = ("--model=mlp", "--train_steps=1000000", "--checkpoint_every_steps=50")
+# Linux, include/net/tcp_states.h.
+_LISTENS = "0A"
+_MOST_SECONDS_UNTIL_NOTHING_IS_LEFT = 5.0
+
+
+def listening_ports(task: psutil.Process) -> set[int]:
+    """Where any task of the network that a task is in accepts connections."""
+    ports = set()
+    for kind in ("tcp", "tcp6"):
+        table = pathlib.Path(f"/proc/{task.pid}/net/{kind}").read_text(encoding="ascii")
+        for line in table.splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            if state == _LISTENS:
+                ports.add(int(local.rpartition(":")[2], 16))
+    return ports
+
+
+def interfaces(task: psutil.Process) -> set[str]:
+    """Of the network that a task is in."""
+    text = pathlib.Path(f"/proc/{task.pid}/net/dev").read_text(encoding="ascii")
+    return set(re.findall(r"^ *([^ :]+):", text, re.MULTILINE))
+
+
+def reachable(ports: set[int]) -> set[tuple[str, int]]:
+    """Those at which an address of this machine, seen from here, is answered."""
+    addresses = [
+        (address.family, address.address)
+        for of_interface in psutil.net_if_addrs().values()
+        for address in of_interface
+        if address.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    found = set()
+    for family, address in addresses:
+        for port in ports:
+            with socket.socket(family) as connection:
+                connection.settimeout(2.0)
+                with contextlib.suppress(OSError):
+                    connection.connect((address, port))
+                    found.add((address, port))
+    return found
+
+
+@contextlib.contextmanager
+def training(
+    folder: pathlib.Path, *flags: str
+) -> Iterator[tuple[subprocess.Popen[str], Sequence[psutil.Process]]]:
+    """A launcher whose cluster has written a checkpoint, and its tasks."""
+    run_dir = folder / "run"
+    with processes.started(
+        f"--run_dir={run_dir}", *_LONG, *flags, folder=folder
+    ) as launcher:
+        processes.wait_until(
+            lambda: bool(processes.checkpoints_of(run_dir)), "a checkpoint", launcher
+        )
+        yield launcher, psutil.Process(launcher.pid).children()
+
+
+def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
+    """Tries all ports, then kills the launcher.
+
+    Returns:
+      Seconds until no process is left, and with them the network and its ports.
+    """
+    with training(folder, *chosen.choice(_STRATEGIES)) as (launcher, tasks):
+        time.sleep(chosen.uniform(0, 2))
+        here = os.readlink("/proc/self/ns/net")
+        networks = {os.readlink(f"/proc/{task.pid}/ns/net") for task in tasks}
+        assert len(networks) == 1, "the tasks are in several networks"
+        assert networks != {here}, "the tasks are in everybody's network"
+        assert interfaces(tasks[0]) == {"lo"}, f"it has {interfaces(tasks[0])}"
+        ports = listening_ports(tasks[0])
+        assert len(ports) >= len(tasks), f"{len(tasks)} tasks listen at {ports}"
+        reached = reachable(ports)
+        assert not reached, f"{reached} can be reached"
+        launcher.send_signal(signal.SIGKILL)
+        killed, killed_at = time.monotonic(), time.time()
+        psutil.wait_procs(tasks, timeout=processes.PATIENCE_SECONDS)
+        seconds = time.monotonic() - killed
+        left = [
+            process.pid
+            for process in psutil.process_iter()
+            # The number of a network that is gone goes to one that is made later, such
+            # as another test's.
+            if _network_of(process) in networks and process.create_time() < killed_at
+        ]
+        assert not left, f"processes {left} are left in that network"
+        return seconds
+
+
+def _network_of(process: psutil.Process) -> str | None:
+    """None for a process that has ended, or is not ours to ask."""
+    try:
+        return os.readlink(f"/proc/{process.pid}/ns/net")
+    except OSError:
+        return None
+
+
+SCENARIOS = (
+    Scenario(
+        name="reachable-ports",
+        promise="nobody else reaches a local cluster, and its ports end with it",
+        tries=10,
+        attempt=_attempt,
+        most_seconds=_MOST_SECONDS_UNTIL_NOTHING_IS_LEFT,
+    ),
+)

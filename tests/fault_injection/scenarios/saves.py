@@ -1,0 +1,86 @@
+"""kill -9 inside of a save."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import subprocess
+import time
+
+from tests import processes
+from tests.fault_injection.continuation import SMALL, assert_continues, newest_intact
+from tests.fault_injection.scenario import Scenario
+
+FLAGS = (
+    *SMALL,
+    "--train_steps=200",
+    "--summary_every_steps=10",
+    "--checkpoint_every_steps=5",
+    "--keep_checkpoints=2",
+)
+# Most tries cost one process. In the others all workers have state of their own, or
+# the same.
+STRATEGIES = {
+    ("--strategy=one_device",): 8,
+    ("--strategy=multi_worker_mirrored",): 1,
+    (
+        "--strategy=multi_worker_mirrored",
+        "--average=parameters",
+        "--sync_every_steps=4",
+    ): 1,
+}
+_LOOK_SECONDS = 0.0005
+
+
+def killed_inside_a_save(
+    chosen: random.Random, folder: pathlib.Path, *flags: str
+) -> bool:
+    """Returns whether the kill came while a save was under way."""
+    checkpoints = folder / "run" / "checkpoints"
+    with processes.started(f"--run_dir={folder}/run", *flags, folder=folder) as process:
+        for _ in range(chosen.randint(1, 5)):
+            seconds = _one_save(checkpoints, process)
+        _wait_for_save(checkpoints, process)
+        time.sleep(chosen.uniform(0.0, seconds))
+        before = newest_intact(folder / "run") or 0
+        # With several tasks the chief saves. Its launcher would start it again.
+        if "--strategy=one_device" not in flags:
+            processes.task_of(process.pid, "worker", 0).kill()
+        process.kill()
+        process.wait()
+    after = newest_intact(folder / "run") or 0
+    assert after >= before, f"step {before} was there and is not"
+    return any(checkpoints.glob(".*"))
+
+
+def _one_save(checkpoints: pathlib.Path, process: subprocess.Popen[str]) -> float:
+    """Returns how long one takes, from when it is first seen."""
+    _wait_for_save(checkpoints, process)
+    begin = time.monotonic()
+    while any(checkpoints.glob(".writing-*")):
+        time.sleep(_LOOK_SECONDS)
+    return time.monotonic() - begin
+
+
+def _wait_for_save(checkpoints: pathlib.Path, process: subprocess.Popen[str]) -> None:
+    while not any(checkpoints.glob(".writing-*")):
+        assert process.poll() is None, f"ended with {process.returncode}"
+        time.sleep(_LOOK_SECONDS)
+
+
+def _attempt(chosen: random.Random, folder: pathlib.Path) -> None:
+    (strategy,) = chosen.choices(list(STRATEGIES), list(STRATEGIES.values()))
+    flags = (*FLAGS, *strategy)
+    killed_inside_a_save(chosen, folder, *flags)
+    assert_continues(folder / "run", *flags)
+
+
+SCENARIOS = (
+    Scenario(
+        name="killed-inside-a-save",
+        promise="the last checkpoint or the one before is whole, from there the run "
+        "goes on to the same weights, and nothing is left over",
+        tries=100,
+        attempt=_attempt,
+    ),
+)

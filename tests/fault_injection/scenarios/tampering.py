@@ -1,0 +1,129 @@
+"""Run folders that somebody has changed to reach what is outside of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import shutil
+from collections.abc import Callable, Mapping
+
+from tests import processes
+from tests.fault_injection.scenario import Scenario
+
+# Changes a run folder; the other folder is not the run's.
+Tampering = Callable[[pathlib.Path, pathlib.Path], None]
+
+SMALL_RUN = (
+    *("--model=mlp", "--hidden_units=8", "--checkpoint_every_steps=2"),
+    *("--record_steps", "--steps_per_loop=1"),
+)
+LENGTH = "--train_steps=2"
+# Goes on with the run, which reads and writes nearly everything there is.
+RESUME = (*SMALL_RUN, "--train_steps=4", "--resume=auto")
+
+
+def moved_out(part: str) -> Tampering:
+    """Puts a part of a run outside, and a link in its place."""
+
+    def change(run: pathlib.Path, outside: pathlib.Path) -> None:
+        path = run / part
+        there = outside / path.name
+        if path.exists():
+            path.rename(there)
+        else:
+            there.mkdir()
+        path.symlink_to(os.path.relpath(there, path.parent))
+
+    return change
+
+
+def linked(part: str, target: str) -> Tampering:
+    """Puts a link to a file outside in place of a file."""
+
+    def change(run: pathlib.Path, outside: pathlib.Path) -> None:
+        path = run / part
+        path.unlink(missing_ok=True)
+        path.symlink_to(outside / target)
+
+    return change
+
+
+def piped(part: str) -> Tampering:
+    """Puts a pipe that nobody writes to in place of a file."""
+
+    def change(run: pathlib.Path, outside: pathlib.Path) -> None:
+        del outside
+        path = run / part
+        path.unlink()
+        os.mkfifo(path)
+
+    return change
+
+
+def configured(**settings: str) -> Tampering:
+    """Lets config.json name files outside; {outside} is the folder."""
+
+    def change(run: pathlib.Path, outside: pathlib.Path) -> None:
+        path = run / "config.json"
+        content = json.loads(path.read_text(encoding="utf-8"))
+        added = {name: v.format(outside=outside) for name, v in settings.items()}
+        path.write_text(json.dumps({**content, **added}), encoding="utf-8")
+
+    return change
+
+
+_FILES = ("config.json", "metrics.jsonl", "result.json")
+_FOLDERS = (
+    *("checkpoints", "tb", "tb/train", "tb/eval", "tb/evaluator", "logs", "recording"),
+    "checkpoints/step-00000002",
+)
+_WRITTEN = (
+    *("logs/chief-0.log", "logs/worker-1.log", "logs/ps-0.ending", "measured.json"),
+    *("recording/step-00000003.npz", "metrics.jsonl", "result.json"),
+)
+
+# Each of these is refused, whatever the command.
+TAMPERINGS: Mapping[str, Tampering] = {
+    **{f"{part} is a link": moved_out(part) for part in (*_FILES, *_FOLDERS)},
+    **{f"{p} leads to a file": linked(p, "precious.txt") for p in _WRITTEN},
+    **{f"{p} leads to a new file": linked(p, "new.txt") for p in _WRITTEN},
+    **{f"{part} is a pipe": piped(part) for part in _FILES},
+}
+
+
+def make_outside(folder: pathlib.Path) -> pathlib.Path:
+    """What is not to be touched, nor shown."""
+    folder.mkdir()
+    (folder / "precious.txt").write_text("secret")
+    return folder
+
+
+def _attempt(chosen: random.Random, folder: pathlib.Path) -> None:
+    """Trains, tampers with what that left, and goes on; every command in turn."""
+    processes.train(folder / "run", *SMALL_RUN, LENGTH)
+    commands = (RESUME, ("--mode=evaluate",))
+    for name in chosen.sample(sorted(TAMPERINGS), k=5):
+        case = folder / name.replace("/", " ")
+        case.mkdir()
+        shutil.copytree(folder / "run", case / "run")
+        outside = make_outside(case / "outside")
+        TAMPERINGS[name](case / "run", outside)
+        before = processes.contents(case)
+        done = processes.run("--run_dir=run", *chosen.choice(commands), folder=case)
+        assert done.returncode == 2, f"{name}: ended with {done.returncode}"
+        *_, line = done.stderr.splitlines()
+        assert line.startswith("error: "), f"{name}: {line}"
+        assert "secret" not in done.stdout + done.stderr, f"{name}: was shown"
+        assert processes.contents(case) == before, f"{name}: something has changed"
+
+
+SCENARIOS = (
+    Scenario(
+        name="tampered-run-folder",
+        promise="nothing outside is read, written or deleted; exit 2, one line",
+        tries=10,
+        attempt=_attempt,
+    ),
+)

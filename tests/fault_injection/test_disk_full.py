@@ -1,0 +1,139 @@
+"""Files on a file system that is really full, and what a run makes of it."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from strategies.common.console import Console
+from strategies.common.files import append_whole
+from strategies.common.write_errors import WriteErrorReporter, disk_error
+from tests.event_files import read_events
+from tests.fault_injection.scenario import assert_promise_holds
+from tests.fault_injection.scenarios import disk_full
+from tests.fault_injection.scenarios.disk_full import (
+    SmallDisk,
+    small_disk,
+    small_disks_exist,
+)
+from tests.processes import ROOT
+from tests.trainers.run_dir.test_checkpoints import Run, names_in
+from trainers.reporting.tensorboard import TRAIN, Summaries
+
+pytestmark = pytest.mark.skipif(
+    not small_disks_exist(), reason="no file system may be mounted here"
+)
+
+
+@pytest.fixture
+def disk(tmp_path: pathlib.Path):
+    with small_disk(tmp_path / "disk", 4) as made:
+        yield made
+
+
+def test_a_line_that_does_not_fit_is_not_begun(disk: SmallDisk) -> None:
+    path = disk.seen / "metrics.jsonl"
+    append_whole(path, "first\n")
+    disk.fill()
+    # More than what is left of the file's last page.
+    with pytest.raises(OSError, match="No space left"):
+        append_whole(path, "x" * 10_000 + "\n")
+    assert path.read_text() == "first\n"
+    disk.free()
+    append_whole(path, "second\n")
+    assert path.read_text() == "first\nsecond\n"
+
+
+def test_summaries_are_left_out_until_there_is_space(
+    disk: SmallDisk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console()
+    spell = WriteErrorReporter(console)
+    folder = disk.seen / "tb"
+    summaries = Summaries(folder, spell)
+    summaries.scalars(TRAIN, {"loss": 1.0}, step=1)
+    assert summaries.flush()
+    disk.fill()
+    for step in range(2, 6):
+        # More than fits into what is left of the file's last page.
+        values = {f"value/{number}": float(step) for number in range(300)}
+        summaries.scalars(TRAIN, values, step)
+        assert not summaries.flush()
+    files = list(folder.rglob("*.v2"))
+    disk.free()
+    assert summaries.flush(), "not tried again"
+    spell.end("summaries")
+    summaries.scalars(TRAIN, {"loss": 6.0}, step=6)
+    assert summaries.flush()
+    summaries.close()
+    assert len(files) == 2, "files were made on the full disk"
+    assert read_events(folder / TRAIN).scalars("loss") == {1: 1.0, 6: 6.0}
+    captured = capsys.readouterr()
+    (warning,) = captured.err.splitlines()
+    assert "cannot be written (No space left on device); training goes on" in warning
+    assert captured.out == "summaries can be written again\n"
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_those_before_and_nothing_else(
+    disk: SmallDisk,
+) -> None:
+    run = Run(disk.seen / "checkpoints")
+    run.save(1)
+    disk.fill()
+    with pytest.raises((OSError, tf.errors.OpError)) as raised:
+        run.save(2)
+    assert disk_error(raised.value) == "No space left on device"
+    assert names_in(disk.seen / "checkpoints") == ["step-00000001"]
+    again = Run(disk.seen / "checkpoints")
+    again.restore()
+    assert again.values() == again.values_at(1)
+    assert again.warnings == []
+
+
+def test_other_errors_are_not_the_disk() -> None:
+    for error in (ValueError("x"), FileNotFoundError(2, "No such file"), MemoryError()):
+        assert disk_error(error) is None
+        with pytest.raises(type(error)):
+            WriteErrorReporter(Console()).attempt(
+                "nothing", functools.partial(_fail, error)
+            )
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def test_nothing_can_be_printed_and_the_exit_code_stays(tmp_path: pathlib.Path) -> None:
+    log = tmp_path / "log"
+    program = (
+        "import pathlib, sys\n"
+        "from strategies.common.console import Console\n"
+        "console = Console()\n"
+        f"console.open_log(pathlib.Path({str(log)!r}))\n"
+        "console.say('one'); console.warn('two'); console.say('three')\n"
+        "console.fail('four'); console.close()\n"
+        "sys.exit(3)\n"
+    )
+    with pathlib.Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            stdout=full,
+            stderr=full,
+            check=False,
+        )
+    assert done.returncode == 3
+    # The log is on another disk.
+    lines = [line.split(maxsplit=2)[2] for line in log.read_text().splitlines()]
+    assert lines == ["one", "warning: two", "three", "error: four"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_last_checkpoint_does_not_fit_has_failed_and_can_go_on() -> None:
+    (scenario,) = (s for s in disk_full.SCENARIOS if s.name == "disk-full-at-the-end")
+    assert_promise_holds(scenario, seed=1)

@@ -1,0 +1,32 @@
+"""Workers of parameter servers killed, and launchers stopped, at a few moments."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+
+import pytest
+
+from tests.fault_injection.scenarios import random_kills
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("update", random_kills.UPDATES)
+def test_workers_that_are_killed_take_part_again(
+    update: str, tmp_path: pathlib.Path
+) -> None:
+    moments = ("start", "steps", "end")
+    num_killed = {"sync": 1, "async": 2}[update]
+    kills = random_kills.workers_killed(
+        update, num_killed, moments, random.Random(1), tmp_path, num_steps=60
+    )
+    assert [kill.moment for kill in kills] == list(moments)
+
+
+@pytest.mark.parametrize("update", random_kills.UPDATES)
+def test_a_launcher_that_is_stopped_ends_by_itself(
+    update: str, tmp_path: pathlib.Path
+) -> None:
+    kills_first = update == "sync"
+    random_kills.stopped(update, "checkpoint", kills_first, random.Random(2), tmp_path)

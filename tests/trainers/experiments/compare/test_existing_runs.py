@@ -1,0 +1,305 @@
+"""--mode=compare --runs: verdicts, remarks and files from runs made by hand."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import sys
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.processes import ROOT, contents, run_words
+from tests.trainers.experiments.compare.run_factory import make_arm, make_run
+from trainers.experiments.run_record import read_run
+from trainers.main import main
+
+SPEEDS = (1000.0, 1100.0, 900.0, 1050.0, 950.0)
+
+
+def scaled(factor: float, *noise: float) -> list[float]:
+    return [
+        speed * factor * (1 + n)
+        for speed, n in zip(SPEEDS, noise or (0.0,) * 5, strict=True)
+    ]
+
+
+def compare(folder: pathlib.Path, *arms: str, flags: tuple[str, ...] = ()) -> int:
+    out = f"--run_dir={folder / 'out'}"
+    return main(["main", "--mode=compare", f"--runs={','.join(arms)}", out, *flags])
+
+
+def concluded(folder: pathlib.Path) -> dict[str, Any]:
+    """comparison.json, which must be what its schema says."""
+    text = (folder / "out" / "comparison.json").read_text(encoding="utf-8")
+    schema = json.loads((ROOT / "docs/comparison.schema.json").read_text("utf-8"))
+    conclusion = json.loads(text)
+    jsonschema.Draft202012Validator(schema).validate(conclusion)
+    return conclusion
+
+
+def verdict_of(folder: pathlib.Path, metric: str = "examples_per_second") -> str:
+    (found,) = (
+        c["verdict"]["words"]
+        for c in concluded(folder)["comparisons"]
+        if c["metric"] == metric
+    )
+    return found
+
+
+def test_a_faster_arm_is_said_to_be_faster_and_by_how_much(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = make_arm(tmp_path / "slow", SPEEDS)
+    fast = make_arm(
+        tmp_path / "fast", scaled(1.8, 0.02, -0.02, 0.03, -0.03, 0.0), strategy="tower"
+    )
+    assert compare(tmp_path, slow, fast) == 0
+    assert verdict_of(tmp_path) == "faster by 1.80x (1.74 to 1.86)"
+    printed = capsys.readouterr().out
+    assert "verdict   fast: faster by 1.80x (1.74 to 1.86); the same" in printed
+    assert max(map(len, printed.splitlines()[:3])) <= 80
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert page.index("faster by 1.80x") < page.index("<svg")
+    assert re.findall(r"(?:src|href)=[\"'](?!#)", page) == [], "not self-contained"
+    assert "faster by 1.80x" in (tmp_path / "out" / "report.md").read_text("utf-8")
+
+
+def test_comparing_what_has_run_loads_no_tensorflow(tmp_path: pathlib.Path) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", SPEEDS, strategy="tower")
+    script = (
+        "import sys; from trainers.main import main; code = main(sys.argv); "
+        "print('loaded:', 'tensorflow' in sys.modules); sys.exit(code)"
+    )
+    flags = ("--mode=compare", f"--runs={one},{two}", f"--run_dir={tmp_path / 'out'}")
+    done = run_words([sys.executable, "-c", script, *flags])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "loaded: False"
+    assert verdict_of(tmp_path, "eval_accuracy") == "the same accuracy in all 5 seeds"
+
+
+def test_equal_arms_are_not_told_apart_and_it_says_what_could_have_been_seen(
+    tmp_path: pathlib.Path,
+) -> None:
+    noise = (0.02, -0.02, 0.03, -0.03, 0.001)
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", scaled(1.0, *noise), strategy="tower")
+    assert compare(tmp_path, one, two) == 0
+    words = verdict_of(tmp_path)
+    # Paired deviation of 2.6 %, 5 seeds: 1.68 deviations can be seen, as tables of
+    # the power of t say.
+    assert words == "cannot tell: would need a difference of 4.4 % in speed"
+    assert verdict_of(tmp_path, "eval_accuracy") == "the same accuracy in all 5 seeds"
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "words"),
+    [
+        ((0.888, 0.887, 0.889, 0.8885, 0.8875), "loses 1.2 points of accuracy"),
+        (
+            (0.9005, 0.8995, 0.9, 0.9004, 0.8999),
+            "accuracy equivalent within 0.5 points",
+        ),
+        ((0.93, 0.87, 0.92, 0.89, 0.9), "cannot tell: would need a difference of "),
+    ],
+)
+def test_accuracy_is_lost_equivalent_or_undecided(
+    tmp_path: pathlib.Path, accuracies: tuple[float, ...], words: str
+) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", SPEEDS, accuracies, strategy="tower")
+    assert compare(tmp_path, one, two) == 0
+    assert verdict_of(tmp_path, "eval_accuracy").startswith(words)
+
+
+def test_too_few_seeds_are_said_and_conclude_nothing(tmp_path: pathlib.Path) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS[:2])
+    two = make_arm(tmp_path / "two", (2000, 2200), strategy="tower")
+    assert compare(tmp_path, one, two) == 0
+    assert verdict_of(tmp_path).startswith("too few seeds to conclude: 2 in common")
+    assert any("Too few seeds" in remark for remark in concluded(tmp_path)["remarks"])
+
+
+def test_arms_and_their_names_follow_from_what_ran(tmp_path: pathlib.Path) -> None:
+    settings_of: dict[str, dict[str, Any]] = {
+        "a": {"strategy": "one_device"},
+        "b": {"strategy": "tower", "num_replicas": 2},
+        "c": {"strategy": "tower", "num_replicas": 4},
+    }
+    for name, settings in settings_of.items():
+        make_arm(tmp_path / "runs" / name, SPEEDS, **settings)
+    assert compare(tmp_path, str(tmp_path / "runs")) == 0
+    conclusion = concluded(tmp_path)
+    names = [arm["name"] for arm in conclusion["arms"]]
+    assert names == ["one_device", "tower num_replicas=2", "tower num_replicas=4"]
+    assert conclusion["control"] == "one_device"
+    assert conclusion["different_settings"]["num_replicas"] == dict(
+        zip(names, (None, 2, 4), strict=True)
+    )
+
+
+def test_efficiency_is_speed_over_that_of_as_many_single_devices(
+    tmp_path: pathlib.Path,
+) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", scaled(1.5), strategy="tower")
+    assert compare(tmp_path, one, two) == 0
+    efficiencies = [arm["scaling_efficiency"] for arm in concluded(tmp_path)["arms"]]
+    # Made runs of tower have 2 replicas.
+    assert efficiencies == pytest.approx([1.0, 0.75])
+
+
+def test_time_to_a_target_is_that_of_the_first_evaluation_above_it(
+    tmp_path: pathlib.Path,
+) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", SPEEDS, (0.6,) * 5, strategy="tower")
+    assert compare(tmp_path, one, two, flags=("--target_accuracy=0.4",)) == 0
+    means = [arm["means"] for arm in concluded(tmp_path)["arms"]]
+    seconds = [mean["seconds_to_target_accuracy"] for mean in means]
+    # Made runs have half their accuracy after 0.5 s of tracing and 0.4 of training.
+    assert seconds == pytest.approx([0.9, 1.5])
+
+
+def test_curves_are_read_from_lines_that_share_a_step(tmp_path: pathlib.Path) -> None:
+    run = read_run(make_run(tmp_path / "run", seed=0), arm="arm", seed=0)
+    assert run.curve("train_loss") == {10: 0.1, 20: 0.05}
+    assert run.curve("eval_accuracy") == {10: 0.45, 20: 0.9}
+
+
+def test_an_arm_that_failed_is_reported_beside_the_others(
+    tmp_path: pathlib.Path,
+) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", scaled(2.0), strategy="tower")
+    wild = make_arm(tmp_path / "wild", SPEEDS, status="diverged", learning_rate=9.0)
+    assert compare(tmp_path, one, two, wild) == 3
+    conclusion = concluded(tmp_path)
+    assert [arm["num_completed"] for arm in conclusion["arms"]] == [5, 5, 0]
+    words = [
+        (c["arm"], c["verdict"]["words"])
+        for c in conclusion["comparisons"]
+        if c["metric"] == "examples_per_second"
+    ]
+    assert words[0][1].startswith("faster by 2.0x")
+    assert words[1] == ("wild", "unknown: no run of this arm completed")
+    assert sum("wild with seed" in remark for remark in conclusion["remarks"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("result.json", None),
+        ("result.json", b'{"schema_version": 1, "status": "compl'),
+        ("result.json", b'{"status": "completed"}'),
+        ("result.json", b"\xff\xfe"),
+        ("metrics.jsonl", b'{"step": 10, "train_loss": 0.1}\n{"step": 20, "tra'),
+        ("metrics.jsonl", b'{"step": 10, "seconds": 3, "step_milliseconds": []}\n'),
+        ("metrics.jsonl", None),
+        ("measured.json", b"[]"),
+    ],
+)
+def test_a_damaged_run_costs_no_more_than_itself(
+    tmp_path: pathlib.Path, name: str, content: bytes | None
+) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", scaled(2.0), strategy="tower")
+    path = tmp_path / "two" / "seed-3" / name
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    assert compare(tmp_path, one, two) == 0
+    conclusion = concluded(tmp_path)
+    lost = name == "result.json"
+    assert conclusion["arms"][1]["num_completed"] == 5 - lost
+    assert any("two with seed 3: failed" in r for r in conclusion["remarks"]) == lost
+    assert verdict_of(tmp_path).startswith("faster by 2.0")
+
+
+def test_a_busy_machine_is_remarked_upon(tmp_path: pathlib.Path) -> None:
+    busy = {"other_busy_cores": 1.5, "wall_seconds": 9.0, "peak_memory_mib": 800.0}
+    one = make_arm(tmp_path / "one", SPEEDS, measured=busy)
+    two = make_arm(tmp_path / "two", SPEEDS, strategy="tower")
+    assert compare(tmp_path, one, two) == 0
+    remarks = concluded(tmp_path)["remarks"]
+    assert any("5 of 10 runs other programs" in remark for remark in remarks)
+
+
+def test_what_is_held_fixed_is_refused_or_said_at_the_top(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", SPEEDS, global_batch_size=32)
+    before = contents(tmp_path)
+    assert compare(tmp_path, one, two) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "the global batch: --global_batch_size=64 (one) and " in error
+    assert "--global_batch_size=32 (two)" in error
+    assert contents(tmp_path) == before
+    allowed = ("--allow_different=global_batch_size",)
+    assert compare(tmp_path, one, two, flags=allowed) == 0
+    assert "differ in the global batch" in concluded(tmp_path)["remarks"][0]
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert page.index("differ in the global batch") < page.index("Verdicts")
+
+
+def test_other_initial_weights_are_refused(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(
+        tmp_path / "two", SPEEDS, strategy="tower", initial_weights_sha256="1" * 64
+    )
+    assert compare(tmp_path, one, two) == 2
+    assert "with seed 0 one and two began with different" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert (
+        compare(tmp_path, one, two, flags=("--allow_different=initial_weights",)) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda f: "nowhere", "--runs=nowhere is neither"),
+        (lambda f: make_arm(f / "one", SPEEDS), "only one arm, 'one'"),
+        (
+            lambda f: (
+                f"{make_arm(f / 'one', SPEEDS)},{make_arm(f / 'o', SPEEDS)[2:]}"
+                f",{f / 'one'}"
+            ),
+            "two runs of one_device with seed 0",
+        ),
+        (lambda f: f"a b:{make_run(f / 'x', seed=0)}", "the name 'a b'"),
+    ],
+)
+def test_folders_that_cannot_be_compared_are_refused(
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    make: Any,
+    named: str,
+) -> None:
+    assert compare(tmp_path, make(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_result_is_not_written_over_something_else(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = (
+        make_arm(tmp_path / "one", SPEEDS),
+        make_arm(tmp_path / "two", SPEEDS, strategy="tower"),
+    )
+    make_run(tmp_path / "out", seed=0)
+    before = contents(tmp_path / "out")
+    assert compare(tmp_path, *arms) == 2
+    assert "holds files that are not a comparison" in capsys.readouterr().err
+    assert contents(tmp_path / "out") == before

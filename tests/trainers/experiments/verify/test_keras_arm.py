@@ -1,0 +1,123 @@
+"""The first row of a verification: Keras's own loss, metrics and gradients."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests import processes
+from tests.trainers.experiments.verify.mutated_projects import Fault, plant, verify
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = json.loads((processes.ROOT / "docs/verify.schema.json").read_text("utf-8"))
+SHORT = ("--strategies=one_device", "--train_steps=2")
+
+# As it was before: the function itself, with labels and predictions as they are, and no
+# check of a few examples.
+CALLED_DIRECTLY = (
+    Fault(
+        file="trainers/user_code/unreduced.py",
+        right="values = in_columns(self._loss.call, y_true, y_pred)",
+        wrong="values = getattr(self._loss, 'fn', self._loss.call)(y_true, y_pred)",
+    ),
+    Fault(
+        file="trainers/user_code/independence.py",
+        right="    for judge in judges:",
+        wrong="    for judge in ():",
+    ),
+)
+
+
+def keras_arm(found: dict[str, Any]) -> dict[str, Any]:
+    jsonschema.validate(found, SCHEMA)
+    return found["keras"]
+
+
+def made(model: str, dataset: str) -> tuple[str, ...]:
+    return (
+        f"--model=tests.trainers.user_code.factories:{model}",
+        f"--dataset=tests.trainers.user_code.factories:{dataset}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "figures"),
+    [
+        (made("regularized", "numbers"), {"loss", "mae", "mse"}),
+        pytest.param(
+            (
+                "--model=mlp",
+                "--hidden_units=8",
+                "--label_smoothing=0.1",
+                "--dropout=0.5",
+                "--replayable_dropout",
+            ),
+            {"loss", "accuracy"},
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(
+            made("two_in_two_out", "several"),
+            {
+                *("loss", "kind_loss", "size_loss", "kind_accuracy"),
+                *("size_mae", "size_mean_squared_error"),
+            },
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(made("summed", "numbers"), {"loss"}, marks=pytest.mark.exhaustive),
+    ],
+    ids=["regularized", "built in", "two outputs", "summed"],
+)
+def test_one_device_takes_the_step_of_keras(
+    flags: tuple[str, ...], figures: set[str], tmp_path: pathlib.Path
+) -> None:
+    """In double precision, where nothing but rounding is within the tolerance."""
+    done, found = verify(tmp_path, *SHORT, *flags, "--dtype=float64")
+    assert done.returncode == 0, done.stdout + done.stderr
+    arm = keras_arm(found)
+    assert arm["verdict"] in ("identical", "equivalent")
+    assert set(arm["figures"]) == figures
+    assert arm["gradients"] is not None
+    assert "\nkeras " in done.stdout
+
+
+def test_a_loss_that_is_called_directly_is_found(tmp_path: pathlib.Path) -> None:
+    """Labels [n] and predictions [n, 1] gave [n, n], under every strategy alike."""
+    plant(tmp_path, CALLED_DIRECTLY)
+    # The copy of the project has no tests.
+    shutil.copy(
+        processes.ROOT / "tests/trainers/user_code/factories.py",
+        tmp_path / "users_own.py",
+    )
+    done, found = verify(
+        tmp_path,
+        *("--strategies=tower", "--update=sync", "--train_steps=2"),
+        *("--model=users_own:guide", "--dataset=users_own:numbers"),
+    )
+    assert done.returncode == 4, done.stdout + done.stderr
+    arm = keras_arm(found)
+    assert arm["verdict"] == "different"
+    loss = arm["figures"]["loss"]
+    assert loss["here"] != pytest.approx(loss["keras"], rel=0.01)
+    assert f"keras: loss of the first batch is {loss['here']:.9g} here" in done.stdout
+    assert f"and {loss['keras']:.9g} in Keras" in done.stdout
+    assert "mae of the first batch" not in done.stdout
+
+
+def test_a_step_of_the_users_own_is_not_comparable(tmp_path: pathlib.Path) -> None:
+    done, found = verify(
+        tmp_path,
+        *SHORT,
+        "--model=examples.consistent_digits:model",
+        "--dataset=digits",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    arm = keras_arm(found)
+    assert (arm["verdict"], arm["figures"]) == ("not comparable", {})
+    assert "replica_step" in arm["reason"]
+    assert "keras: the loss is not one that keras.Model.compile takes" in done.stdout

@@ -1,0 +1,192 @@
+"""--mode=verify on the project as it is, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests import processes
+from tests.trainers.experiments.verify.mutated_projects import (
+    SMALL,
+    Fault,
+    plant,
+    verify,
+)
+from trainers.config.config import Config
+from trainers.experiments.verify.arms import reference_of, subjects_of
+
+SCHEMA = json.loads((processes.ROOT / "docs/verify.schema.json").read_text("utf-8"))
+
+
+def entries(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    jsonschema.validate(found, SCHEMA)
+    return {entry["name"]: entry for entry in found["strategies"]}
+
+
+@pytest.mark.slow
+def test_strategies_of_one_process_train_the_same(tmp_path: pathlib.Path) -> None:
+    """In single precision, with everything at once that is the same training.
+
+    What is another training by intention runs along, and is told apart.
+    """
+    flags = ("--model=mlp", "--hidden_units=8", "--train_steps=5")
+    features = ("--clip_global_norm=0.5", "--dropout=0.5", "--replayable_dropout")
+    # 1,437 examples to train: the third batch of 479 ends an epoch.
+    uneven = ("--global_batch_size=499", "--weight_decay=0.01", "--optimizer=adamw")
+    strategies = (
+        "--strategies=one_device,tower,mirrored,model_parallel,parameter_averaging"
+    )
+    done, found = verify(tmp_path, strategies, *flags, *features, *uneven)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdicts = {name: entry["verdict"] for name, entry in entries(found).items()}
+    assert verdicts.pop("one_device") == "identical"
+    for other in ("tower-async", "parameter_averaging"):
+        assert verdicts.pop(other) == "not comparable"
+    assert "change copies of the weights of their own" in done.stdout
+    assert set(verdicts.values()) <= {"identical", "equivalent"}
+    assert set(verdicts) == {"tower-sync", "mirrored", "model_parallel"}
+    assert found["steps"] == 5
+    # 4 sqrt(499 x 5) 2^-23, which a wrong factor exceeds by far.
+    assert found["tolerance"]["last_step"] == pytest.approx(2.38e-5, rel=0.01)
+    assert "tolerance 2.4e-05 at step 5" in done.stdout
+
+
+def test_the_reference_takes_whole_batches_and_strategies_what_suits_them() -> None:
+    config = Config().replace(
+        mode="verify",
+        strategies=("tower", "model_parallel"),
+        strategy="model_parallel",
+        stages=("logits",),
+        num_micro_batches=5,
+        gradient_accumulation_steps=2,
+    )
+    tower, _, pipeline = (arm.config.strategy for arm in subjects_of(config))
+    assert (tower.stages, tower.num_micro_batches) == (None, None)
+    assert (pipeline.stages, pipeline.num_micro_batches) == (("logits",), 5)
+    assert tower.gradient_accumulation_steps == 2
+    assert pipeline.gradient_accumulation_steps == 2
+    assert reference_of(config).config.strategy.gradient_accumulation_steps == 1
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_strategies_of_several_processes(tmp_path: pathlib.Path) -> None:
+    """Two workers that wait for each other, and two that do not, in one command."""
+    strategies = "--strategies=multi_worker_mirrored,parameter_server"
+    done, found = verify(tmp_path, strategies, *SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    by_name = entries(found)
+    assert list(by_name) == [
+        "multi_worker_mirrored",
+        "parameter_server-sync",
+        "parameter_server-async",
+    ]
+    synchronous = [entry for entry in by_name.values() if entry["synchronous"]]
+    assert len(synchronous) == 2
+    for entry in synchronous:
+        assert entry["verdict"] in ("identical", "equivalent")
+    asynchronous = by_name["parameter_server-async"]
+    assert asynchronous["verdict"] == "not comparable"
+    assert asynchronous["staleness"]["max"] >= 0
+    assert "older weights: by so many updates, mean " in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.exhaustive
+def test_one_asynchronous_worker_is_comparable(tmp_path: pathlib.Path) -> None:
+    flags = ("--strategies=parameter_server", "--update=async", "--num_workers=1")
+    done, found = verify(tmp_path, *flags, *SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (entry,) = entries(found).values()
+    assert entry["name"] == "parameter_server"
+    assert entry["verdict"] in ("identical", "equivalent")
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.exhaustive
+def test_narrow_numbers_on_the_wire_are_named(tmp_path: pathlib.Path) -> None:
+    """No fault: what was asked for is no longer exactly the same training."""
+    flags = ("--strategies=multi_worker_mirrored", "--all_reduce_dtype=bfloat16")
+    done, found = verify(tmp_path, *flags, *SMALL)
+    assert done.returncode == 4, done.stdout + done.stderr
+    (entry,) = entries(found).values()
+    likely = entry["cause"]["likely"]
+    assert (
+        "goes away without --all_reduce_dtype=bfloat16: gradients are rounded" in likely
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_a_strategy_that_crashes_does_not_hide_the_others(
+    tmp_path: pathlib.Path,
+) -> None:
+    fault = Fault(
+        file="strategies/tower.py",
+        right="        return StepChunks(batches.spans(0, 1))",
+        wrong='        raise RuntimeError("no power")',
+    )
+    plant(tmp_path, fault)
+    done, found = verify(tmp_path, "--strategies=tower,mirrored", *SMALL)
+    assert done.returncode == 1
+    by_name = entries(found)
+    failed = by_name["tower-sync"]
+    assert failed["verdict"] == "failed"
+    assert failed["reason"].startswith("RuntimeError: no power")
+    assert "tower-sync: failed: RuntimeError: no power" in done.stdout
+    assert by_name["tower-async"]["verdict"] == "not comparable"
+    assert by_name["mirrored"]["verdict"] in ("identical", "equivalent")
+
+
+def test_divergence_leaves_nothing_to_compare(tmp_path: pathlib.Path) -> None:
+    done = processes.run(
+        *("--mode=verify", "--run_dir=verified", "--strategies=tower", *SMALL),
+        *("--optimizer=sgd", "--learning_rate=1e38", "--dtype=float32"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 3
+    assert "one_device, which all are compared with, diverged: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "--mode=verify needs something to verify: give --strategies"),
+        (
+            ("--strategies=tower", "--arm=four: --num_replicas=4"),
+            "--arm is not used by --mode=verify",
+        ),
+        (
+            ("--strategies=tower", "--train_steps=2", "--data_path=no/such"),
+            "--data_path=no/such is not read by --dataset=digits",
+        ),
+    ],
+)
+def test_refusals(flags: tuple[str, ...], words: str, tmp_path: pathlib.Path) -> None:
+    done = processes.run("--mode=verify", *flags, folder=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_one_device_refuses_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    flags = ("--strategies=tower", "--dataset=tfrecord", "--data_path=absent.tfrecord")
+    done = processes.run("--mode=verify", "--run_dir=verified", *flags, folder=tmp_path)
+    assert done.returncode == 2
+    assert "absent.tfrecord" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_use_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    done = processes.run(
+        "--mode=verify", "--run_dir=.", "--strategies=tower", folder=tmp_path
+    )
+    assert done.returncode == 2
+    assert "is not empty: choose a new or empty folder" in done.stderr

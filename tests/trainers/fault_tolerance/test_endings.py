@@ -1,0 +1,100 @@
+"""Ends of a run that are easy to mistake for a good one."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+from tests import processes
+from tests.processes import ROOT, result_of, train
+from trainers.reporting.result import ALWAYS_FINAL
+
+QUICK = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
+
+
+def test_weights_that_overflow_in_the_last_step_are_not_a_success(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The loss of that step, computed before it, is still finite."""
+    run_dir = tmp_path / "run"
+    done = processes.run(
+        f"--run_dir={run_dir}",
+        "--model=mlp",
+        "--train_steps=1",
+        "--optimizer=sgd",
+        "--learning_rate=1e38",
+        "--weight_decay=1e38",
+    )
+    assert done.returncode == 3, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "is not finite after step 1: training has diverged" in line
+    assert result_of(run_dir)["status"] == "diverged"
+    assert list((run_dir / "checkpoints").iterdir()) == []
+
+
+def test_divergence_before_the_step_that_was_to_be_observed(
+    tmp_path: pathlib.Path,
+) -> None:
+    done = processes.run(
+        f"--run_dir={tmp_path / 'run'}",
+        "--model=mlp",
+        "--optimizer=sgd",
+        "--learning_rate=1e10",
+        "--steps_per_loop=100",
+    )
+    assert done.returncode == 3, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_killed_before_its_result_is_finished_with_all_figures(
+    tmp_path: pathlib.Path,
+) -> None:
+    run_dir = tmp_path / "run"
+    before = train(run_dir, *QUICK)
+    (run_dir / "result.json").unlink()
+    after = train(run_dir, *QUICK, "--resume=auto")
+    assert after["final"] == before["final"]
+    assert None not in [after["final"][name] for name in ALWAYS_FINAL]
+    assert after["status"] == "completed"
+    assert after["weights_sha256"] == before["weights_sha256"]
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: pathlib.Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "trainers.main", f"--run_dir={run_dir}", *QUICK]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert result_of(run_dir)["status"] == "completed"
+
+
+def test_the_line_of_an_error_in_the_runtime_begins_with_its_cause(
+    tmp_path: pathlib.Path,
+) -> None:
+    """TensorFlow's message begins with the calls that made the operation."""
+    done = processes.run(
+        f"--run_dir={tmp_path / 'run'}",
+        "--model=tests.trainers.user_code.factories:asserting",
+        "--dataset=tests.trainers.user_code.factories:arrays",
+        "--train_steps=2",
+    )
+    assert done.returncode == 1
+    *_, line = done.stderr.splitlines()
+    assert line.startswith(
+        "error: InvalidArgumentError: assertion failed: [inputs are "
+    )
+    assert "the traceback is in" in line

@@ -1,0 +1,82 @@
+"""--profile_steps leaves a trace of those steps, as TensorBoard's plugin reads it."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+from strategies.common.errors import UsageError
+from tests.markers import further
+from tests.processes import train
+from trainers.config.config import Config
+from trainers.loop.loop import At
+
+SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=30", "--steps_per_loop=5")
+
+
+def traces(run_dir: pathlib.Path) -> list[xplane_pb2.XSpace]:
+    found = (run_dir / "tb" / "train" / "plugins" / "profile").glob("*/*.xplane.pb")
+    return [xplane_pb2.XSpace.FromString(path.read_bytes()) for path in found]
+
+
+def times_seen(trace: xplane_pb2.XSpace, part: str) -> int:
+    """How many events have a name with that in it."""
+    return sum(
+        part in plane.event_metadata[event.metadata_id].name
+        for plane in trace.planes
+        for line in plane.lines
+        for event in line.events
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas"),
+    [
+        ("one_device", 1),
+        further("mirrored", 2),
+        # Of two processes the chief's.
+        further("multi_worker_mirrored", 1),
+    ],
+)
+def test_a_trace_has_the_steps_and_no_others(
+    strategy: str, replicas: int, tmp_path: pathlib.Path
+) -> None:
+    # An evaluation between two steps would be in the trace, with losses of its own.
+    flags = (*SMALL, "--eval_every_steps=none", "--profile_steps=7,13")
+    train(tmp_path / "run", f"--strategy={strategy}", *flags)
+    (trace,) = traces(tmp_path / "run")
+    # Once a step on every replica, and the profiler leaves none out.
+    assert times_seen(trace, ":SparseSoftmaxCrossEntropyWithLogits") == 6 * replicas
+
+
+def test_a_run_that_ends_before_writes_what_there_is(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run", *SMALL, "--profile_steps=20,50")
+    (trace,) = traces(tmp_path / "run")
+    assert times_seen(trace, "MatMul") >= 10
+
+
+def test_a_run_that_ends_before_the_first_has_none(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "run", *SMALL, "--profile_steps=40,50")
+    assert traces(tmp_path / "run") == []
+
+
+def test_a_run_is_the_same_with_a_trace_of_it(tmp_path: pathlib.Path) -> None:
+    one = train(tmp_path / "one", *SMALL, "--profile_steps=7,13")
+    other = train(tmp_path / "other", *SMALL)
+    assert one["weights_sha256"] == other["weights_sha256"]
+
+
+@pytest.mark.parametrize("steps", [(5,), (5, 5), (9, 5), (1, 2, 3)])
+def test_other_than_two_steps_are_refused(steps: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="give two steps, the first and a later one"):
+        Config().replace(profile_steps=steps)
+
+
+def test_calls_end_at_the_steps_of_a_hook() -> None:
+    at = At((7, 13), lambda report: None)
+    assert [at.next_after(step, 30) for step in (0, 6, 7, 12, 13, 20)] == [
+        *(7, 7, 13, 13, 30, 30)
+    ]
+    assert at.next_after(8, 10) == 10

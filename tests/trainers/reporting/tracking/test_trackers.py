@@ -1,0 +1,306 @@
+"""--trackers: what MLflow and Weights & Biases have, read back with their own code."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from strategies.common.errors import UsageError
+from tests.processes import (
+    checkpoints_of,
+    end_of,
+    environment,
+    last_step_of,
+    metrics_of,
+    result_of,
+    run,
+    started,
+    train,
+    wait_until,
+)
+from tests.trainers.reporting.tracking.offline_wandb import sessions_below
+from trainers.cli import flags
+from trainers.config.config import Config
+from trainers.experiments.arms import arms_of
+from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.execution import command_of
+from trainers.experiments.compare.schedule import schedule
+from trainers.reporting.tracking.base import figures_of, git_commit
+
+SMALL = ("--model=mlp", "--hidden_units=8", "--steps_per_loop=10")
+SHORT = ("--train_steps=60", "--summary_every_steps=20", "--eval_every_steps=30")
+EXPERIMENT = "distribution-strategies"
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """To make it takes MLflow seconds."""
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def store(
+    empty_database: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> MlflowClient:
+    """A database for MLflow; Weights & Biases keep everything for later."""
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    return MlflowClient(uri)
+
+
+def only_run(store: MlflowClient, experiment: str = EXPERIMENT) -> Any:
+    found = store.get_experiment_by_name(experiment)
+    assert found is not None
+    (one,) = store.search_runs([found.experiment_id])
+    return one
+
+
+def history(store: MlflowClient, run_id: str, name: str) -> dict[int, float]:
+    points = store.get_metric_history(run_id, name)
+    return {point.step: point.value for point in points}
+
+
+def test_both_have_what_the_run_folder_has(
+    store: MlflowClient, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "runs" / "one"
+    result = train(
+        folder, "--trackers=mlflow,wandb", "--tracker_group=mine", *SMALL, *SHORT
+    )
+    del result["schema_version"]
+    figures = {f"result/{n}": v for n, v in figures_of(result).items()}
+    rows = metrics_of(folder)
+    losses = {r["step"]: r["train_loss"] for r in rows if "train_loss" in r}
+    speeds = {r["step"]: r["examples_per_second"] for r in rows if "train_loss" in r}
+    accuracies = {r["step"]: r["eval_accuracy"] for r in rows if "eval_loss" in r}
+    assert list(losses) == [20, 40, 60]
+    assert list(accuracies) == [30, 60]
+
+    one = only_run(store)
+    assert one.info.status == "FINISHED"
+    assert one.info.run_name == "runs/one"
+    assert history(store, one.info.run_id, "train/loss") == losses
+    assert history(store, one.info.run_id, "train/examples_per_second") == speeds
+    assert history(store, one.info.run_id, "eval/accuracy") == accuracies
+    assert one.data.params["hidden_units"] == "[8]"
+    assert one.data.params["run_dir"] == str(folder)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    expected = {"strategy": "one_device", "group": "mine", "status": "completed"}
+    expected |= {"git_commit": commit} if commit else {}
+    assert {name: one.data.tags.get(name) for name in expected} == expected
+    last = {n: v for n, v in one.data.metrics.items() if n.startswith("result/")}
+    assert last == pytest.approx(figures)
+
+    (session,) = sessions_below(folder)
+    assert session.exit_code == 0
+    assert (session.run.project, session.run.run_group) == (EXPERIMENT, "mine")
+    assert session.run.display_name == "runs/one"
+    assert "strategy=one_device" in session.run.tags
+    assert session.config["hidden_units"] == [8]
+    assert session.config["strategy"] == "one_device"
+    by_step = {r["step"]: r["train/loss"] for r in session.rows if "train/loss" in r}
+    assert by_step == pytest.approx(losses)
+    by_step = {
+        r["step"]: r["eval/accuracy"] for r in session.rows if "eval/accuracy" in r
+    }
+    assert by_step == pytest.approx(accuracies)
+    assert session.summary["status"] == "completed"
+    last = {n: v for n, v in session.summary.items() if n.startswith("result/")}
+    assert last == pytest.approx(figures)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_as_the_same(
+    store: MlflowClient, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "run"
+    flags = (
+        *(f"--run_dir={folder}", "--trackers=mlflow,wandb", *SMALL),
+        *("--summary_every_steps=10", "--checkpoint_every_steps=20"),
+    )
+    endless = ("--train_steps=100000", "--step_delay_milliseconds=20")
+    with started(*flags, *endless, folder=tmp_path) as process:
+        wait_until(
+            lambda: (
+                len(checkpoints_of(folder)) > 1
+                and (folder / "trackers" / "mlflow.json").exists()
+                and last_step_of(folder) > 60
+                and any(r["step"] > 20 for s in sessions_below(folder) for r in s.rows)
+            ),
+            "there is something to go on from",
+            process,
+        )
+        process.kill()
+    before = last_step_of(folder)
+    last = f"--train_steps={before + 40}"
+    done = run(*flags, last, "--resume=auto")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "warning" not in done.stderr
+
+    one = only_run(store)
+    assert one.info.status == "FINISHED"
+    assert one.data.params["train_steps"] == "100000"
+    assert one.data.tags["continued_with.train_steps"] == str(before + 40)
+    steps = history(store, one.info.run_id, "train/loss")
+    assert sorted(steps) == list(range(10, before + 41, 10))
+    assert steps[before + 40] == metrics_of(folder)[-2]["train_loss"]
+
+    first, second = sessions_below(folder)
+    assert first.run.run_id == second.run.run_id
+    assert first.exit_code is None
+    assert second.exit_code == 0
+    assert second.rows[-1]["step"] == before + 40
+
+
+def test_a_tracker_that_fails_on_the_way_costs_a_warning(
+    store: MlflowClient, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "run"
+    flags = (*SMALL, "--train_steps=300", "--summary_every_steps=10")
+    with started(
+        *(f"--run_dir={folder}", "--trackers=mlflow", *flags),
+        "--step_delay_milliseconds=10",
+        folder=tmp_path,
+    ) as process:
+        wait_until(
+            lambda: (folder / "trackers" / "mlflow.json").exists(), "begun", process
+        )
+        for path in tmp_path.glob("mlflow.db*"):
+            path.unlink()
+        # What is there instead can be no database.
+        (tmp_path / "mlflow.db").mkdir()
+        done = end_of(process)
+    assert done.returncode == 0
+    assert result_of(folder)["status"] == "completed"
+    (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert warning.startswith("warning: --trackers=mlflow cannot be reached (")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_a_missing_package_is_refused_before_anything_is_written(
+    name: str, tmp_path: pathlib.Path
+) -> None:
+    # Python's own way to say that a module cannot be imported. A folder of that name,
+    # such as W&B makes, is not the package either.
+    program = (
+        f"import sys; sys.modules[{name!r}] = None\n"
+        "from trainers.main import main; sys.exit(main(sys.argv))"
+    )
+    (tmp_path / name).mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", program, "--run_dir=run", f"--trackers={name}"],
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: --trackers={name} needs a package that is not ins")
+    assert f"install the extra {name} (pip install " in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_of_a_comparison_have_a_group_and_folders_of_their_own() -> None:
+    config = Config().replace(
+        mode="compare",
+        strategies=("one_device", "mirrored"),
+        trackers=("mlflow",),
+        tensorboard_copy="gs://bucket/it",
+    )
+    folder = ComparisonFolder("runs/which")
+    turns = schedule(arms_of(config), 0, 1)
+    commands = {
+        (t.arm.name, t.seed): [
+            word
+            for word in command_of(t, folder)
+            if word.startswith(("--track", "--tensorboard"))
+        ]
+        for t in turns
+    }
+    for arm in ("one_device", "mirrored"):
+        assert commands[arm, None] == []
+        assert commands[arm, 0] == [
+            f"--tensorboard_copy=gs://bucket/it/{arm}/seed-0",
+            "--trackers=mlflow",
+            "--tracker_group=which",
+        ]
+
+
+@pytest.mark.cluster
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "parameter_server"])
+def test_of_a_cluster_only_the_chief_reports(
+    strategy: str, store: MlflowClient, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "run"
+    flags = (f"--strategy={strategy}", "--num_workers=2", *SMALL, *SHORT)
+    train(folder, "--trackers=mlflow,wandb", *flags)
+    one = only_run(store)
+    assert one.data.tags["strategy"] == strategy
+    assert list(history(store, one.info.run_id, "eval/loss")) == [30, 60]
+    assert len(store.get_metric_history(one.info.run_id, "train/loss")) == 3
+    (session,) = sessions_below(folder)
+    assert "num_replicas=2" in session.run.tags
+
+
+@pytest.mark.exhaustive
+def test_a_comparison_reports_each_run_once(
+    store: MlflowClient, tmp_path: pathlib.Path
+) -> None:
+    copies = tmp_path / "copies"
+    done = run(
+        *("--mode=compare", f"--run_dir={tmp_path / 'which'}", "--seeds=1"),
+        *("--strategies=one_device,mirrored", "--trackers=mlflow", *SMALL, *SHORT),
+        f"--tensorboard_copy={copies}",
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    experiment = store.get_experiment_by_name(EXPERIMENT)
+    assert experiment is not None
+    runs = store.search_runs([experiment.experiment_id])
+    names = {(r.info.run_name, r.data.tags["group"]) for r in runs}
+    assert names == {("one_device/seed-0", "which"), ("mirrored/seed-0", "which")}
+    assert len(runs) == 2
+    for arm in ("one_device", "mirrored"):
+        assert list((copies / arm / "seed-0" / "train").glob("events.*"))
+
+
+def test_in_no_repository_there_is_no_commit(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    assert git_commit() is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_commit() is None
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "verify"])
+def test_modes_that_are_no_training_refuse_trackers(mode: str) -> None:
+    several = ["--strategies=one_device"] if mode == "verify" else []
+    words = ["--run_dir=runs/one", "--trackers=wandb"]
+    with pytest.raises(UsageError, match="--trackers=wandb is not used by --mode"):
+        flags.parse(["main", f"--mode={mode}", *several, *words])
+
+
+def test_one_twice_and_an_unknown_one_are_refused() -> None:
+    with pytest.raises(UsageError, match="has 'wandb' twice"):
+        Config().replace(trackers=("wandb", "wandb"))
+    with pytest.raises(UsageError, match="choose one of mlflow, wandb"):
+        Config().replace(trackers=("neptune",))

@@ -1,0 +1,88 @@
+"""What a factory of examples may return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.common.errors import UsageError
+from tests.trainers.user_code import factories
+from trainers.config.data import DataConfig
+from trainers.inputs.sources import Source
+from trainers.user_code.data import load
+
+
+def loaded(name: str, **settings: Any) -> Any:
+    return load(
+        DataConfig(dataset=f"tests.trainers.user_code.factories:{name}", **settings)
+    )
+
+
+def all_of(source: Source) -> Any:
+    indices = tf.range(source.num_examples, dtype=tf.int64)
+    read = source.read(source.tensors(), indices)
+    return tf.nest.map_structure(np.asarray, read)
+
+
+@pytest.mark.parametrize("name", ["train_and_eval", "datasets"])
+def test_what_is_to_train_on_and_what_to_evaluate_on(name: str) -> None:
+    data = loaded(name)
+    features, labels = factories.arrays()
+    np.testing.assert_array_equal(all_of(data.train)[0], features[:40])
+    np.testing.assert_array_equal(all_of(data.train)[1], labels[:40])
+    np.testing.assert_array_equal(all_of(data.evaluation)[0], features[40:])
+    np.testing.assert_array_equal(all_of(data.evaluation)[1], labels[40:])
+    assert (data.input_shape, data.num_classes) == ((5,), 3)
+    assert all_of(data.train)[1].dtype == np.int64
+
+
+@pytest.mark.parametrize("name", ["arrays", "reader"])
+def test_a_part_is_held_out_if_there_is_one_of_them(name: str) -> None:
+    data = loaded(name, eval_fraction=0.25)
+    assert (data.train.num_examples, data.evaluation.num_examples) == (45, 15)
+    features = np.concatenate([all_of(data.train)[0], all_of(data.evaluation)[0]])
+    assert sorted(map(tuple, features)) == sorted(map(tuple, factories.arrays()[0]))
+    again = loaded(name, eval_fraction=0.25)
+    np.testing.assert_array_equal(all_of(again.train)[0], all_of(data.train)[0])
+
+
+def test_a_held_out_part_has_classes_in_proportion() -> None:
+    data = loaded("arrays", eval_fraction=0.25)
+    whole = np.bincount(factories.arrays()[1]) / 60
+    part = np.bincount(all_of(data.evaluation)[1], minlength=3) / 15
+    # To within one example of each class, of fifteen.
+    np.testing.assert_allclose(part, whole, atol=1 / 15)
+
+
+def test_several_arrays_of_features_and_of_labels() -> None:
+    data = loaded("several")
+    features, labels = all_of(data.train)
+    assert {name: array.shape for name, array in features.items()} == {
+        "first": (48, 2),
+        "second": (48, 3),
+    }
+    assert {name: array.shape for name, array in labels.items()} == {
+        "kind": (48,),
+        "size": (48, 1),
+    }
+    assert data.num_classes == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("endless", "without an end"),
+        ("without_labels", "not pairs of features and labels"),
+        ("unequal", "has arrays of 59 and 60 examples"),
+        ("nothing", "returned None: return"),
+        ("raising", r"failed \(KeyError: 'no such file'\)"),
+        ("missing", "has no function missing; it has "),
+    ],
+)
+def test_others_are_refused_in_words(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        loaded(name)
+    assert "\n" not in str(caught.value)

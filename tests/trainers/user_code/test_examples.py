@@ -1,0 +1,123 @@
+"""Models, data and steps of one's own, through the real entry point."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from strategies import registry
+from tests.markers import further
+from tests.processes import ROOT, run, train
+from tests.trainers.experiments.verify.mutated_projects import verify
+
+EXAMPLES = {
+    "text_classifier": ("model", "reviews"),
+    "multi_output": ("model", "digits"),
+    "consistent_digits": ("model", None),
+    "moved_from_fit": ("model", "digits"),
+}
+SAME = [
+    name
+    for name in registry.names()
+    if registry.traits(name).matches_one_device and name != "one_device"
+]
+
+
+def flags_of(example: str) -> list[str]:
+    model, dataset = EXAMPLES[example]
+    found = [f"--model=examples.{example}:{model}"]
+    return found + [f"--dataset=examples.{example}:{dataset}"] * (dataset is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "strategies"),
+    [
+        ("text_classifier", "parameter_server"),
+        further("text_classifier", "tower"),
+        ("multi_output", "parameter_server"),
+        ("consistent_digits", "mirrored"),
+        further("text_classifier", ",".join(SAME)),
+        further("multi_output", "tower,mirrored,multi_worker_mirrored"),
+        further("consistent_digits", "tower,multi_worker_mirrored,parameter_server"),
+        further("moved_from_fit", ",".join(SAME)),
+    ],
+)
+def test_an_example_trains_the_same_under_each_strategy(
+    example: str, strategies: str, tmp_path: pathlib.Path
+) -> None:
+    # What the dropout of an example draws does not depend on who computes it then.
+    extra = ["--replayable_dropout"] * (example == "moved_from_fit")
+    done, found = verify(
+        tmp_path,
+        f"--strategies={strategies}",
+        "--train_steps=6",
+        *flags_of(example),
+        *extra,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdicts = {entry["name"]: entry["verdict"] for entry in found["strategies"]}
+    for strategy in strategies.split(","):
+        own = [v for name, v in verdicts.items() if name.startswith(strategy)]
+        assert {"identical", "equivalent"} & set(own), verdicts
+        assert set(own) <= {"identical", "equivalent", "not comparable"}
+
+
+def test_a_step_of_ones_own_is_what_is_minimized_and_reported(
+    tmp_path: pathlib.Path,
+) -> None:
+    result = train(
+        tmp_path / "run", *flags_of("consistent_digits"), "--train_steps=300"
+    )
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8")
+    last = json.loads(lines.splitlines()[-1])
+    assert result["final"]["eval_accuracy"] > 0.8
+    # Loss is at least the part that the function adds.
+    assert 0 < 0.5 * last["eval_difference"] < last["eval_loss"]
+
+
+def code_of(example: str) -> list[str]:
+    """Without what comes before its imports, indentation and empty lines."""
+    text = (ROOT / "examples" / f"{example}.py").read_text(encoding="utf-8")
+    code = text[text.index("import keras") :]
+    return [line.strip() for line in code.splitlines() if line.strip()]
+
+
+def test_a_script_with_fit_moves_here_by_ten_lines() -> None:
+    before, after = map(code_of, ("plain_fit", "moved_from_fit"))
+    added = [line for line in difflib.ndiff(before, after) if line.startswith("+ ")]
+    assert 0 < len(added) <= 10, added
+
+
+def test_the_moved_script_learns_what_fit_learns(tmp_path: pathlib.Path) -> None:
+    script = [sys.executable, str(ROOT / "examples" / "plain_fit.py")]
+    fitted = subprocess.run(script, capture_output=True, text=True, check=True)
+    accuracy = float(fitted.stdout.rpartition("val_accuracy: ")[2].split()[0])
+    result = train(
+        tmp_path / "run",
+        *flags_of("moved_from_fit"),
+        *("--strategy=mirrored", "--epochs=20", "--learning_rate=0.003"),
+    )
+    # Of the same 450 held-out examples; of 450 one standard deviation is 0.8 points.
+    assert accuracy > 0.9
+    assert result["final"]["eval_accuracy"] == pytest.approx(accuracy, abs=0.04)
+
+
+def test_a_run_is_evaluated_with_the_functions_that_flags_name(
+    tmp_path: pathlib.Path,
+) -> None:
+    flags = flags_of("multi_output")
+    train(tmp_path / "run", *flags, "--train_steps=5")
+    place = ["--mode=evaluate", f"--run_dir={tmp_path / 'run'}"]
+    done = run(*place, *flags)
+    assert done.returncode == 0, done.stderr
+    assert "digit_accuracy" in done.stdout
+    refused = run(*place)
+    assert refused.returncode == 2
+    assert "names functions to run, which only flags may: add " in refused.stderr
+    assert all(flag in refused.stderr for flag in flags)

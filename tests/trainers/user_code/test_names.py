@@ -1,0 +1,97 @@
+"""Names of functions: from flags only, and refused in words if they lead nowhere."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from strategies.common.errors import UsageError
+from tests.processes import run
+from trainers.cli import flags
+from trainers.main import main
+
+FACTORIES = "tests.trainers.user_code.factories"
+MODEL = f"{FACTORIES}:subclassed"
+DATA = f"{FACTORIES}:arrays"
+
+
+def test_a_file_names_no_function_to_run(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model": MODEL, "dataset": DATA}), encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        flags.parse(["", f"--config={path}", f"--model={MODEL}"])
+    assert f"add --dataset={DATA} if you know them" in str(caught.value)
+    # What flags give comes before what the file says.
+    both = flags.parse(
+        [
+            "",
+            f"--config={path}",
+            f"--model={MODEL}",
+            "--dataset=tests.trainers.user_code.factories:other",
+        ]
+    )
+    assert both.model.model == MODEL
+    assert both.data.dataset == f"{FACTORIES}:other"
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("no_such_package.module:f", "there is no module no_such_package"),
+        (
+            "tests.trainers.user_code.no_such:f",
+            "there is no module tests.trainers.user_code.no_such",
+        ),
+        (f"{FACTORIES}:no_such", "has no function no_such; it has "),
+        (f"{FACTORIES}:not_a_model", "returned a str: return a keras.Model"),
+        (f"{FACTORIES}:raising", "failed (KeyError: 'no such file')"),
+        (f"{FACTORIES}:not_compiled", "--loss is missing"),
+        (f"{FACTORIES}:own_training", "has a train_step of its own"),
+        (f"{FACTORIES}:mean_of_a_batch", "one number for a whole batch"),
+        (f"{FACTORIES}:two_in_two_out", "failed ("),
+    ],
+)
+def test_what_leads_nowhere_is_refused_in_a_line(
+    model: str,
+    words: str,
+    tmp_path: pathlib.Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "run"
+    given = [f"--model={model}", f"--dataset={DATA}", f"--run_dir={folder}"]
+    assert main(["", "--strategy=one_device", *given]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert words in line
+    assert not folder.exists()
+
+
+def test_the_models_of_the_project_want_one_array_and_ids(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--model=mlp", "--dataset=tests.trainers.user_code.factories:several"]
+    assert main(["", "--strategy=one_device", *given]) == 2
+    assert "--model must be your own for this data set" in capfd.readouterr().err
+
+
+def test_it_is_said_if_the_model_was_compiled_with_another_optimizer(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import keras\n"
+        "def model():\n"
+        "    made = keras.Sequential([keras.layers.Dense(3)])\n"
+        "    loss = 'sparse_categorical_crossentropy'\n"
+        "    made.compile(keras.optimizers.SGD(0.5), loss)\n"
+        "    return made\n",
+        encoding="utf-8",
+    )
+    given = ["--model=mine:model", f"--dataset={DATA}", "--train_steps=2"]
+    place = f"--run_dir={tmp_path / 'run'}"
+    done = run(*given, place, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (
+        "the model was compiled with sgd with the rate 0.5, and is trained with "
+        "--optimizer=adam --learning_rate=0.001"
+    ) in done.stderr

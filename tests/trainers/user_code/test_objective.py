@@ -1,0 +1,272 @@
+"""Losses and metrics of each example come to what `fit` and `evaluate` say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.common.errors import UsageError
+from tests.trainers.user_code import factories
+from trainers.user_code.losses import objective_of
+
+
+def means(
+    model: keras.Model, features: Any, labels: Any, **given: Any
+) -> dict[str, float]:
+    predictions = model(features, training=False)
+    few = tf.nest.map_structure(lambda v: tf.constant(v[:4]), (labels, predictions))
+    objective = objective_of(model, given.get("loss"), given.get("metrics"), *few)
+    values = objective.of_predictions(labels, predictions)
+    return {name: float(tf.reduce_mean(value)) for name, value in values.items()}
+
+
+def compiled(**settings: Any) -> keras.Model:
+    model = factories.stacked()
+    model.compile(**settings)
+    return model
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss": "mse", "metrics": ["mae", "cosine_similarity"]},
+        {"loss": keras.losses.LogCosh()},
+        {"loss": lambda true, predicted: tf.abs(predicted - true)},
+        {"loss": "kl_divergence", "metrics": ["accuracy"]},
+        {
+            "loss": keras.losses.CategoricalCrossentropy(
+                from_logits=True, label_smoothing=0.1
+            ),
+            "metrics": [keras.metrics.CategoricalAccuracy(name="right")],
+        },
+        {"loss": "mse", "loss_weights": 0.5},
+    ],
+    ids=["mse", "LogCosh", "lambda", "kl", "smoothed", "weighed"],
+)
+def test_of_one_output(settings: dict[str, Any]) -> None:
+    features, labels = factories.arrays()
+    one_hot = np.eye(3, dtype=np.float32)[labels]
+    model = compiled(**settings)
+    assert_as_evaluated(model, features, one_hot)
+
+
+def test_of_ids_of_classes() -> None:
+    assert_as_evaluated(factories.subclassed(), *factories.arrays())
+
+
+def test_of_several_outputs_each_by_itself_and_weighed() -> None:
+    found = assert_as_evaluated(factories.two_in_two_out(), *factories.several())
+    assert found["loss"] == pytest.approx(
+        0.3 * found["kind_loss"] + 2 * found["size_loss"], rel=1e-6
+    )
+
+
+def test_of_outputs_in_a_list() -> None:
+    features, _ = factories.arrays()
+    inputs = keras.Input([5])
+    outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("low", "high")]
+    model = keras.Model(inputs, outputs)
+    model.compile(loss=["mse", "mae"], metrics=[["mae"], ["mse"]])
+    targets = [features[:, :1], features[:, 1:2]]
+    assert_as_evaluated(model, features, targets)
+
+
+def assert_as_evaluated(
+    model: keras.Model, features: Any, labels: Any
+) -> dict[str, float]:
+    """Keras's own figures, to rounding of sums of 60 numbers in another order."""
+    found = means(model, features, labels)
+    # In one batch: of several, Keras takes the mean of means for each output's loss.
+    expected = model.evaluate(
+        features, labels, batch_size=60, verbose=0, return_dict=True
+    )
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert len(expected) > 0
+    return found
+
+
+def test_names_of_flags_come_before_what_was_compiled() -> None:
+    features, labels = factories.arrays()
+    one_hot = np.eye(3, dtype=np.float32)[labels]
+    model = compiled(loss="mse", loss_weights=0.5, metrics=["mae"])
+    found = means(model, features, one_hot, loss="mean_absolute_error", metrics=["mse"])
+    predictions = model(features)
+    assert found == pytest.approx(
+        {
+            "loss": np.abs(predictions - one_hot).mean(),
+            "mse": np.square(predictions - one_hot).mean(),
+        },
+        rel=1e-5,
+    )
+
+
+def masked() -> keras.Model:
+    ids = keras.Input([4], dtype="int64")
+    words = keras.layers.Embedding(9, 2, mask_zero=True)(ids)
+    model = keras.Model(ids, keras.layers.Dense(1)(words))
+    model.compile(loss="mse")
+    return model
+
+
+class LastDoubled(keras.metrics.MeanAbsoluteError):
+    """A mean of something else than its function's values."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(y_true, 2 * y_pred, sample_weight)
+
+
+class Called(keras.losses.Loss):
+    """Does everything by itself."""
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return tf.reduce_mean(tf.square(y_true - y_pred), axis=-1)
+
+
+class Centred(keras.losses.Loss):
+    """Takes the mean of its batch for the label of each."""
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return tf.reduce_mean(tf.square(tf.reduce_mean(y_true, 0) - y_pred), axis=-1)
+
+
+OF_IDS = keras.losses.SparseCategoricalCrossentropy
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (factories.not_compiled, "--loss is missing"),
+        (factories.mean_of_a_batch, "one number for a whole batch"),
+        (factories.counting_metric, "is not a mean over examples"),
+        (lambda: compiled(loss={"other": "mse"}), "no loss is of an output"),
+        (
+            lambda: compiled(loss="mse", metrics=[LastDoubled()]),
+            "is not a mean over examples",
+        ),
+        (lambda: compiled(loss=Called()), "has a __call__ of its own"),
+        (lambda: compiled(loss=Centred()), "another value beside other examples"),
+        (lambda: compiled(loss=keras.losses.Dice()), "one number for a whole batch"),
+        (
+            lambda: compiled(loss=keras.losses.MeanSquaredError(reduction="none")),
+            "fit minimizes the sum over a batch and reports the mean",
+        ),
+        (lambda: compiled(loss=["mse", "mae"]), "one output and 2 losses"),
+        (
+            lambda: compiled(
+                loss="mse", metrics=[keras.metrics.MeanSquaredError("loss")]
+            ),
+            "a metric is named 'loss'",
+        ),
+    ],
+    ids=[
+        *("no loss", "mean", "AUC", "no output", "own update", "own call", "centred"),
+        *("Dice", "reduction none", "two losses", "name"),
+    ],
+)
+def test_what_has_no_value_of_each_example_is_refused(
+    make: Callable[[], keras.Model], words: str
+) -> None:
+    features, labels = factories.arrays()
+    with pytest.raises(UsageError, match=words):
+        means(make(), features, np.eye(3, dtype=np.float32)[labels])
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (
+            OF_IDS(from_logits=True, ignore_class=2),
+            "leaves some values out of its mean",
+        ),
+        (keras.losses.Circle(), "leaves some values out of its mean"),
+    ],
+    ids=["ignored", "pairs"],
+)
+def test_losses_that_leave_examples_out_are_refused(loss: Any, words: str) -> None:
+    """`fit` divides by the number of those that count in the whole batch."""
+    with pytest.raises(UsageError, match=words):
+        means(compiled(loss=loss), *factories.arrays())
+
+
+def words_of_all(y_true: Any, y_pred: Any) -> Any:
+    """As losses of sequences are often written."""
+    return keras.losses.sparse_categorical_crossentropy(
+        tf.reshape(y_true, [-1]), tf.reshape(y_pred, [-1, 3]), from_logits=True
+    )
+
+
+def same_shape(y_true: Any, y_pred: Any) -> Any:
+    """A metric of Booleans."""
+    return tf.equal(tf.argmax(y_pred, axis=-1), tf.cast(y_true, tf.int64))
+
+
+@pytest.mark.parametrize(
+    ("settings", "labels_of"),
+    [
+        ({"loss": words_of_all}, lambda words: words),
+        ({"loss": "crossentropy", "metrics": ["accuracy"]}, lambda words: words),
+        ({"loss": ["mse"], "metrics": ["mae", "mae"]}, lambda words: np.eye(3)[words]),
+        ({"loss": OF_IDS(reduction="sum")}, lambda words: words[..., np.newaxis]),
+        (
+            {
+                "loss": OF_IDS(),
+                "metrics": [same_shape],
+                "weighted_metrics": ["accuracy"],
+            },
+            lambda words: words.astype(np.float64),
+        ),
+    ],
+    ids=["flat", "named by shape", "in a list", "summed", "boolean"],
+)
+def test_of_words(settings: dict[str, Any], labels_of: Callable[[Any], Any]) -> None:
+    """Outputs [n, t, k], of which `fit` takes the mean over all words."""
+    rng = np.random.default_rng(3)
+    features = rng.standard_normal((60, 4, 5)).astype(np.float32)
+    words = rng.integers(0, 3, (60, 4))
+    inputs = keras.Input([4, 5])
+    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(inputs))
+    model.compile(**settings)
+    assert_as_evaluated(model, features, labels_of(words))
+
+
+@pytest.mark.parametrize(
+    "loss", [factories.guide_loss, factories.column_loss, "mse", "huber"]
+)
+@pytest.mark.parametrize("is_column", [False, True])
+def test_of_labels_of_one_number(loss: Any, is_column: bool) -> None:
+    features, labels = factories.numbers()
+    model = factories.one_number(loss, metrics=["mae"])
+    labels = labels[:, np.newaxis] if is_column else labels
+    assert_as_evaluated(model, features, labels)
+
+
+def test_a_sum_is_that_over_the_global_batch() -> None:
+    """A replica with 2 of 8 examples returns values whose mean over 8 is the sum."""
+    features, labels = factories.numbers()
+    model = factories.summed()
+    predictions = model(features)
+    few = tf.constant(labels[:4]), predictions[:4]
+    objective = objective_of(model, None, None, *few)
+    values = objective.of_predictions(labels[:2], predictions[:2], 8)["loss"]
+    squares = np.square(labels[:2] - predictions[:2, 0])
+    np.testing.assert_allclose(values, 8 * squares, rtol=1e-6)
+
+
+def test_labels_of_another_output_are_refused() -> None:
+    features, labels = factories.several()
+    labels["length"] = labels.pop("size")
+    with pytest.raises(
+        UsageError, match="no labels of output 'size'; it has labels of"
+    ):
+        means(factories.two_in_two_out(), features, labels)
+
+
+def test_an_output_of_which_a_part_does_not_count_is_refused() -> None:
+    ids = np.array([[1, 2, 0, 0]])
+    with pytest.raises(UsageError, match="has a mask"):
+        means(masked(), ids, np.zeros([1, 4, 1], np.float32))

@@ -1,0 +1,125 @@
+"""Layers, models and variables that a module has made belong to the run's strategy."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+
+from tests.conformance.harness import Layout, Subject, small_config
+from tests.processes import run, train
+from tests.trainers.user_code import outside
+
+FACTORIES = (
+    "unbuilt_layer",
+    "built_layer",
+    "layer_of_a_subclass",
+    "variable",
+    "whole",
+    "backbone",
+    "subclassed",
+    "not_called",
+    "once",
+)
+LAYOUT = Layout(num_examples=48, global_batch_size=12)
+
+
+def subject(strategy: str, name: str, num_replicas: int) -> Subject:
+    """Of a module as if it had just been imported."""
+    keras.utils.set_random_seed(7)
+    importlib.reload(outside)
+    return Subject.of(
+        small_config(
+            strategy=strategy,
+            num_replicas=num_replicas,
+            model=f"tests.trainers.user_code.outside:{name}",
+            dataset="tests.trainers.user_code.factories:arrays",
+            dtype="float64" if name == "once" else "float32",
+            # Which differ with the number of replicas, as they are to.
+            switch_off=("dropout", "batch_normalization"),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        *((name, "mirrored") for name in FACTORIES),
+        ("backbone", "tower"),
+        *(
+            pytest.param(name, "tower", marks=pytest.mark.exhaustive)
+            for name in FACTORIES
+            if name != "backbone"
+        ),
+    ],
+)
+def test_they_are_trained_as_on_one_device(name: str, strategy: str) -> None:
+    several = subject(strategy, name, 2)
+    initial = [weight.numpy() for weight in several.assembly.model.weights]
+    found = several.run(LAYOUT, num_steps=4)
+    expected = subject("one_device", name, 1).run(LAYOUT, num_steps=4)
+    # "The same training": 1e-5 in float32.
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-5)
+    for one, other in zip(found.variables, expected.variables, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5 * np.linalg.norm(other))
+    assert any((a != b).any() for a, b in zip(initial, found.variables, strict=True))
+
+
+def test_they_keep_the_weights_that_the_module_gave_them() -> None:
+    several = subject("mirrored", "variable", 2)
+    (scale,) = [v for v in several.assembly.model.weights if v is outside.SCALE]
+    np.testing.assert_array_equal(scale.numpy(), [1, 2, 3, 4, 5])
+    assert len(scale.value.values) == 2
+
+
+def test_the_seed_of_the_run_decides_what_a_module_makes(
+    tmp_path: pathlib.Path,
+) -> None:
+    flags = (
+        "--model=tests.trainers.user_code.outside:whole",
+        "--dataset=tests.trainers.user_code.factories:arrays",
+        *("--train_steps=2", "--global_batch_size=8"),
+    )
+    first = train(tmp_path / "first", *flags, "--strategy=mirrored", "--seed=3")
+    again = train(tmp_path / "again", *flags, "--strategy=tower", "--seed=3")
+    assert first["initial_weights_sha256"] == again["initial_weights_sha256"]
+
+
+@pytest.mark.parametrize("name", ["whole", "built_layer", "layer_of_a_subclass"])
+def test_an_export_has_what_was_trained(name: str, tmp_path: pathlib.Path) -> None:
+    """Which is a model of its own, though its layers were in use by the run's."""
+    done = run(
+        f"--model=tests.trainers.user_code.outside:{name}",
+        *("--dataset=tests.trainers.user_code.factories:arrays", "--export=keras"),
+        *("--strategy=mirrored", "--train_steps=4", "--global_batch_size=8"),
+        f"--run_dir={tmp_path / 'run'}",
+    )
+    if name == "layer_of_a_subclass":
+        assert done.returncode == 2, done.stderr
+        assert "make all layers inside of the function" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    exported = keras.saving.load_model(tmp_path / "run" / "export" / "last.keras")
+    assert exported.count_params() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_they_are_trained_by_several_processes(tmp_path: pathlib.Path) -> None:
+    done = run(
+        *("--mode=verify", "--train_steps=5", "--global_batch_size=12"),
+        "--strategies=multi_worker_mirrored,parameter_server",
+        *("--model=tests.trainers.user_code.outside:backbone", "--dtype=float64"),
+        # Without it the masks of its dropout depend on the number of replicas.
+        *(
+            "--dataset=tests.trainers.user_code.factories:arrays",
+            "--replayable_dropout",
+        ),
+        f"--run_dir={tmp_path / 'verified'}",
+    )
+    text = (tmp_path / "verified" / "verify.json").read_text(encoding="utf-8")
+    assert done.returncode == 0, (done.stdout, json.loads(text))

@@ -1,0 +1,232 @@
+"""Models and data that cannot be trained: tests.trainers.user_code.unfit:NAME."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.trainers.user_code import factories
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return factories.arrays()
+
+
+class Unordered:
+    """Has a length and examples, but not as arrays, like a loader of PyTorch."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([])
+
+
+class NoCall(keras.Model):
+    """Is used by a training step of its own, and never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(3)
+
+    def train_step(self, data: Any) -> Any:
+        return {"loss": self.hidden(data[0])}
+
+
+class OwnEvaluation(factories.Nested):
+    def test_step(self, data: Any) -> Any:
+        return {}
+
+
+def strings() -> Any:
+    return np.array([["a", "b"]] * 60), factories.arrays()[1]
+
+
+def string_labels() -> Any:
+    return factories.arrays()[0], np.array(["cat", "dog", "bird"])[
+        factories.arrays()[1]
+    ]
+
+
+def objects_of_strings() -> Any:
+    return np.array([["a", "b"]] * 60, dtype=object), factories.arrays()[1]
+
+
+def complex_numbers() -> Any:
+    features, labels = factories.arrays()
+    return features + np.complex64(1j), labels
+
+
+def alone() -> Any:
+    return factories.arrays()[0]
+
+
+def triple() -> Any:
+    return *factories.arrays(), np.ones(60)
+
+
+def two_triples() -> Any:
+    return triple(), triple()
+
+
+def batches() -> Any:
+    return Batches()
+
+
+def two_of_batches() -> Any:
+    return Batches(), Batches()
+
+
+def generator() -> Any:
+    yield from zip(*factories.arrays(), strict=True)
+
+
+def loader() -> Any:
+    return Unordered(), Unordered()
+
+
+def dates() -> Any:
+    return np.array(["2020-01-01"] * 60, dtype="datetime64[D]"), factories.arrays()[1]
+
+
+def ragged() -> Any:
+    return tf.ragged.constant([[1.0, 2.0], [3.0]] * 30), factories.arrays()[1]
+
+
+def ragged_lists() -> Any:
+    return [[1.0, 2.0], [3.0]] * 30, factories.arrays()[1]
+
+
+def sparse() -> Any:
+    return tf.sparse.from_dense(factories.arrays()[0]), factories.arrays()[1]
+
+
+def dataset_of_sparse() -> Any:
+    return tf.data.Dataset.from_tensor_slices(sparse())
+
+
+def dataset_of_ragged() -> Any:
+    return tf.data.Dataset.from_tensor_slices(ragged())
+
+
+def dataset_of_several_shapes() -> Any:
+    def examples() -> Any:
+        yield np.zeros(2, np.float32), 0
+        yield np.zeros(3, np.float32), 1
+
+    kinds = (tf.TensorSpec([None]), tf.TensorSpec([], tf.int64))
+    return tf.data.Dataset.from_generator(examples, output_signature=kinds)
+
+
+def no_numbers() -> Any:
+    return np.zeros([60, 0], np.float32), factories.arrays()[1]
+
+
+def labels_from_minus_one() -> Any:
+    features, labels = factories.arrays()
+    return features, labels - 1
+
+
+def labels_in_a_column() -> Any:
+    features, labels = factories.arrays()
+    return features, labels[:, None] + 7
+
+
+def labels_not_a_number() -> Any:
+    features, labels = factories.arrays()
+    return features, np.where(labels == 1, np.nan, labels.astype(np.float32))
+
+
+def more_classes_to_evaluate() -> Any:
+    features, labels = factories.arrays()
+    return (features, labels), (features, labels + 5)
+
+
+def read_with_more_classes() -> Any:
+    """Labels that are known once they are read."""
+    number, read = factories.reader()
+
+    def read_more(indices: tf.Tensor) -> Any:
+        features, labels = read(indices)
+        return features, labels + 5
+
+    return number, read_more
+
+
+def two_kinds_with_more_classes() -> Any:
+    features, labels = factories.several()
+    return features, {**labels, "kind": labels["kind"] + 1}
+
+
+def ends_well() -> Any:
+    sys.exit(0)
+
+
+def ends_as_if_diverged() -> Any:
+    sys.exit(3)
+
+
+def ends_otherwise() -> Any:
+    raise GeneratorExit
+
+
+def colorful() -> Any:
+    raise ValueError("\x1b[1mbold\x1b[0m words")
+
+
+def ending_layer() -> keras.Model:
+    class Ending(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            sys.exit(0)
+
+    model = keras.Sequential([Ending(), keras.layers.Dense(3)])
+    model.compile(loss="mse")
+    return model
+
+
+def frozen() -> keras.Model:
+    model = factories.subclassed()
+    model.trainable = False
+    return model
+
+
+def connected() -> keras.Model:
+    model = factories.stacked()
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def too_few_outputs() -> keras.Model:
+    model = factories.stacked(2)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def a_class() -> Any:
+    return factories.Nested
+
+
+def without_call() -> keras.Model:
+    return NoCall()
+
+
+def own_evaluation() -> keras.Model:
+    model = OwnEvaluation()
+    model.compile(loss="sparse_categorical_crossentropy")
+    return model
+
+
+def for_others() -> keras.Model:
+    """Takes other inputs by name than the data has."""
+    model = keras.Model(inputs := keras.Input([5], name="third"), inputs)
+    model.compile(loss="mse")
+    return model
