@@ -115,6 +115,10 @@ class TrainingParts:
         whole_epochs = per_epoch * -(-_FEWEST_STEPS_BETWEEN_EVALUATIONS // per_epoch)
         return max(min(whole_epochs, self.train_steps // _FEWEST_EVALUATIONS), 1)
 
+    def applied_steps(self) -> int:
+        """Returns the number of applied updates."""
+        return int(self.step.numpy())
+
     def batches(self, first_step: int) -> GlobalBatches:
         """Returns the training batches from a step to the end of the run.
 
