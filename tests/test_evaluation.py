@@ -19,7 +19,8 @@ from tests.event_files import read_events
 from tests.further import chosen
 from tests.processes import metrics_of, result_of, train
 from trainers.config.config import Config
-from trainers.loop.builder import TrainingParts, assemble, create_strategy
+from trainers.loop.builder import assemble, create_strategy
+from trainers.loop.parts import TrainingParts
 
 SMALL = ("--model=mlp", "--hidden_units=8", "--histogram_every_steps=none")
 REGRESSION = (

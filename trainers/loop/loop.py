@@ -20,7 +20,7 @@ from trainers.run_dir.train_state import TrainCounters
 
 if TYPE_CHECKING:
     # Processes that only start runs import this module, and no TensorFlow.
-    from trainers.loop.builder import TrainingParts
+    from trainers.loop.parts import TrainingParts
 
 # Limits a call even if a step takes almost no time.
 _MOST_STEPS_PER_CALL = 10_000

@@ -24,8 +24,8 @@ from trainers.fault_tolerance.non_finite import Diagnosis, require_finite_weight
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.fault_tolerance.rollback import agree_on_step
 from trainers.fault_tolerance.watchdog import Watchdog
-from trainers.loop.builder import TrainingParts
 from trainers.loop.loop import Always, At, Callback, Every, StepEvent, When, run_loop
+from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.null_reporter import NullReporter
 from trainers.run_dir.run_dir import RunDir

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from strategies.common.console import Console
 from strategies.common.write_errors import WriteErrorReporter
-from trainers.loop.builder import TrainingParts
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
+from trainers.loop.parts import TrainingParts
 from trainers.model.confusion_matrix import CONFUSION_MATRIX, draw_confusion
 from trainers.model.gradient_noise_scale import ReplicaStatistics
 from trainers.model.update import HISTOGRAMS, RECORDED

@@ -8,9 +8,9 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import DivergedError, NotSavedError
 from strategies.common.types import LoopFunction
-from trainers.loop.builder import TrainingParts
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
+from trainers.loop.parts import TrainingParts
 
 
 class NullReporter:

@@ -13,9 +13,9 @@ from strategies.common.errors import DivergedError, NotSavedError
 from strategies.common.types import LoopFunction
 from strategies.common.write_errors import WriteErrorReporter, disk_error
 from trainers.fault_tolerance.rollback import Rollbacks
-from trainers.loop.builder import TrainingParts
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
+from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.metrics_writer import MetricsWriter, in_words
 from trainers.reporting.null_reporter import NullReporter

@@ -21,7 +21,7 @@ from strategies.base import Communication
 from strategies.cluster.spec import Cluster
 from strategies.common.private_apis import flat_layers
 from strategies.devices.assignment import cpu_model
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.run_description import variable_bytes
 from trainers.run_dir.checkpoints import weights_sha256
