@@ -19,7 +19,8 @@ from strategies.common.types import (
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import CPU, take_devices
 from strategies.inner_loop.input import StepChunks
-from strategies.inner_loop.loop import InnerLoop, Step
+from strategies.inner_loop.loop import InnerLoop
+from strategies.inner_loop.step import Step
 
 
 class ModelParallel(Strategy):

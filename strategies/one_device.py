@@ -20,7 +20,8 @@ from strategies.common.types import (
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import replica_devices
 from strategies.inner_loop.input import StepChunks
-from strategies.inner_loop.loop import InnerLoop, Step
+from strategies.inner_loop.loop import InnerLoop
+from strategies.inner_loop.step import Step
 
 
 class OneDevice(Strategy):

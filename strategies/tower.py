@@ -38,9 +38,10 @@ from strategies.config import StrategyConfig
 from strategies.devices.assignment import CPU, replica_devices
 from strategies.inner_loop.async_towers import AsynchronousTowers, TowerInput
 from strategies.inner_loop.input import StepChunks
-from strategies.inner_loop.loop import InnerLoop, Step
+from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import sum_gradients, sum_structures
 from strategies.inner_loop.sharding import take_shard
+from strategies.inner_loop.step import Step
 
 
 class Tower(Strategy):

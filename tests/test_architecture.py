@@ -133,6 +133,41 @@ def test_only_flags_reads_the_command_line() -> None:
     assert readers == {"trainers/cli/flags.py"} | TOOLS
 
 
+COLLECTIVES = ("broadcast_from_chief", "settle", "agree_on_step")
+
+
+def test_only_the_training_program_calls_collectives() -> None:
+    """So that a reporter that does nothing leaves no other task waiting."""
+    callers = {
+        name_of(path)
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if path.is_relative_to(ROOT / "trainers")
+        and isinstance(node, ast.Call)
+        and ast.unparse(node.func).rpartition(".")[2] in COLLECTIVES
+    }
+    assert callers == {
+        "trainers/modes/training_run.py",
+        # `agree_on_step`, which the training program calls.
+        "trainers/fault_tolerance/rollback.py",
+    }
+
+
+def test_the_reporter_of_the_chief_does_what_the_other_only_names() -> None:
+    def methods(module: str, name: str) -> set[str]:
+        (found,) = (
+            node
+            for node in tree_of(ROOT / "trainers" / "reporting" / module).body
+            if isinstance(node, ast.ClassDef) and node.name == name
+        )
+        return {node.name for node in found.body if isinstance(node, ast.FunctionDef)}
+
+    null = methods("null_reporter.py", "NullReporter")
+    real = methods("reporter.py", "Reporter")
+    assert null <= real
+    assert {name for name in real if not name.startswith("_")} <= null
+
+
 def test_only_summaries_writes_event_files() -> None:
     writers = {
         name_of(path)

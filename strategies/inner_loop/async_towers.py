@@ -28,13 +28,14 @@ from strategies.common.types import (
     Update,
 )
 from strategies.inner_loop.input import IndexedInput
-from strategies.inner_loop.loop import InnerLoop, Step
+from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.staleness import (
     REPORTED,
     apply_then_count,
     joined,
     read_then_compute,
 )
+from strategies.inner_loop.step import Step
 
 # Number of pieces of a call for each tower. With few long pieces all towers would wait
 # for the last piece at the end of a call. Many short pieces would cost time in Python,

@@ -1,21 +1,19 @@
 """Inner loop: many steps inside the runtime for each call.
 
-Python calls the inner loop from the outer loop. Synchronous strategies differ in how a
-step computes and sums replica outputs, and in where the update runs. This module has
-the loop around a step, which is the same for all of them.
+Python calls the inner loop from the outer loop. This module has the loop around a step
+(`strategies.inner_loop.step`), which is the same for all synchronous strategies.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.common.types import (
-    Batch,
     ReplicaFunction,
     ReplicaOutputs,
     StepFuture,
@@ -24,47 +22,15 @@ from strategies.common.types import (
     SyncedFlags,
     Update,
 )
-from strategies.inner_loop.input import PrefetchedChunks, StepInput, Steps, Taken
-from strategies.inner_loop.reduction import totals
+from strategies.inner_loop.input import Steps, Taken
 from strategies.inner_loop.results import (
-    NOT_FINITE,
-    NOTHING,
-    OWN_TOTALS,
     START,
     WAIT,
     CompletedSteps,
     Packing,
-    in_a_vector,
-    proposal,
     step_results,
 )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Step:
-    """Parts of one step of a synchronous strategy.
-
-    Each strategy chooses the type of its sums: plain replica outputs, or values that
-    exist once for every replica.
-
-    Attributes:
-      all_reduce_gradients: Function that runs a replica step on every replica and sums
-        the replica outputs.
-      apply: Function that runs the update on the sum, in the right context, and returns
-        the values to report.
-      first: Function that returns the sum on the first replica, as plain tensors.
-      input: Source of the batches.
-      reported: Names of the values that `apply` returns.
-      apply_if: Function that applies the update where the weights are, if a bool scalar
-        is true, and reports nothing. It replaces `apply`.
-    """
-
-    all_reduce_gradients: Callable[[ReplicaFunction, Any], Any]
-    apply: Callable[[Update, Any], Mapping[str, tf.Tensor]]
-    first: Callable[[Any], ReplicaOutputs]
-    input: StepInput = dataclasses.field(default_factory=PrefetchedChunks)
-    reported: tuple[str, ...] = ()
-    apply_if: Callable[[Update, Any, tf.Tensor], None] | None = None
+from strategies.inner_loop.step import Step, apart, run_step
 
 
 class InnerLoop:
@@ -161,23 +127,27 @@ class InnerLoop:
             return _State(*state).finite & (_State(*state).attempted < num_steps)
 
         def run(loop_state: Sequence[Any], taken: Taken) -> _State:
-            # The order of a step: compute and sum, check, observe, apply, report.
             state = _State(*loop_state)
-            replica_step = self._with_proposal(local_flags)
-            summed = self._step.all_reduce_gradients(replica_step, taken.batch)
-            sums, changes, finite = self._examine(summed)
             # Only the last step of a call is observed.
             is_last = tf.equal(state.attempted, num_steps - 1)
-            details = self._look(summed, tf.where(is_last, observe, 0), state.details)
-            reported = self._apply_if(finite, summed, changes)
+            level = tf.where(is_last, observe, 0)
+            outputs = run_step(
+                self._step,
+                self._replica_step,
+                self._update,
+                taken.batch,
+                local_flags,
+                lambda summed: self._observe(summed, level, state.details),
+            )
             clock = {START: taken.start, WAIT: taken.wait}
-            packed = self._figures.pack({**sums, **reported, **clock})
-            num_done, finite = self._done(sums, finite)
+            packed = self._figures.pack({**outputs.metrics, **clock})
+            # A batch that is computed again has the same position, so that its figures
+            # are written over these.
             return _State(
-                attempted=state.attempted + num_done,
-                finite=finite,
+                attempted=state.attempted + outputs.num_done,
+                finite=outputs.finite,
                 figures=state.figures.write(state.attempted, packed),
-                details=details,
+                details=outputs.details,
             )
 
         steps = Steps(
@@ -196,42 +166,22 @@ class InnerLoop:
         outputs = state.attempted, state.finite, figures, stop, state.details, norm
         return outputs, left
 
-    def _with_proposal(self, local_flags: tf.Tensor) -> ReplicaFunction:
-        """Returns the replica step with this process's proposed values in its sums."""
-
-        def step(batch: Batch) -> ReplicaOutputs:
-            shares = self._replica_step(batch)
-            return shares._replace(sums={**shares.sums, **proposal(local_flags)})
-
-        return step
-
-    def _done(
-        self, sums: Mapping[str, tf.Tensor], finite: tf.Tensor
-    ) -> tuple[tf.Tensor | int, tf.Tensor]:
-        """Returns how many steps that was, and whether the loop may go on.
-
-        None, if it is to be computed again: the next turn of the loop has the batch of
-        the same position, and writes its figures over these.
-        """
-        again = None if self._update is None else self._update.again(sums, finite)
-        if again is None:
-            return 1, finite
-        return 1 - tf.cast(again, tf.int32), finite | again
-
-    def _look(self, summed: Any, observe: tf.Tensor, details: tf.Tensor) -> tf.Tensor:
+    def _observe(
+        self, summed: ReplicaOutputs, level: tf.Tensor, details: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns a description of the update, or earlier details if not requested."""
         update = self._update
         if update is None:
             return details
-        look = _apart(
-            lambda shares, with_histograms: self._details.pack(
-                update.observe(shares, with_histograms)
+        describe = apart(
+            lambda outputs, with_histograms: self._details.pack(
+                update.observe(outputs, with_histograms)
             )
         )
-        shares = self._step.first(summed)
-        with_histograms = observe >= int(SummaryLevel.CLOSELY)
+        with_histograms = level >= int(SummaryLevel.CLOSELY)
         return tf.cond(
-            observe >= int(SummaryLevel.NORMS),
-            lambda: look(shares, with_histograms),
+            level >= int(SummaryLevel.NORMS),
+            lambda: describe(summed, with_histograms),
             lambda: details,
             name="look",
         )
@@ -249,49 +199,6 @@ class InnerLoop:
             lambda: tf.cast(update.weight_norm(), tf.float64),
             lambda: tf.zeros([], tf.float64),
         )
-
-    def _examine(
-        self, summed: Any
-    ) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor]:
-        """Returns the sums, the totals of the changes, and whether all are finite."""
-        # Evaluation has no changes, and local SGD sends its own totals as a sum.
-        shares = self._step.first(summed)
-        sums = dict(shares.sums)
-        changes = sums.pop(OWN_TOTALS, None)
-        if self._update is None:
-            changes = tf.zeros([0], tf.float64)
-        elif changes is None:
-            changes = totals(shares)
-        numbers = in_a_vector([*sums.values(), changes])
-        return sums, changes, tf.reduce_all(tf.math.is_finite(numbers))
-
-    def _apply_if(
-        self, finite: tf.Tensor, summed: Any, changes: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
-        update = self._update
-        if update is None:
-            return {}
-
-        if self._step.apply_if is not None:
-            self._step.apply_if(update, summed, finite)
-            nothing = tf.constant(NOTHING, tf.float64)
-            first = tf.cond(finite, lambda: nothing, lambda: _first_not_finite(changes))
-            return {NOT_FINITE: first}
-
-        def apply() -> list[tf.Tensor]:
-            reported = self._step.apply(update, summed)
-            values = [tf.cast(reported[n], tf.float64) for n in self._step.reported]
-            return [tf.constant(NOTHING, tf.float64), *values]
-
-        def leave() -> list[tf.Tensor]:
-            zeros = [tf.zeros([], tf.float64)] * len(self._step.reported)
-            return [_first_not_finite(changes), *zeros]
-
-        # The condition stands outside every replica's own function, because
-        # MirroredStrategy cannot merge replicas inside a branch of one.
-        names = (NOT_FINITE, *self._step.reported)
-        results = tf.cond(finite, apply, leave, name="update")
-        return dict(zip(names, results, strict=True))
 
 
 class _State(NamedTuple):
@@ -320,24 +227,6 @@ def _initial(num_steps: tf.Tensor) -> _State:
         figures=tf.TensorArray(tf.float64, num_steps, element_shape=[None]),
         details=tf.zeros([0], tf.float64),
     )
-
-
-def _apart(function: Callable[..., Any]) -> Any:
-    """Returns a function that stays one operation in the graph of its caller."""
-    # TensorFlow visits every operation of a branch that is not taken, to mark the next
-    # one as dead. Observing a step had 400 operations, which took 14 of the 148
-    # microseconds of each step of a 5-10-2 network.
-    return tf.function(
-        function, autograph=False, experimental_attributes={"_noinline": True}
-    )
-
-
-@_apart
-def _first_not_finite(numbers: tf.Tensor) -> tf.Tensor:
-    """Returns the index of the first number that is not finite, or NOTHING, float64."""
-    places = tf.where(~tf.math.is_finite(numbers))[:, 0]
-    first = tf.concat([places, [NOTHING]], axis=0)[0]
-    return tf.cast(first, tf.float64)
 
 
 # Specification of `loop_arguments`.

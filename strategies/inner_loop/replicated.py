@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from strategies.common.private_apis import gather_by_key
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Update
-from strategies.inner_loop.loop import InnerLoop, Step
+from strategies.inner_loop.loop import InnerLoop
+from strategies.inner_loop.step import Step
 
 OwnShard = Callable[[Any, tf.distribute.ReplicaContext], Batch]
 SumOverReplicas = Callable[

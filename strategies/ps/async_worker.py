@@ -15,8 +15,8 @@ from strategies.common.types import (
     Update,
 )
 from strategies.inner_loop.input import IndexedInput
-from strategies.inner_loop.loop import Step
 from strategies.inner_loop.staleness import changes_of, reads_after
+from strategies.inner_loop.step import Step
 from strategies.ps.applied_steps import AppliedSteps
 from strategies.ps.tensor_packing import sent
 

@@ -30,8 +30,9 @@ from strategies.common.types import (
     Update,
 )
 from strategies.inner_loop.input import IndexedInput
-from strategies.inner_loop.loop import InnerLoop, Step
+from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import scaled
+from strategies.inner_loop.step import Step
 from strategies.ps.async_coordinator import WorkerInput
 from strategies.ps.gradient_queues import GradientQueues
 from strategies.ps.step_tokens import StepTokens

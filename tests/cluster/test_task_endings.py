@@ -155,6 +155,20 @@ def test_every_task_of_a_completed_run_ends_with_0(
         ]
 
 
+def test_every_task_of_a_complete_run_that_is_resumed_ends_with_0(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Also when only the chief can know that no step is left."""
+    flags = (*SMALL, "--train_steps=20")
+    for resume in ((), ("--resume=auto",)):
+        with started(tmp_path, "multi_worker_mirrored", *flags, *resume) as tasks:
+            assert tasks.exit_codes() == all_of(tasks, 0)
+            assert tasks.error_lines() == {name: [] for name in tasks.started}
+            output = {name: t.output_lines() for name, t in tasks.started.items()}
+    assert "is complete at step 20" in " ".join(output["worker-0"])
+    assert output["worker-1"] == []
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_task_of_a_diverged_run_ends_with_3(
     strategy: str, tmp_path: pathlib.Path

@@ -12,7 +12,8 @@ from models.base import Build, Examples, ModelSpec, PerExample, Settings
 from strategies import registry
 from strategies.cluster.spec import Cluster
 from trainers.inputs.sources import ArraySource, Data
-from trainers.loop.builder import TrainingParts, assemble_parts
+from trainers.loop.builder import assemble_parts
+from trainers.loop.parts import TrainingParts
 
 from tests.conformance.harness import small_config  # isort: skip
 

@@ -19,12 +19,8 @@ from trainers.config.config import Config
 from trainers.inputs.batches import SourceBatches
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Source
-from trainers.loop.builder import (
-    TrainingParts,
-    assemble,
-    assemble_parts,
-    create_strategy,
-)
+from trainers.loop.builder import assemble, assemble_parts, create_strategy
+from trainers.loop.parts import TrainingParts
 
 NUM_STEPS = 30
 REPLICAS = (1, 2, 3, 4)

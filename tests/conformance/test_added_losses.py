@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import alone_and_uneven, same_training
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 
 # 10 = 8 + 2: the second batch of an epoch is too small for three.
 # The factors are exact in binary: Keras keeps them in single precision.

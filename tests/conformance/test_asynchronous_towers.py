@@ -25,7 +25,7 @@ from tests.event_files import read_events
 from tests.markers import chosen, further
 from trainers.config.config import Config
 from trainers.experiments.verify.arms import is_comparable
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 from trainers.main import main
 
 # Far more than two threads take to meet, so that a test fails rather than hangs.

@@ -15,7 +15,8 @@ from tests.conformance.test_same_training import TOLERANCES
 from tests.markers import chosen
 from trainers.inputs.augmentation import DistortedImages
 from trainers.inputs.sources import ArraySource, Data
-from trainers.loop.builder import TrainingParts, assemble_parts, create_strategy
+from trainers.loop.builder import assemble_parts, create_strategy
+from trainers.loop.parts import TrainingParts
 
 NUM_STEPS = 8
 SEVERAL_REPLICAS = chosen(

@@ -18,7 +18,7 @@ from tests.conformance.custom import assemble_custom, assemble_model
 from tests.conformance.harness import subjects
 from tests.markers import chosen
 from trainers.fault_tolerance.non_finite import Diagnosis
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 
 # The last batch of an epoch is smaller, and leaves some replicas without examples.
 NUM_EXAMPLES, GLOBAL_BATCH_SIZE = 43, 8

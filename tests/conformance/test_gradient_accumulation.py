@@ -32,7 +32,7 @@ from tests.conformance.test_sparse_gradients import (
 )
 from tests.conformance.test_sparse_gradients import reference as sparse_reference
 from tests.markers import chosen, further
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 
 # 24 examples in 3 x 3 parts, 10 in 3 x 3, and the last one of 97 alone: parts of
 # unequal size, more parts than examples, and replicas without any.

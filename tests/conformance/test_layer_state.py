@@ -21,7 +21,7 @@ from tests.conformance.harness import (
     uneven,
 )
 from tests.markers import chosen, further
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 
 NUM_STEPS = 5
 # 26 = 3 x 8 + 2: the last batch leaves one of three replicas without an example.

@@ -33,7 +33,7 @@ from tests.conformance.test_sparse_gradients import (
 )
 from tests.conformance.test_sparse_gradients import reference as sparse_reference
 from tests.markers import further
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 
 FEATURES = np.random.default_rng(2).normal(1, 2, size=(30, 6)).astype(np.float32)
 

@@ -30,7 +30,7 @@ from tests.conformance.test_same_training import (
     spec_of,
 )
 from tests.markers import chosen, further
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 from trainers.main import main
 
 AVERAGING = [

@@ -25,7 +25,7 @@ from tests.conformance.harness import (
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from tests.markers import chosen
 from trainers.fault_tolerance.tensorflow_errors import refusal_of
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 from trainers.model.replica_invariant_dropout import ReplayableDropout, keep, key_of
 
 SEVERAL_REPLICAS = chosen(

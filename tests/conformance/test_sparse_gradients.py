@@ -22,7 +22,7 @@ from tests.conformance.harness import (
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from tests.markers import further
 from trainers.config.config import Config
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 
 # Clips always, so that a norm in which a row counts twice shows.
 ADAGRAD = {"optimizer": "adagrad", "learning_rate": 0.1, "clip_global_norm": 0.05}

@@ -14,7 +14,8 @@ from tests.conformance.harness import in_one_process, small_config
 from tests.conformance.test_same_training import TOLERANCES
 from tests.trainers.inputs.record_factory import write_folder
 from trainers.config.config import Config
-from trainers.loop.builder import TrainingParts, assemble, create_strategy
+from trainers.loop.builder import assemble, create_strategy
+from trainers.loop.parts import TrainingParts
 
 NUM_STEPS = 9
 

@@ -269,10 +269,7 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
             return registry.load(strategy).serve(
                 config.strategy, cluster, folder.shutdown_path()
             )
-    # Only the chief runs the requested mode; the other workers follow its decisions.
-    mode = config.run.mode if cluster.is_chief else "follow"
-    if cluster.job == EVALUATOR:
-        mode = "evaluator"
+    mode = "evaluator" if cluster.job == EVALUATOR else config.run.mode
     run = getattr(importlib.import_module(f"trainers.modes.{mode}"), mode)
     if not cluster.addresses:
         return run(config, cluster, console)

@@ -7,6 +7,7 @@ import math
 import keras
 import numpy as np
 
+from strategies.common.errors import DivergedError
 from strategies.common.types import StepResults
 from trainers.model.layer_state import LayerState
 
@@ -56,6 +57,22 @@ class Diagnosis:
         # In the model's order, so that the earliest layer is named.
         in_order = (found.get(id(variable)) for variable in self._model.weights)
         return next((words for words in in_order if words is not None), None)
+
+
+def require_finite_weights(model: keras.Model, step: int) -> None:
+    """Checks that all weights are finite after a step.
+
+    Args:
+      model: Model to check.
+      step: Number of applied updates.
+
+    Raises:
+      DivergedError: A weight is not finite.
+    """
+    # The loss only shows it at the next step, which is too late for a checkpoint.
+    for weight in model.weights:
+        if not is_finite(weight):
+            raise DivergedError(step, f"{weight.path} is not finite after")
 
 
 def is_finite(variable: keras.Variable) -> bool:

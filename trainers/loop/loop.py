@@ -9,14 +9,18 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from strategies.common.errors import DivergedError
-from strategies.common.types import LoopFunction, StepResults, SummaryLevel, SyncedFlags
+from strategies.common.types import StepResults, SummaryLevel, SyncedFlags
 from trainers.loop.timing import Clock
 from trainers.run_dir.train_state import TrainCounters
+
+if TYPE_CHECKING:
+    # Processes that only start runs import this module, and no TensorFlow.
+    from trainers.loop.parts import TrainingParts
 
 # Limits a call even if a step takes almost no time.
 _MOST_STEPS_PER_CALL = 10_000
@@ -147,42 +151,33 @@ class StepsPerLoop:
 
 
 def run_loop(
-    loop_function: LoopFunction,
+    parts: TrainingParts,
     batches: Any,
-    *,
-    first_step: int,
-    last_step: int,
-    call_length: StepsPerLoop,
     callbacks: Sequence[When],
     clock: Clock,
-    tally: TrainCounters,
-    stop_requested: Callable[[], bool] = lambda: False,
-    step_delay_seconds: float = 0.0,
-    diagnose: Callable[[StepResults], str] = lambda results: "something diverged at",
+    counters: TrainCounters,
+    diagnose: Callable[[StepResults], str],
+    stop_requested: Callable[[], bool],
 ) -> None:
-    """Trains from one step to another.
+    """Trains from the present step to the last one.
 
     Args:
-      loop_function: Inner training loop.
-      batches: Input of the inner loop, which begins with the batch of `first_step`.
-      first_step: Number of updates already applied.
-      last_step: Number of applied updates at the return.
-      call_length: Maximum number of steps in a call; a call also ends at the next step
-        at which a callback is due.
+      parts: Parts of the run, with the inner loop.
+      batches: Input of the inner loop, which begins with the batch of the present step.
       callbacks: Callbacks with their triggers; due callbacks run in this order.
       clock: Clock that records the time of training and of its input.
-      tally: Counters of the run, which include a diverged step.
-      stop_requested: Function that returns whether this process was asked to stop; all
-        processes learn of it with the next step.
-      step_delay_seconds: Delay added to every step and counted in its duration, in
-        seconds.
+      counters: Counters of the run, which include a diverged step.
       diagnose: Function that describes the values that were not finite in a step that
         was not applied.
+      stop_requested: Function that returns whether this process was asked to stop; all
+        processes learn of it with the next step.
 
     Raises:
       DivergedError: A loss or gradient was not finite; the update was not applied.
     """
-    step = first_step
+    length = parts.config.length
+    call_length = StepsPerLoop(length.steps_per_loop, parts.strategy.call_seconds)
+    step, last_step = parts.applied_steps(), parts.train_steps
     step_seconds = 0.0
     while step < last_step:
         stop, observe = _until_due(callbacks, step, last_step, call_length.steps)
@@ -192,11 +187,12 @@ def run_loop(
             local_flags = SyncedFlags(
                 stop_requested=float(stop_requested()), step_seconds=step_seconds
             )
-            results = loop_function(batches, stop - step, observe, local_flags).fetch()
-            if step_delay_seconds:
-                results = _delayed(results, step_delay_seconds)
+            future = parts.loop_function(batches, stop - step, observe, local_flags)
+            results = future.fetch()
+            if length.step_delay_milliseconds:
+                results = _delayed(results, 1e-3 * length.step_delay_milliseconds)
         clock.add("input", float(results.input_seconds.sum()))
-        tally.add(results)
+        counters.add(results)
         step += results.applied_steps
         # The inner loop stops early only at a step with a value that is not finite.
         if step < stop:
@@ -204,15 +200,15 @@ def run_loop(
         # The median ignores a single slow step.
         step_seconds = float(np.median(results.step_seconds))
         call_length.learn(results.agreed.step_seconds)
-        report = StepEvent(
+        event = StepEvent(
             step=step,
             last_step=last_step,
             results=results,
             call_seconds=timer.seconds,
         )
         for when in callbacks:
-            if when.is_due(report):
-                when.hook(report)
+            if when.is_due(event):
+                when.hook(event)
 
 
 def _until_due(

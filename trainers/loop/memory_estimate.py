@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from strategies.common.private_apis import copies_of, flat_layers
 from strategies.devices.gpu import load_driver, total_memory_mib
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 from trainers.pipeline_parallel.build import Pipeline
 
 # Number of bits to shift by, and the name of the unit.

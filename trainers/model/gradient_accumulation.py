@@ -46,8 +46,6 @@ class Accumulation:
         self._num_micro_batches = num_micro_batches
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
-        if self._num_micro_batches == 1:
-            return self._step(batch)
         step = self._step.with_current_weights()
         # At least one micro-batch, so that a replica without rows contributes zeros of
         # the right shapes.

@@ -26,13 +26,14 @@ from strategies.launcher.network_isolation import network_of_its_own
 from trainers.cli.launch import plan_of
 from trainers.cli.role import cluster_of
 from trainers.config.config import Config
-from trainers.loop.builder import TrainingParts, assemble, create_strategy
+from trainers.loop.builder import assemble, create_strategy
 from trainers.loop.memory_estimate import (
     capacity_of,
     estimate_memory,
     largest,
     warning_of,
 )
+from trainers.loop.parts import TrainingParts
 from trainers.modes.doctor_hints import Means, what_is_slow
 from trainers.modes.node_card import (
     collect_node_info,

@@ -16,7 +16,7 @@ from trainers.config.optimizer import OptimizerConfig
 from trainers.config.run import LengthConfig
 from trainers.config.user_code import check_given
 from trainers.loop.builder import assemble, create_strategy
-from trainers.reporting.reporter import in_words
+from trainers.reporting.metrics_writer import in_words
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.export import read_keras
 from trainers.run_dir.run_dir import RunDir

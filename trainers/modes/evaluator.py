@@ -18,10 +18,11 @@ from strategies.common.write_errors import WriteErrorReporter
 from strategies.config import StrategyConfig
 from trainers.config.config import Config
 from trainers.fault_tolerance.preemption import PreemptionSignals
-from trainers.loop.builder import TrainingParts, assemble, create_strategy
+from trainers.loop.builder import assemble, create_strategy
 from trainers.loop.evaluation import Evaluated
+from trainers.loop.parts import TrainingParts
 from trainers.model.confusion_matrix import CONFUSION_MATRIX, draw_confusion
-from trainers.reporting.reporter import in_words
+from trainers.reporting.metrics_writer import in_words
 from trainers.reporting.tensorboard import EVALUATOR, Summaries
 from trainers.reporting.tracking.event_copies import EventCopies, check_target
 from trainers.run_dir.checkpoint_manifest import DamagedError

@@ -1,8 +1,4 @@
-"""Metrics of the steps between two lines of metrics.jsonl.
-
-They are means of losses and metrics, step times, staleness and the idle time of
-pipeline stages.
-"""
+"""Measurements of a run, each counted once after a call of the inner loop."""
 
 from __future__ import annotations
 
@@ -14,9 +10,54 @@ import numpy as np
 
 from trainers.loop.evaluation import means_over_examples
 from trainers.loop.loop import StepEvent
+from trainers.loop.timing import Clock
 from trainers.model.gradient_noise_scale import without_statistics
 from trainers.pipeline_parallel.build import Pipeline
-from trainers.pipeline_parallel.schedule import idle_share_of_equal_stages
+from trainers.reporting.pipeline_idle import PipelineIdleMeter
+from trainers.run_dir.train_state import TrainCounters
+
+
+class RunMetrics:
+    """All measurements of a run. A callback.
+
+    Attributes:
+      clock: Wall time by kind of work.
+      counters: Numbers of steps and examples, which the outer loop counts, because they
+        include steps that diverge.
+      throughput: Speed of the run.
+      window: Losses, metrics and times since the last line of metrics.jsonl.
+      staleness: Staleness since the last line.
+      idle: Idle time of pipeline stages since the last line.
+      run_staleness: Staleness of the run.
+      run_idle: Idle time of pipeline stages of the run.
+    """
+
+    def __init__(self, clock: Clock, pipeline: Pipeline | None):
+        self.clock = clock
+        self.counters = TrainCounters()
+        self.throughput = ThroughputMeter()
+        self.window = MetricsWindow()
+        self.staleness, self.run_staleness = Staleness(), Staleness()
+        self.idle, self.run_idle = (
+            PipelineIdleMeter(pipeline),
+            PipelineIdleMeter(pipeline),
+        )
+
+    def __call__(self, event: StepEvent) -> None:
+        self.throughput(event)
+        self.window(event)
+        for meter in (self.staleness, self.run_staleness, self.idle, self.run_idle):
+            meter(event)
+
+    def begin_window(self, sums: Mapping[str, float] | None = None) -> None:
+        """Starts the steps of the next line of metrics.jsonl.
+
+        Args:
+          sums: Sums of a checkpoint inside the window; None for zero.
+        """
+        self.window.restore(sums or {})
+        self.staleness.reset()
+        self.idle.reset()
 
 
 class MetricsWindow:
@@ -150,86 +191,33 @@ def _distribution(counts: Counter[int]) -> dict[str, Any]:
     }
 
 
-class PipelineIdleMeter:
-    """Idle time of each pipeline stage within steps. A callback.
+# Calls at the start of a run, which are slower than the rest.
+_WARM_UP_CALLS = 2
 
-    The time of a step reaches from the start of its first task on any stage to the end
-    of the last one. A stage is idle in this time except during its own tasks. Reading
-    examples and the weight update are not included. On devices that share the cores of
-    a processor, a task that waits for a core counts as work.
-    """
 
-    def __init__(self, pipeline: Pipeline | None):
-        self._pipeline = pipeline
-        self.reset()
+class ThroughputMeter:
+    """Step times and speed of a run, without its first calls. A callback."""
 
-    def reset(self) -> None:
-        """Starts a new interval."""
-        num_stages = len(self._pipeline.stages) if self._pipeline else 0
-        self._busy_seconds = np.zeros(num_stages)
-        self._seconds = 0.0
+    def __init__(self) -> None:
+        self._step_seconds: list[np.ndarray] = []
+        self._examples_per_second: list[float] = []
 
     def __call__(self, report: StepEvent) -> None:
-        results = report.results
-        if results.stage_busy_seconds is None or results.pipeline_seconds is None:
-            return
-        # [attempted, stages] -> [stages].
-        self._busy_seconds += results.stage_busy_seconds.sum(axis=0)
-        self._seconds += float(results.pipeline_seconds.sum())
+        self._step_seconds.append(report.results.step_seconds)
+        examples = report.results.sums["examples"].sum()
+        self._examples_per_second.append(float(examples / report.call_seconds))
 
-    def summary(self) -> dict[str, Any] | None:
-        """Returns idle fractions from 0 to 1 and their theoretical value.
-
-        The result is None for a model without pipeline stages.
-        """
-        pipeline = self._pipeline
-        if pipeline is None or not self._seconds:
-            return None
-        idle = self._idle_shares()
+    def summary(self) -> dict[str, Any]:
+        """Returns the median speed over calls and percentiles of the step times."""
+        # At least one call remains.
+        skip = min(_WARM_UP_CALLS, max(len(self._step_seconds) - 1, 0))
+        if not self._step_seconds:
+            return {"examples_per_second": None, "step_milliseconds": None}
+        milliseconds = 1e3 * np.concatenate(self._step_seconds[skip:])
+        percentiles = np.percentile(milliseconds, (50, 90, 99))
         return {
-            "num_micro_batches": pipeline.num_micro_batches,
-            "idle_share": float(idle.mean()),
-            "idle_share_of_equal_stages": self._idle_share_of_equal_stages(pipeline),
-            "stages": [
-                {
-                    "device": stage.device,
-                    "idle_share": float(share),
-                    "layers": list(stage.layers),
-                }
-                for stage, share in zip(pipeline.stages, idle, strict=True)
-            ],
+            "examples_per_second": float(np.median(self._examples_per_second[skip:])),
+            "step_milliseconds": dict(
+                zip(("p50", "p90", "p99"), map(float, percentiles), strict=True)
+            ),
         }
-
-    def scalars(self) -> dict[str, float]:
-        """Returns the idle fractions by tag, for TensorBoard and metrics.jsonl."""
-        pipeline = self._pipeline
-        if pipeline is None or not self._seconds:
-            return {}
-        idle = {
-            f"idle_share/stage_{index}": float(share)
-            for index, share in enumerate(self._idle_shares())
-        }
-        equal = self._idle_share_of_equal_stages(pipeline)
-        return {**idle, "idle_share/of_equal_stages": equal}
-
-    def in_words(self) -> str | None:
-        """Returns one line for the terminal; None without pipeline stages."""
-        pipeline = self._pipeline
-        if pipeline is None or not self._seconds:
-            return None
-        shares = ", ".join(f"{share:.0%}" for share in self._idle_shares())
-        return (
-            f"stages idle {shares} of the time; equally long ones would be "
-            f"{self._idle_share_of_equal_stages(pipeline):.0%} with "
-            f"{pipeline.num_micro_batches} micro-batches"
-        )
-
-    def _idle_shares(self) -> np.ndarray:
-        """Returns the idle fraction of each stage."""
-        # [stages].
-        return 1 - self._busy_seconds / self._seconds
-
-    def _idle_share_of_equal_stages(self, pipeline: Pipeline) -> float:
-        return idle_share_of_equal_stages(
-            len(pipeline.stages), pipeline.num_micro_batches
-        )

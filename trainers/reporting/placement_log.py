@@ -12,7 +12,7 @@ from strategies.common.console import Console
 from strategies.common.private_apis import graphs_collected
 from strategies.common.types import LoopFunction, StepFuture, SummaryLevel, SyncedFlags
 from strategies.inner_loop.results import CompletedSteps
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 from trainers.reporting.run_description import short_name, variable_placements
 from trainers.reporting.tensorboard import Summaries, table
 

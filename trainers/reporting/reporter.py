@@ -1,408 +1,269 @@
-"""Files of a run, and the callbacks that write them."""
+"""Reporter of the chief: the files of a run and what is printed about it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import keras
-import numpy as np
+import tensorflow as tf
 
+from strategies.cluster.spec import Cluster
 from strategies.common.console import Console, ProgressMetrics
-from strategies.common.errors import NotSavedError
-from strategies.common.write_errors import WriteErrorReporter
+from strategies.common.errors import DivergedError, NotSavedError
+from strategies.common.types import LoopFunction
+from strategies.common.write_errors import WriteErrorReporter, disk_error
 from trainers.fault_tolerance.rollback import Rollbacks
-from trainers.loop.builder import TrainingParts
-from trainers.loop.loop import Always, StepEvent, When
-from trainers.loop.timing import Clock
-from trainers.model.confusion_matrix import CONFUSION_MATRIX, draw_confusion
-from trainers.model.gradient_noise_scale import ReplicaStatistics
-from trainers.model.rng import seed_states
-from trainers.model.update import HISTOGRAMS, RECORDED
-from trainers.reporting.metrics import MetricsWindow, PipelineIdleMeter, Staleness
-from trainers.reporting.model_summaries import Inspection
-from trainers.reporting.profiler import Profile
-from trainers.reporting.run_description import hyperparameters
-from trainers.reporting.tensorboard import EVAL, TRAIN, Summaries
+from trainers.loop.evaluation import Evaluated
+from trainers.loop.loop import StepEvent
+from trainers.loop.parts import TrainingParts
+from trainers.reporting.metrics import RunMetrics
+from trainers.reporting.metrics_writer import MetricsWriter, in_words
+from trainers.reporting.null_reporter import NullReporter
+from trainers.reporting.placement_log import PlacementRecorder, write_placements
+from trainers.reporting.recorded_step import record_step
+from trainers.reporting.result import ALWAYS_FINAL, Origin, build_result, versions
+from trainers.reporting.run_description import tensorboard_command
+from trainers.reporting.startup_report import print_startup_report
+from trainers.reporting.tracking.base import code_version
 from trainers.reporting.tracking.tracking import Tracking
-from trainers.reporting.turns import require_finite_weights, turns
-from trainers.run_dir.checkpoints import Checkpoints
+from trainers.run_dir.checkpoints import Checkpoints, weights_sha256
 from trainers.run_dir.export import BEST, LAST, Exports
 from trainers.run_dir.run_dir import RunDir
-from trainers.run_dir.step_recording import RecordedStep, Recording, unique_names
-from trainers.run_dir.train_state import TrainCounters
-
-_PICTURES_OF_A_RUN = 10
 
 
-class Reporter:
-    """Owner of a run's files and of their contents."""
+class Reporter(NullReporter):
+    """Writer of a run's folder."""
+
+    # Made by `begin`, once there is a folder to write to.
+    _writer: MetricsWriter
 
     def __init__(
         self,
-        assembly: TrainingParts,
-        folder: RunDir,
-        checkpoints: Checkpoints,
+        parts: TrainingParts,
+        cluster: Cluster,
         console: Console,
-        clock: Clock,
-        tally: TrainCounters,
-        rollbacks: Rollbacks,
-        outside: Tracking,
+        folder: RunDir,
+        tracking: Tracking,
+        metrics: RunMetrics,
     ):
-        self._assembly = assembly
+        """Stores its parts, and computes the digest of the initial weights.
+
+        Args:
+          parts: Parts of the run, before a checkpoint is restored.
+          cluster: This process's place in the cluster.
+          console: Output of the process.
+          folder: Folder of the run.
+          tracking: Trackers of the run.
+          metrics: Measurements of the run.
+        """
+        super().__init__(parts, cluster, console)
+        report, guard = parts.config.report, parts.config.guard
         self._folder = folder
-        self._checkpoints = checkpoints
-        # Checkpoints and summaries fail and recover independently of each other.
-        self._saving, self._logging = (
-            WriteErrorReporter(console),
-            WriteErrorReporter(console),
+        self._tracking = tracking
+        self._metrics = metrics
+        self._origin = Origin(weights_sha256(parts.model), code_version())
+        self._checkpoints = Checkpoints(
+            folder.checkpoints,
+            model=parts.model,
+            optimizer=parts.optimizer,
+            step=parts.step,
+            keep=report.keep_checkpoints,
+            replica_state=parts.strategy.replica_state(),
         )
-        self._console = console
-        self._clock = clock
-        self._tally = tally
-        self._rollbacks = rollbacks
-        self._outside = outside
-        self._interval = MetricsWindow()
-        self._staleness = Staleness()
-        self._bubble = PipelineIdleMeter(assembly.pipeline)
-        self._replica_statistics = ReplicaStatistics()
-        self._recording = Recording(folder.path)
-        self._inspection = Inspection(assembly.model, assembly.data)
-        self._exports: Exports | None = None
-        if assembly.config.report.export:
-            self._exports = Exports(
-                folder.exports,
-                assembly.config.report.export,
-                assembly.model,
-                assembly.rebuild,
-            )
+        self._rollbacks = Rollbacks(
+            self._checkpoints,
+            parts.learning_rate_scale,
+            guard.most_rollbacks,
+            console.warn,
+        )
+        # State of the restored checkpoint; None for a run that has just begun.
+        self._restored: Mapping[str, Any] | None = None
+        # Checkpoints, exports and summaries fail and recover independently.
+        self._saving = WriteErrorReporter(console)
         self._exporting = WriteErrorReporter(console)
-        self._least_eval_loss = math.inf
-        self.summaries = Summaries(folder.tensorboard, self._logging)
-        self._profile = Profile(folder.tensorboard, self._logging)
-        self._has_dashboards = False
-        self.final: dict[str, float] = {}
+        self._exports = Exports(
+            folder.exports, report.export or (), parts.model, parts.rebuild
+        )
 
-    def callbacks(self) -> list[When]:
-        """Returns the callbacks in the order in which they run.
+    @property
+    def num_rollbacks(self) -> int:
+        return self._rollbacks.count
 
-        The checkpoint is last, when all other files of the step are written.
-        """
-        return [
-            Always(self._interval),
-            Always(self._staleness),
-            Always(self._bubble),
-            Always(self._show_progress),
-            *turns(
-                self._assembly.config.report,
-                self._assembly.eval_every_steps,
-                record=self._record,
-                write_metrics=self._write_metrics,
-                write_histograms=self._write_histograms,
-                evaluate=self._evaluate,
-                save_checkpoint=lambda _: self.save_checkpoint(),
-                profile=self._profile.turn,
-                settle=self._assembly.strategy.settle,
-                meet=lambda: self._assembly.strategy.broadcast_from_chief([]),
+    def restore_newest(self) -> bool:
+        if self._folder.holds_a_run:
+            self._restored = self._checkpoints.restore_newest(self._console.warn)
+        self._rollbacks.restore(self._restored or {})
+        step = self._parts.applied_steps()
+        # A run without a result, such as one killed in its last checkpoint, still
+        # writes one.
+        if step < self._parts.train_steps or self._folder.read_result() is None:
+            return False
+        self._console.say(
+            f"{self._folder.path} is complete at step {step}: nothing to do."
+        )
+        return True
+
+    def begin(self, first_step: int) -> None:
+        parts, folder, metrics = self._parts, self._folder, self._metrics
+        folder.begin(parts.config, first_step)
+        self._checkpoints.remove_unfinished()
+        self._console.open_log(folder.log_path(self._cluster.task))
+        print_startup_report(parts, folder, first_step, self._console)
+        self._writer = MetricsWriter(
+            parts, self._console, folder, self._tracking, metrics
+        )
+        metrics.counters.attempted_steps = first_step
+        metrics.counters.examples_seen = parts.order.first_example_of_step(first_step)
+        if self._restored is not None:
+            self._restore_reports(self._restored)
+        self._tracking.begin(parts, folder, versions())
+
+    def _restore_reports(self, state: Mapping[str, Any]) -> None:
+        """Restores measurements from a checkpoint, and values from metrics.jsonl."""
+        self._metrics.begin_window(state.get("interval_sums"))
+        self._metrics.counters.restore(state.get("tally", {}))
+        self._writer.restore()
+
+    def describe(self, graph: tf.Graph) -> None:
+        with self._metrics.clock.measure("summary"):
+            self._writer.describe(graph)
+
+    def record_placement(self, loop_function: LoopFunction) -> LoopFunction:
+        if not self._parts.config.device.log_device_placement:
+            return loop_function
+        return PlacementRecorder(
+            loop_function,
+            lambda placed: write_placements(
+                placed,
+                self._parts,
+                self._console,
+                str(self._folder.log_path(self._cluster.task)),
+                self._writer.summaries,
             ),
-        ]
+        )
 
-    def state(self) -> dict[str, Any]:
-        """Returns the state that a checkpoint keeps in addition to variables."""
-        return {
-            "interval_sums": self._interval.sums(),
-            "tally": self._tally.state(),
-            **self._rollbacks.state(),
-        }
+    def start_progress(self, first_step: int) -> None:
+        self._console.start_progress(first_step, self._parts.train_steps)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restores the state of a checkpoint and the values of the existing metrics.
+    def show_progress(self, event: StepEvent) -> None:
+        results = event.results
+        examples = float(results.sums["examples"].sum())
+        figures = ProgressMetrics(
+            loss=float(results.sums["loss"].sum()) / examples,
+            # Speed of this call only; metrics.jsonl has the mean of the window.
+            examples_per_second=examples / event.call_seconds,
+            step_seconds=event.call_seconds / results.applied_steps,
+        )
+        self._console.advance(event.step, event.last_step, figures)
 
-        Args:
-          state: State from the checkpoint.
-        """
-        self._interval.restore(state.get("interval_sums", {}))
-        self._tally.restore(state.get("tally", {}))
-        for row in self._folder.read_metrics():
-            self.final.update(_final_values(row))
-            self._is_best(row.get("eval_loss"))
+    def profile(self, event: StepEvent) -> None:
+        self._writer.profile(event)
 
-    def go_back(self, state: Mapping[str, Any], step: int) -> None:
-        """Discards the reports that follow the checkpoint of a rollback.
+    def record_step(self, event: StepEvent) -> None:
+        with self._metrics.clock.measure("summary"):
+            record_step(event, self._parts, self._folder.path)
 
-        Args:
-          state: State from the restored checkpoint.
-          step: Step of the restored checkpoint.
-        """
-        self._console.stop_progress()
-        self._folder.drop_metrics_after(step)
-        self.final = {}
-        self._least_eval_loss = math.inf
-        self._staleness.reset()
-        self._bubble.reset()
-        self.restore(state)
+    def write_metrics(self, event: StepEvent) -> None:
+        with self._metrics.clock.measure("summary"):
+            self._writer.write_metrics(event)
+
+    def write_histograms(self, event: StepEvent) -> None:
+        with self._metrics.clock.measure("summary"):
+            self._writer.write_histograms(event)
+
+    def write_evaluation(self, event: StepEvent, evaluated: Evaluated) -> None:
+        if self._writer.write_evaluation(event, evaluated):
+            self._export(BEST)
+        # The final summary of the run prints the last evaluation.
+        if not event.is_last:
+            words = in_words(evaluated.means)
+            self._console.say(f"eval  | step {event.step:>7} | {words}")
 
     def save_checkpoint(self) -> None:
-        """Saves a checkpoint of the current state.
+        step = self._parts.applied_steps()
+        state = {
+            "interval_sums": self._metrics.window.sums(),
+            "tally": self._metrics.counters.state(),
+            **self._rollbacks.state(),
+        }
+        what = f"the checkpoint of step {step} cannot be written"
+        if self._saving.attempt(what, lambda: self._checkpoints.save(state)):
+            self._saving.end("checkpoints")
 
-        A full disk causes a warning; the run continues and tries again at the next
-        checkpoint.
+    def roll_back(self, error: DivergedError) -> int | None:
+        self._restored = self._rollbacks.go_back(error)
+        return None if self._restored is None else self._parts.applied_steps()
 
-        Raises:
-          DivergedError: a weight is not finite; the checkpoints before are kept.
-          FolderGoneError: the folder of the run is gone.
-        """
-        # Otherwise TensorFlow would make a new one, without what makes it a run.
+    def resume_after_rollback(self, step: int) -> None:
+        self._console.stop_progress()
+        self._folder.drop_metrics_after(step)
+        self._restore_reports(self._restored or {})
+
+    def require_folder(self) -> None:
+        # TensorFlow would make a new one, without the other files of the run.
         self._folder.require()
-        with self._clock.measure("checkpoint"):
-            step = int(self._assembly.step.numpy())
-            require_finite_weights(self._assembly.model, step)
-            what = f"the checkpoint of step {step} cannot be written"
-            if self._saving.attempt(what, lambda: self._checkpoints.save(self.state())):
-                self._saving.end("checkpoints")
 
     def require_saved(self) -> None:
-        """Checks that the last checkpoint could be written.
-
-        Raises:
-          NotSavedError: The last checkpoint could not be written.
-        """
         if self._saving.words is not None:
             kept = max(self._checkpoints.steps(), default=None)
             raise NotSavedError(self._folder.path, self._saving.words, kept)
 
     def export_last(self) -> None:
-        """Writes the model at the end of training, if `--export` is given."""
         self._export(LAST)
 
-    def tell_result(self, result: Mapping[str, Any]) -> None:
-        """Sends the result of the run to the trackers.
-
-        Args:
-          result: Content of result.json.
-        """
-        self._outside.end(result)
-
-    def close(self) -> None:
-        self._describe_dashboards(("accuracy", "loss"))
-        self._profile.close()
-        self.summaries.close()
-
-    def _show_progress(self, report: StepEvent) -> None:
-        results = report.results
-        examples = float(results.sums["examples"].sum())
-        figures = ProgressMetrics(
-            loss=float(results.sums["loss"].sum()) / examples,
-            # Speed of this call only; metrics.jsonl has the mean of the interval.
-            examples_per_second=examples / report.call_seconds,
-            step_seconds=report.call_seconds / results.applied_steps,
-        )
-        self._console.advance(report.step, report.last_step, figures)
-
-    def _record(self, report: StepEvent) -> None:
-        with self._clock.measure("summary"):
-            results = report.results
-            recorded = RecordedStep(
-                # With `--record_steps` each call has one step, so the last one is the
-                # only one.
-                loss=float(results.sums["loss"][-1]),
-                examples=int(results.sums["examples"][-1]),
-                random_layers=len(seed_states(self._assembly.model)),
-                gradients={
-                    name.removeprefix(RECORDED): values
-                    for name, values in results.details.items()
-                    if name.startswith(RECORDED)
-                },
-                weights=_values(self._assembly.model.trainable_variables),
-                layer_state=_values(self._assembly.layer_state.variables),
-                metrics={
-                    name: float(sums[-1])
-                    for name, sums in results.sums.items()
-                    if name not in ("loss", "examples") and np.ndim(sums[-1]) == 0
-                },
-            )
-            self._recording.write(report.step, recorded)
-
-    def _write_metrics(self, report: StepEvent) -> None:
-        with self._clock.measure("summary"):
-            means = self._interval.means()
-            milliseconds = self._interval.milliseconds()
-            speed = self._interval.examples_per_second()
-            of_replicas = self._replica_statistics.scalars(report.results)
-            norms = {
-                name: float(value)
-                for name, value in report.results.details.items()
-                # Histograms and recorded gradients are arrays, not scalars.
-                if not name.startswith((HISTOGRAMS, RECORDED))
-            }
-            scalars = {
-                **means,
-                **norms,
-                "learning_rate": self._learning_rate(report.step),
-                "examples_per_second": speed,
-                **{f"step_milliseconds/{k}": v for k, v in milliseconds.items()},
-                **self._staleness.scalars(),
-                **self._bubble.scalars(),
-                **of_replicas,
-            }
-            self._write_scalars(TRAIN, scalars, report.step)
-            histogram = self._staleness.histogram()
-            if histogram is not None:
-                self.summaries.histograms({"staleness": histogram}, report.step)
-            row = {
-                "step": report.step,
-                **{f"train_{name}": value for name, value in means.items()},
-                **norms,
-                "learning_rate": scalars["learning_rate"],
-                "examples_per_second": speed,
-                "step_milliseconds": milliseconds,
-                "staleness": self._staleness.summary(),
-                **self._bubble.scalars(),
-                **of_replicas,
-                "seconds": self._clock.seconds(),
-            }
-            self._append_metrics(row)
-        self.final["train_loss"] = means["loss"]
-        self._interval.reset()
-        self._staleness.reset()
-        self._bubble.reset()
-
-    def _write_scalars(
-        self, split: str, values: Mapping[str, float], step: int
-    ) -> None:
-        self.summaries.scalars(split, values, step)
-        self._outside.log(split, values, step)
-
-    def _append_metrics(self, row: Mapping[str, Any]) -> None:
-        """Appends a line to metrics.jsonl and flushes the summaries of the same step.
-
-        Args:
-          row: Line of metrics.jsonl.
-        """
-        what = f"lines of {self._folder.path}/metrics.jsonl cannot be written"
-        written = self._logging.attempt(what, lambda: self._folder.append_metrics(row))
-        if self.summaries.flush() and written:
-            self._logging.end("metrics and summaries")
-
-    def _learning_rate(self, step: int) -> float:
-        """Returns the learning rate of the update that led to a step."""
-        # The first update, which leads to step 1, uses the rate of step 0.
-        return float(self._assembly.learning_rate(step - 1))
-
-    def _write_histograms(self, report: StepEvent) -> None:
-        with self._clock.measure("summary"):
-            gradients = {
-                name: rows
-                for name, rows in report.results.details.items()
-                if name.startswith(HISTOGRAMS)
-            }
-            histograms = {**gradients, **self._inspection.histograms()}
-            self.summaries.histograms(histograms, report.step)
-
-    def _evaluate(self, report: StepEvent) -> None:
-        with self._clock.measure("eval"):
-            means, confusion = self._assembly.evaluation.run()
-        with self._clock.measure("summary"):
-            # TensorBoard cannot draw values that are not finite.
-            finite = {name: v for name, v in means.items() if math.isfinite(v)}
-            self._write_scalars(EVAL, finite, report.step)
-            self._describe_dashboards(list(means))
-            counts = {}
-            if confusion is not None:
-                counts = {f"eval_{CONFUSION_MATRIX}": confusion.tolist()}
-            if self._are_pictures_due(report):
-                self._write_pictures(confusion, report.step)
-            self._append_metrics(
-                {
-                    "step": report.step,
-                    **{f"eval_{name}": value for name, value in finite.items()},
-                    **counts,
-                    "seconds": self._clock.seconds(),
-                }
-            )
-        self.final.update({f"eval_{name}": value for name, value in means.items()})
-        if self._is_best(means.get("loss")):
-            self._export(BEST)
-        # The final summary of the run prints the last evaluation.
-        if not report.is_last:
-            self._console.say(f"eval  | step {report.step:>7} | {in_words(means)}")
-
-    def _describe_dashboards(self, metrics: Sequence[str]) -> None:
-        """Says once what TensorBoard's dashboards show, when the metrics are known."""
-        if not self._has_dashboards:
-            self._has_dashboards = True
-            self.summaries.layout(metrics)
-            self.summaries.hparam_columns(
-                list(hyperparameters(self._assembly)), metrics
-            )
-
-    def _write_pictures(self, confusion: np.ndarray | None, step: int) -> None:
-        grid = self._inspection.sample_grid()
-        if grid is not None:
-            self.summaries.image(EVAL, "samples", grid, step)
-        if confusion is not None:
-            picture = draw_confusion(confusion, self._assembly.data.class_names)
-            self.summaries.image(EVAL, CONFUSION_MATRIX, picture, step)
-
-    def _are_pictures_due(self, report: StepEvent) -> bool:
-        """Whether a tenth of the run has ended since the evaluation before.
-
-        TensorBoard shows ten pictures of a tag, and drawing them takes longer than
-        evaluating a small data set. It depends on steps alone, so that a run that is
-        continued draws the same.
-        """
-        between = self._assembly.eval_every_steps or report.step
-        tenth = max(report.last_step // _PICTURES_OF_A_RUN, 1)
-        before = max(report.step - between, 0)
-        return report.is_last or report.step // tenth > before // tenth
-
-    def _is_best(self, eval_loss: float | None) -> bool:
-        """Records an evaluation loss and returns whether it is the lowest so far.
-
-        Args:
-          eval_loss: Evaluation loss; None without an evaluation.
-        """
-        # Comparisons with nan are False, so nan is never the best loss.
-        if eval_loss is None or not eval_loss < self._least_eval_loss:
-            return False
-        self._least_eval_loss = eval_loss
-        return True
-
     def _export(self, name: str) -> None:
-        exports = self._exports
-        if exports is None:
+        if not self._parts.config.report.export:
             return
-        with self._clock.measure("checkpoint"):
+        with self._metrics.clock.measure("checkpoint"):
             what = f"{self._folder.exports}/{name} cannot be written"
-            if self._exporting.attempt(what, lambda: exports.write(name)):
+            if self._exporting.attempt(what, lambda: self._exports.write(name)):
                 self._exporting.end("exports")
 
+    def fail(self, error: DivergedError | NotSavedError) -> None:
+        self._console.fail(str(error))
 
-def _values(variables: Sequence[keras.Variable]) -> dict[str, np.ndarray]:
-    names = unique_names([variable.path for variable in variables])
-    return {
-        name: variable.numpy() for name, variable in zip(names, variables, strict=True)
-    }
+    def write_result(self, status: str) -> bool:
+        self._console.stop_progress()
+        self._writer.close()
+        result = build_result(
+            self._parts,
+            self._cluster,
+            self._metrics,
+            status=status,
+            final=self._writer.final,
+            rollbacks=self._rollbacks.count,
+            origin=self._origin,
+        )
+        self._tracking.end(result)
+        try:
+            self._folder.write_result(result)
+        except OSError as error:
+            words = disk_error(error)
+            if words is None:
+                raise
+            # A failed run has already printed its cause, which may be the same disk.
+            if status != "failed":
+                self._console.fail(
+                    f"result.json could not be written ({words}): free space on the "
+                    f"disk of {self._folder.path}, then finish with --resume=auto."
+                )
+            return False
+        return True
 
-
-def _final_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """What `final` of result.json has of a line of metrics.jsonl."""
-    return {
-        name: value
-        for name, value in row.items()
-        if (name == "train_loss" or name.startswith("eval_"))
-        # The confusion matrix is none.
-        and isinstance(value, float)
-    }
-
-
-def in_words(means: Mapping[str, float]) -> str:
-    """Losses and metrics on one line."""
-    return " | ".join(f"{name} {_shown(value)}" for name, value in means.items())
-
-
-def _shown(value: float) -> str:
-    """Formats four decimals, or four digits of very small and very large values."""
-    is_usual = value == 0 or 0.01 <= abs(value) < 100_000
-    return f"{value:.4f}" if is_usual else f"{value:.4g}"
+    def print_summary(self, status: str) -> None:
+        # In the order of result.json.
+        final = {**dict.fromkeys(ALWAYS_FINAL), **self._writer.final}
+        measured = {name: value for name, value in final.items() if value is not None}
+        line = f"{status} | step {self._parts.applied_steps()}"
+        self._console.say(f"{line} | {in_words(measured)}" if measured else line)
+        speed = self._metrics.throughput.summary()
+        if speed["step_milliseconds"]:
+            self._console.say(
+                f"speed     {speed['examples_per_second']:,.1f} examples/s, "
+                f"{speed['step_milliseconds']['p50']:.2f} ms/step"
+            )
+        idle = self._metrics.run_idle.in_words()
+        if idle is not None:
+            self._console.say(f"pipeline  {idle}")
+        self._console.say(f"run       {self._folder.path}")
+        self._console.say(f"look at   {tensorboard_command(self._folder)}")

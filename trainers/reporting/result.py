@@ -10,7 +10,7 @@ import platform
 import re
 import resource
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -21,45 +21,10 @@ from strategies.base import Communication
 from strategies.cluster.spec import Cluster
 from strategies.common.private_apis import flat_layers
 from strategies.devices.assignment import cpu_model
-from trainers.loop.builder import TrainingParts
-from trainers.loop.loop import StepEvent
-from trainers.loop.timing import Clock
-from trainers.reporting.metrics import PipelineIdleMeter, Staleness
+from trainers.loop.parts import TrainingParts
+from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.run_description import variable_bytes
 from trainers.run_dir.checkpoints import weights_sha256
-from trainers.run_dir.train_state import TrainCounters
-
-# Calls at the start of a run, which are slower than the rest.
-_WARM_UP_CALLS = 2
-
-
-class ThroughputMeter:
-    """Step times and speed of a run, without its first calls. A callback."""
-
-    def __init__(self) -> None:
-        self._step_seconds: list[np.ndarray] = []
-        self._examples_per_second: list[float] = []
-
-    def __call__(self, report: StepEvent) -> None:
-        self._step_seconds.append(report.results.step_seconds)
-        examples = report.results.sums["examples"].sum()
-        self._examples_per_second.append(float(examples / report.call_seconds))
-
-    def summary(self) -> dict[str, Any]:
-        """Returns the median speed over calls and percentiles of the step times."""
-        # At least one call remains.
-        skip = min(_WARM_UP_CALLS, max(len(self._step_seconds) - 1, 0))
-        if not self._step_seconds:
-            return {"examples_per_second": None, "step_milliseconds": None}
-        milliseconds = 1e3 * np.concatenate(self._step_seconds[skip:])
-        percentiles = np.percentile(milliseconds, (50, 90, 99))
-        return {
-            "examples_per_second": float(np.median(self._examples_per_second[skip:])),
-            "step_milliseconds": dict(
-                zip(("p50", "p90", "p99"), map(float, percentiles), strict=True)
-            ),
-        }
-
 
 # In every result, None where they were not measured.
 ALWAYS_FINAL = ("train_loss", "eval_loss", "eval_accuracy")
@@ -74,23 +39,41 @@ def _dtype_policy(model: keras.Model) -> str:
     return keras.config.dtype_policy().name
 
 
+class Origin(NamedTuple):
+    """State in which a run began.
+
+    Attributes:
+      weights_sha256: Digest of the initial weights.
+      commit: Version of the code; None if unknown.
+    """
+
+    weights_sha256: str
+    commit: str | None
+
+
 def build_result(
     assembly: TrainingParts,
     cluster: Cluster,
+    metrics: RunMetrics,
     *,
     status: str,
     final: Mapping[str, float],
-    tally: TrainCounters,
-    throughput: ThroughputMeter,
-    staleness: Staleness,
-    bubble: PipelineIdleMeter,
-    clock: Clock,
     rollbacks: int,
-    initial_weights_sha256: str,
-    commit: str | None,
+    origin: Origin,
 ) -> dict[str, Any]:
-    """Returns the content of result.json without its schema_version."""
+    """Returns the content of result.json without its schema_version.
+
+    Args:
+      assembly: Parts of the run.
+      cluster: This process's place in the cluster.
+      metrics: Measurements of the run.
+      status: Status of the run.
+      final: Last values of losses and metrics, by name.
+      rollbacks: Number of rollbacks.
+      origin: State in which the run began.
+    """
     strategy = assembly.strategy
+    commit = {} if origin.commit is None else {"commit": origin.commit}
     return {
         "status": status,
         "strategy": strategy.name,
@@ -100,28 +83,28 @@ def build_result(
         "cluster": dict(cluster.addresses) or None,
         # The launcher, which observes dead tasks, adds its number of restarts later.
         "restarts": 0,
-        "steps": int(assembly.step.numpy()),
-        "attempted_steps": tally.attempted_steps,
-        "examples_seen": tally.examples_seen,
+        "steps": assembly.applied_steps(),
+        "attempted_steps": metrics.counters.attempted_steps,
+        "examples_seen": metrics.counters.examples_seen,
         "final": {
             **dict.fromkeys(ALWAYS_FINAL),
             **{name: _finite(value) for name, value in final.items()},
             "best_eval_loss": assembly.data.best_eval_loss,
         },
-        "throughput": throughput.summary(),
-        "seconds": clock.seconds(),
+        "throughput": metrics.throughput.summary(),
+        "seconds": metrics.clock.seconds(),
         "peak_memory_mib": {cluster.task: peak_memory_mib()},
         "variable_bytes": variable_bytes(assembly),
         "communication": _communication(
             strategy.communication(assembly.bytes_to_share())
         ),
-        "staleness": staleness.summary(),
-        "dropped_gradients": tally.dropped_gradients,
+        "staleness": metrics.run_staleness.summary(),
+        "dropped_gradients": metrics.counters.dropped_gradients,
         "rollbacks": rollbacks,
-        "pipeline": bubble.summary(),
+        "pipeline": metrics.run_idle.summary(),
         "weights_sha256": weights_sha256(assembly.model),
-        "initial_weights_sha256": initial_weights_sha256,
-        "versions": versions() | ({} if commit is None else {"commit": commit}),
+        "initial_weights_sha256": origin.weights_sha256,
+        "versions": versions() | commit,
         "hardware": hardware(),
     }
 

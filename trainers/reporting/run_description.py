@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.common.private_apis import copies_of
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 from trainers.reporting.tensorboard import table
 from trainers.run_dir.run_dir import RunDir
 

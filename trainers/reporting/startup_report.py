@@ -10,13 +10,13 @@ from strategies.common.console import Console
 from strategies.devices.assignment import describe, substitution
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
-from trainers.loop.builder import TrainingParts
 from trainers.loop.memory_estimate import (
     capacity_of,
     estimate_memory,
     largest,
     warning_of,
 )
+from trainers.loop.parts import TrainingParts
 from trainers.run_dir.run_dir import RunDir
 
 

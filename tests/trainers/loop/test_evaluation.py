@@ -19,7 +19,8 @@ from tests.markers import chosen
 from tests.processes import metrics_of, result_of, train
 from tests.trainers.user_code import factories
 from trainers.config.config import Config
-from trainers.loop.builder import TrainingParts, assemble, create_strategy
+from trainers.loop.builder import assemble, create_strategy
+from trainers.loop.parts import TrainingParts
 
 SMALL = ("--model=mlp", "--hidden_units=8", "--histogram_every_steps=none")
 REGRESSION = (

@@ -11,13 +11,14 @@ import pytest
 from strategies.cluster.spec import Cluster
 from tests.conformance.harness import small_config
 from trainers.loop import memory_estimate
-from trainers.loop.builder import TrainingParts, assemble, create_strategy
+from trainers.loop.builder import assemble, create_strategy
 from trainers.loop.memory_estimate import (
     MemoryEstimate,
     capacity_of,
     estimate_memory,
     warning_of,
 )
+from trainers.loop.parts import TrainingParts
 from trainers.main import main
 
 # mlp of 8x8x1 inputs, 16 hidden units and 5 classes.

@@ -15,7 +15,7 @@ from models.base import AsCompiled
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.config.config import Config
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 from trainers.model.layer_switches import switch_off
 from trainers.model.replica_invariant_dropout import ReplayableDropout
 from trainers.model.rng import keyed_states, seed_states

@@ -8,7 +8,7 @@ from typing import Any
 from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console
 from trainers.config.tracking import TrackingConfig
-from trainers.loop.builder import TrainingParts
+from trainers.loop.parts import TrainingParts
 from trainers.reporting.tracking.base import TrackedRun, git_commit
 from trainers.reporting.tracking.event_copies import EventCopies, check_target
 from trainers.reporting.tracking.queue import Trackers

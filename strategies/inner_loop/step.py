@@ -1,0 +1,150 @@
+"""One training step: gradients, their all-reduce, a check, the update, the metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Update
+from strategies.inner_loop.input import PrefetchedChunks, StepInput
+from strategies.inner_loop.reduction import totals
+from strategies.inner_loop.results import (
+    NOT_FINITE,
+    NOTHING,
+    OWN_TOTALS,
+    in_a_vector,
+    proposal,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """Parts of one step of a synchronous strategy.
+
+    Each strategy chooses the type of its sums: plain replica outputs, or values that
+    exist once for every replica.
+
+    Attributes:
+      all_reduce_gradients: Function that runs a replica step on every replica and sums
+        the replica outputs.
+      apply: Function that runs the update on the sum, in the right context, and returns
+        the values to report.
+      first: Function that returns the sum on the first replica, as plain tensors.
+      input: Source of the batches.
+      reported: Names of the values that `apply` returns.
+      apply_if: Function that applies the update where the weights are, if a bool scalar
+        is true, and reports nothing. It replaces `apply`.
+    """
+
+    all_reduce_gradients: Callable[[ReplicaFunction, Any], Any]
+    apply: Callable[[Update, Any], Mapping[str, tf.Tensor]]
+    first: Callable[[Any], ReplicaOutputs]
+    input: StepInput = dataclasses.field(default_factory=PrefetchedChunks)
+    reported: tuple[str, ...] = ()
+    apply_if: Callable[[Update, Any, tf.Tensor], None] | None = None
+
+
+class StepOutputs(NamedTuple):
+    """Outputs of one step.
+
+    Attributes:
+      metrics: Losses, metrics and other reported scalars, by name.
+      details: Description of the update as a vector, float64; from `observe`.
+      finite: Whether the loop may go on, a bool scalar.
+      num_done: Number of steps, int32: zero if the batch is to be computed again.
+    """
+
+    metrics: dict[str, tf.Tensor]
+    details: tf.Tensor
+    finite: tf.Tensor
+    num_done: tf.Tensor | int
+
+
+def run_step(
+    strategy: Step,
+    replica_step: ReplicaFunction,
+    update: Update | None,
+    batch: Any,
+    local_flags: tf.Tensor,
+    observe: Callable[[ReplicaOutputs], tf.Tensor],
+) -> StepOutputs:
+    """Computes one step, from a global batch to the changed weights.
+
+    Args:
+      strategy: Parts that differ between strategies.
+      replica_step: Function that computes the outputs of one replica.
+      update: Update of the model; None to only sum, as evaluation does.
+      batch: Global batch, or the shards of it that this process computes.
+      local_flags: Values of this process's `SyncedFlags`, float64 [fields].
+      observe: Function that describes the summed outputs.
+    """
+
+    # Compute the gradients of every replica's shard, and sum them over all replicas.
+    # Flags that all processes must agree on travel in the same sum.
+    def compute_gradients(shard: Batch) -> ReplicaOutputs:
+        outputs = replica_step(shard)
+        return outputs._replace(sums={**outputs.sums, **proposal(local_flags)})
+
+    reduced = strategy.all_reduce_gradients(compute_gradients, batch)
+    summed = strategy.first(reduced)
+
+    # Check that everything is finite. Local SGD sends its own totals as a sum.
+    metrics = dict(summed.sums)
+    changes = metrics.pop(OWN_TOTALS, None)
+    if update is None:
+        changes = tf.zeros([0], tf.float64)
+    elif changes is None:
+        changes = totals(summed)
+    numbers = in_a_vector([*metrics.values(), changes])
+    finite = tf.reduce_all(tf.math.is_finite(numbers))
+    details = observe(summed)
+    if update is None:
+        return StepOutputs(metrics, details, finite, num_done=1)
+
+    # Apply the update once, to the sum, if everything is finite.
+    def apply() -> list[tf.Tensor]:
+        reported = {} if strategy.apply_if else strategy.apply(update, reduced)
+        values = [tf.cast(reported[name], tf.float64) for name in strategy.reported]
+        return [tf.constant(NOTHING, tf.float64), *values]
+
+    def skip() -> list[tf.Tensor]:
+        zeros = [tf.zeros([], tf.float64)] * len(strategy.reported)
+        return [_first_not_finite(changes), *zeros]
+
+    if strategy.apply_if is not None:
+        strategy.apply_if(update, reduced, finite)
+    # The condition stands outside every replica's own function, because
+    # MirroredStrategy cannot merge replicas inside a branch of one.
+    reported = tf.cond(finite, apply, skip, name="update")
+    names = (NOT_FINITE, *strategy.reported)
+    applied = dict(zip(names, reported, strict=True))
+
+    # Return the metrics, and whether to compute the same batch again, because its
+    # gradients were too large for their type at the present scale of the loss.
+    again = update.again(metrics, finite)
+    metrics |= applied
+    if again is None:
+        return StepOutputs(metrics, details, finite, num_done=1)
+    num_done = 1 - tf.cast(again, tf.int32)
+    return StepOutputs(metrics, details, finite | again, num_done)
+
+
+def apart(function: Callable[..., Any]) -> Any:
+    """Returns a function that stays one operation in the graph of its caller."""
+    # TensorFlow visits every operation of a branch that is not taken, to mark the next
+    # one as dead. Observing a step had 400 operations, which took 14 of the 148
+    # microseconds of each step of a 5-10-2 network.
+    return tf.function(
+        function, autograph=False, experimental_attributes={"_noinline": True}
+    )
+
+
+@apart
+def _first_not_finite(numbers: tf.Tensor) -> tf.Tensor:
+    """Returns the index of the first number that is not finite, or NOTHING, float64."""
+    places = tf.where(~tf.math.is_finite(numbers))[:, 0]
+    first = tf.concat([places, [NOTHING]], axis=0)[0]
+    return tf.cast(first, tf.float64)

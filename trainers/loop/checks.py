@@ -1,0 +1,126 @@
+"""Checks that settings, strategy, data and model fit together."""
+
+from __future__ import annotations
+
+import keras
+
+from models.embedding import ShardedEmbedding
+from strategies.base import Strategy
+from strategies.common.errors import UsageError
+from strategies.common.private_apis import flat_layers
+from strategies.common.types import Batch
+from trainers.config.config import Config
+from trainers.inputs.sources import Data
+from trainers.inputs.tfrecord.stream import RecordStream
+from trainers.model.layer_state import sums_over_replicas
+from trainers.model.sparse_gradients import embeddings_of
+from trainers.model.train_step import TrainStep
+from trainers.model.xla_errors import compile_error
+
+
+def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
+    """Checks the batch size against the actual number of replicas.
+
+    The configuration can only check a number of replicas that a flag gives.
+    """
+    size = config.length.global_batch_size
+    replicas = config.strategy.num_shards(strategy.num_replicas)
+    steps = config.strategy.gradient_accumulation_steps
+    if size < replicas * steps:
+        parts = f" x {steps} micro-batches" if steps > 1 else ""
+        raise UsageError(
+            f"--global_batch_size={size} is smaller than the {replicas} replicas"
+            f"{parts}: each needs an example; raise it, or lower --num_replicas or "
+            "--gradient_accumulation_steps."
+        )
+    if config.drops_last_batch and size > data.train.num_examples:
+        flag = "--drop_last_batch" if config.length.drop_last_batch else "--sharding"
+        raise UsageError(
+            f"--global_batch_size={size} is more than the {data.train.num_examples:,} "
+            f"training examples, so that {flag} leaves no batch: lower it, "
+            f"or leave {flag} out."
+        )
+
+
+def check_files(strategy: Strategy, data: Data) -> None:
+    """Checks that there are enough files for file sharding: one for each process."""
+    stream = data.train
+    if not isinstance(stream, RecordStream) or not stream.by_file:
+        return
+    # The replicas of one process read the same stream.
+    readers = strategy.num_replicas if strategy.traits.multi_process else 1
+    if len(stream.files) < readers:
+        raise UsageError(
+            f"--sharding=file gives each of {readers} replicas files of its own, and "
+            f"--data_path has {len(stream.files)}: split them, or use "
+            "--sharding=example."
+        )
+
+
+def check_dense(model: keras.Model) -> None:
+    """Rejects embeddings for --replica_statistics.
+
+    Raises:
+      UsageError: The model has a table of embeddings.
+    """
+    if embeddings_of(model):
+        raise UsageError(
+            "--replica_statistics does not fit a table of embeddings, of whose "
+            "gradient each replica has other rows: leave it out, or choose another "
+            "--model."
+        )
+
+
+def check_trainable(model: keras.Model, config: Config) -> None:
+    """Rejects a model without weights to train.
+
+    Raises:
+      UsageError: No layer has trainable weights.
+    """
+    if not model.trainable_variables:
+        raise UsageError(
+            f"--model={config.model.model} has no weights to train: none of its layers "
+            f"has weights with trainable=True ({len(model.variables)} variables are "
+            "frozen); set it on the layers to train, before the model is compiled."
+        )
+
+
+def check_layers(model: keras.Model) -> None:
+    """Rejects layers that XLA is known not to compile.
+
+    Args:
+      model: Model with all its layers built.
+
+    Raises:
+      UsageError: The model has such a layer.
+    """
+    for layer in flat_layers(model):
+        if isinstance(layer, ShardedEmbedding):
+            reason = "XLA would need its whole table in every step, not the rows in use"
+        elif sums_over_replicas(layer):
+            reason = "its sum over replicas cannot be compiled"
+        else:
+            continue
+        raise UsageError(
+            f"--jit_compile does not fit layer {layer.name!r}: {reason}; leave "
+            "--jit_compile out."
+        )
+
+
+def check_step(step: TrainStep, batch: Batch) -> None:
+    """Compiles a step, without running it.
+
+    Args:
+      step: The training step of one replica.
+      batch: The shard of one replica.
+
+    Raises:
+      UsageError: XLA cannot compile the step.
+    """
+    try:
+        step.compile_for(batch)
+    except Exception as error:
+        refusal = compile_error(str(error))
+        if refusal is None:
+            raise
+        raise refusal from error

@@ -1,0 +1,223 @@
+"""Parts of a run: the model with its state, and all that trains it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.base import Objective
+from models.embedding import ShardedEmbedding
+from strategies.base import Strategy
+from strategies.common.types import GlobalBatches, LoopFunction
+from strategies.inner_loop.reduction import bytes_of
+from trainers.config.config import Config
+from trainers.inputs.batches import SourceBatches
+from trainers.inputs.shuffling import Order
+from trainers.inputs.sources import Data
+from trainers.inputs.tfrecord.stream import RecordStream
+from trainers.loop.evaluation import Evaluation
+from trainers.model.layer_state import LayerState
+from trainers.model.optimizers import LearningRate, LearningRateScale, LossScale
+from trainers.model.replica_invariant_dropout import ReplayableDropout
+from trainers.model.sparse_gradients import embeddings_of
+from trainers.model.train_step import EvalStep, TrainStep
+from trainers.model.update import ModelUpdate
+from trainers.pipeline_parallel.build import Pipeline
+from trainers.pipeline_parallel.step import PipelineStep
+
+# By default a run is evaluated at least so often.
+_FEWEST_EVALUATIONS = 10
+# By default not more often, unless the run is short: steps of a tenth of a millisecond
+# would otherwise wait most of the time for evaluations, which take five each.
+_FEWEST_STEPS_BETWEEN_EVALUATIONS = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelParts:
+    """Model, optimizer and their state in a strategy's scope.
+
+    Attributes:
+      model: Model with initial weights.
+      pipeline: Stages of the model; None for a model that is not partitioned.
+      objective: Loss and metrics of the model.
+      optimizer: Optimizer with initial variables.
+      learning_rate: Learning rate by number of applied updates.
+      learning_rate_scale: Factor of the learning rate.
+      layer_state: Non-trainable variables that training changes.
+      step: int64 scalar, the number of applied updates.
+      loss_scale: Factor of the loss that is differentiated; None for one.
+    """
+
+    model: keras.Model
+    pipeline: Pipeline | None
+    objective: Objective
+    optimizer: keras.optimizers.Optimizer
+    learning_rate: LearningRate
+    learning_rate_scale: LearningRateScale
+    layer_state: LayerState
+    step: tf.Variable
+    loss_scale: LossScale | None
+
+    def train_step(
+        self, config: Config, strategy: Strategy
+    ) -> TrainStep | PipelineStep:
+        """Returns the training step of one replica.
+
+        Args:
+          config: Configuration of the run.
+          strategy: Strategy of the run.
+        """
+        settings: dict[str, Any] = {
+            "seed": config.run.seed,
+            "dropout": _replayable_dropout(self.model, config),
+            "sparse_gradients": config.optimizer.sparse_gradients,
+            "jit_compile": config.model.jit_compile,
+            "loss_scale": self.loss_scale,
+        }
+        parts = (self.objective, self.layer_state)
+        if self.pipeline is not None:
+            return PipelineStep(self.model, self.pipeline, *parts, **settings)
+        sums_gradients = config.strategy.combine == "sum"
+        return TrainStep(
+            self.model,
+            *parts,
+            **settings,
+            # With `--combine=sum` the gradient is num_replicas times the mean over the
+            # global batch.
+            gradient_scale=strategy.num_replicas if sums_gradients else 1,
+            differentiate=config.strategy.averaged != "losses",
+            read=strategy.read,
+        )
+
+    def update(self, config: Config) -> ModelUpdate:
+        """Returns the weight update, which follows the all-reduce.
+
+        Args:
+          config: Configuration of the run.
+        """
+        return ModelUpdate(
+            self.model,
+            self.optimizer,
+            self.step,
+            self.layer_state,
+            config.optimizer.clip_global_norm,
+            record_gradients=config.report.record_steps,
+            sparse_gradients=config.optimizer.sparse_gradients,
+            loss_scale=self.loss_scale,
+        )
+
+    def eval_step(self) -> EvalStep:
+        """Returns the evaluation step of one replica."""
+        model = self.pipeline.staged if self.pipeline else self.model
+        return EvalStep(model, self.objective, self.model.trainable_variables)
+
+
+def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
+    if not config.model.replayable_dropout:
+        return None
+    # Disabled dropout draws no numbers that could be replayed.
+    if "dropout" in (config.model.switch_off or ()):
+        return None
+    return ReplayableDropout(model, config.run.seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingParts(ModelParts):
+    """Parts of a run, ready to train or evaluate.
+
+    Attributes:
+      config: Configuration that the parts are made from.
+      strategy: Strategy with its devices.
+      data: Training and held-out examples.
+      order: Order of the training examples.
+      train_steps: Number of applied updates at the end of the run.
+      loop_function: Inner training loop, not traced yet.
+      evaluation: Evaluation on the held-out examples, not traced yet.
+      rebuild: Function that builds the model again, outside of the strategy.
+    """
+
+    config: Config
+    strategy: Strategy
+    data: Data
+    order: Order
+    train_steps: int
+    loop_function: LoopFunction
+    evaluation: Evaluation
+    rebuild: Callable[[], keras.Model]
+
+    @property
+    def eval_every_steps(self) -> int | None:
+        """Steps between evaluations; None for only at the end.
+
+        It depends on no clock, so that all processes evaluate at the same steps, and
+        so does a run that is continued.
+        """
+        given = self.config.report.eval_every_steps
+        if given != 0:
+            return given
+        per_epoch = self.order.steps_per_epoch
+        whole_epochs = per_epoch * -(-_FEWEST_STEPS_BETWEEN_EVALUATIONS // per_epoch)
+        return max(min(whole_epochs, self.train_steps // _FEWEST_EVALUATIONS), 1)
+
+    def applied_steps(self) -> int:
+        """Returns the number of applied updates."""
+        return int(self.step.numpy())
+
+    def batches(self, first_step: int) -> GlobalBatches:
+        """Returns the training batches from a step to the end of the run.
+
+        Args:
+          first_step: Number of updates already applied.
+        """
+        train = self.data.train
+        if isinstance(train, RecordStream):
+            return train.batches(self.order, first_step, self.train_steps)
+        return SourceBatches(
+            source=train,
+            order=self.order,
+            first_step=first_step,
+            last_step=self.train_steps,
+            augment=self.data.augment,
+        )
+
+    def state_variables(self) -> list[tf.Variable]:
+        """Returns the variables that a resumed run needs.
+
+        These are the variables of a checkpoint and the factor of the learning rate.
+        """
+        tracked = [*self.model.weights, *self.optimizer.variables]
+        return [
+            *(variable.value for variable in tracked),
+            self.step,
+            self.learning_rate_scale.variable,
+            *self.strategy.replica_state(),
+        ]
+
+    def embeddings(self) -> list[ShardedEmbedding]:
+        """Returns the layers that use only a few rows of their table in a step."""
+        return embeddings_of(self.model)
+
+    def bytes_to_share(self) -> int:
+        """Returns the bytes that a replica, or a stage, sends to others in a step."""
+        if self.pipeline is not None:
+            size = self.config.length.global_batch_size
+            return self.pipeline.border_bytes(size)
+        return self.gradient_bytes()
+
+    def gradient_bytes(self) -> int:
+        """Returns the maximum bytes of one replica's gradients."""
+        size = bytes_of([v.value for v in self.model.trainable_variables])
+        if not self.config.optimizer.sparse_gradients:
+            return size
+        shares = self.config.strategy.num_shards(self.strategy.num_replicas)
+        # Rounded up: the largest shard of a global batch.
+        num_examples = -(-self.config.length.global_batch_size // shares)
+        for layer in self.embeddings():
+            size -= bytes_of([v.value for v in layer.shards])
+            # Upper bound: no two examples use the same row.
+            size += layer.most_gradient_bytes(num_examples)
+        return size

@@ -1,0 +1,42 @@
+"""Types of numbers that layers compute with and keep."""
+
+from __future__ import annotations
+
+import keras
+
+from strategies.common.errors import UsageError
+from trainers.config.model import ModelConfig
+
+
+def set_precision(config: ModelConfig) -> None:
+    """Sets the types that Keras's layers take by default.
+
+    A module of the user's may set others when it is imported, after this.
+    """
+    keras.config.set_floatx("float64" if config.dtype == "float64" else "float32")
+    keras.config.set_dtype_policy(config.dtype)
+
+
+def follow_floatx() -> None:
+    """Makes layers double precision if a module has set Keras's floatx to it.
+
+    Keras itself does so as long as no other default has been set, as ours has.
+    """
+    is_default = keras.config.dtype_policy().name == ModelConfig().dtype
+    if is_default and keras.config.floatx() == "float64":
+        keras.config.set_dtype_policy("float64")
+
+
+def check_precision(config: ModelConfig) -> None:
+    """Refuses a module's types that contradict those of a flag.
+
+    Raises:
+      UsageError: They do.
+    """
+    policy = keras.config.dtype_policy().name
+    if config.is_custom and policy != config.dtype != ModelConfig().dtype:
+        raise UsageError(
+            f"--dtype={config.dtype} contradicts {policy}, which the module of "
+            f"--model={config.model} sets for keras.config.dtype_policy: leave one of "
+            "them out."
+        )

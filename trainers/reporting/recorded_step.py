@@ -1,0 +1,53 @@
+"""Values of a recorded step (`--record_steps`), taken from the run."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+from trainers.loop.loop import StepEvent
+from trainers.loop.parts import TrainingParts
+from trainers.model.rng import seed_states
+from trainers.model.update import RECORDED
+from trainers.run_dir.step_recording import RecordedStep, Recording, unique_names
+
+
+def record_step(
+    event: StepEvent, parts: TrainingParts, run_folder: pathlib.Path
+) -> None:
+    """Writes all values of a step.
+
+    Args:
+      event: Report of a call with one step, as all calls have with `--record_steps`.
+      parts: Parts of the run.
+      run_folder: Folder of the run.
+    """
+    results = event.results
+    recorded = RecordedStep(
+        loss=float(results.sums["loss"][-1]),
+        examples=int(results.sums["examples"][-1]),
+        random_layers=len(seed_states(parts.model)),
+        gradients={
+            name.removeprefix(RECORDED): values
+            for name, values in results.details.items()
+            if name.startswith(RECORDED)
+        },
+        weights=_values(parts.model.trainable_variables),
+        layer_state=_values(parts.layer_state.variables),
+        metrics={
+            name: float(sums[-1])
+            for name, sums in results.sums.items()
+            if name not in ("loss", "examples") and np.ndim(sums[-1]) == 0
+        },
+    )
+    Recording(run_folder).write(event.step, recorded)
+
+
+def _values(variables: Sequence[keras.Variable]) -> dict[str, np.ndarray]:
+    names = unique_names([variable.path for variable in variables])
+    return {
+        name: variable.numpy() for name, variable in zip(names, variables, strict=True)
+    }
