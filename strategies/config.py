@@ -101,7 +101,7 @@ class StrategyConfig:
         "Average what the optimizer keeps, such as momentum, together with the "
         "weights. Without, each replica keeps its own.",
     )
-    combine: str = setting(
+    gradient_reduction: str = setting(
         "mean",
         "What an update makes of its replicas' gradients: their mean over the global "
         "batch, or their sum, which is as many times larger as there are replicas.",
@@ -129,7 +129,7 @@ class StrategyConfig:
         used_by=_of_those_that_name("all_reduce_dtype"),
     )
 
-    stages: tuple[str, ...] | None = setting(
+    pipeline_stages: tuple[str, ...] | None = setting(
         None,
         "How model_parallel splits the model: a number of stages, balanced by the time "
         "their layers take, or the first layer of every stage but the first. Default: "
@@ -137,7 +137,7 @@ class StrategyConfig:
         heading="Stages of model_parallel",
         used_by=_OF_STAGES,
     )
-    num_micro_batches: int | None = setting(
+    num_microbatches: int | None = setting(
         None,
         "Parts of a global batch that are in the pipeline of model_parallel at once. "
         "Default: 4.",
@@ -188,7 +188,7 @@ class StrategyConfig:
         maximum=1_000,
         used_by=_OF_CLUSTERS,
     )
-    confine_cluster: str = setting(
+    isolate_network: str = setting(
         network_isolation.AUTO,
         "Whether a cluster that is started on this machine has a network of its own, "
         "which nobody else can reach: auto where the machine allows it; required, or "
@@ -217,7 +217,7 @@ class StrategyConfig:
         self._check_stages()
         self._check_update()
         self._check_average()
-        self._check_combine()
+        self._check_gradient_reduction()
 
     @property
     def restarts_without_progress(self) -> int:
@@ -233,22 +233,22 @@ class StrategyConfig:
 
     @property
     def num_stages(self) -> int | None:
-        """Number of stages of a split model; None if --stages does not say."""
-        if self.stages is None:
+        """Number of stages of a split model; None if --pipeline_stages does not say."""
+        if self.pipeline_stages is None:
             return None
         if self.layers_that_begin_stages is not None:
             # The first stage begins with the first layer, which is not named.
             return 1 + len(self.layers_that_begin_stages)
-        return int(self.stages[0])
+        return int(self.pipeline_stages[0])
 
     @property
     def layers_that_begin_stages(self) -> tuple[str, ...] | None:
-        """First layer of every stage but the first; None if --stages has no names."""
-        if self.stages is None or (
-            len(self.stages) == 1 and self.stages[0].isdecimal()
+        """First layer of every stage but the first; None if no layers are named."""
+        if self.pipeline_stages is None or (
+            len(self.pipeline_stages) == 1 and self.pipeline_stages[0].isdecimal()
         ):
             return None
-        return self.stages
+        return self.pipeline_stages
 
     @property
     def is_synchronous(self) -> bool:
@@ -265,7 +265,7 @@ class StrategyConfig:
         if declared.updates:
             # Stale or dropped gradients make another training.
             matches = self.is_synchronous and not self.backup_workers
-        if self.combine != "mean" or self.average == "parameters":
+        if self.gradient_reduction != "mean" or self.average == "parameters":
             matches = False
         return dataclasses.replace(
             declared,
@@ -298,7 +298,8 @@ class StrategyConfig:
                 "choose a strategy of one process."
             )
         count, most = choice.num_devices, traits.max_replicas
-        # --stages decides how many devices are needed, when the strategy is created.
+        # --pipeline_stages decides how many devices are needed, when the strategy is
+        # created.
         if traits.is_model_parallel:
             return
         if most is not None and count > most:
@@ -336,14 +337,14 @@ class StrategyConfig:
         return self.sync_every_steps or DEFAULT_SYNC_EVERY_STEPS
 
     def _check_stages(self) -> None:
-        names = self.stages or ()
+        names = self.pipeline_stages or ()
         # Python does not read numbers of more than 4,300 digits.
         is_unusable = "" in names or any(len(n) > _LONGEST_NAME for n in names)
         if is_unusable or (self.num_stages is not None and self.num_stages < 2):
-            received = shown(as_argument(self.stages))
+            received = shown(as_argument(self.pipeline_stages))
             raise UsageError(
-                f"--stages={received} is out of range: give 2 or more, or names of "
-                "layers; --strategy=one_device does not split the model."
+                f"--pipeline_stages={received} is out of range: give 2 or more, or "
+                "names of layers; --strategy=one_device does not split the model."
             )
 
     def _check_update(self) -> None:
@@ -393,17 +394,18 @@ class StrategyConfig:
                 f"{words}, which sends no gradients: leave it out."
             )
 
-    def _check_combine(self) -> None:
-        if self.combine == "mean":
+    def _check_gradient_reduction(self) -> None:
+        if self.gradient_reduction == "mean":
             return
-        # --combine=sum needs the gradients of all replicas.
+        # --gradient_reduction=sum needs the gradients of all replicas.
         adds_up = self.averaged in ("gradients", "losses")
         if not adds_up or self.backup_workers:
             words = self._in_words(with_average=True)
             raise UsageError(
-                f"--combine={self.combine} does not fit {words}: it is for updates of "
-                "the gradients of several replicas, and all of them; leave it out, or "
-                f"choose {_strategies_that_average('gradients')}."
+                f"--gradient_reduction={self.gradient_reduction} does not fit {words}: "
+                "it is for updates of the gradients of several replicas, and all of "
+                "them; leave it out, or choose "
+                f"{_strategies_that_average('gradients')}."
             )
 
     def _in_words(self, with_average: bool = False) -> str:

@@ -165,12 +165,12 @@ def test_stages_of_a_model_are_on_the_devices_that_are_chosen() -> None:
     """A strategy that splits its one replica counts by a setting of its own."""
     choice = DeviceChoice(num_cpus=3)
     expected = [f"/device:CPU:{number}" for number in range(3)]
-    assert take_devices(choice, None, 2, "--stages") == expected
-    assert take_devices(choice, 3, 2, "--stages") == expected
-    with pytest.raises(UsageError, match=r"cpu:3 names 3 .* --stages=2 asks"):
-        take_devices(choice, 2, 2, "--stages")
-    with pytest.raises(UsageError, match="--stages=999 is more than the"):
-        take_devices(DeviceChoice(), 999, 2, "--stages")
+    assert take_devices(choice, None, 2, "--pipeline_stages") == expected
+    assert take_devices(choice, 3, 2, "--pipeline_stages") == expected
+    with pytest.raises(UsageError, match=r"cpu:3 names 3 .* --pipeline_stages=2 asks"):
+        take_devices(choice, 2, 2, "--pipeline_stages")
+    with pytest.raises(UsageError, match="--pipeline_stages=999 is more than the"):
+        take_devices(DeviceChoice(), 999, 2, "--pipeline_stages")
 
 
 def test_of_missing_gpus_the_others_are_used_if_that_was_allowed(

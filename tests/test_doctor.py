@@ -64,7 +64,7 @@ def test_problems_are_all_told_at_once(tmp_path: pathlib.Path) -> None:
         "--dataset=tfrecord",
         "--data_path=missing.tfrecord",
         "--run_dir=run",
-        f"--confine_cluster={'required' if forbidden else 'auto'}",
+        f"--isolate_network={'required' if forbidden else 'auto'}",
         folder=tmp_path,
         begin=forbidden,
     )
@@ -75,7 +75,7 @@ def test_problems_are_all_told_at_once(tmp_path: pathlib.Path) -> None:
         "--run_dir=run holds files that are not a run",
         "--data_path=missing.tfrecord does not exist",
         "--global_batch_size=2 is smaller than the 3 replicas",
-        *["--confine_cluster=required cannot be met"] * bool(forbidden),
+        *["--isolate_network=required cannot be met"] * bool(forbidden),
     )
     assert len(problems) == len(expected), problems
     for problem, words in zip(problems, expected, strict=True):

@@ -72,8 +72,8 @@ def test_stages_hold_what_is_under_way_in_them() -> None:
     """The hidden layers hold two of three micro-batches, the logits one."""
     assembly = assembled(
         "model_parallel",
-        stages=("logits",),
-        num_micro_batches=3,
+        pipeline_stages=("logits",),
+        num_microbatches=3,
         global_batch_size=24,
         optimizer="sgd",
     )

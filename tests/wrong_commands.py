@@ -94,25 +94,38 @@ BEFORE_TENSORFLOW = [
         "--strategy=tower --num_replicas=3 --gradient_accumulation_steps=22",
         "--num_replicas=3 x --gradient_accumulation_steps=22",
     ),
-    row("--stages=2", "--stages=2", "--strategy=one_device", "model_parallel"),
-    row("--num_micro_batches=2 --strategy=tower", "--num_micro_batches=2", "tower"),
-    row("--stages=1 --strategy=model_parallel", "--stages=1", "2 or more"),
-    row("--stages=0 --strategy=model_parallel", "--stages=0", "2 or more"),
-    row("--stages= --strategy=model_parallel", "--stages="),
     row(
-        "--num_micro_batches=0 --strategy=model_parallel",
-        "--num_micro_batches=0",
+        "--pipeline_stages=2",
+        "--pipeline_stages=2",
+        "--strategy=one_device",
+        "model_parallel",
+    ),
+    row("--num_microbatches=2 --strategy=tower", "--num_microbatches=2", "tower"),
+    row(
+        "--pipeline_stages=1 --strategy=model_parallel",
+        "--pipeline_stages=1",
+        "2 or more",
+    ),
+    row(
+        "--pipeline_stages=0 --strategy=model_parallel",
+        "--pipeline_stages=0",
+        "2 or more",
+    ),
+    row("--pipeline_stages= --strategy=model_parallel", "--pipeline_stages="),
+    row(
+        "--num_microbatches=0 --strategy=model_parallel",
+        "--num_microbatches=0",
         "1 or more",
     ),
     row(
-        "--num_micro_batches=9 --gradient_accumulation_steps=8"
+        "--num_microbatches=9 --gradient_accumulation_steps=8"
         " --strategy=model_parallel",
         "--global_batch_size=64",
-        "--gradient_accumulation_steps=8 x --num_micro_batches=9",
+        "--gradient_accumulation_steps=8 x --num_microbatches=9",
     ),
     row("--num_replicas=2 --strategy=model_parallel", "--num_replicas=2", "at most 1"),
-    row("--confine_cluster=yes", "--confine_cluster=yes", "auto, required, off"),
-    row("--confine_cluster=", "--confine_cluster= ", "auto, required, off"),
+    row("--isolate_network=yes", "--isolate_network=yes", "auto, required, off"),
+    row("--isolate_network=", "--isolate_network= ", "auto, required, off"),
     row("--allow_remote_hosts=some", "--allow_remote_hosts=some", "true"),
     row("--devices=", "--devices= ", "gpu:0,gpu:2"),
     row("--devices=tpu:0", "--devices=tpu:0", "'tpu:0' is no device", "cpu:4"),
@@ -166,23 +179,33 @@ BEFORE_TENSORFLOW = [
     row("--learning_rate=fast", "--learning_rate=fast", "numbers"),
     row("--dropout=1", "--dropout=1", "less than 1"),
     row("--momentum=0.5", "--momentum=0.5", "--optimizer=momentum"),
-    row("--combine=product --strategy=tower", "--combine=product", "mean, sum"),
-    row("--combine=sum", "--combine=sum", "--strategy=one_device"),
     row(
-        "--combine=sum --strategy=parameter_server",
-        "--combine=sum",
+        "--gradient_reduction=product --strategy=tower",
+        "--gradient_reduction=product",
+        "mean, sum",
+    ),
+    row(
+        "--gradient_reduction=sum", "--gradient_reduction=sum", "--strategy=one_device"
+    ),
+    row(
+        "--gradient_reduction=sum --strategy=parameter_server",
+        "--gradient_reduction=sum",
         "--strategy=parameter_server",
     ),
     row(
-        "--combine=sum --strategy=parameter_server --update=sync --num_workers=3 "
-        "--backup_workers=1",
-        "--combine=sum",
+        "--gradient_reduction=sum --strategy=parameter_server --update=sync "
+        "--num_workers=3 --backup_workers=1",
+        "--gradient_reduction=sum",
         "--backup_workers=1",
     ),
-    row("--combine=sum --strategy=parameter_averaging", "--combine=sum", "gradients"),
     row(
-        "--combine=sum --strategy=tower --update=async",
-        "--combine=sum",
+        "--gradient_reduction=sum --strategy=parameter_averaging",
+        "--gradient_reduction=sum",
+        "gradients",
+    ),
+    row(
+        "--gradient_reduction=sum --strategy=tower --update=async",
+        "--gradient_reduction=sum",
         "--update=async",
     ),
     row("--update=async --strategy=mirrored", "--update=async", "no --update"),
@@ -254,8 +277,9 @@ BEFORE_TENSORFLOW = [
         "--num_workers",
     ),
     row(
-        "--average=parameters --strategy=multi_worker_mirrored --combine=sum",
-        "--combine=sum",
+        "--average=parameters --strategy=multi_worker_mirrored "
+        "--gradient_reduction=sum",
+        "--gradient_reduction=sum",
         "--average=parameters",
     ),
     row(
@@ -481,7 +505,7 @@ NOT_USED = [
     row("--collective_implementation=ring", "--collective_implementation=ring"),
     row("--peer_timeout_seconds=3 --strategy=tower", "--peer_timeout_seconds=3"),
     row("--startup_timeout_seconds=3", "--startup_timeout_seconds=3", "=one_device"),
-    row("--confine_cluster=required", "--confine_cluster=required", "=one_device"),
+    row("--isolate_network=required", "--isolate_network=required", "=one_device"),
     row("--allow_remote_hosts", "--allow_remote_hosts=True", "=one_device"),
     row("--hidden_units=3", "--hidden_units=3", "--model=convnet", "mlp"),
     row("--embedding_shards=3 --model=mlp", "--embedding_shards=3", "wide_embedding"),
@@ -542,7 +566,11 @@ TOO_LARGE = [
         "at most 32",
     ),
     row(f"--model=mlp --hidden_units={','.join('1' * 5000)}", "--hidden_units=1,1,"),
-    row(f"--strategy=model_parallel --stages={'9' * 4301}", "--stages=9999", "out of"),
+    row(
+        f"--strategy=model_parallel --pipeline_stages={'9' * 4301}",
+        "--pipeline_stages=9999",
+        "out of",
+    ),
     row(f"--devices={'gpu:1,' * 10_000}gpu:1", "--devices=gpu:1", "at most 1000"),
     row(
         "--mode=compare --strategies=tower,mirrored --seed=2147483647 --seeds=2",
@@ -697,16 +725,20 @@ NO_SUCH_DEVICES_OR_DATA = [
         prepare=write_records,
     ),
     row(
-        "--stages=dense_7 --strategy=model_parallel --model=mlp",
-        "--stages=dense_7: 'dense_7' is not a layer",
+        "--pipeline_stages=dense_7 --strategy=model_parallel --model=mlp",
+        "--pipeline_stages=dense_7: 'dense_7' is not a layer",
         "hidden_1, hidden_2, logits",
     ),
     row(
-        "--stages=4 --strategy=model_parallel --model=mlp --hidden_units=8",
-        "--stages=4",
+        "--pipeline_stages=4 --strategy=model_parallel --model=mlp --hidden_units=8",
+        "--pipeline_stages=4",
         "3 parts",
     ),
-    row("--stages=1000 --strategy=model_parallel", "--stages=1000", "logical devices"),
+    row(
+        "--pipeline_stages=1000 --strategy=model_parallel",
+        "--pipeline_stages=1000",
+        "logical devices",
+    ),
     row("--eval_fraction=0.0001", "--eval_fraction=0.0001"),
     row("--epochs=4611686018427387904", "--epochs=4611686018427387904", "23 steps"),
     row(f"{RECORDS},nowhere", "'some.tfrecord' does not exist"),

@@ -88,7 +88,7 @@ def test_other_hosts_are_refused_unless_they_are_allowed(mode: str, case: str) -
 WRONG_NUMBERS: dict[str, tuple[dict[str, Any], str]] = {
     "workers": ({"num_workers": 5}, "--num_workers=5 does not fit TF_CONFIG"),
     "restarts": ({"max_restarts": 2}, "--max_restarts=2 is for tasks that one"),
-    "network": ({"confine_cluster": "required"}, "--confine_cluster=required is for"),
+    "network": ({"isolate_network": "required"}, "--isolate_network=required is for"),
 }
 
 

@@ -40,7 +40,7 @@ def subject(strategy: str, name: str, num_replicas: int) -> Subject:
             dataset="tests.custom.made:arrays",
             dtype="float64" if name == "once" else "float32",
             # Which differ with the number of replicas, as they are to.
-            switch_off=("dropout", "batch_normalization"),
+            disable_layers=("dropout", "batch_normalization"),
         )
     )
 

@@ -92,7 +92,7 @@ CASES: Mapping[str, Case] = {
     "sgd with decay, of the sum of two towers": Case(
         flags=(
             *("--optimizer=sgd", "--learning_rate=0.25", "--weight_decay=0.5"),
-            *("--strategy=tower", "--num_replicas=2", "--combine=sum"),
+            *("--strategy=tower", "--num_replicas=2", "--gradient_reduction=sum"),
         ),
         rate=constant(0.25),
         optimizer=lambda rates: SGD(rates, weight_decay=0.5),

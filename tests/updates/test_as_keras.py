@@ -156,7 +156,7 @@ def test_a_run_updates_as_keras_does(name: str, tmp_path: pathlib.Path) -> None:
 
 
 # Settings of other groups that decide what an update makes of gradients.
-OTHERS = ("combine", "gradient_accumulation_steps")
+OTHERS = ("gradient_reduction", "gradient_accumulation_steps")
 
 
 def test_every_setting_of_an_update_is_in_a_case() -> None:

@@ -85,7 +85,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
         computing=("worker",),
         logs=folder.path / "logs",
         gpus=gpus,
-        confine=config.strategy.confine_cluster,
+        confine=config.strategy.isolate_network,
         max_restarts=config.strategy.restarts_without_progress,
         patience_seconds=config.strategy.peer_timeout_seconds,
         # Added to the command when all tasks are restarted.

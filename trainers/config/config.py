@@ -226,7 +226,7 @@ class Config:
         parts = {
             "num_replicas": self._shards_of_a_batch(),
             "gradient_accumulation_steps": steps,
-            "num_micro_batches": self.strategy.num_micro_batches or 1,
+            "num_microbatches": self.strategy.num_microbatches or 1,
         }
         # The splits nest: each replica's shard is cut into accumulation steps, and each
         # of them into micro-batches, so the counts multiply.

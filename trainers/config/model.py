@@ -69,7 +69,7 @@ class ModelConfig:
         below=1,
         used_by={"model": models.reading("dropout")},
     )
-    switch_off: tuple[str, ...] | None = setting(
+    disable_layers: tuple[str, ...] | None = setting(
         None,
         "Kinds of layers that do in training what they do in inference, to see what "
         "they change. Also those of a model of your own.",

@@ -33,7 +33,7 @@ from trainers.loop.evaluation import Evaluation
 from trainers.model.gradient_accumulation import Accumulation, check_accumulable
 from trainers.model.gradient_noise_scale import WithStatistics
 from trainers.model.layer_state import LayerState, layer_state_of, sums_over_replicas
-from trainers.model.layer_switches import switch_off
+from trainers.model.layer_switches import disable_layers
 from trainers.model.optimizers import (
     LearningRate,
     LearningRateScale,
@@ -393,13 +393,13 @@ class ModelParts:
         parts = (self.objective, self.layer_state)
         if self.pipeline is not None:
             return PipelineStep(self.model, self.pipeline, *parts, **settings)
-        sums_gradients = config.strategy.combine == "sum"
+        sums_gradients = config.strategy.gradient_reduction == "sum"
         return TrainStep(
             self.model,
             *parts,
             **settings,
-            # With `--combine=sum` the gradient is num_replicas times the mean over the
-            # global batch.
+            # With `--gradient_reduction=sum` the gradient is num_replicas times the
+            # mean over the global batch.
             gradient_scale=strategy.num_replicas if sums_gradients else 1,
             differentiate=config.strategy.averaged != "losses",
             read=strategy.read,
@@ -459,7 +459,7 @@ def build_learner(
     with _refused():
         objective = spec.objective(model, config.optimizer.label_smoothing)
     with strategy.scope():
-        switch_off(model, config.model.switch_off or ())
+        disable_layers(model, config.model.disable_layers or ())
         learning_rate_scale = LearningRateScale(may_change=config.guard.rolls_back)
         learning_rate = LearningRate(
             config.optimizer,
@@ -496,7 +496,7 @@ def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout
     if not config.model.replayable_dropout:
         return None
     # Disabled dropout draws no numbers that could be replayed.
-    if "dropout" in (config.model.switch_off or ()):
+    if "dropout" in (config.model.disable_layers or ()):
         return None
     return ReplayableDropout(model, config.run.seed)
 

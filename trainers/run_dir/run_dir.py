@@ -53,7 +53,7 @@ _PARTS = (
 )
 
 # Settings that a resumed run cannot change, because they determine the training.
-_FIXED = ["seed", "global_batch_size", "combine"] + [
+_FIXED = ["seed", "global_batch_size", "gradient_reduction"] + [
     field.name
     for group in (ModelConfig, DataConfig, OptimizerConfig)
     for field in dataclasses.fields(group)

@@ -102,7 +102,9 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
             "replicas rightly differ from one: add --replayable_dropout"
         )
     return Feature(
-        name="dropout", settings={"switch_off": ("dropout",)}, explanation=explanation
+        name="dropout",
+        settings={"disable_layers": ("dropout",)},
+        explanation=explanation,
     )
 
 
@@ -115,7 +117,7 @@ def _batch_normalization(config: Config, step: RecordedStep) -> Feature | None:
         return None
     return Feature(
         name="batch normalization",
-        settings={"switch_off": ("batch_normalization",)},
+        settings={"disable_layers": ("batch_normalization",)},
         explanation="every replica normalizes its own rows of the global batch, and "
         "each micro-batch by itself, so that several rightly differ from one",
     )
@@ -183,15 +185,15 @@ def _narrow_reduction(config: Config) -> Feature | None:
 
 
 def _is_off(config: Config, kind: str) -> bool:
-    return kind in (config.model.switch_off or ())
+    return kind in (config.model.disable_layers or ())
 
 
 def switched_off(config: Config, features: Sequence[Feature], num_steps: int) -> Config:
     """Returns the configuration of a short run without some features."""
-    settings: dict[str, Any] = {"switch_off": config.model.switch_off}
+    settings: dict[str, Any] = {"disable_layers": config.model.disable_layers}
     for feature in features:
         for name, value in feature.settings.items():
-            if name == "switch_off":
+            if name == "disable_layers":
                 # Several features, and the user, can each switch off a kind of layer.
                 value = (*(settings[name] or ()), *value)
             settings[name] = value

@@ -168,10 +168,10 @@ def _shown(difference: Difference | None) -> str:
 def _why_not_comparable(finding: Finding) -> str:
     strategy = finding.arm.config.strategy
     # The most specific reason first; several can hold for one strategy.
-    if strategy.combine == "sum":
+    if strategy.gradient_reduction == "sum":
         return (
-            "--combine=sum takes the sum of the replicas' gradients for their mean: it "
-            "is another training, by intention"
+            "--gradient_reduction=sum takes the sum of the replicas' gradients for "
+            "their mean: it is another training, by intention"
         )
     if strategy.averaged == "parameters":
         return (
