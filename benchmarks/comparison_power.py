@@ -42,10 +42,10 @@ ARMS = ("control", "again", "delayed")
 # both differed by 11 %, these by 4 %.
 FLAGS = (
     "--train_steps=1500",
-    "--intra_op_threads=1",
-    "--inter_op_threads=1",
+    "--set=threads.intra_op_threads=1",
+    "--set=threads.inter_op_threads=1",
     "--checkpoint_every_steps=none",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
     "--eval_every_steps=none",
 )
 SLOWER = 0.10
@@ -105,7 +105,7 @@ def _run(seed: int, delay_milliseconds: float) -> Run | None:
         command = [sys.executable, "-m", "trainers.main", *FLAGS, f"--seed={seed}"]
         command += [f"--run_dir={path}"]
         if delay_milliseconds:
-            command += [f"--step_delay_milliseconds={delay_milliseconds}"]
+            command += [f"--set=length.step_delay_milliseconds={delay_milliseconds}"]
         log = pathlib.Path(folder) / "log"
         measured = measure(command, log, stop_requested=lambda: False)
         if measured is None or measured.other_busy_cores > _MOST_OTHERS:

@@ -46,7 +46,11 @@ _STRATEGIES = "mirrored,multi_worker_mirrored,parameter_server"
 _WIDTH, _BATCH, _REPLICAS = 512, 64, 2
 _SHARED = (
     *("--model=mlp", f"--hidden_units={_WIDTH}", "--dataset=synthetic"),
-    *("--input_shape=3072", f"--global_batch_size={_BATCH}", "--train_steps=150"),
+    *(
+        "--set=data.input_shape=3072",
+        f"--global_batch_size={_BATCH}",
+        "--train_steps=150",
+    ),
 )
 # 1 is one device; 2 to 4 are those the model is fitted to.
 _REPLICA_COUNTS = (1, 2, 3, 4, 6, 8)

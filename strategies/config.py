@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from strategies import registry
 from strategies.base import Traits
@@ -45,6 +46,8 @@ def _of_those_that_name(setting: str) -> UsedBy:
 class StrategyConfig:
     """Strategy and devices."""
 
+    group: ClassVar[str] = "strategy"
+
     strategy: str = setting(
         "one_device",
         "How training is distributed.",
@@ -74,6 +77,7 @@ class StrategyConfig:
         "one_device on CPUs.",
         choices=("auto", "nccl", "hierarchical", "one_device"),
         used_by=_of_those_that_name("cross_device_reduction"),
+        has_flag=False,
     )
 
     update: str | None = setting(
@@ -86,7 +90,8 @@ class StrategyConfig:
     average: str | None = setting(
         None,
         "What is averaged over replicas: their gradients; their losses, of whose mean "
-        "one gradient is taken (tower); or, every --sync_every_steps, their weights "
+        "one gradient is taken (tower); or, every --set=strategy.sync_every_steps, "
+        "their weights "
         "(parameter_averaging, multi_worker_mirrored). Default: the strategy's own.",
         choices=("gradients", "losses", "parameters"),
     )
@@ -95,17 +100,20 @@ class StrategyConfig:
         "Steps that each replica takes by itself before parameters are averaged. "
         f"Default: {DEFAULT_SYNC_EVERY_STEPS}.",
         minimum=1,
+        has_flag=False,
     )
     average_optimizer_state: bool = setting(
         False,
         "Average what the optimizer keeps, such as momentum, together with the "
         "weights. Without, each replica keeps its own.",
+        has_flag=False,
     )
     gradient_reduction: str = setting(
         "mean",
         "What an update makes of its replicas' gradients: their mean over the global "
         "batch, or their sum, which is as many times larger as there are replicas.",
         choices=("mean", "sum"),
+        has_flag=False,
     )
     backup_workers: int = setting(
         0,
@@ -166,18 +174,21 @@ class StrategyConfig:
         "How multi_worker_mirrored sums: auto is nccl on GPUs and ring on CPUs.",
         choices=("auto", "ring", "nccl"),
         used_by=_of_those_that_name("collective_implementation"),
+        has_flag=False,
     )
     peer_timeout_seconds: float = setting(
         10.0,
         "How long a silent peer is waited for within a step.",
         above=0,
         used_by=_OF_CLUSTERS,
+        has_flag=False,
     )
     startup_timeout_seconds: float = setting(
         60.0,
         "How long a cluster may take to assemble.",
         above=0,
         used_by=_OF_CLUSTERS,
+        has_flag=False,
     )
     max_restarts: int | None = setting(
         None,
@@ -195,6 +206,7 @@ class StrategyConfig:
         "not started.",
         choices=network_isolation.CHOICES,
         used_by=_OF_CLUSTERS,
+        has_flag=False,
     )
     allow_remote_hosts: bool = setting(
         False,
@@ -384,7 +396,8 @@ class StrategyConfig:
             value = getattr(self, name)
             if value and self.averaged != "parameters":
                 raise UsageError(
-                    f"--{name}={shown(value)} is not used by {words}, which does not "
+                    f"--set=strategy.{name}={shown(value)} is not used by {words}, "
+                    "which does not "
                     "average parameters: leave it out, or choose "
                     f"{_strategies_that_average('parameters')}."
                 )
@@ -397,12 +410,13 @@ class StrategyConfig:
     def _check_gradient_reduction(self) -> None:
         if self.gradient_reduction == "mean":
             return
-        # --gradient_reduction=sum needs the gradients of all replicas.
+        # A sum needs the gradients of all replicas.
         adds_up = self.averaged in ("gradients", "losses")
         if not adds_up or self.backup_workers:
             words = self._in_words(with_average=True)
             raise UsageError(
-                f"--gradient_reduction={self.gradient_reduction} does not fit {words}: "
+                f"--set=strategy.gradient_reduction={self.gradient_reduction} does "
+                f"not fit {words}: "
                 "it is for updates of the gradients of several replicas, and all of "
                 "them; leave it out, or choose "
                 f"{_strategies_that_average('gradients')}."

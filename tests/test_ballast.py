@@ -1,4 +1,4 @@
-"""--ballast: more bytes to send, and nothing else."""
+"""--set=model.ballast=true: more bytes to send, and nothing else."""
 
 from __future__ import annotations
 
@@ -70,12 +70,15 @@ def test_it_is_sent_and_the_training_is_the_same(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
     found = []
-    for extra in ([], ["--ballast"]):
+    for extra in ([], ["--set=model.ballast=true"]):
         folder = tmp_path / f"run-{len(extra)}"
         words = [
             *(f"--strategy={strategy}", "--model=tests.custom.made:Nested"),
             *("--dataset=tests.custom.made:train_and_eval", "--train_steps=5"),
-            *("--loss=sparse_categorical_crossentropy", "--global_batch_size=8"),
+            *(
+                "--set=model.loss=sparse_categorical_crossentropy",
+                "--global_batch_size=8",
+            ),
             f"--run_dir={folder}",
         ]
         assert main(["main", *words, *extra]) == 0
@@ -110,4 +113,4 @@ def test_each_ballast_weight_has_a_gradient() -> None:
 )
 def test_it_is_refused_where_it_shows_nothing(flag: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        flags.parse(["main", "--ballast", flag])
+        flags.parse(["main", "--set=model.ballast=true", flag])

@@ -21,13 +21,13 @@ from tests.processes import metrics_of, result_of, train
 from trainers.config.config import Config
 from trainers.loop.builder import TrainingParts, assemble, create_strategy
 
-SMALL = ("--model=mlp", "--hidden_units=8", "--histogram_every_steps=none")
+SMALL = ("--model=mlp", "--hidden_units=8", "--set=report.histogram_every_steps=none")
 REGRESSION = (
     "--model=tests.custom.made:regression",
     "--dataset=tests.custom.made:quantities",
     "--global_batch_size=10",
     "--train_steps=40",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
 )
 REPORTED = {"loss", "mean_absolute_error", "mean_squared_logarithmic_error"}
 

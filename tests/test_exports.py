@@ -71,8 +71,8 @@ def test_the_last_and_the_best_model_of_a_run(
         other = served(folder / "export" / f"{name}_saved_model", images())
         np.testing.assert_allclose(other, predicted, rtol=1e-5, atol=1e-6)
     place = folder / "export"
-    last = evaluated(folder, f"--exported_model={place / 'last.keras'}")
-    best = evaluated(folder, f"--exported_model={place / 'best.keras'}")
+    last = evaluated(folder, f"--set=report.exported_model={place / 'last.keras'}")
+    best = evaluated(folder, f"--set=report.exported_model={place / 'best.keras'}")
     # The line has four digits.
     assert last["loss"] == pytest.approx(result["final"]["eval_loss"], abs=1e-4)
     assert best["loss"] == pytest.approx(min(losses.values()), abs=1e-4)
@@ -98,7 +98,11 @@ def test_the_best_is_kept_when_a_run_is_continued(tmp_path: pathlib.Path) -> Non
 
 def test_a_table_of_embeddings_is_read_with_its_layer(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
-    clicks = ("--model=wide_embedding", "--dataset=clicks", "--num_categories=20")
+    clicks = (
+        "--model=wide_embedding",
+        "--dataset=clicks",
+        "--set=data.num_categories=20",
+    )
     train(folder, "--strategy=one_device", *clicks, *EXPORT)
     model = keras.saving.load_model(
         folder / "export" / "last.keras",

@@ -134,7 +134,9 @@ def test_the_doctor_warns_of_what_does_not_fit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = "--mode=doctor --dataset=synthetic --num_examples=8 --model=convnet"
+    arguments = (
+        "--mode=doctor --dataset=synthetic --set=data.num_examples=8 --model=convnet"
+    )
     arguments += " --global_batch_size=100000000"
     assert main(["main", *arguments.split()]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""--disable_layers on a model of the user's own, with layers inside layers."""
+"""model.disable_layers on a model of the user's own, with layers inside layers."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ STRATEGIES = {
     (
         "--strategy=multi_worker_mirrored",
         "--average=parameters",
-        "--sync_every_steps=4",
+        "--set=strategy.sync_every_steps=4",
     ): 1,
 }
 _LOOK_SECONDS = 0.0005

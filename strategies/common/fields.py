@@ -107,6 +107,13 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def option_of(config_class: Any, field: dataclasses.Field) -> str:
+    """Returns a setting as the command line takes it: `--seed`, `--set=model.loss`."""
+    if field.metadata["has_flag"]:
+        return f"--{field.name}"
+    return f"--set={config_class.group}.{field.name}"
+
+
 def choices_of(field: dataclasses.Field) -> tuple[str, ...] | None:
     """Returns the accepted words of a field, or None if any value is accepted."""
     # A function is called as late as here: the words may come from a scan of a folder.
@@ -150,22 +157,23 @@ def check_setting(config_class: type, field: dataclasses.Field, value: Any) -> N
     hint, optional = field_types(config_class)[field.name]
     if value is None and optional:
         return
-    _check_type(field.name, value, hint, optional)
+    name = option_of(config_class, field)
+    _check_type(name, value, hint, optional)
     if optional and value == "":
         # Code that tests a path for truth would take an empty path for no path.
         raise UsageError(
-            f"--{field.name}= is empty: give a value after the equals sign, or none."
+            f"{name}= is empty: give a value after the equals sign, or none."
         )
     if isinstance(value, tuple) and len(value) > field.metadata["most_items"]:
         raise UsageError(
-            f"--{field.name}={shown(as_argument(value))} lists {len(value)} values: "
+            f"{name}={shown(as_argument(value))} lists {len(value)} values: "
             f"give at most {field.metadata['most_items']}."
         )
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, str):
-            _check_word(field, item)
+            _check_word(name, field, item)
         elif not isinstance(item, bool):
-            _check_bounds(field, item)
+            _check_bounds(name, field, item)
 
 
 _TYPE_WORDS = {
@@ -193,22 +201,24 @@ def _check_type(name: str, value: Any, hint: Any, optional: bool) -> None:
     if optional:
         words += ", or none"
     received = f"'{shown(value)}'" if isinstance(value, str) else shown(value)
-    raise UsageError(f"--{name}={received} is not accepted: it takes {words}.")
+    raise UsageError(f"{name}={received} is not accepted: it takes {words}.")
 
 
-def _check_word(field: dataclasses.Field, value: str) -> None:
+def _check_word(name: str, field: dataclasses.Field, value: str) -> None:
     choices = choices_of(field)
     if choices is not None:
         if value not in choices:
-            _check_beyond(field, value, choices)
+            _check_beyond(name, field, value, choices)
     elif "\0" in value or not _is_unicode(value):
         raise UsageError(
-            f"--{field.name}={shown(value)} is not accepted: it takes text in UTF-8 "
+            f"{name}={shown(value)} is not accepted: it takes text in UTF-8 "
             "without null characters."
         )
 
 
-def _check_beyond(field: dataclasses.Field, value: str, choices: Sequence[str]) -> None:
+def _check_beyond(
+    name: str, field: dataclasses.Field, value: str, choices: Sequence[str]
+) -> None:
     """Raises UsageError for a word outside of the choices unless `why_not` accepts it.
 
     Raises:
@@ -219,7 +229,7 @@ def _check_beyond(field: dataclasses.Field, value: str, choices: Sequence[str]) 
     if why_not is not None:
         problem = why_not(value)
     if problem is not None:
-        raise UsageError(f"--{field.name}={shown(value)} {problem}")
+        raise UsageError(f"{name}={shown(value)} {problem}")
 
 
 def _is_unicode(text: str) -> bool:
@@ -245,7 +255,7 @@ LARGEST_WHOLE_NUMBER = 2**63 - 1
 _LARGEST_NUMBER = 3.4e38
 
 
-def _check_bounds(field: dataclasses.Field, number: float) -> None:
+def _check_bounds(name: str, field: dataclasses.Field, number: float) -> None:
     largest = LARGEST_WHOLE_NUMBER if isinstance(number, int) else _LARGEST_NUMBER
     # Every comparison with nan is false, so that it is out of range.
     holds = is_representable = -largest <= number <= largest
@@ -261,4 +271,4 @@ def _check_bounds(field: dataclasses.Field, number: float) -> None:
     if not is_representable and not has_upper_bound:
         words.append(f"at most {largest}")
     received, accepted = shown(str(number)), " and ".join(words)
-    raise UsageError(f"--{field.name}={received} is out of range: give {accepted}.")
+    raise UsageError(f"{name}={received} is out of range: give {accepted}.")

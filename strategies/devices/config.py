@@ -6,7 +6,7 @@ This module does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
@@ -21,6 +21,8 @@ _OF_MEMORY = ("memory_growth", "memory_limit_mib", "memory_fraction")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
     """Memory of GPUs, and where operations are."""
+
+    group: ClassVar[str] = "device"
 
     log_device_placement: bool = setting(
         False,

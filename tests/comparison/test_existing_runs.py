@@ -156,7 +156,10 @@ def test_time_to_a_target_is_that_of_the_first_evaluation_above_it(
 ) -> None:
     one = make_arm(tmp_path / "one", SPEEDS)
     two = make_arm(tmp_path / "two", SPEEDS, (0.6,) * 5, strategy="tower")
-    assert compare(tmp_path, one, two, flags=("--target_accuracy=0.4",)) == 0
+    assert (
+        compare(tmp_path, one, two, flags=("--set=comparison.target_accuracy=0.4",))
+        == 0
+    )
     means = [arm["means"] for arm in concluded(tmp_path)["arms"]]
     seconds = [mean["seconds_to_target_accuracy"] for mean in means]
     # Made runs have half their accuracy after 0.5 s of tracing and 0.4 of training.
@@ -240,7 +243,7 @@ def test_what_is_held_fixed_is_refused_or_said_at_the_top(
     assert "the global batch: --global_batch_size=64 (one) and " in error
     assert "--global_batch_size=32 (two)" in error
     assert contents(tmp_path) == before
-    allowed = ("--allow_different=global_batch_size",)
+    allowed = ("--set=comparison.allow_different=global_batch_size",)
     assert compare(tmp_path, one, two, flags=allowed) == 0
     assert "differ in the global batch" in concluded(tmp_path)["remarks"][0]
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -258,7 +261,13 @@ def test_other_initial_weights_are_refused(
     assert "with seed 0 one and two began with different" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert (
-        compare(tmp_path, one, two, flags=("--allow_different=initial_weights",)) == 0
+        compare(
+            tmp_path,
+            one,
+            two,
+            flags=("--set=comparison.allow_different=initial_weights",),
+        )
+        == 0
     )
 
 

@@ -1,4 +1,4 @@
-"""--gradient_reduction=sum: the replicas' gradients summed, not averaged."""
+"""strategy.gradient_reduction=sum: the replicas' gradients summed, not averaged."""
 
 from __future__ import annotations
 

@@ -18,7 +18,10 @@ DATA = "tests.custom.made:arrays"
 
 def test_a_file_names_no_function_to_run(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model": MODEL, "dataset": DATA}), encoding="utf-8")
+    path.write_text(
+        json.dumps({"model": {"model": MODEL}, "data": {"dataset": DATA}}),
+        encoding="utf-8",
+    )
     with pytest.raises(UsageError) as caught:
         flags.parse(["", f"--config={path}", f"--model={MODEL}"])
     assert f"add --dataset={DATA} if you know them" in str(caught.value)
@@ -43,7 +46,7 @@ def test_a_file_names_no_function_to_run(tmp_path: pathlib.Path) -> None:
         ("tests.custom.made:no_such", "has no function no_such; it has "),
         ("tests.custom.made:not_a_model", "returned a str: return a keras.Model"),
         ("tests.custom.made:raising", "failed (KeyError: 'no such file')"),
-        ("tests.custom.made:not_compiled", "--loss is missing"),
+        ("tests.custom.made:not_compiled", "--set=model.loss is missing"),
         ("tests.custom.made:own_training", "has a train_step of its own"),
         ("tests.custom.made:mean_of_a_batch", "one number for a whole batch"),
         ("tests.custom.made:two_in_two_out", "failed ("),

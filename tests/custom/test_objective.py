@@ -140,7 +140,7 @@ OF_IDS = keras.losses.SparseCategoricalCrossentropy
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (made.not_compiled, "--loss is missing"),
+        (made.not_compiled, "--set=model.loss is missing"),
         (made.mean_of_a_batch, "one number for a whole batch"),
         (made.counting_metric, "is not a mean over examples"),
         (lambda: compiled(loss={"other": "mse"}), "no loss is of an output"),

@@ -115,7 +115,7 @@ def test_they_are_trained_by_several_processes(tmp_path: pathlib.Path) -> None:
         "--strategies=multi_worker_mirrored,parameter_server",
         *("--model=tests.custom.outside:backbone", "--dtype=float64"),
         # Without it the masks of its dropout depend on the number of replicas.
-        *("--dataset=tests.custom.made:arrays", "--replayable_dropout"),
+        *("--dataset=tests.custom.made:arrays", "--set=model.replayable_dropout=true"),
         f"--run_dir={tmp_path / 'verified'}",
     )
     text = (tmp_path / "verified" / "verify.json").read_text(encoding="utf-8")

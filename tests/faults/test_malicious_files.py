@@ -182,7 +182,7 @@ FLAGS = (
     ("--mode=evaluate", "--run_dir={}"),
     ("--mode=compare", "--runs=a:{},b:{}"),
     ("--resume=auto", "--run_dir={}"),
-    ("--mode=evaluate", "--run_dir=run", "--exported_model={}"),
+    ("--mode=evaluate", "--run_dir=run", "--set=report.exported_model={}"),
 )
 
 

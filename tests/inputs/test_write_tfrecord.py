@@ -89,8 +89,14 @@ def test_an_existing_file_stays_unless_it_may_be_replaced(tmp_path):
         (["--path=PATH", "stray"], "'stray' is not a flag"),
         (["stray", "--path=PATH"], "'stray' is not a flag"),
         (["--path=PATH", "--num_examples=0"], "--num_examples=0"),
-        (["--path=PATH", "--num_examples=10000001"], "--num_examples=10000001"),
-        (["--path=PATH", "--num_examples=many"], "--num_examples=many"),
+        (
+            ["--path=PATH", "--num_examples=10000001"],
+            "--num_examples=10000001",
+        ),
+        (
+            ["--path=PATH", "--num_examples=many"],
+            "--num_examples=many",
+        ),
         (["--path=PATH", "--num_examples=1.5"], "--num_examples=1.5"),
         (["--path=PATH", "--seed=-1"], "--seed=-1"),
         (["--path=PATH", "--seed=2147483648"], "--seed=2147483648"),
@@ -158,7 +164,12 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
 def test_help_states_the_rule_and_the_flags():
     done = command("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    for words in ("label = 1  if", "--path", "--num_examples", "Default: 5000"):
+    for words in (
+        "label = 1  if",
+        "--path",
+        "--num_examples",
+        "Default: 5000",
+    ):
         assert words in done.stdout
 
 

@@ -20,7 +20,8 @@ from tests.further import chosen
 from tests.updates import made
 from tests.updates.cases import CASES, GLOBAL_BATCH_SIZE, STEPS, Case, Rates
 from trainers.cli.flags import parse
-from trainers.config.config import Config, field_of
+from trainers.config.config import Config
+from trainers.config.groups import field_of
 from trainers.config.optimizer import OptimizerConfig
 from trainers.main import main
 
@@ -30,7 +31,7 @@ FLAGS = (
     *("--dtype=float64", f"--global_batch_size={GLOBAL_BATCH_SIZE}"),
     f"--checkpoint_every_steps={POINTS.step}",
     *(f"--keep_checkpoints={len(POINTS)}", "--summary_every_steps=1"),
-    *("--histogram_every_steps=none", "--eval_every_steps=none"),
+    *("--set=report.histogram_every_steps=none", "--eval_every_steps=none"),
 )
 MODELS = {
     "quantities": "tests.updates.made:perceptron",

@@ -29,7 +29,11 @@ def test_strategies_of_one_process_train_the_same(tmp_path: pathlib.Path) -> Non
     What is another training by intention runs along, and is told apart.
     """
     flags = ("--model=mlp", "--hidden_units=8", "--train_steps=5")
-    features = ("--clip_global_norm=0.5", "--dropout=0.5", "--replayable_dropout")
+    features = (
+        "--clip_global_norm=0.5",
+        "--dropout=0.5",
+        "--set=model.replayable_dropout=true",
+    )
     # 1,437 examples to train: the third batch of 479 ends an epoch.
     uneven = ("--global_batch_size=499", "--weight_decay=0.01", "--optimizer=adamw")
     strategies = (

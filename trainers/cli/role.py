@@ -93,13 +93,13 @@ def _check_not_of_a_launcher(config: Config) -> None:
     strategy = config.strategy
     is_required = strategy.isolate_network == REQUIRED
     given = {
-        "max_restarts": strategy.max_restarts,
-        "isolate_network": REQUIRED if is_required else None,
+        "--max_restarts": strategy.max_restarts,
+        "--set=strategy.isolate_network": REQUIRED if is_required else None,
     }
     for name, value in given.items():
         if value is not None:
             raise UsageError(
-                f"--{name}={value} is for tasks that one command starts on this "
+                f"{name}={value} is for tasks that one command starts on this "
                 "machine, and TF_CONFIG or Slurm says that this is one task of a "
                 "cluster: leave it out, or unset TF_CONFIG."
             )

@@ -1,16 +1,13 @@
 """Configuration of a run: frozen groups of settings.
 
-Each field is a flag, an entry of `--help`, a key of config.json and a validation rule.
-The groups determine the order of `--help` and bundle related settings. Files and the
-command line use one flat namespace of all fields. This module does not import
-TensorFlow.
+Each field is a flag or a `--set`, an entry of the help, a key of config.json and a
+validation rule. The groups determine the order of the help and the nesting of files.
+This module does not import TensorFlow.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -18,12 +15,12 @@ from typing import Any
 from strategies import registry
 from strategies.base import Traits
 from strategies.common.errors import UsageError
-from strategies.common.text import shown
 from strategies.config import StrategyConfig
 from strategies.devices.config import DeviceConfig
 from trainers.config.comparison import ComparisonConfig
 from trainers.config.data import DataConfig
 from trainers.config.fault_tolerance import GuardConfig
+from trainers.config.groups import GROUPS, all_fields, by_group, field_of
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
 from trainers.config.prediction import PredictionConfig
@@ -36,56 +33,9 @@ from trainers.config.run import (
 )
 from trainers.config.tracking import TrackingConfig
 
-# Attribute of `Config` -> class of the group, in the order of `--help`.
-GROUPS: Mapping[str, type] = {
-    "run": RunConfig,
-    "strategy": StrategyConfig,
-    "device": DeviceConfig,
-    "threads": ThreadsConfig,
-    "length": LengthConfig,
-    "model": ModelConfig,
-    "data": DataConfig,
-    "optimizer": OptimizerConfig,
-    "report": ReportConfig,
-    "tracking": TrackingConfig,
-    "guard": GuardConfig,
-    "comparison": ComparisonConfig,
-    "prediction": PredictionConfig,
-}
-
 # `to_dict` omits these groups' settings at their default values, because a training run
 # does not read them.
 _GROUPS_OF_OTHER_MODES = ("comparison", "prediction")
-
-
-@functools.cache
-def all_fields() -> Mapping[str, tuple[type, dataclasses.Field]]:
-    """Returns every setting by name with its group class, in the order of `--help`."""
-    return {
-        field.name: (group, field)
-        for group in GROUPS.values()
-        for field in dataclasses.fields(group)
-    }
-
-
-def field_of(name: str) -> tuple[type, dataclasses.Field]:
-    """Returns the group class and the field of a setting.
-
-    Args:
-      name: Flat name of the setting.
-
-    Raises:
-      UsageError: No setting has this name.
-    """
-    found = all_fields().get(name)
-    if found is None:
-        nearest = difflib.get_close_matches(name, all_fields(), n=1)
-        suggestion = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise UsageError(
-            f"'{shown(name)}' is not a setting: {suggestion}--help lists the accepted "
-            "names."
-        )
-    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,9 +76,10 @@ class Config:
         self._check_batch_size()
         if self.report.record_steps and self.strategy.has_stale_gradients:
             raise UsageError(
-                "--record_steps does not fit --update=async: every step would be a "
+                "--set=report.record_steps=true does not fit --update=async: every "
+                "step would be a "
                 "call of its own, and no gradient stale; use --update=sync, or leave "
-                "--record_steps out."
+                "--set=report.record_steps=true out."
             )
         if self.model.jit_compile and self.strategy.averaged == "losses":
             raise UsageError(
@@ -209,7 +160,8 @@ class Config:
         )
         if self.report.replica_statistics and not divides:
             raise UsageError(
-                f"--replica_statistics does not fit --strategy={strategy.strategy} as "
+                "--set=report.replica_statistics=true does not fit "
+                f"--strategy={strategy.strategy} as "
                 "it is set: there must be several replicas that share each global "
                 "batch and average gradients; use mirrored, for one, or leave it out."
             )
@@ -250,9 +202,7 @@ class Config:
         """
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
-            group_class, _ = field_of(name)
-            (group,) = (key for key, value_ in GROUPS.items() if value_ is group_class)
-            changes.setdefault(group, {})[name] = value
+            changes.setdefault(field_of(name)[0].group, {})[name] = value
         groups = {
             group: dataclasses.replace(getattr(self, group), **settings)
             for group, settings in changes.items()
@@ -273,6 +223,10 @@ class Config:
             if group not in _GROUPS_OF_OTHER_MODES
             or value != all_fields()[name][1].default
         }
+
+    def by_group(self) -> dict[str, dict[str, Any]]:
+        """Returns the settings of `to_dict` by group and name, as config.json has."""
+        return by_group(self.to_dict())
 
 
 def config_from_dict(settings: Mapping[str, Any]) -> Config:

@@ -6,7 +6,7 @@ This module does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import models
 from models import factories
@@ -22,6 +22,8 @@ DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 class ModelConfig:
     """Model."""
 
+    group: ClassVar[str] = "model"
+
     model: str = setting(
         "convnet",
         "What is trained. Also keras:NAME, any classifier of keras.applications, with "
@@ -34,11 +36,13 @@ class ModelConfig:
         None,
         "Keras's name of the loss of a model of your own. Default: what it was "
         "compiled with.",
+        has_flag=False,
     )
     metrics: tuple[str, ...] | None = setting(
         None,
         "Keras's names of the metrics of a model of your own. Default: those it was "
         "compiled with.",
+        has_flag=False,
     )
     hidden_units: tuple[int, ...] = setting(
         (128, 64),
@@ -53,6 +57,7 @@ class ModelConfig:
         minimum=1,
         maximum=1_000_000,
         used_by={"model": models.reading("embedding_dimension")},
+        has_flag=False,
     )
     embedding_shards: int = setting(
         2,
@@ -61,6 +66,7 @@ class ModelConfig:
         minimum=1,
         maximum=1_000,
         used_by={"model": models.reading("embedding_shards")},
+        has_flag=False,
     )
     dropout: float = setting(
         0.0,
@@ -74,11 +80,13 @@ class ModelConfig:
         "Kinds of layers that do in training what they do in inference, to see what "
         "they change. Also those of a model of your own.",
         choices=("dropout", "batch_normalization"),
+        has_flag=False,
     )
     replayable_dropout: bool = setting(
         False,
         "Make the dropout of an example a function of --seed, the step and the "
         "example: the same training with any number of replicas.",
+        has_flag=False,
     )
     jit_compile: bool = setting(
         False,
@@ -97,6 +105,7 @@ class ModelConfig:
         "Train weights beside the model's that compute nothing, as many bytes again, "
         "and 1 MiB at least: the difference is what sending and applying gradients of "
         "that size takes. --mode=predict adds them to some of its runs.",
+        has_flag=False,
     )
 
     def __post_init__(self) -> None:
@@ -106,12 +115,13 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and not self.is_custom:
                 raise UsageError(
-                    f"--{name}={as_argument(value)} is for a model of your own, and "
+                    f"--set=model.{name}={as_argument(value)} is for a model of your "
+                    "own, and "
                     f"--model={self.model} has its own: leave it out."
                 )
 
     def check_ballast(self, mode: str, strategy: StrategyConfig, export: Any) -> None:
-        """Checks that `--ballast` fits the mode, the strategy and the export.
+        """Checks that `model.ballast` fits the mode, the strategy and the export.
 
         Args:
           mode: Value of `--mode`.
@@ -119,21 +129,24 @@ class ModelConfig:
           export: Value of `--export`; None without an export.
 
         Raises:
-          UsageError: `--ballast` does not fit one of them.
+          UsageError: The padding weights do not fit one of them.
         """
         if self.ballast and mode == "predict":
             raise UsageError(
-                "--ballast is not for --mode=predict, which adds it to some of its "
+                "--set=model.ballast=true is not for --mode=predict, which adds it to "
+                "some of its "
                 "runs by itself: leave it out."
             )
         if self.ballast and strategy.traits.is_model_parallel:
             raise UsageError(
-                f"--ballast does not fit --strategy={strategy.strategy}, whose stages "
+                "--set=model.ballast=true does not fit "
+                f"--strategy={strategy.strategy}, whose stages "
                 "send no gradients to each other: leave it out."
             )
         if self.ballast and export:
             raise UsageError(
-                f"--ballast does not fit --export={as_argument(export)}: weights that "
+                "--set=model.ballast=true does not fit "
+                f"--export={as_argument(export)}: weights that "
                 "belong to no layer cannot be loaded again; leave one out."
             )
 

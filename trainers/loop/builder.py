@@ -279,7 +279,8 @@ def assemble_parts(
 def _check_dense(model: keras.Model) -> None:
     if embeddings_of(model):
         raise UsageError(
-            "--replica_statistics does not fit a table of embeddings, of whose "
+            "--set=report.replica_statistics=true does not fit a table of embeddings, "
+            "of whose "
             "gradient each replica has other rows: leave it out, or choose another "
             "--model."
         )
@@ -312,7 +313,11 @@ def _check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
             "--gradient_accumulation_steps."
         )
     if config.drops_last_batch and size > data.train.num_examples:
-        flag = "--drop_last_batch" if config.length.drop_last_batch else "--sharding"
+        flag = (
+            "--set=length.drop_last_batch=true"
+            if config.length.drop_last_batch
+            else "--sharding"
+        )
         raise UsageError(
             f"--global_batch_size={size} is more than the {data.train.num_examples:,} "
             f"training examples, so that {flag} leaves no batch: lower it, "
@@ -398,8 +403,8 @@ class ModelParts:
             self.model,
             *parts,
             **settings,
-            # With `--gradient_reduction=sum` the gradient is num_replicas times the
-            # mean over the global batch.
+            # Where gradients are summed, the gradient is num_replicas times the mean
+            # over the global batch.
             gradient_scale=strategy.num_replicas if sums_gradients else 1,
             differentiate=config.strategy.averaged != "losses",
             read=strategy.read,

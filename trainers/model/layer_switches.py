@@ -25,7 +25,7 @@ def disable_layers(model: keras.Model, kinds: Sequence[str]) -> None:
 
     Args:
       model: Model with all its layers built.
-      kinds: Values of `--disable_layers`.
+      kinds: Kinds of layers, as in `model.disable_layers`.
     """
     for layer in flat_layers(model):
         if any(_KINDS[kind](layer) for kind in kinds):

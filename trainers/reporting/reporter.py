@@ -204,8 +204,7 @@ class Reporter:
         with self._clock.measure("summary"):
             results = report.results
             recorded = RecordedStep(
-                # With `--record_steps` each call has one step, so the last one is the
-                # only one.
+                # A call of a run that records steps has one step.
                 loss=float(results.sums["loss"][-1]),
                 examples=int(results.sums["examples"][-1]),
                 random_layers=len(seed_states(self._assembly.model)),

@@ -84,7 +84,7 @@ def read_keras(path: str, like: keras.Model) -> None:
     Raises:
       UsageError: The file cannot be read or holds another model.
     """
-    flag = f"--exported_model={path}"
+    flag = f"--set=report.exported_model={path}"
     if not path.endswith(_SUFFIX):
         raise UsageError(
             f"{flag} is no {_SUFFIX} file: give one. A SavedModel or an .h5 file can "

@@ -87,7 +87,8 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
         return None
     if config.model.replayable_dropout:
         explanation = (
-            "the masks are not those of the same examples: with --replayable_dropout "
+            "the masks are not those of the same examples: with "
+            "--set=model.replayable_dropout=true "
             "they may depend on seed, step and example alone"
         )
     else:
@@ -99,7 +100,7 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
         parts = "replica and micro-batch" if in_parts else "replica"
         explanation = (
             f"masks depend on which {parts} an example falls to, so that several "
-            "replicas rightly differ from one: add --replayable_dropout"
+            "replicas rightly differ from one: add --set=model.replayable_dropout=true"
         )
     return Feature(
         name="dropout",

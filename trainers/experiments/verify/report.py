@@ -170,13 +170,15 @@ def _why_not_comparable(finding: Finding) -> str:
     # The most specific reason first; several can hold for one strategy.
     if strategy.gradient_reduction == "sum":
         return (
-            "--gradient_reduction=sum takes the sum of the replicas' gradients for "
+            "--set=strategy.gradient_reduction=sum takes the sum of the replicas' "
+            "gradients for "
             "their mean: it is another training, by intention"
         )
     if strategy.averaged == "parameters":
         return (
             "replicas change copies of the weights of their own between two averages "
-            f"(--sync_every_steps={strategy.steps_between_averages}): it is another "
+            f"(--set=strategy.sync_every_steps={strategy.steps_between_averages}): it "
+            "is another "
             "training, by intention"
         )
     if strategy.is_synchronous and strategy.traits.matches_one_device:
