@@ -85,7 +85,6 @@ class StrategyConfig:
         "sync waits for the gradients of all workers or towers and applies their "
         "sum; async applies each as it comes. Default: the strategy's own.",
         choices=("sync", "async"),
-        heading="What replicas contribute to an update",
     )
     average: str | None = setting(
         None,
@@ -142,7 +141,6 @@ class StrategyConfig:
         "How model_parallel splits the model: a number of stages, balanced by the time "
         "their layers take, or the first layer of every stage but the first. Default: "
         "one for each GPU; 2 without GPUs.",
-        heading="Stages of model_parallel",
         used_by=_OF_STAGES,
     )
     num_microbatches: int | None = setting(
@@ -160,7 +158,6 @@ class StrategyConfig:
         minimum=1,
         maximum=_MOST_TASKS,
         used_by=_OF_CLUSTERS,
-        heading="Clusters of several processes",
     )
     num_ps: int | None = setting(
         None,

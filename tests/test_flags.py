@@ -653,8 +653,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         values = st.floats(
             min_value=_either(field, "minimum", "above", -1e30),
             max_value=_either(field, "maximum", "below", 1e30),
-            exclude_min=field.metadata["above"] is not None,
-            exclude_max=field.metadata["below"] is not None,
+            exclude_min="above" in field.metadata["bounds"],
+            exclude_max="below" in field.metadata["bounds"],
         )
     else:
         values = st.integers(
@@ -675,8 +675,8 @@ _lists_of_devices = st.one_of(
 
 
 def _either(field: dataclasses.Field, one: str, other: str, default: Any) -> Any:
-    bounds = (field.metadata[one], field.metadata[other])
-    return next((bound for bound in bounds if bound is not None), default)
+    bounds = field.metadata["bounds"]
+    return bounds.get(one, bounds.get(other, default))
 
 
 @st.composite

@@ -13,10 +13,13 @@ import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument, shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # For each setting that decides whether another one has an effect, the values with which
 # it has.
@@ -46,22 +49,27 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+class Bounds(typing.TypedDict, total=False):
+    """Bounds of accepted numbers; `above` and `below` are themselves excluded."""
+
+    minimum: float
+    above: float
+    maximum: float
+    below: float
+
+
 def setting(
     default: Any,
     help: str,
     *,
     choices: Sequence[str] | Callable[[], Sequence[str]] | None = None,
     why_not: Callable[[str], str | None] | None = None,
-    minimum: float | None = None,
-    above: float | None = None,
-    maximum: float | None = None,
-    below: float | None = None,
     has_flag: bool = True,
     repeatable: bool = False,
     path: str | None = None,
-    heading: str | None = None,
     used_by: UsedBy | None = None,
     most_items: int = 1_000,
+    **bounds: Unpack[Bounds],
 ) -> Any:
     """Declares a field of a configuration.
 
@@ -72,37 +80,28 @@ def setting(
       why_not: Function from a word outside of `choices` to the problem with it, written
         as the end of a sentence that begins with the word. It returns None if the word
         is accepted nevertheless.
-      minimum: Smallest accepted number.
-      above: Exclusive lower bound of accepted numbers.
-      maximum: Largest accepted number.
-      below: Exclusive upper bound of accepted numbers.
-      has_flag: False for settings that live in the configuration file only.
+      has_flag: False for settings that only `--set` and the configuration file set.
       repeatable: True if each use of the flag adds one item to a list. The item is not
         split at commas.
       path: Kind of path that the value names: `folder`, `file`, or `any` of them. None
         if the value is no path.
-      heading: for `--help`, what this field and those after it in their group are
-        about. The first line of the group's docstring until then.
-      used_by: other settings by name, each with the values, or patterns of values such
+      used_by: Other settings by name, each with the values, or patterns of values such
         as *:*, with which this field has an effect; one such value is enough. A
         function lists them when asked. None if the field always has an effect.
-      most_items: how long a list may be.
+      most_items: Largest length of a list.
+      **bounds: Bounds of numbers.
     """
     # `Field.metadata` is the place that dataclasses leave for third parties.
     metadata = {
         "help": help,
         "choices": choices,
         "why_not": why_not,
-        "minimum": minimum,
-        "above": above,
-        "maximum": maximum,
-        "below": below,
         "has_flag": has_flag,
         "repeatable": repeatable,
         "path": path,
-        "heading": heading,
         "used_by": used_by,
         "most_items": most_items,
+        "bounds": bounds,
     }
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -261,13 +260,13 @@ def _check_bounds(name: str, field: dataclasses.Field, number: float) -> None:
     holds = is_representable = -largest <= number <= largest
     words = []
     for key, phrase, within in _BOUNDS:
-        bound = field.metadata[key]
+        bound = field.metadata["bounds"].get(key)
         if bound is not None:
             words.append(phrase.format(bound))
             holds = holds and within(number, bound)
     if holds:
         return
-    has_upper_bound = any(field.metadata[k] is not None for k in ("maximum", "below"))
+    has_upper_bound = not {"maximum", "below"}.isdisjoint(field.metadata["bounds"])
     if not is_representable and not has_upper_bound:
         words.append(f"at most {largest}")
     received, accepted = shown(str(number)), " and ".join(words)

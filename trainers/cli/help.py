@@ -201,8 +201,12 @@ def _head(name: str) -> str:
         return f"{option(name)}={shown}"
     if typing.get_origin(hint) is tuple and not field.metadata["repeatable"]:
         return f"{option(name)}=LIST"
-    placeholder = "WORD" if field.metadata["choices"] else "TEXT"
-    return f"{option(name)}={ {int: 'N', float: 'X'}.get(hint, placeholder) }"
+    if field.metadata["path"] is not None:
+        placeholder = "FOLDER" if field.metadata["path"] == "folder" else "FILE"
+    else:
+        words = "WORD" if field.metadata["choices"] else "TEXT"
+        placeholder = {int: "N", float: "X"}.get(hint, words)
+    return f"{option(name)}={placeholder}"
 
 
 def _body(name: str) -> str:

@@ -101,7 +101,6 @@ class DataConfig:
         "Training examples of synthetic and clicks; an eighth as many to evaluate.",
         minimum=8,
         used_by={"dataset": ("synthetic", "clicks")},
-        heading="Data that is generated (synthetic, clicks)",
         has_flag=False,
     )
     input_shape: tuple[int, ...] = setting(
