@@ -6,14 +6,13 @@ This module does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import models
 from models import factories
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
 from strategies.common.text import as_argument
-from strategies.config import StrategyConfig
 
 DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
@@ -119,36 +118,6 @@ class ModelConfig:
                     "own, and "
                     f"--model={self.model} has its own: leave it out."
                 )
-
-    def check_ballast(self, mode: str, strategy: StrategyConfig, export: Any) -> None:
-        """Checks that `model.ballast` fits the mode, the strategy and the export.
-
-        Args:
-          mode: Value of `--mode`.
-          strategy: Settings of the strategy.
-          export: Value of `--export`; None without an export.
-
-        Raises:
-          UsageError: The padding weights do not fit one of them.
-        """
-        if self.ballast and mode == "predict":
-            raise UsageError(
-                "--set=model.ballast=true is not for --mode=predict, which adds it to "
-                "some of its "
-                "runs by itself: leave it out."
-            )
-        if self.ballast and strategy.traits.is_model_parallel:
-            raise UsageError(
-                "--set=model.ballast=true does not fit "
-                f"--strategy={strategy.strategy}, whose stages "
-                "send no gradients to each other: leave it out."
-            )
-        if self.ballast and export:
-            raise UsageError(
-                "--set=model.ballast=true does not fit "
-                f"--export={as_argument(export)}: weights that "
-                "belong to no layer cannot be loaded again; leave one out."
-            )
 
     @property
     def is_custom(self) -> bool:
