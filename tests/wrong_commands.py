@@ -279,13 +279,14 @@ BEFORE_TENSORFLOW = [
     row(
         "--set=strategy.sync_every_steps=5 --strategy=multi_worker_mirrored",
         "--set=strategy.sync_every_steps=5",
-        "--strategy=multi_worker_mirrored --average=parameters",
+        "--strategy=multi_worker_mirrored",
+        "--average=parameters",
     ),
     row(
         "--set=strategy.average_optimizer_state=true --strategy=multi_worker_mirrored "
         "--average=gradients",
         "--set=strategy.average_optimizer_state=true",
-        "--average=gradients",
+        "--average=parameters",
     ),
     row(
         "--average=parameters --strategy=multi_worker_mirrored --num_replicas=2",
@@ -578,7 +579,7 @@ NOT_USED = [
         "--set=strategy.isolate_network=required",
         "=one_device",
     ),
-    row("--allow_remote_hosts", "--allow_remote_hosts=True", "=one_device"),
+    row("--allow_remote_hosts", "--allow_remote_hosts=true", "=one_device"),
     row("--hidden_units=3", "--hidden_units=3", "--model=convnet", "mlp"),
     row(
         "--set=model.embedding_shards=3 --model=mlp",

@@ -196,9 +196,7 @@ def _head(name: str) -> str:
     if hint is bool and has_flag:
         return f"--[no]{name}"
     if field.default is not None:
-        default = field.default
-        shown = str(default).lower() if hint is bool else as_argument(default)
-        return f"{option(name)}={shown}"
+        return f"{option(name)}={as_argument(field.default)}"
     if typing.get_origin(hint) is tuple and not field.metadata["repeatable"]:
         return f"{option(name)}=LIST"
     if field.metadata["path"] is not None:

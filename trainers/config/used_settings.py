@@ -121,12 +121,16 @@ def _hashable(value: Any) -> Any:
 
 
 def _refusal(name: str, value: Any, runs: Sequence[Mapping[str, Any]]) -> UsageError:
-    other = next(iter(all_fields()[name][1].metadata["used_by"]))
+    other = _deciding(name)[0]
     present = list(dict.fromkeys(as_argument(_value(other, run)) for run in runs))
-    words = [p for p in _patterns(name, other) if "*" not in p]
-    meant = [option(n) for n in all_fields() if n.endswith(f"_{name}")]
+    choices = []
+    for deciding in _deciding(name):
+        words = [p for p in _patterns(name, deciding) if "*" not in p]
+        choices.append(f"{option(deciding)}={' or '.join(words)}")
+    # Such as --num_replicas for --replicas.
+    choices += [option(n) for n in all_fields() if n.endswith(f"_{name}")]
     return UsageError(
         f"{option(name)}={shown(as_argument(value))} is not used by "
         f"{option(other)}={shown(', '.join(present))}: leave it out, or choose "
-        f"{' or '.join([option(other) + '=' + ' or '.join(words), *meant])}."
+        f"{', or '.join(choices)}."
     )
