@@ -328,7 +328,7 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "trainers/config/user_code.py",
         "trainers/config/comparison.py",
         "trainers/config/config.py",
-        "trainers/cli/flag_list.py",
+        "trainers/config/groups.py",
         "trainers/cli/flags.py",
         "trainers/cli/help.py",
         "trainers/cli/help.py",

@@ -26,8 +26,8 @@ _CLASS_NAMES = (
 def load(config: DataConfig) -> Data:
     """Returns standardized crops float32 [24, 24, 3] of the images, in ten classes.
 
-    Training images are distorted differently in every step, unless --noaugmentation is
-    given. The published test images are held out, and always cropped at the center.
+    Training images are distorted differently in every step, unless `augmentation` is
+    off. The published test images are held out, and always cropped at the center.
 
     Raises:
       UsageError: Files are missing or damaged, or cannot be downloaded.

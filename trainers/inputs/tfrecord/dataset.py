@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def load(config: DataConfig) -> Data:
     """Reads the files at --data_path and, if given, --eval_data_path.
 
-    Without --eval_data_path, --eval_fraction of the examples is held out. Inputs become
+    Without --eval_data_path, `eval_fraction` of the examples is held out. Inputs become
     float32, which rounds whole numbers above 2**24. A stream reads only the lengths of
     records here; evaluation data is always held in memory.
 
