@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainers.inputs.shuffling import Order
-from trainers.inputs.tfrecord.reader import count_records, read_records
+from trainers.inputs.tfrecord.reader import count_records, read_pieces
 from trainers.inputs.tfrecord.schema import RecordSchema, parse_schema
 from trainers.inputs.tfrecord.stream import open_stream
 
@@ -78,10 +78,10 @@ def compress(path: pathlib.Path) -> pathlib.Path:
 def row(name: str, files: Sequence[pathlib.Path], schema: RecordSchema) -> str:
     """Examples in a second, one file after the other where it is not a stream."""
     examples = sum(map(count_records, files))
-    size = sum(len(payload) for payload in read_records(files[0]).payloads)
+    size = sum(len(data) for piece in read_pieces(files[0]) for data in piece.payloads)
     figures = [
         speed(examples, lambda: [count_records(file) for file in files]),
-        speed(examples, lambda: [read_records(file) for file in files]),
+        speed(examples, lambda: [list(read_pieces(file)) for file in files]),
         speed(examples, lambda: exhaust(streamed(files, schema))),
         speed(examples, lambda: exhaust(by_tensorflow(files, schema))),
     ]
