@@ -70,8 +70,8 @@ def check_dense(model: keras.Model) -> None:
     if embeddings_of(model):
         raise UsageError(
             "--set=report.replica_statistics=true does not fit a table of embeddings, "
-            "of whose gradient each replica has other rows: leave it out, or choose another "
-            "--model."
+            "of whose gradient each replica has other rows: leave it out, or choose "
+            "another --model."
         )
 
 

@@ -10,10 +10,11 @@ import pytest
 import tensorflow as tf
 
 from tests.processes import ROOT, run_module
+from tests.trainers.inputs.record_factory import read_records
 from trainers import write_tfrecord
 from trainers.config.data import DataConfig
 from trainers.inputs.tfrecord.dataset import load
-from trainers.inputs.tfrecord.reader import read_records
+from trainers.inputs.tfrecord.reader import read_pieces
 from trainers.inputs.tfrecord.schema import parse_schema
 from trainers.write_tfrecord import label_of, make_examples
 
@@ -41,7 +42,8 @@ def test_it_writes_what_it_says(tmp_path):
     )
     assert list(path.parent.iterdir()) == [path]
     schema = parse_schema(DataConfig().record_schema)
-    samples, labels = schema.parse(read_records(path))
+    (records,) = read_pieces(path)
+    samples, labels = schema.parse(records)
     expected_samples, expected_labels = make_examples(300, seed=5)
     np.testing.assert_array_equal(samples, expected_samples)
     np.testing.assert_array_equal(labels, expected_labels)
@@ -79,7 +81,7 @@ def test_an_existing_file_stays_unless_it_may_be_replaced(tmp_path):
     assert path.read_text() == "precious"
     done = command(f"--path={path}", "--set=data.num_examples=7", "--overwrite")
     assert done.returncode == 0
-    assert len(read_records(path).payloads) == 7
+    assert len(read_records(path)) == 7
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_what_a_link_leads_to_is_replaced_and_not_the_link(tmp_path):
         ["write", f"--path={link}", "--set=data.num_examples=3", "--overwrite"]
     )
     assert link.is_symlink()
-    assert len(read_records(target).payloads) == 3
+    assert len(read_records(target)) == 3
 
 
 def test_a_refusal_does_not_wait_for_tensorflow(tmp_path):

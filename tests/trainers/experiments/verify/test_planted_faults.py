@@ -72,7 +72,7 @@ CASES = {
     ),
     "clip before the sum": Case(
         fault=Fault(
-            file="trainers/loop/builder.py",
+            file="trainers/loop/parts.py",
             right="        return TrainStep(",
             wrong="""        clip = config.optimizer.clip_global_norm
 
