@@ -49,5 +49,5 @@ def _build(name: str, data: Examples, settings: Settings) -> keras.Model:
         raise ValueError(
             f"--model={PREFIX}{name} cannot take examples of shape {data.input_shape} "
             f"({reason}): use larger ones, such as --dataset=synthetic "
-            "--input_shape=224,224,3, or another model."
+            "--set=data.input_shape=224,224,3, or another model."
         ) from error

@@ -52,13 +52,15 @@ def _check_size(num_rows: int, settings: Settings) -> None:
     dimension = settings.embedding_dimension
     if num_rows * dimension > _MOST_NUMBERS:
         raise ValueError(
-            f"--embedding_dimension={dimension} of {num_rows:,} rows are "
+            f"--set=model.embedding_dimension={dimension} of {num_rows:,} rows are "
             f"{num_rows * dimension:,} numbers, more than the accepted "
-            f"{_MOST_NUMBERS:,}: lower it, --num_columns or --num_categories."
+            f"{_MOST_NUMBERS:,}: lower it, "
+            "--set=data.num_columns or --set=data.num_categories."
         )
     if num_rows < settings.embedding_shards:
         raise ValueError(
-            f"--embedding_shards={settings.embedding_shards} is more than the "
+            f"--set=model.embedding_shards={settings.embedding_shards} is more than "
+            "the "
             f"{num_rows:,} rows of the table: lower it."
         )
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from strategies import registry
 from strategies.base import Traits
-from strategies.common.errors import UsageError
 from strategies.common.fields import UsedBy, check_settings, setting
-from strategies.common.text import as_argument, shown
+from strategies.config_checks import CHECKS
 from strategies.devices.parsing import DeviceChoice, parse_devices
 from strategies.launcher import network_isolation
 
-DEFAULT_NUM_WORKERS = 2
-DEFAULT_SYNC_EVERY_STEPS = 10
-DEFAULT_MAX_RESTARTS = 3
-# Of a layer.
-_LONGEST_NAME = 1_000
+_DEFAULT_NUM_WORKERS = 2
+_DEFAULT_SYNC_EVERY_STEPS = 10
+_DEFAULT_MAX_RESTARTS = 3
 # More tasks on one machine would not fit into its memory.
 _MOST_TASKS = 1_000
 _MOST_REPLICAS = 1_000_000
@@ -33,6 +31,13 @@ _OF_SERVERS: UsedBy = {
     "strategy": registry.names_where(lambda traits: "ps" in traits.roles),
     "ballast": ("true",),
 }
+# Averages of parameters: the default of some strategies, and a choice of others.
+_OF_AVERAGES: UsedBy = {
+    "strategy": registry.names_where(
+        lambda traits: traits.averages[:1] == ("parameters",)
+    ),
+    "average": ("parameters",),
+}
 
 
 def _of_those_that_name(setting: str) -> UsedBy:
@@ -44,6 +49,8 @@ def _of_those_that_name(setting: str) -> UsedBy:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StrategyConfig:
     """Strategy and devices."""
+
+    group: ClassVar[str] = "strategy"
 
     strategy: str = setting(
         "one_device",
@@ -74,6 +81,7 @@ class StrategyConfig:
         "one_device on CPUs.",
         choices=("auto", "nccl", "hierarchical", "one_device"),
         used_by=_of_those_that_name("cross_device_reduction"),
+        has_flag=False,
     )
 
     update: str | None = setting(
@@ -81,31 +89,35 @@ class StrategyConfig:
         "sync waits for the gradients of all workers or towers and applies their "
         "sum; async applies each as it comes. Default: the strategy's own.",
         choices=("sync", "async"),
-        heading="What replicas contribute to an update",
     )
     average: str | None = setting(
         None,
         "What is averaged over replicas: their gradients; their losses, of whose mean "
-        "one gradient is taken (tower); or, every --sync_every_steps, their weights "
+        "one gradient is taken (tower); or, every --sync_every_steps, "
+        "their weights "
         "(parameter_averaging, multi_worker_mirrored). Default: the strategy's own.",
         choices=("gradients", "losses", "parameters"),
     )
     sync_every_steps: int | None = setting(
         None,
         "Steps that each replica takes by itself before parameters are averaged. "
-        f"Default: {DEFAULT_SYNC_EVERY_STEPS}.",
+        f"Default: {_DEFAULT_SYNC_EVERY_STEPS}.",
         minimum=1,
+        used_by=_OF_AVERAGES,
     )
     average_optimizer_state: bool = setting(
         False,
         "Average what the optimizer keeps, such as momentum, together with the "
         "weights. Without, each replica keeps its own.",
+        used_by=_OF_AVERAGES,
+        has_flag=False,
     )
-    combine: str = setting(
+    gradient_reduction: str = setting(
         "mean",
         "What an update makes of its replicas' gradients: their mean over the global "
         "batch, or their sum, which is as many times larger as there are replicas.",
         choices=("mean", "sum"),
+        has_flag=False,
     )
     backup_workers: int = setting(
         0,
@@ -129,15 +141,14 @@ class StrategyConfig:
         used_by=_of_those_that_name("all_reduce_dtype"),
     )
 
-    stages: tuple[str, ...] | None = setting(
+    pipeline_stages: tuple[str, ...] | None = setting(
         None,
         "How model_parallel splits the model: a number of stages, balanced by the time "
         "their layers take, or the first layer of every stage but the first. Default: "
         "one for each GPU; 2 without GPUs.",
-        heading="Stages of model_parallel",
         used_by=_OF_STAGES,
     )
-    num_micro_batches: int | None = setting(
+    num_microbatches: int | None = setting(
         None,
         "Parts of a global batch that are in the pipeline of model_parallel at once. "
         "Default: 4.",
@@ -152,7 +163,6 @@ class StrategyConfig:
         minimum=1,
         maximum=_MOST_TASKS,
         used_by=_OF_CLUSTERS,
-        heading="Clusters of several processes",
     )
     num_ps: int | None = setting(
         None,
@@ -166,35 +176,39 @@ class StrategyConfig:
         "How multi_worker_mirrored sums: auto is nccl on GPUs and ring on CPUs.",
         choices=("auto", "ring", "nccl"),
         used_by=_of_those_that_name("collective_implementation"),
+        has_flag=False,
     )
     peer_timeout_seconds: float = setting(
         10.0,
         "How long a silent peer is waited for within a step.",
         above=0,
         used_by=_OF_CLUSTERS,
+        has_flag=False,
     )
     startup_timeout_seconds: float = setting(
         60.0,
         "How long a cluster may take to assemble.",
         above=0,
         used_by=_OF_CLUSTERS,
+        has_flag=False,
     )
     max_restarts: int | None = setting(
         None,
         "How often lost tasks of a cluster on this machine are started again, from the "
         "newest checkpoint. Progress gives all of them back. 0: never. Default: "
-        f"{DEFAULT_MAX_RESTARTS}.",
+        f"{_DEFAULT_MAX_RESTARTS}.",
         minimum=0,
         maximum=1_000,
         used_by=_OF_CLUSTERS,
     )
-    confine_cluster: str = setting(
+    isolate_network: str = setting(
         network_isolation.AUTO,
         "Whether a cluster that is started on this machine has a network of its own, "
         "which nobody else can reach: auto where the machine allows it; required, or "
         "not started.",
         choices=network_isolation.CHOICES,
         used_by=_OF_CLUSTERS,
+        has_flag=False,
     )
     allow_remote_hosts: bool = setting(
         False,
@@ -206,25 +220,20 @@ class StrategyConfig:
     def __post_init__(self) -> None:
         # Types and bounds of single settings first: the other checks rely on them.
         check_settings(self)
-        most = registry.traits(self.strategy).max_replicas
-        if most is not None and (self.num_replicas or 1) > most:
-            raise UsageError(
-                f"--num_replicas={self.num_replicas} does not fit "
-                f"--strategy={self.strategy}, which has at most {most}: lower it "
-                "or choose another strategy."
-            )
-        self._check_devices()
-        self._check_stages()
-        self._check_update()
-        self._check_average()
-        self._check_combine()
+        for check in CHECKS:
+            check(self)
+
+    @property
+    def expected_workers(self) -> int:
+        """Number of workers unless TF_CONFIG or Slurm says otherwise."""
+        return self.num_workers or _DEFAULT_NUM_WORKERS
 
     @property
     def restarts_without_progress(self) -> int:
         """Maximum number of restarts of dead tasks without progress of the run."""
         given = self.max_restarts
         # 0 disables restarts, so that `or` would not do.
-        return DEFAULT_MAX_RESTARTS if given is None else given
+        return _DEFAULT_MAX_RESTARTS if given is None else given
 
     @property
     def device_choice(self) -> DeviceChoice:
@@ -233,22 +242,22 @@ class StrategyConfig:
 
     @property
     def num_stages(self) -> int | None:
-        """Number of stages of a split model; None if --stages does not say."""
-        if self.stages is None:
+        """Number of stages of a split model; None if --pipeline_stages does not say."""
+        if self.pipeline_stages is None:
             return None
         if self.layers_that_begin_stages is not None:
             # The first stage begins with the first layer, which is not named.
             return 1 + len(self.layers_that_begin_stages)
-        return int(self.stages[0])
+        return int(self.pipeline_stages[0])
 
     @property
     def layers_that_begin_stages(self) -> tuple[str, ...] | None:
-        """First layer of every stage but the first; None if --stages has no names."""
-        if self.stages is None or (
-            len(self.stages) == 1 and self.stages[0].isdecimal()
+        """First layer of every stage but the first; None if no layers are named."""
+        if self.pipeline_stages is None or (
+            len(self.pipeline_stages) == 1 and self.pipeline_stages[0].isdecimal()
         ):
             return None
-        return self.stages
+        return self.pipeline_stages
 
     @property
     def is_synchronous(self) -> bool:
@@ -265,7 +274,7 @@ class StrategyConfig:
         if declared.updates:
             # Stale or dropped gradients make another training.
             matches = self.is_synchronous and not self.backup_workers
-        if self.combine != "mean" or self.average == "parameters":
+        if self.gradient_reduction != "mean" or self.average == "parameters":
             matches = False
         return dataclasses.replace(
             declared,
@@ -287,31 +296,6 @@ class StrategyConfig:
         """Returns the number of workers that an update waits for."""
         return num_workers - self.backup_workers if self.is_synchronous else 1
 
-    def _check_devices(self) -> None:
-        choice, traits = self.device_choice, registry.traits(self.strategy)
-        if not choice.num_devices:
-            return
-        if traits.multi_process:
-            raise UsageError(
-                f"{choice} is not used by --strategy={self.strategy}, whose tasks have "
-                "a CPU or an equal part of the GPUs each: set CUDA_VISIBLE_DEVICES, or "
-                "choose a strategy of one process."
-            )
-        count, most = choice.num_devices, traits.max_replicas
-        # --stages decides how many devices are needed, when the strategy is created.
-        if traits.is_model_parallel:
-            return
-        if most is not None and count > most:
-            raise UsageError(
-                f"{choice} names {count} devices, and --strategy={self.strategy} has "
-                f"at most {most}: name fewer, or choose another strategy."
-            )
-        if self.num_replicas not in (None, count):
-            raise UsageError(
-                f"{choice} names {count} device(s) and --num_replicas="
-                f"{self.num_replicas} asks for others: leave one of them out."
-            )
-
     @property
     def has_stale_gradients(self) -> bool:
         """True if an update may be computed on weights that other replicas change.
@@ -320,7 +304,7 @@ class StrategyConfig:
         """
         alone = self.num_replicas == 1
         if self.traits.multi_process:
-            alone = (self.num_workers or DEFAULT_NUM_WORKERS) == 1
+            alone = self.expected_workers == 1
         return not (self.is_synchronous or alone)
 
     @property
@@ -333,102 +317,4 @@ class StrategyConfig:
     @property
     def steps_between_averages(self) -> int:
         """Number of steps from one average of parameters to the next."""
-        return self.sync_every_steps or DEFAULT_SYNC_EVERY_STEPS
-
-    def _check_stages(self) -> None:
-        names = self.stages or ()
-        # Python does not read numbers of more than 4,300 digits.
-        is_unusable = "" in names or any(len(n) > _LONGEST_NAME for n in names)
-        if is_unusable or (self.num_stages is not None and self.num_stages < 2):
-            received = shown(as_argument(self.stages))
-            raise UsageError(
-                f"--stages={received} is out of range: give 2 or more, or names of "
-                "layers; --strategy=one_device does not split the model."
-            )
-
-    def _check_update(self) -> None:
-        accepted = registry.traits(self.strategy).updates
-        if self.update is not None and self.update not in accepted:
-            raise UsageError(
-                f"--update={self.update} does not fit --strategy={self.strategy}, "
-                f"which takes {' or '.join(accepted) or 'no --update'}: leave it out, "
-                "or choose another strategy."
-            )
-        if not self.backup_workers:
-            return
-        # Only a strategy with a coordinator can leave gradients out.
-        if self.update != "sync" or not self.traits.server_jobs:
-            raise UsageError(
-                f"--backup_workers={self.backup_workers} needs a strategy that can "
-                "leave gradients out, with --update=sync: add --update=sync to "
-                "--strategy=parameter_server, or leave it out."
-            )
-        workers = self.num_workers or DEFAULT_NUM_WORKERS
-        if self.backup_workers >= workers:
-            raise UsageError(
-                f"--backup_workers={self.backup_workers} of --num_workers={workers} "
-                "leaves no worker to wait for: lower the one or raise the other."
-            )
-
-    def _check_average(self) -> None:
-        accepted = self.traits.averages
-        words = self._in_words(with_average=True)
-        if self.average is not None and self.average not in accepted:
-            raise UsageError(
-                f"--average={self.average} does not fit {self._in_words()}, which "
-                f"takes {' or '.join(accepted) or 'none'}: leave it out, or choose "
-                f"{_strategies_that_average(self.average)}."
-            )
-        for name in ("sync_every_steps", "average_optimizer_state"):
-            value = getattr(self, name)
-            if value and self.averaged != "parameters":
-                raise UsageError(
-                    f"--{name}={shown(value)} is not used by {words}, which does not "
-                    "average parameters: leave it out, or choose "
-                    f"{_strategies_that_average('parameters')}."
-                )
-        if self.averaged == "parameters" and self.all_reduce_dtype != "as_is":
-            raise UsageError(
-                f"--all_reduce_dtype={self.all_reduce_dtype} does not fit "
-                f"{words}, which sends no gradients: leave it out."
-            )
-
-    def _check_combine(self) -> None:
-        if self.combine == "mean":
-            return
-        # --combine=sum needs the gradients of all replicas.
-        adds_up = self.averaged in ("gradients", "losses")
-        if not adds_up or self.backup_workers:
-            words = self._in_words(with_average=True)
-            raise UsageError(
-                f"--combine={self.combine} does not fit {words}: it is for updates of "
-                "the gradients of several replicas, and all of them; leave it out, or "
-                f"choose {_strategies_that_average('gradients')}."
-            )
-
-    def _in_words(self, with_average: bool = False) -> str:
-        """Returns the strategy and its way of updating, as flags."""
-        words = f"--strategy={self.strategy}"
-        if not self.is_synchronous:
-            words += " --update=async"
-        if with_average and self.average is not None:
-            words += f" --average={self.average}"
-        if self.backup_workers:
-            words += f" --backup_workers={self.backup_workers}"
-        return words
-
-
-def _strategies_that_average(what: str) -> str:
-    """Returns flags of the strategies that average a kind of values.
-
-    Flags are given only where they differ from their default.
-    """
-    found = []
-    for name in registry.names():
-        traits = registry.traits(name)
-        if what in traits.averages and traits.synchronous:
-            # A string times False is empty.
-            update = " --update=sync" * bool(traits.updates)
-            average = f" --average={what}" * (what != traits.averages[0])
-            found.append(f"--strategy={name}{update}{average}")
-    return " or ".join(found)
+        return self.sync_every_steps or _DEFAULT_SYNC_EVERY_STEPS

@@ -54,7 +54,9 @@ class Mirrored(Strategy):
         on_gpus = "GPU" in devices[0]
         reduction = config.cross_device_reduction
         if reduction == "nccl":
-            require_gpus("--cross_device_reduction=nccl", "auto or one_device")
+            require_gpus(
+                "--set=strategy.cross_device_reduction=nccl", "auto or one_device"
+            )
         if reduction == "auto":
             # NCCL needs GPUs; one device has nothing to reduce.
             reduction = "nccl" if on_gpus and len(devices) > 1 else "one_device"

@@ -52,7 +52,7 @@ class ModelParallel(Strategy):
                 config.device_choice,
                 config.num_stages,
                 wanted_without_gpu=2,
-                setting="--stages",
+                setting="--pipeline_stages",
             )
         )
 

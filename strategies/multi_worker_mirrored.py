@@ -104,7 +104,9 @@ class MultiWorkerMirrored(Strategy):
     @classmethod
     def check_devices(cls, config: StrategyConfig) -> None:
         if config.collective_implementation == "nccl":
-            require_gpus("--collective_implementation=nccl", "auto or ring")
+            require_gpus(
+                "--set=strategy.collective_implementation=nccl", "auto or ring"
+            )
 
     @property
     def devices(self) -> Sequence[str]:

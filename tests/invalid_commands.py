@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 
 from strategies import registry
+from trainers.config.groups import by_group
 
 SMALL_RUN = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
 
@@ -94,25 +95,46 @@ BEFORE_TENSORFLOW = [
         "--strategy=tower --num_replicas=3 --gradient_accumulation_steps=22",
         "--num_replicas=3 x --gradient_accumulation_steps=22",
     ),
-    row("--stages=2", "--stages=2", "--strategy=one_device", "model_parallel"),
-    row("--num_micro_batches=2 --strategy=tower", "--num_micro_batches=2", "tower"),
-    row("--stages=1 --strategy=model_parallel", "--stages=1", "2 or more"),
-    row("--stages=0 --strategy=model_parallel", "--stages=0", "2 or more"),
-    row("--stages= --strategy=model_parallel", "--stages="),
     row(
-        "--num_micro_batches=0 --strategy=model_parallel",
-        "--num_micro_batches=0",
+        "--pipeline_stages=2",
+        "--pipeline_stages=2",
+        "--strategy=one_device",
+        "model_parallel",
+    ),
+    row("--num_microbatches=2 --strategy=tower", "--num_microbatches=2", "tower"),
+    row(
+        "--pipeline_stages=1 --strategy=model_parallel",
+        "--pipeline_stages=1",
+        "2 or more",
+    ),
+    row(
+        "--pipeline_stages=0 --strategy=model_parallel",
+        "--pipeline_stages=0",
+        "2 or more",
+    ),
+    row("--pipeline_stages= --strategy=model_parallel", "--pipeline_stages="),
+    row(
+        "--num_microbatches=0 --strategy=model_parallel",
+        "--num_microbatches=0",
         "1 or more",
     ),
     row(
-        "--num_micro_batches=9 --gradient_accumulation_steps=8"
+        "--num_microbatches=9 --gradient_accumulation_steps=8"
         " --strategy=model_parallel",
         "--global_batch_size=64",
-        "--gradient_accumulation_steps=8 x --num_micro_batches=9",
+        "--gradient_accumulation_steps=8 x --num_microbatches=9",
     ),
     row("--num_replicas=2 --strategy=model_parallel", "--num_replicas=2", "at most 1"),
-    row("--confine_cluster=yes", "--confine_cluster=yes", "auto, required, off"),
-    row("--confine_cluster=", "--confine_cluster= ", "auto, required, off"),
+    row(
+        "--set=strategy.isolate_network=yes",
+        "--set=strategy.isolate_network=yes",
+        "auto, required, off",
+    ),
+    row(
+        "--set=strategy.isolate_network=",
+        "--set=strategy.isolate_network= ",
+        "auto, required, off",
+    ),
     row("--allow_remote_hosts=some", "--allow_remote_hosts=some", "true"),
     row("--devices=", "--devices= ", "gpu:0,gpu:2"),
     row("--devices=tpu:0", "--devices=tpu:0", "'tpu:0' is no device", "cpu:4"),
@@ -165,24 +187,41 @@ BEFORE_TENSORFLOW = [
     row("--learning_rate=-0.1", "--learning_rate=-0.1", "more than 0"),
     row("--learning_rate=fast", "--learning_rate=fast", "numbers"),
     row("--dropout=1", "--dropout=1", "less than 1"),
-    row("--momentum=0.5", "--momentum=0.5", "--optimizer=momentum"),
-    row("--combine=product --strategy=tower", "--combine=product", "mean, sum"),
-    row("--combine=sum", "--combine=sum", "--strategy=one_device"),
     row(
-        "--combine=sum --strategy=parameter_server",
-        "--combine=sum",
+        "--set=optimizer.momentum=0.5",
+        "--set=optimizer.momentum=0.5",
+        "--optimizer=momentum",
+    ),
+    row(
+        "--set=strategy.gradient_reduction=product --strategy=tower",
+        "--set=strategy.gradient_reduction=product",
+        "mean, sum",
+    ),
+    row(
+        "--set=strategy.gradient_reduction=sum",
+        "--set=strategy.gradient_reduction=sum",
+        "--strategy=one_device",
+    ),
+    row(
+        "--set=strategy.gradient_reduction=sum --strategy=parameter_server",
+        "--set=strategy.gradient_reduction=sum",
         "--strategy=parameter_server",
     ),
     row(
-        "--combine=sum --strategy=parameter_server --update=sync --num_workers=3 "
-        "--backup_workers=1",
-        "--combine=sum",
+        "--set=strategy.gradient_reduction=sum --strategy=parameter_server "
+        "--update=sync "
+        "--num_workers=3 --backup_workers=1",
+        "--set=strategy.gradient_reduction=sum",
         "--backup_workers=1",
     ),
-    row("--combine=sum --strategy=parameter_averaging", "--combine=sum", "gradients"),
     row(
-        "--combine=sum --strategy=tower --update=async",
-        "--combine=sum",
+        "--set=strategy.gradient_reduction=sum --strategy=parameter_averaging",
+        "--set=strategy.gradient_reduction=sum",
+        "gradients",
+    ),
+    row(
+        "--set=strategy.gradient_reduction=sum --strategy=tower --update=async",
+        "--set=strategy.gradient_reduction=sum",
         "--update=async",
     ),
     row("--update=async --strategy=mirrored", "--update=async", "no --update"),
@@ -195,8 +234,8 @@ BEFORE_TENSORFLOW = [
         "--strategy=parameter_server",
     ),
     row(
-        "--strategy=tower --update=async --record_steps",
-        "--record_steps",
+        "--strategy=tower --update=async --set=report.record_steps=true",
+        "--set=report.record_steps=true",
         "--update=async",
     ),
     row("--average=median --strategy=tower", "--average=median", "losses"),
@@ -240,13 +279,14 @@ BEFORE_TENSORFLOW = [
     row(
         "--sync_every_steps=5 --strategy=multi_worker_mirrored",
         "--sync_every_steps=5",
-        "--strategy=multi_worker_mirrored --average=parameters",
+        "--strategy=multi_worker_mirrored",
+        "--average=parameters",
     ),
     row(
-        "--average_optimizer_state --strategy=multi_worker_mirrored "
+        "--set=strategy.average_optimizer_state=true --strategy=multi_worker_mirrored "
         "--average=gradients",
-        "--average_optimizer_state=true",
-        "--average=gradients",
+        "--set=strategy.average_optimizer_state=true",
+        "--average=parameters",
     ),
     row(
         "--average=parameters --strategy=multi_worker_mirrored --num_replicas=2",
@@ -254,8 +294,9 @@ BEFORE_TENSORFLOW = [
         "--num_workers",
     ),
     row(
-        "--average=parameters --strategy=multi_worker_mirrored --combine=sum",
-        "--combine=sum",
+        "--average=parameters --strategy=multi_worker_mirrored "
+        "--set=strategy.gradient_reduction=sum",
+        "--set=strategy.gradient_reduction=sum",
         "--average=parameters",
     ),
     row(
@@ -270,8 +311,8 @@ BEFORE_TENSORFLOW = [
         "1 or more",
     ),
     row(
-        "--average_optimizer_state --strategy=mirrored",
-        "--average_optimizer_state=true",
+        "--set=strategy.average_optimizer_state=true --strategy=mirrored",
+        "--set=strategy.average_optimizer_state=true",
         "--strategy=parameter_averaging",
     ),
     row("--lr_scaling=cubic", "--lr_scaling=cubic", "linear, sqrt"),
@@ -317,28 +358,60 @@ BEFORE_TENSORFLOW = [
         "--strategy=parameter_server",
         "one_device or tower",
     ),
-    row("--shuffle_buffer_examples=5", "--shuffle_buffer_examples=5", "=exact"),
-    row("--shuffle_buffer_examples=0", "--shuffle_buffer_examples=0", "1 or more"),
-    row("--noaugmentation", "--noaugmentation", "--dataset=digits"),
-    row("--eval_fraction=1", "--eval_fraction=1", "less than 1"),
-    row("--input_shape=28x28", "--input_shape=28x28", "separated by commas"),
     row(
-        "--dataset=synthetic --num_examples=999999999",
-        "--num_examples=999999999",
-        "--input_shape=32,32,3",
+        "--set=data.shuffle_buffer_examples=5",
+        "--set=data.shuffle_buffer_examples=5",
+        "=exact",
     ),
     row(
-        "--dataset=clicks --num_categories=999999999",
-        "--num_categories=999999999",
-        "--num_columns=8",
+        "--set=data.shuffle_buffer_examples=0",
+        "--set=data.shuffle_buffer_examples=0",
+        "1 or more",
+    ),
+    row(
+        "--set=data.augmentation=false",
+        "--set=data.augmentation=false",
+        "--dataset=digits",
+    ),
+    row("--set=data.eval_fraction=1", "--set=data.eval_fraction=1", "less than 1"),
+    row(
+        "--set=data.input_shape=28x28",
+        "--set=data.input_shape=28x28",
+        "separated by commas",
+    ),
+    row(
+        "--dataset=synthetic --set=data.num_examples=999999999",
+        "--set=data.num_examples=999999999",
+        "--set=data.input_shape=32,32,3",
+    ),
+    row(
+        "--dataset=clicks --set=data.num_categories=999999999",
+        "--set=data.num_categories=999999999",
+        "--set=data.num_columns=8",
     ),
     row("--checkpoint_every_steps=0", "--checkpoint_every_steps=0", "1 or more"),
     row("--keep_checkpoints=0", "--keep_checkpoints=0", "1 or more"),
     row("--on_divergence=restart", "--on_divergence=restart", "stop, rollback"),
-    row("--max_rollbacks=2", "--max_rollbacks=2", "--on_divergence=rollback"),
-    row("--on_divergence=rollback --max_rollbacks=0", "--max_rollbacks=0", "1 or more"),
-    row("--stall_timeout_seconds=0", "--stall_timeout_seconds=0", "more than 0"),
-    row("--stall_timeout_seconds=soon", "--stall_timeout_seconds=soon", "numbers"),
+    row(
+        "--set=guard.max_rollbacks=2",
+        "--set=guard.max_rollbacks=2",
+        "--on_divergence=rollback",
+    ),
+    row(
+        "--on_divergence=rollback --set=guard.max_rollbacks=0",
+        "--set=guard.max_rollbacks=0",
+        "1 or more",
+    ),
+    row(
+        "--set=guard.stall_timeout_seconds=0",
+        "--set=guard.stall_timeout_seconds=0",
+        "more than 0",
+    ),
+    row(
+        "--set=guard.stall_timeout_seconds=soon",
+        "--set=guard.stall_timeout_seconds=soon",
+        "numbers",
+    ),
     row("--mode=verifry", "--mode=verifry", "train"),
     row("--mode=evaluate", "--mode=evaluate", "--run_dir"),
     row("--resume=always", "--resume=always", "auto"),
@@ -355,8 +428,9 @@ BEFORE_TENSORFLOW = [
     row("--mode=compare --strategies=tower,mirrored --runs=runs", "--runs"),
     row("--mode=compare --strategies=tower,mirrored --seeds=0", "--seeds=0"),
     row(
-        "--mode=compare --strategies=tower,mirrored --allow_different=optimizer",
-        "--allow_different=optimizer",
+        "--mode=compare --strategies=tower,mirrored "
+        "--set=comparison.allow_different=optimizer",
+        "--set=comparison.allow_different=optimizer",
     ),
     row(
         "--mode=compare --strategies=tower,mirrored --num_replicas=9"
@@ -378,7 +452,12 @@ BEFORE_TENSORFLOW = [
     ),
     Row(
         ("--mode=compare", "--arm=a: --model=mlp", "--arm=b:"),
-        ("the initial weights", "--model=mlp (a)", "(b)", "--allow_different"),
+        (
+            "the initial weights",
+            "--model=mlp (a)",
+            "(b)",
+            "--set=comparison.allow_different",
+        ),
     ),
     row(
         "--mode=compare --strategies=tower,mirrored --run_dir=other",
@@ -426,19 +505,19 @@ BEFORE_TENSORFLOW = [
         "--config=a.json",
         "'sed'",
         "'seed'",
-        prepare=write("a.json", '{"sed": 3}'),
+        prepare=write("a.json", '{"run": {"sed": 3}}'),
     ),
     row(
         "--config=a.json --seed=3",
         "--config=a.json",
         "--seed=true",
-        prepare=write("a.json", '{"seed": true}'),
+        prepare=write("a.json", '{"run": {"seed": true}}'),
     ),
     row(
         "--config=a.json --epochs=3",
         "--train_steps=4",
         "--epochs=3",
-        prepare=write("a.json", '{"train_steps": 4}'),
+        prepare=write("a.json", '{"length": {"train_steps": 4}}'),
     ),
     Row(("--model=two\nlines",), ("--model=two\\nlines",)),
     Row(("--model=\x1b[31mred",), ("--model=\\x1b[31mred",)),
@@ -472,24 +551,63 @@ NOT_USED = [
     row("--num_workers=3 --strategy=mirrored", "--num_workers=3", "multi_worker_mirr"),
     row("--num_ps=1", "--num_ps=1", "--strategy=one_device"),
     row("--max_restarts=0 --strategy=tower", "--max_restarts=0", "--strategy=tower"),
-    row("--cross_device_reduction=nccl --strategy=tower", "=nccl", "=mirrored."),
+    row(
+        "--set=strategy.cross_device_reduction=nccl --strategy=tower",
+        "=nccl",
+        "=mirrored.",
+    ),
     row("--all_reduce_dtype=float16 --strategy=mirrored", "=float16", "=multi_worker"),
     row(
         "--all_reduce_dtype=float16 --strategy=parameter_server",
         "--all_reduce_dtype=float16",
     ),
-    row("--collective_implementation=ring", "--collective_implementation=ring"),
-    row("--peer_timeout_seconds=3 --strategy=tower", "--peer_timeout_seconds=3"),
-    row("--startup_timeout_seconds=3", "--startup_timeout_seconds=3", "=one_device"),
-    row("--confine_cluster=required", "--confine_cluster=required", "=one_device"),
-    row("--allow_remote_hosts", "--allow_remote_hosts=True", "=one_device"),
+    row(
+        "--set=strategy.collective_implementation=ring",
+        "--set=strategy.collective_implementation=ring",
+    ),
+    row(
+        "--set=strategy.peer_timeout_seconds=3 --strategy=tower",
+        "--set=strategy.peer_timeout_seconds=3",
+    ),
+    row(
+        "--set=strategy.startup_timeout_seconds=3",
+        "--set=strategy.startup_timeout_seconds=3",
+        "=one_device",
+    ),
+    row(
+        "--set=strategy.isolate_network=required",
+        "--set=strategy.isolate_network=required",
+        "=one_device",
+    ),
+    row("--allow_remote_hosts", "--allow_remote_hosts=true", "=one_device"),
     row("--hidden_units=3", "--hidden_units=3", "--model=convnet", "mlp"),
-    row("--embedding_shards=3 --model=mlp", "--embedding_shards=3", "wide_embedding"),
+    row(
+        "--set=model.embedding_shards=3 --model=mlp",
+        "--set=model.embedding_shards=3",
+        "wide_embedding",
+    ),
     row("--dropout=0.5 --model=keras:ResNet50", "--dropout=0.5", "keras:ResNet50"),
-    row("--num_examples=99", "--num_examples=99", "--dataset=digits", "synthetic"),
-    row("--input_shape=3 --dataset=clicks", "--input_shape=3", "--dataset=clicks"),
-    row("--num_columns=3 --dataset=synthetic", "--num_columns=3", "clicks"),
-    row("--eval_fraction=0.5 --dataset=clicks", "--eval_fraction=0.5", "digits"),
+    row(
+        "--set=data.num_examples=99",
+        "--set=data.num_examples=99",
+        "--dataset=digits",
+        "synthetic",
+    ),
+    row(
+        "--set=data.input_shape=3 --dataset=clicks",
+        "--set=data.input_shape=3",
+        "--dataset=clicks",
+    ),
+    row(
+        "--set=data.num_columns=3 --dataset=synthetic",
+        "--set=data.num_columns=3",
+        "clicks",
+    ),
+    row(
+        "--set=data.eval_fraction=0.5 --dataset=clicks",
+        "--set=data.eval_fraction=0.5",
+        "digits",
+    ),
     row("--record_schema=a:int64:1,b:int64", "--record_schema=a:int64", "tfrecord"),
     row(
         "--num_classes=3 --dataset=tfrecord --data_path=a",
@@ -497,11 +615,31 @@ NOT_USED = [
         "--dataset=tfrecord",
     ),
     row("--seeds=3", "--seeds=3", "--mode=train", "--mode=compare"),
-    row("--target_accuracy=0.5", "--target_accuracy=0.5", "--mode=compare"),
-    row("--accuracy_margin_points=3", "--accuracy_margin_points=3", "--mode=compare"),
-    row("--allow_different=model", "--allow_different=model", "--mode=compare"),
-    row("--tracker_group=a", "--tracker_group=a", "--trackers=none"),
-    row("--tracker_experiment=a", "--tracker_experiment=a", "--trackers=none"),
+    row(
+        "--target_accuracy=0.5",
+        "--target_accuracy=0.5",
+        "--mode=compare",
+    ),
+    row(
+        "--set=comparison.accuracy_margin_points=3",
+        "--set=comparison.accuracy_margin_points=3",
+        "--mode=compare",
+    ),
+    row(
+        "--set=comparison.allow_different=model",
+        "--set=comparison.allow_different=model",
+        "--mode=compare",
+    ),
+    row(
+        "--set=tracking.tracker_group=a",
+        "--set=tracking.tracker_group=a",
+        "--trackers=none",
+    ),
+    row(
+        "--set=tracking.tracker_experiment=a",
+        "--set=tracking.tracker_experiment=a",
+        "--trackers=none",
+    ),
     row(
         "--mode=compare --strategies=tower,mirrored --num_ps=2",
         "--num_ps=2",
@@ -536,13 +674,18 @@ TOO_LARGE = [
         "MiB",
     ),
     row(
-        f"--dataset=synthetic --model=mlp --input_shape={','.join('1' * 2000)}",
-        "--input_shape=1,1,1",
+        "--dataset=synthetic --model=mlp "
+        f"--set=data.input_shape={','.join('1' * 2000)}",
+        "--set=data.input_shape=1,1,1",
         "lists 2000 values",
         "at most 32",
     ),
     row(f"--model=mlp --hidden_units={','.join('1' * 5000)}", "--hidden_units=1,1,"),
-    row(f"--strategy=model_parallel --stages={'9' * 4301}", "--stages=9999", "out of"),
+    row(
+        f"--strategy=model_parallel --pipeline_stages={'9' * 4301}",
+        "--pipeline_stages=9999",
+        "out of",
+    ),
     row(f"--devices={'gpu:1,' * 10_000}gpu:1", "--devices=gpu:1", "at most 1000"),
     row(
         "--mode=compare --strategies=tower,mirrored --seed=2147483647 --seeds=2",
@@ -568,17 +711,17 @@ NO_PLAIN_FILE = [
         "--config=a.json",
         "--config=a.json",
         "'x7' is there twice",
-        prepare=write("a.json", f'{{{_MANY_KEYS}, "x7": 1}}'),
+        prepare=write("a.json", f'{{"run": {{{_MANY_KEYS}, "x7": 1}}}}'),
     ),
     row(
         "--config=a.json",
         "'seed' is there twice",
-        prepare=write("a.json", '{"seed": 1, "seed": 1}'),
+        prepare=write("a.json", '{"run": {"seed": 1, "seed": 1}}'),
     ),
     row(
         "--config=a.json",
         "--learning_rate=nan",
-        prepare=write("a.json", '{"learning_rate": NaN}'),
+        prepare=write("a.json", '{"optimizer": {"learning_rate": NaN}}'),
     ),
 ]
 
@@ -586,9 +729,9 @@ NO_PLAIN_FILE = [
 # What a model takes, and how many examples there are, is known to code of TensorFlow.
 DOES_NOT_FIT_TOGETHER = [
     row(
-        "--global_batch_size=2000 --drop_last_batch",
+        "--global_batch_size=2000 --set=length.drop_last_batch=true",
         "--global_batch_size=2000",
-        "--drop_last_batch",
+        "--set=length.drop_last_batch=true",
     ),
     row(
         "--jit_compile --dataset=clicks --model=wide_embedding",
@@ -597,7 +740,8 @@ DOES_NOT_FIT_TOGETHER = [
     ),
     row("--model=keras:ResNet50", "--model=keras:ResNet50", "(8, 8, 1)", "at least 32"),
     row(
-        "--model=keras:ResNet50 --dropout=0.5 --dataset=synthetic --num_examples=8",
+        "--model=keras:ResNet50 --dropout=0.5 --dataset=synthetic "
+        "--set=data.num_examples=8",
         "--dropout=0.5",
         "--model=keras:ResNet50",
     ),
@@ -606,15 +750,17 @@ DOES_NOT_FIT_TOGETHER = [
     row("--dataset=clicks --model=mlp", "--model=mlp", "--model=wide_embedding"),
     row("--model=wide_embedding", "--model=wide_embedding", "--dataset=clicks"),
     row(
-        "--model=wide_embedding --dataset=clicks --embedding_shards=3 "
-        "--num_columns=1 --num_categories=2 --num_examples=80",
-        "--embedding_shards=3",
+        "--model=wide_embedding --dataset=clicks --set=model.embedding_shards=3 "
+        "--set=data.num_columns=1 --set=data.num_categories=2 "
+        "--set=data.num_examples=80",
+        "--set=model.embedding_shards=3",
         "2 rows",
     ),
     row(
-        "--model=wide_embedding --dataset=clicks --embedding_dimension=999999",
-        "--embedding_dimension=999999",
-        "--num_categories",
+        "--model=wide_embedding --dataset=clicks "
+        "--set=model.embedding_dimension=999999",
+        "--set=model.embedding_dimension=999999",
+        "--set=data.num_categories",
     ),
 ]
 
@@ -676,8 +822,9 @@ NO_SUCH_DEVICES_OR_DATA = [
     row("--mode=devices --memory_growth", "--memory_growth", "no GPU"),
     row("--strategy=tower --num_replicas=1000 --global_batch_size=2000", "=1000"),
     row(
-        "--strategy=mirrored --num_replicas=2 --cross_device_reduction=nccl",
-        "--cross_device_reduction=nccl",
+        "--strategy=mirrored --num_replicas=2 "
+        "--set=strategy.cross_device_reduction=nccl",
+        "--set=strategy.cross_device_reduction=nccl",
     ),
     row(RECORDS, "some.tfrecord", "empty", prepare=write("some.tfrecord", "")),
     row(
@@ -697,17 +844,21 @@ NO_SUCH_DEVICES_OR_DATA = [
         prepare=write_records,
     ),
     row(
-        "--stages=dense_7 --strategy=model_parallel --model=mlp",
-        "--stages=dense_7: 'dense_7' is not a layer",
+        "--pipeline_stages=dense_7 --strategy=model_parallel --model=mlp",
+        "--pipeline_stages=dense_7: 'dense_7' is not a layer",
         "hidden_1, hidden_2, logits",
     ),
     row(
-        "--stages=4 --strategy=model_parallel --model=mlp --hidden_units=8",
-        "--stages=4",
+        "--pipeline_stages=4 --strategy=model_parallel --model=mlp --hidden_units=8",
+        "--pipeline_stages=4",
         "3 parts",
     ),
-    row("--stages=1000 --strategy=model_parallel", "--stages=1000", "logical devices"),
-    row("--eval_fraction=0.0001", "--eval_fraction=0.0001"),
+    row(
+        "--pipeline_stages=1000 --strategy=model_parallel",
+        "--pipeline_stages=1000",
+        "logical devices",
+    ),
+    row("--set=data.eval_fraction=0.0001", "--set=data.eval_fraction=0.0001"),
     row("--epochs=4611686018427387904", "--epochs=4611686018427387904", "23 steps"),
     row(f"{RECORDS},nowhere", "'some.tfrecord' does not exist"),
     row(f"{RECORDS},some.tfrecord", "'some.tfrecord' twice", prepare=write_records),
@@ -818,7 +969,9 @@ def change_config(**settings: object) -> Callable[[pathlib.Path], object]:
     def change(run: pathlib.Path) -> None:
         path = run / "config.json"
         content = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**content, **settings}), encoding="utf-8")
+        for group, changed in by_group(settings).items():
+            content[group] |= changed
+        path.write_text(json.dumps(content), encoding="utf-8")
 
     return change
 

@@ -20,10 +20,10 @@ from typing import Any
 from rich.table import Table
 
 from strategies.common.errors import ExitCode, UsageError
-from strategies.launcher.process import LAUNCHER_PID
 from trainers.cli import flags
 from trainers.config.config import Config, without_lists
 from trainers.config.used_settings import check_used
+from trainers.experiments.measurement import started
 from trainers.run_dir.run_dir import RunDir, default_path
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -184,21 +184,9 @@ def _run(arguments: Sequence[str]) -> tuple[int, str]:
       arguments: Flags.
     """
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", "trainers.main", *arguments]
     error = ""
-    with subprocess.Popen(
-        [sys.executable, "-m", "trainers.main", *arguments],
-        # The child watches this process id and ends if this process ends for any
-        # reason.
-        env={**os.environ, "PYTHONPATH": path, LAUNCHER_PID: str(os.getpid())},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        # Otherwise a terminal would send Ctrl-C to both processes; this process
-        # forwards it.
-        start_new_session=True,
-    ) as process:
+    with started(command, subprocess.PIPE, PYTHONPATH=path) as process:
         for line in _lines(process):
             # Not with rich, which shows each line as a separate table in a notebook.
             sys.stdout.write(f"{line}\n")

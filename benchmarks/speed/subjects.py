@@ -10,9 +10,14 @@ from benchmarks.speed.subject import Subject
 
 # As benchmarks/peers/work.py has them.
 _WORKS: Mapping[str, tuple[str, ...]] = {
-    "mlp": ("--model=mlp", "--hidden_units=10", "--input_shape=5", "--num_classes=2"),
+    "mlp": (
+        "--model=mlp",
+        "--hidden_units=10",
+        "--set=data.input_shape=5",
+        "--num_classes=2",
+    ),
     "convnet": ("--model=convnet",),
-    "dense": ("--model=mlp", "--hidden_units=4096,2048", "--input_shape=3072"),
+    "dense": ("--model=mlp", "--hidden_units=4096,2048", "--set=data.input_shape=3072"),
 }
 _GLOBAL_BATCH_SIZES = {"mlp": 64, "convnet": 128, "dense": 128}
 # For both sides, so that neither gains by its choice.
@@ -159,16 +164,18 @@ def _sparse() -> Sequence[Subject]:
         "--num_workers=2",
         "--model=wide_embedding",
         "--dataset=clicks",
-        "--num_columns=8",
+        "--set=data.num_columns=8",
         # In each column: a million rows in all.
-        "--num_categories=125000",
+        "--set=data.num_categories=125000",
         "--optimizer=sgd",
     )
     return [
         Subject(
             name="embedding-sparse-and-dense",
             project=Project((*common, "--train_steps=400")),
-            peer=Project((*common, "--train_steps=60", "--nosparse_gradients")),
+            peer=Project(
+                (*common, "--train_steps=60", "--set=optimizer.sparse_gradients=false")
+            ),
             goal=20.0,
         )
     ]
@@ -176,7 +183,7 @@ def _sparse() -> Sequence[Subject]:
 
 def _summaries() -> Sequence[Subject]:
     work = _project("convnet", 300)
-    off = ("--summary_every_steps=1000000", "--histogram_every_steps=none")
+    off = ("--summary_every_steps=1000000", "--set=report.histogram_every_steps=none")
     return [
         Subject(
             name="convnet-summaries-and-none",
@@ -230,7 +237,12 @@ def _input() -> Sequence[Subject]:
         "--eval_data_path={folder}/train.tfrecord",
     )
     works = (
-        ("images", ("--model=convnet", *images), write_images, ("--noaugmentation",)),
+        (
+            "images",
+            ("--model=convnet", *images),
+            write_images,
+            ("--set=data.augmentation=false",),
+        ),
         (
             "records",
             ("--model=mlp", *records, "--sharding=example", "--train_steps=3000"),

@@ -217,7 +217,8 @@ def wait_for_tasks(
             names = ", ".join(f"{task} at {at}" for task, at in missing.items())
             raise ClusterIncompleteError(
                 f"the cluster did not assemble within {seconds:g} s: {names} did not "
-                "start; see that task's log, or raise --startup_timeout_seconds."
+                "start; see that task's log, or raise "
+                "--set=strategy.startup_timeout_seconds."
             )
         if missing:
             time.sleep(_POLL_SECONDS)

@@ -13,10 +13,13 @@ import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument, shown
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # For each setting that decides whether another one has an effect, the values with which
 # it has.
@@ -46,22 +49,27 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+class Bounds(typing.TypedDict, total=False):
+    """Bounds of accepted numbers; `above` and `below` are themselves excluded."""
+
+    minimum: float
+    above: float
+    maximum: float
+    below: float
+
+
 def setting(
     default: Any,
     help: str,
     *,
     choices: Sequence[str] | Callable[[], Sequence[str]] | None = None,
     why_not: Callable[[str], str | None] | None = None,
-    minimum: float | None = None,
-    above: float | None = None,
-    maximum: float | None = None,
-    below: float | None = None,
     has_flag: bool = True,
     repeatable: bool = False,
     path: str | None = None,
-    heading: str | None = None,
     used_by: UsedBy | None = None,
     most_items: int = 1_000,
+    **bounds: Unpack[Bounds],
 ) -> Any:
     """Declares a field of a configuration.
 
@@ -72,39 +80,37 @@ def setting(
       why_not: Function from a word outside of `choices` to the problem with it, written
         as the end of a sentence that begins with the word. It returns None if the word
         is accepted nevertheless.
-      minimum: Smallest accepted number.
-      above: Exclusive lower bound of accepted numbers.
-      maximum: Largest accepted number.
-      below: Exclusive upper bound of accepted numbers.
-      has_flag: False for settings that live in the configuration file only.
+      has_flag: False for settings that only `--set` and the configuration file set.
       repeatable: True if each use of the flag adds one item to a list. The item is not
         split at commas.
       path: Kind of path that the value names: `folder`, `file`, or `any` of them. None
         if the value is no path.
-      heading: Heading in `--help` of this field and the next fields of its group. The
-        first line of the group's docstring until then.
       used_by: Other settings by name, each with the values, or patterns of values such
         as *:*, with which this field has an effect; one such value is enough. A
         function lists them when asked. None if the field always has an effect.
       most_items: Largest number of items in a list.
+      **bounds: Bounds of numbers.
     """
     # `Field.metadata` is the place that dataclasses leave for third parties.
     metadata = {
         "help": help,
         "choices": choices,
         "why_not": why_not,
-        "minimum": minimum,
-        "above": above,
-        "maximum": maximum,
-        "below": below,
         "has_flag": has_flag,
         "repeatable": repeatable,
         "path": path,
-        "heading": heading,
         "used_by": used_by,
         "most_items": most_items,
+        "bounds": bounds,
     }
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def option_of(config_class: Any, field: dataclasses.Field) -> str:
+    """Returns the option of a setting: `--seed`, or `--set=model.ballast`."""
+    if field.metadata["has_flag"]:
+        return f"--{field.name}"
+    return f"--set={config_class.group}.{field.name}"
 
 
 def choices_of(field: dataclasses.Field) -> tuple[str, ...] | None:
@@ -150,22 +156,23 @@ def check_setting(config_class: type, field: dataclasses.Field, value: Any) -> N
     hint, optional = field_types(config_class)[field.name]
     if value is None and optional:
         return
-    _check_type(field.name, value, hint, optional)
+    name = option_of(config_class, field)
+    _check_type(name, value, hint, optional)
     if optional and value == "":
         # Code that tests a path for truth would take an empty path for no path.
         raise UsageError(
-            f"--{field.name}= is empty: give a value after the equals sign, or none."
+            f"{name}= is empty: give a value after the equals sign, or none."
         )
     if isinstance(value, tuple) and len(value) > field.metadata["most_items"]:
         raise UsageError(
-            f"--{field.name}={shown(as_argument(value))} lists {len(value)} values: "
+            f"{name}={shown(as_argument(value))} lists {len(value)} values: "
             f"give at most {field.metadata['most_items']}."
         )
     for item in value if isinstance(value, tuple) else (value,):
         if isinstance(item, str):
-            _check_word(field, item)
+            _check_word(name, field, item)
         elif not isinstance(item, bool):
-            _check_bounds(field, item)
+            _check_bounds(name, field, item)
 
 
 _TYPE_WORDS = {
@@ -193,22 +200,24 @@ def _check_type(name: str, value: Any, hint: Any, optional: bool) -> None:
     if optional:
         words += ", or none"
     received = f"'{shown(value)}'" if isinstance(value, str) else shown(value)
-    raise UsageError(f"--{name}={received} is not accepted: it takes {words}.")
+    raise UsageError(f"{name}={received} is not accepted: it takes {words}.")
 
 
-def _check_word(field: dataclasses.Field, value: str) -> None:
+def _check_word(name: str, field: dataclasses.Field, value: str) -> None:
     choices = choices_of(field)
     if choices is not None:
         if value not in choices:
-            _check_beyond(field, value, choices)
+            _check_beyond(name, field, value, choices)
     elif "\0" in value or not _is_unicode(value):
         raise UsageError(
-            f"--{field.name}={shown(value)} is not accepted: it takes text in UTF-8 "
+            f"{name}={shown(value)} is not accepted: it takes text in UTF-8 "
             "without null characters."
         )
 
 
-def _check_beyond(field: dataclasses.Field, value: str, choices: Sequence[str]) -> None:
+def _check_beyond(
+    name: str, field: dataclasses.Field, value: str, choices: Sequence[str]
+) -> None:
     """Raises UsageError for a word outside of the choices unless `why_not` accepts it.
 
     Raises:
@@ -219,7 +228,7 @@ def _check_beyond(field: dataclasses.Field, value: str, choices: Sequence[str]) 
     if why_not is not None:
         problem = why_not(value)
     if problem is not None:
-        raise UsageError(f"--{field.name}={shown(value)} {problem}")
+        raise UsageError(f"{name}={shown(value)} {problem}")
 
 
 def _is_unicode(text: str) -> bool:
@@ -245,20 +254,20 @@ LARGEST_WHOLE_NUMBER = 2**63 - 1
 _LARGEST_NUMBER = 3.4e38
 
 
-def _check_bounds(field: dataclasses.Field, number: float) -> None:
+def _check_bounds(name: str, field: dataclasses.Field, number: float) -> None:
     largest = LARGEST_WHOLE_NUMBER if isinstance(number, int) else _LARGEST_NUMBER
     # Every comparison with nan is false, so that it is out of range.
     holds = is_representable = -largest <= number <= largest
     words = []
     for key, phrase, within in _BOUNDS:
-        bound = field.metadata[key]
+        bound = field.metadata["bounds"].get(key)
         if bound is not None:
             words.append(phrase.format(bound))
             holds = holds and within(number, bound)
     if holds:
         return
-    has_upper_bound = any(field.metadata[k] is not None for k in ("maximum", "below"))
+    has_upper_bound = not {"maximum", "below"}.isdisjoint(field.metadata["bounds"])
     if not is_representable and not has_upper_bound:
         words.append(f"at most {largest}")
     received, accepted = shown(str(number)), " and ".join(words)
-    raise UsageError(f"--{field.name}={received} is out of range: give {accepted}.")
+    raise UsageError(f"{name}={received} is out of range: give {accepted}.")

@@ -50,6 +50,8 @@ def as_argument(value: Any) -> str:
     """Returns a value as a user gives it on the command line."""
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
     return "none" if value is None else str(value)
 
 

@@ -6,14 +6,13 @@ This module does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
 
 if TYPE_CHECKING:
-    from strategies.base import Traits
-    from strategies.devices.parsing import DeviceChoice
+    pass
 
 _OF_MEMORY = ("memory_growth", "memory_limit_mib", "memory_fraction")
 
@@ -21,6 +20,8 @@ _OF_MEMORY = ("memory_growth", "memory_limit_mib", "memory_fraction")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
     """Memory of GPUs, and where operations are."""
+
+    group: ClassVar[str] = "device"
 
     log_device_placement: bool = setting(
         False,
@@ -56,42 +57,3 @@ class DeviceConfig:
             for name, value in values.items()
             if value not in (None, False)
         ]
-
-    def check_strategy(
-        self, strategy: str, traits: Traits, choice: DeviceChoice
-    ) -> None:
-        """Checks that the settings suit a strategy and its devices.
-
-        Args:
-          strategy: Name of the strategy.
-          traits: Traits of the strategy as it is configured.
-          choice: The value of --devices.
-
-        Raises:
-          UsageError: A setting has no effect there.
-        """
-        # Refused, not ignored: a setting without an effect would look like it had one.
-        given = self.memory_settings()
-        if given and choice.num_cpus:
-            raise UsageError(
-                f"{given[0]} is about GPUs, and {choice} chooses none: leave one of "
-                "them out."
-            )
-        # A task that only runs a server never reads these settings.
-        if traits.server_jobs:
-            self._check_serving(strategy, traits, given)
-
-    def _check_serving(self, strategy: str, traits: Traits, given: list[str]) -> None:
-        jobs = " and ".join(traits.server_jobs)
-        if given:
-            raise UsageError(
-                f"{given[0]} does not reach the {jobs} tasks of --strategy={strategy}: "
-                "leave it out; TF_FORCE_GPU_ALLOW_GROWTH=true in their environment is "
-                "TensorFlow's own setting."
-            )
-        if self.log_device_placement:
-            raise UsageError(
-                "--log_device_placement sees the operations of its own process, and "
-                f"those of --strategy={strategy} are in {jobs} tasks: leave it out, or "
-                "choose another strategy."
-            )

@@ -70,14 +70,16 @@ def network_of_its_own(confine: str, say: Callable[[str], None]) -> Iterator[Net
             network = Network()
             if confine == REQUIRED:
                 raise UsageError(
-                    "--confine_cluster=required cannot be met, because this machine "
+                    "--set=strategy.isolate_network=required cannot be met, because "
+                    "this machine "
                     f"allows no network namespace ({error.strerror}): use auto, where "
                     "nobody else can reach it."
                 ) from error
             say(
                 "other machines can reach the ports of this cluster, and whoever does "
                 "can run any program here, because this machine allows no network "
-                f"namespace ({error.strerror}); --confine_cluster=off accepts that."
+                f"namespace ({error.strerror}); --set=strategy.isolate_network=off "
+                "accepts that."
             )
         yield network
 

@@ -81,7 +81,7 @@ def averaged_variables(
 
     Args:
       update: Update that owns the variables.
-      average_optimizer_state: Value of --average_optimizer_state.
+      average_optimizer_state: Setting of the same name.
     """
     if average_optimizer_state:
         return [*update.weights(), *update.optimizer_state()]

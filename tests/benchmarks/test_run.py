@@ -151,7 +151,7 @@ def test_what_cannot_be_measured_is_refused(arguments: list[str], said: str) -> 
 
 def test_the_project_and_a_peer_are_really_run(tmp_path: pathlib.Path) -> None:
     size = ("--global_batch_size=64",)
-    data = ("--model=mlp", "--dataset=synthetic", "--input_shape=5")
+    data = ("--model=mlp", "--dataset=synthetic", "--set=data.input_shape=5")
     sides: dict[str, Project | Peer] = {
         "project": Project((*size, *data, "--train_steps=60", "--steps_per_loop=10")),
         "peer": Peer(

@@ -29,8 +29,8 @@ SMALL = (
     "--global_batch_size=100",
     "--learning_rate=0.1",
     "--summary_every_steps=1",
-    "--histogram_every_steps=none",
-    "--eval_global_batch_size=70",
+    "--set=report.histogram_every_steps=none",
+    "--set=report.eval_global_batch_size=70",
 )
 
 
@@ -71,11 +71,14 @@ def test_averaged_after_every_step_it_is_one_device(tmp_path: pathlib.Path) -> N
     num_workers = 3
     flags = (
         *SMALL,
-        *("--optimizer=momentum", "--average_optimizer_state"),
+        *("--optimizer=momentum", "--set=strategy.average_optimizer_state=true"),
         *("--train_steps=20", "--eval_every_steps=7"),
     )
     # A single device has no copies to average.
-    train(tmp_path / "one", *(f for f in flags if f != "--average_optimizer_state"))
+    train(
+        tmp_path / "one",
+        *(f for f in flags if f != "--set=strategy.average_optimizer_state=true"),
+    )
     several = (f"--num_workers={num_workers}", "--sync_every_steps=1")
     result = train(tmp_path / "run", *WORKERS, *several, *flags)
     # The bound of "the same training" for sgd in double precision, docs/numerics.md.
@@ -154,7 +157,11 @@ def test_a_signal_to_one_ends_all_after_a_checkpoint_of_all(
     flags = (
         *WORKERS,
         *("--model=mlp", "--hidden_units=8", "--train_steps=1000000"),
-        *("--sync_every_steps=7", "--checkpoint_every_steps=50", "--resume=auto"),
+        *(
+            "--sync_every_steps=7",
+            "--checkpoint_every_steps=50",
+            "--resume=auto",
+        ),
     )
     with cluster(tmp_path, {"worker": 2}, *flags) as tasks:
         tasks.wait_for_checkpoint()

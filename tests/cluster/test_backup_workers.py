@@ -30,11 +30,11 @@ FLAGS = (
     "--hidden_units=8",
     "--train_steps=1000000",
     "--summary_every_steps=5",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
     # An evaluation is divided among all workers, and waits for a suspended one.
     "--eval_every_steps=none",
     # So that the workers do not fight for cores, of which there are fewer.
-    "--step_delay_milliseconds=10",
+    "--set=length.step_delay_milliseconds=10",
 )
 
 
@@ -112,16 +112,20 @@ def test_an_update_is_the_mean_over_the_rows_that_came_in_time(
     run = tmp_path / "run"
     flags = (
         *("--strategy=parameter_server", "--update=sync", "--dtype=float64"),
-        *(f"--num_workers={NUM_WORKERS}", "--backup_workers=1", "--record_steps"),
+        *(
+            f"--num_workers={NUM_WORKERS}",
+            "--backup_workers=1",
+            "--set=report.record_steps=true",
+        ),
         *("--model=tests.updates.factories:perceptron", "--train_steps=1000000"),
         *("--dataset=tests.updates.factories:quantities", "--optimizer=sgd"),
         *("--learning_rate=0.1", f"--global_batch_size={BATCH_SIZE}"),
-        *("--summary_every_steps=1", "--histogram_every_steps=none"),
-        *("--checkpoint_every_steps=none", "--step_delay_milliseconds=10"),
+        *("--summary_every_steps=1", "--set=report.histogram_every_steps=none"),
+        *("--checkpoint_every_steps=none", "--set=length.step_delay_milliseconds=10"),
         # An evaluation is divided among all workers, and waits for a suspended one.
         *("--eval_every_steps=none", f"--run_dir={run}"),
         # On a busy machine six steps may take longer than the 10 s of the default.
-        "--peer_timeout_seconds=120",
+        "--set=strategy.peer_timeout_seconds=120",
     )
     with processes.started(*flags, folder=tmp_path) as launcher:
         # Any of the three may be the backup. Without another it has to be heard.

@@ -37,7 +37,7 @@ SAME = (
     "--clip_global_norm=0.1",
     "--summary_every_steps=1",
     "--eval_every_steps=10",
-    "--eval_global_batch_size=70",
+    "--set=report.eval_global_batch_size=70",
     "--checkpoint_every_steps=10",
 )
 # The bound of "the same training" for adam in double precision, docs/numerics.md.
@@ -233,7 +233,7 @@ LONG = (
     "--train_steps=1000000",
     "--checkpoint_every_steps=50",
     # Slower, to leave most of the processor to others.
-    "--step_delay_milliseconds=10",
+    "--set=length.step_delay_milliseconds=10",
 )
 # A task is polled or told within a fraction of a second, and given 10 s to stop before
 # it is killed; the rest is for a busy machine.
@@ -289,7 +289,11 @@ def test_without_restarts_a_lost_worker_ends_the_run_and_is_named(
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--strategy=multi_worker_mirrored", "--model=convnet", "--input_shape=3"),
+        (
+            "--strategy=multi_worker_mirrored",
+            "--model=convnet",
+            "--set=data.input_shape=3",
+        ),
         ("--strategy=parameter_server", "--num_replicas=0"),
     ],
 )

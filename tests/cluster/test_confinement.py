@@ -161,13 +161,18 @@ def test_tasks_reach_each_other_and_nobody_else_reaches_them(
 def test_where_it_is_required_and_not_allowed_nothing_is_started(
     tmp_path: pathlib.Path,
 ) -> None:
-    flags = ("--strategy=multi_worker_mirrored", "--confine_cluster=required")
+    flags = (
+        "--strategy=multi_worker_mirrored",
+        "--set=strategy.isolate_network=required",
+    )
     begin = [*WITHOUT_NAMESPACES, *processes.command(*flags)]
     with processes.started(folder=tmp_path, begin=begin) as process:
         done = processes.end_of(process)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: --confine_cluster=required cannot be met, because")
+    assert line.startswith(
+        "error: --set=strategy.isolate_network=required cannot be met, because"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

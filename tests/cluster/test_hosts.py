@@ -90,7 +90,10 @@ def test_other_hosts_are_refused_unless_they_are_allowed(mode: str, case: str) -
 WRONG_NUMBERS: dict[str, tuple[dict[str, Any], str]] = {
     "workers": ({"num_workers": 5}, "--num_workers=5 does not fit TF_CONFIG"),
     "restarts": ({"max_restarts": 2}, "--max_restarts=2 is for tasks that one"),
-    "network": ({"confine_cluster": "required"}, "--confine_cluster=required is for"),
+    "network": (
+        {"isolate_network": "required"},
+        "--set=strategy.isolate_network=required is for",
+    ),
 }
 
 
@@ -160,7 +163,7 @@ def test_every_task_says_what_allowing_them_means(tmp_path: pathlib.Path) -> Non
     """Before it does anything: the others of this one never come."""
     # A name that RFC 2606 keeps from ever existing, and nobody looks it up.
     flags = ("--strategy=parameter_server", "--run_dir=run", "--allow_remote_hosts")
-    short = "--startup_timeout_seconds=0.1"
+    short = "--set=strategy.startup_timeout_seconds=0.1"
     addresses = {
         "chief": ("host.invalid:1",),
         "worker": ("host.invalid:2",),

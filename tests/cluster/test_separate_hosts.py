@@ -40,7 +40,7 @@ SYNCHRONOUS = {
 CHIEFS = {"multi_worker_mirrored": "worker-0", "parameter_server": "chief-0"}
 TRAINING = ("--model=mlp", "--hidden_units=8", "--train_steps=400")
 # So slow that a cable is pulled in the middle of it.
-SLOW = ("--checkpoint_every_steps=20", "--step_delay_milliseconds=50")
+SLOW = ("--checkpoint_every_steps=20", "--set=length.step_delay_milliseconds=50")
 ALLOWED = "--allow_remote_hosts"
 LOST = 138
 
@@ -146,7 +146,9 @@ def test_the_run_ends_and_goes_on_when_the_host_is_back(
     """Whatever was lost was needed. Nobody waits for ever, on neither side."""
     flags = (*SYNCHRONOUS[strategy], *TRAINING)
     with network(tmp_path, strategy) as hosts:
-        with hosts.tasks(*flags, *SLOW, "--peer_timeout_seconds=2") as tasks:
+        with hosts.tasks(
+            *flags, *SLOW, "--set=strategy.peer_timeout_seconds=2"
+        ) as tasks:
             tasks.wait_for_checkpoint()
             hosts.cut_off(cut)
             assert tasks.exit_codes() == dict.fromkeys(tasks.started, LOST)
@@ -167,7 +169,12 @@ def test_others_go_on_without_a_worker_and_with_it_again(
     tmp_path: pathlib.Path,
 ) -> None:
     strategy, cut = "parameter_server", "worker-1"
-    flags = (*TRAINING, *SLOW, "--train_steps=1000000", "--peer_timeout_seconds=2")
+    flags = (
+        *TRAINING,
+        *SLOW,
+        "--train_steps=1000000",
+        "--set=strategy.peer_timeout_seconds=2",
+    )
     with network(tmp_path, strategy) as hosts, hosts.tasks(*flags) as tasks:
         tasks.wait_for_checkpoint()
         hosts.cut_off(cut)
@@ -210,7 +217,7 @@ def wait_for_steps(tasks: Tasks) -> None:
 def test_nobody_minds_a_cable_that_is_out_for_a_moment(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
-    """Shorter than --peer_timeout_seconds, which is 10."""
+    """Shorter than --set=strategy.peer_timeout_seconds, which is 10."""
     flags = (*SYNCHRONOUS[strategy], *TRAINING, *SLOW)
     with network(tmp_path, strategy) as hosts, hosts.tasks(*flags) as tasks:
         tasks.wait_for_checkpoint()
@@ -229,7 +236,9 @@ def test_an_evaluator_waits_for_a_silent_chief_as_long_as_the_others(
     strategy = "multi_worker_mirrored"
     with (
         network(tmp_path, strategy, evaluator=1) as hosts,
-        hosts.tasks(*TRAINING, *SLOW, "--peer_timeout_seconds=30") as tasks,
+        hosts.tasks(
+            *TRAINING, *SLOW, "--set=strategy.peer_timeout_seconds=30"
+        ) as tasks,
     ):
         tasks.wait_for_checkpoint()
         hosts.cut_off("evaluator-0")

@@ -31,8 +31,8 @@ FLAGS = (
     "--hidden_units=8",
     "--train_steps=1000000",
     "--checkpoint_every_steps=200",
-    "--histogram_every_steps=none",
-    f"--peer_timeout_seconds={PEER_TIMEOUT_SECONDS}",
+    "--set=report.histogram_every_steps=none",
+    f"--set=strategy.peer_timeout_seconds={PEER_TIMEOUT_SECONDS}",
 )
 
 

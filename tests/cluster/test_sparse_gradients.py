@@ -18,18 +18,18 @@ FLAGS = (
     "--dataset=clicks",
     "--model=wide_embedding",
     "--dtype=float64",
-    "--num_columns=4",
-    "--num_categories=6000",
-    "--embedding_dimension=8",
+    "--set=data.num_columns=4",
+    "--set=data.num_categories=6000",
+    "--set=model.embedding_dimension=8",
     "--hidden_units=16",
-    "--num_examples=480",
+    "--set=data.num_examples=480",
     "--train_steps=20",
     "--global_batch_size=50",
     "--optimizer=sgd",
     "--learning_rate=0.5",
     "--clip_global_norm=0.01",
     "--summary_every_steps=1",
-    "--histogram_every_steps=10",
+    "--set=report.histogram_every_steps=10",
 )
 TABLE_BYTES = 24_000 * 8 * 8
 # The bound of "the same training" for sgd in double precision, docs/numerics.md.

@@ -35,7 +35,7 @@ LONG = (
     "--train_steps=1000000",
     "--checkpoint_every_steps=50",
     # Slower, to leave most of the processor to others.
-    "--step_delay_milliseconds=10",
+    "--set=length.step_delay_milliseconds=10",
 )
 LOST, TERMINATED, INTERRUPTED = 138, 143, 130
 
@@ -72,7 +72,7 @@ def test_tasks_that_do_not_start_are_named_by_all_others(
 ) -> None:
     # Long enough for all the others to be there on a busy machine, or they would be
     # named as well.
-    flags = (*SMALL, "--startup_timeout_seconds=15")
+    flags = (*SMALL, "--set=strategy.startup_timeout_seconds=15")
     with contextlib.ExitStack() as stack:
         clusters = []
         for missing in MISSING[strategy]:
@@ -311,7 +311,7 @@ def test_the_others_name_a_task_that_was_lost(
 
 
 def test_a_leader_that_stands_still_counts_as_lost(tmp_path: pathlib.Path) -> None:
-    flags = (*LONG, "--peer_timeout_seconds=3")
+    flags = (*LONG, "--set=strategy.peer_timeout_seconds=3")
     with started(tmp_path, "multi_worker_mirrored", *flags) as tasks:
         tasks.wait_for_checkpoint()
         tasks.started["worker-0"].send(signal.SIGSTOP)
@@ -326,7 +326,7 @@ def test_the_run_goes_on_without_a_worker_of_parameter_servers(
 ) -> None:
     """One that is killed, or that ends 143 on SIGTERM; until none is left."""
     with started(
-        tmp_path, "parameter_server", *LONG, "--peer_timeout_seconds=2"
+        tmp_path, "parameter_server", *LONG, "--set=strategy.peer_timeout_seconds=2"
     ) as tasks:
         tasks.wait_for_checkpoint()
         chief, worker = tasks.started["chief-0"], tasks.started["worker-1"]
@@ -353,7 +353,7 @@ def test_the_run_goes_on_without_a_worker_that_stands_still(
     tmp_path: pathlib.Path,
 ) -> None:
     """And with it, once it goes on; and the run ends although it stands still."""
-    flags = (*LONG, "--peer_timeout_seconds=3")
+    flags = (*LONG, "--set=strategy.peer_timeout_seconds=3")
     with started(tmp_path, "parameter_server", *flags) as tasks:
         tasks.wait_for_checkpoint()
         chief, worker = tasks.started["chief-0"], tasks.started["worker-1"]
@@ -382,7 +382,7 @@ def test_the_run_goes_on_without_a_worker_that_stands_still(
 def test_a_synchronous_update_does_not_wait_for_ever_for_a_lost_worker(
     tmp_path: pathlib.Path,
 ) -> None:
-    flags = (*LONG, "--update=sync", "--peer_timeout_seconds=2")
+    flags = (*LONG, "--update=sync", "--set=strategy.peer_timeout_seconds=2")
     with started(tmp_path, "parameter_server", *flags) as tasks:
         tasks.wait_for_checkpoint()
         tasks.started["worker-1"].send(signal.SIGKILL)

@@ -50,13 +50,14 @@ def outcome(**settings: object) -> Outcome:
     "settings",
     [
         pytest.param(
-            {"stages": ("2",), "num_micro_batches": 1}, marks=pytest.mark.exhaustive
+            {"pipeline_stages": ("2",), "num_microbatches": 1},
+            marks=pytest.mark.exhaustive,
         ),
-        {"stages": ("4",), "num_micro_batches": 3},
-        further({"stages": ("pooling_1", "logits"), "num_micro_batches": 5}),
+        {"pipeline_stages": ("4",), "num_microbatches": 3},
+        further({"pipeline_stages": ("pooling_1", "logits"), "num_microbatches": 5}),
         # 24 examples in 2 rounds of 3: parts of 4, and of none in the last batch.
-        {"num_micro_batches": 3, "gradient_accumulation_steps": 2},
-        further({"num_micro_batches": 3, "jit_compile": True}),
+        {"num_microbatches": 3, "gradient_accumulation_steps": 2},
+        further({"num_microbatches": 3, "jit_compile": True}),
     ],
     ids=str,
 )
@@ -74,7 +75,7 @@ def test_dropout_is_that_of_as_many_replicas(replayable: bool) -> None:
     shared = {"model": "mlp", "dropout": 0.5, "replayable_dropout": replayable}
     parts = {"strategy": "tower", "num_replicas": 3}
     assert_same_training(
-        outcome(strategy="model_parallel", num_micro_batches=3, **shared),
+        outcome(strategy="model_parallel", num_microbatches=3, **shared),
         outcome(**({"strategy": "one_device"} if replayable else parts), **shared),
         TOLERANCES["float64", "adamw"],
     )
@@ -127,7 +128,9 @@ def assemble_residual(
 def test_connections_across_borders(stages: tuple[str, ...]) -> None:
     """Against two towers, which normalize the same rows as two micro-batches."""
     expected = assemble_residual("tower", 2)
-    assembly = assemble_residual("model_parallel", stages=stages, num_micro_batches=2)
+    assembly = assemble_residual(
+        "model_parallel", pipeline_stages=stages, num_microbatches=2
+    )
     want, got = train(expected, 6), train(assembly, 6)
     np.testing.assert_allclose(got["loss"], want["loss"], rtol=1e-10)
     for weight, reference in zip(
@@ -142,7 +145,7 @@ def test_connections_across_borders(stages: tuple[str, ...]) -> None:
 
 def test_variables_are_on_the_device_of_their_stage() -> None:
     """Weights, state of layers and of the optimizer, before and after training."""
-    assembly = assemble_residual("model_parallel", stages=("second", "third"))
+    assembly = assemble_residual("model_parallel", pipeline_stages=("second", "third"))
     # The branch that `side` begins is as far from the end as `third`.
     device_of = {"first": 0, "second": 1, "third": 2, "side": 2, "logits": 2}
     train(assembly, 2)
@@ -157,7 +160,7 @@ def test_variables_are_on_the_device_of_their_stage() -> None:
 
 def test_operations_are_on_the_device_of_their_stage() -> None:
     """Of the traced graph; a function's own operations follow its call."""
-    assembly = assemble_residual("model_parallel", stages=("second", "third"))
+    assembly = assemble_residual("model_parallel", pipeline_stages=("second", "third"))
     batches = assembly.strategy.distribute(assembly.batches(0))
     graph = assembly.loop_function.trace(batches).as_graph_def()
     stages = set()
@@ -173,14 +176,16 @@ def test_operations_are_on_the_device_of_their_stage() -> None:
 
 @pytest.mark.parametrize("update", [further("sgd"), "adagrad", further("adamw")])
 def test_sparse_gradients(update: str) -> None:
-    config = clicks_config(update, strategy="model_parallel", num_micro_batches=3)
+    config = clicks_config(update, strategy="model_parallel", num_microbatches=3)
     got = Subject.of(config).run(LAYOUTS["uneven"])
     assert_same_training(got, sparse_reference(update), BOUNDS[update])
 
 
 @looks_at_every_operation
 def test_no_operation_of_a_stage_is_as_large_as_an_embedding() -> None:
-    largest = largest_tensor("sgd", strategy="model_parallel", stages=("flatten",))
+    largest = largest_tensor(
+        "sgd", strategy="model_parallel", pipeline_stages=("flatten",)
+    )
     assert largest < (NUM_ROWS, "")
 
 
@@ -218,7 +223,7 @@ def slept(values: tf.Tensor, seconds: float) -> tf.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "num_micro_batches", "expected"),
+    ("seconds", "num_microbatches", "expected"),
     [
         ((0.05, 0.05), 1, (1 / 2, 1 / 2)),
         ((0.05, 0.05), 4, (1 / 5, 1 / 5)),
@@ -228,7 +233,7 @@ def slept(values: tf.Tensor, seconds: float) -> tf.Tensor:
     ],
 )
 def test_idle_shares_are_those_of_theory(
-    seconds: tuple[float, ...], num_micro_batches: int, expected: tuple[float, ...]
+    seconds: tuple[float, ...], num_microbatches: int, expected: tuple[float, ...]
 ) -> None:
     """The rest of a piece takes a few milliseconds at most; hence the bound."""
     assembly = assemble_custom(
@@ -244,8 +249,8 @@ def test_idle_shares_are_those_of_theory(
         ],
         FEATURES,
         global_batch_size=8,
-        stages=tuple(f"stage_{index}" for index in range(1, len(seconds))),
-        num_micro_batches=num_micro_batches,
+        pipeline_stages=tuple(f"stage_{index}" for index in range(1, len(seconds))),
+        num_microbatches=num_microbatches,
     )
     batches = assembly.strategy.distribute(assembly.batches(0))
     results = assembly.loop_function(batches, 4).fetch()
@@ -267,4 +272,4 @@ def test_models_of_one_layer_are_one_stage_unless_more_are_asked_for() -> None:
     assert pipeline is not None
     assert len(pipeline.stages) == 1
     with pytest.raises(UsageError, match="more than the 1 parts"):
-        assemble(stages=("2",))
+        assemble(pipeline_stages=("2",))

@@ -249,7 +249,7 @@ def test_layers_keep_state_of_their_own_replica_which_is_averaged(
 FLAGS = (
     "main",
     *("--num_replicas=3", "--model=mlp", "--hidden_units=8", "--dropout=0.3"),
-    *("--summary_every_steps=5", "--histogram_every_steps=none"),
+    *("--summary_every_steps=5", "--set=report.histogram_every_steps=none"),
 )
 OWN = (f"--strategy={STRATEGY}", "--sync_every_steps=7")
 
@@ -295,7 +295,11 @@ def test_strategies_take_each_others_checkpoints(tmp_path: pathlib.Path) -> None
     """
     shared = [
         *("main", "--model=mlp", "--hidden_units=8", "--summary_every_steps=5"),
-        *("--optimizer=sgd", "--learning_rate=0.1", "--histogram_every_steps=none"),
+        *(
+            "--optimizer=sgd",
+            "--learning_rate=0.1",
+            "--set=report.histogram_every_steps=none",
+        ),
     ]
     at_once, run = tmp_path / "at_once", tmp_path / "run"
     assert main([*shared, "--train_steps=20", f"--run_dir={at_once}"]) == 0

@@ -1,4 +1,4 @@
-"""--replayable_dropout: an example's mask does not depend on who computes it."""
+"""model.replayable_dropout: an example's mask does not depend on who computes it."""
 
 from __future__ import annotations
 

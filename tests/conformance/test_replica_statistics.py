@@ -1,4 +1,4 @@
-"""What --replica_statistics reports is what replicas computed."""
+"""What --set=report.replica_statistics=true reports is what replicas computed."""
 
 from __future__ import annotations
 

@@ -188,7 +188,9 @@ def test_every_pod_has_the_time_for_a_checkpoint() -> None:
     for template in templates:
         assert template["spec"]["terminationGracePeriodSeconds"] > 10
         words = " ".join(container_of(template)["args"]).split()
-        (waits,) = (w for w in words if w.startswith("--startup_timeout_seconds="))
+        (waits,) = (
+            w for w in words if w.startswith("--set=strategy.startup_timeout_seconds=")
+        )
         assert float(waits.partition("=")[2]) > 360
         assert "--resume=auto" in words
 

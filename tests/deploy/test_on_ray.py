@@ -87,7 +87,7 @@ def test_a_chief_and_servers_are_actors_too(tmp_path: pathlib.Path) -> None:
     """And SIGTERM to the example ends all of them after a checkpoint."""
     flags = (
         *("--strategy=parameter_server", "--train_steps=1000000"),
-        *("--checkpoint_every_steps=20", "--step_delay_milliseconds=10"),
+        *("--checkpoint_every_steps=20", "--set=length.step_delay_milliseconds=10"),
     )
     actors = ("--num_workers=2", "--num_ps=1")
     with on_ray(tmp_path, *flags, actors=actors) as process:

@@ -136,7 +136,7 @@ def test_a_job_trains_to_its_end(script: str, tmp_path: pathlib.Path) -> None:
     assert_complete(job, steps=20)
 
 
-SLOW = ("--checkpoint_every_steps=20", "--step_delay_milliseconds=50")
+SLOW = ("--checkpoint_every_steps=20", "--set=length.step_delay_milliseconds=50")
 
 
 @pytest.mark.cluster

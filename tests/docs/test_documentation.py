@@ -15,14 +15,14 @@ import pytest
 from models.base import ModelSpec
 from strategies import registry
 from strategies.common.errors import ExitCode
-from strategies.common.fields import choices_of
+from strategies.common.fields import choices_of, field_types
 from strategies.config import StrategyConfig
 from tests import processes
 from tests.event_files import read_events
 from tests.processes import ROOT
 from trainers import matpow, write_tfrecord
-from trainers.cli.flag_list import all_flags
-from trainers.config.config import all_fields
+from trainers.cli import help
+from trainers.config.groups import GROUPS, all_fields
 from trainers.config.model import ModelConfig
 from trainers.inputs.sources import ArraySource, Data
 
@@ -122,13 +122,35 @@ def test_the_table_of_strategies_is_what_strategies_declare() -> None:
     assert table == strategies_table(), f"it should be\n{strategies_table()}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+# The changes name flags that were renamed or removed.
+PRESENT = [document for document in DOCUMENTS if document != "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("document", PRESENT)
 def test_every_flag_exists(document: str) -> None:
     known = FOREIGN_FLAGS | {*write_tfrecord.make_flags(), *matpow.make_flags()}
-    known |= {flag.name for flag in all_flags()}
-    known |= {f"no{flag.name}" for flag in all_flags() if flag.is_switch}
+    known |= {*help.OF_THE_COMMAND_LINE}
+    for name, (config_class, field) in all_fields().items():
+        if field.metadata["has_flag"]:
+            is_switch = field_types(config_class)[name][0] is bool
+            known |= {name, f"no{name}"} if is_switch else {name}
     named = set(re.findall(r"(?<![\w-])--([a-z]\w*)", text_of(document)))
     assert named - known == set()
+
+
+@pytest.mark.parametrize("document", PRESENT)
+def test_every_setting_of_a_group_exists(document: str) -> None:
+    """In `--set=group.name=value` and in `group.name`, by which a setting is named."""
+    text = text_of(document)
+    for group, name in re.findall(r"--set=([a-z]\w*)\.(\w+)=", text):
+        assert (group, name) in GROUPED or group == "group", f"{group}.{name}"
+    for group, name in re.findall(rf"`({'|'.join(GROUPS)})\.(\w+)`", text):
+        # `comparison.json` and the like are files.
+        if name in all_fields():
+            assert (group, name) in GROUPED, f"{group}.{name}"
+
+
+GROUPED = {(group.group, name) for name, (group, _) in all_fields().items()}
 
 
 def test_every_choice_of_a_flag_that_is_given_exists() -> None:

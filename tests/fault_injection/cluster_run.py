@@ -43,13 +43,13 @@ _FLAGS = (
     "--optimizer=adam",
     f"--checkpoint_every_steps={CHECKPOINT_EVERY_STEPS}",
     "--summary_every_steps=5",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
 )
 MIRRORED = (
     "--strategy=multi_worker_mirrored",
     "--model=own",
     # So that a blow falls in the step it is meant for, and not after the last one.
-    "--step_delay_milliseconds=10",
+    "--set=length.step_delay_milliseconds=10",
     *_FLAGS,
 )
 MIRRORED_STEPS = 300

@@ -18,7 +18,7 @@ SMALL = (
     "--hidden_units=16",
     "--dropout=0.3",
     "--optimizer=adam",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
 )
 
 

@@ -27,7 +27,7 @@ def test_the_same_look_finds_the_ports_of_one_that_is_not_confined(
     tmp_path: pathlib.Path,
 ) -> None:
     """TensorFlow listens at every address of this machine, not at 127.0.0.1 alone."""
-    flags = ("--strategy=multi_worker_mirrored", "--confine_cluster=off")
+    flags = ("--strategy=multi_worker_mirrored", "--set=strategy.isolate_network=off")
     with reachable_ports.training(tmp_path, *flags) as (_, tasks):
         (task, *_) = tasks
         assert os.readlink(f"/proc/{task.pid}/ns/net") == os.readlink(

@@ -61,7 +61,11 @@ def test_what_a_power_cut_leaves_is_in_order(tmp_path: pathlib.Path) -> None:
     log = tmp_path / "calls"
     strace = ["strace", "-f", "-y", "--seccomp-bpf", f"-etrace={_CALLS}", f"-o{log}"]
     command = [*strace, sys.executable, "-m", "trainers.main"]
-    flags = ("--model=mlp", "--train_steps=1", "--histogram_every_steps=none")
+    flags = (
+        "--model=mlp",
+        "--train_steps=1",
+        "--set=report.histogram_every_steps=none",
+    )
     with processes.started(
         *flags, f"--run_dir={tmp_path}/run", folder=tmp_path, begin=command
     ) as process:

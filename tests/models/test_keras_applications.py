@@ -51,7 +51,7 @@ def test_the_catalogue_is_what_keras_exports() -> None:
 def test_every_classifier_refuses_images_of_one_pixel_in_one_line(name: str) -> None:
     message = refusal(name, (1, 1, 3))
     assert message.startswith(f"--model=keras:{name} cannot take examples of shape")
-    assert "--input_shape=" in message
+    assert "--set=data.input_shape=" in message
 
 
 def test_a_classifier_has_the_classes_of_the_data_and_new_weights() -> None:

@@ -92,7 +92,11 @@ CASES: Mapping[str, Case] = {
     "sgd with decay, of the sum of two towers": Case(
         flags=(
             *("--optimizer=sgd", "--learning_rate=0.25", "--weight_decay=0.5"),
-            *("--strategy=tower", "--num_replicas=2", "--combine=sum"),
+            *(
+                "--strategy=tower",
+                "--num_replicas=2",
+                "--set=strategy.gradient_reduction=sum",
+            ),
         ),
         rate=constant(0.25),
         optimizer=lambda rates: SGD(rates, weight_decay=0.5),
@@ -108,7 +112,11 @@ CASES: Mapping[str, Case] = {
     ),
     "momentum of 0.5 with decay, step": Case(
         flags=(
-            *("--optimizer=momentum", "--momentum=0.5", "--weight_decay=0.25"),
+            *(
+                "--optimizer=momentum",
+                "--set=optimizer.momentum=0.5",
+                "--weight_decay=0.25",
+            ),
             *("--learning_rate=0.25", "--learning_rate_schedule=step"),
         ),
         rate=steps_of_ten(0.25),
@@ -152,7 +160,11 @@ CASES: Mapping[str, Case] = {
     ),
     "smoothed labels, in micro-batches": Case(
         flags=(
-            *("--optimizer=sgd", "--learning_rate=0.25", "--label_smoothing=0.3"),
+            *(
+                "--optimizer=sgd",
+                "--learning_rate=0.25",
+                "--set=optimizer.label_smoothing=0.3",
+            ),
             "--gradient_accumulation_steps=2",
         ),
         rate=constant(0.25),
@@ -176,7 +188,11 @@ CASES: Mapping[str, Case] = {
         kind="categories",
     ),
     "adagrad of an embedding as a whole": Case(
-        flags=("--optimizer=adagrad", "--learning_rate=0.25", "--nosparse_gradients"),
+        flags=(
+            "--optimizer=adagrad",
+            "--learning_rate=0.25",
+            "--set=optimizer.sparse_gradients=false",
+        ),
         rate=constant(0.25),
         optimizer=Adagrad,
         kind="categories",

@@ -20,7 +20,8 @@ from tests.markers import chosen
 from tests.updates import factories
 from tests.updates.cases import CASES, GLOBAL_BATCH_SIZE, STEPS, Case, Rates
 from trainers.cli.flags import parse
-from trainers.config.config import Config, field_of
+from trainers.config.config import Config
+from trainers.config.groups import field_of
 from trainers.config.optimizer import OptimizerConfig
 from trainers.main import main
 
@@ -30,7 +31,7 @@ FLAGS = (
     *("--dtype=float64", f"--global_batch_size={GLOBAL_BATCH_SIZE}"),
     f"--checkpoint_every_steps={POINTS.step}",
     *(f"--keep_checkpoints={len(POINTS)}", "--summary_every_steps=1"),
-    *("--histogram_every_steps=none", "--eval_every_steps=none"),
+    *("--set=report.histogram_every_steps=none", "--eval_every_steps=none"),
 )
 MODELS = {
     "quantities": "tests.updates.factories:perceptron",
@@ -159,7 +160,7 @@ def test_a_run_updates_as_keras_does(name: str, tmp_path: pathlib.Path) -> None:
 
 
 # Settings of other groups that decide what an update makes of gradients.
-OTHERS = ("combine", "gradient_accumulation_steps")
+OTHERS = ("gradient_reduction", "gradient_accumulation_steps")
 
 
 def test_every_setting_of_an_update_is_in_a_case() -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -20,11 +20,10 @@ from strategies.common.errors import UsageError
 from strategies.common.fields import field_types
 from strategies.common.text import as_argument, shown
 from trainers.cli import help, version
-from trainers.cli.flag_list import Flag, all_flags, named_like
-from trainers.cli.help import MODES
 from trainers.config.comparison import ComparisonConfig
-from trainers.config.config import Config, all_fields, without_lists
+from trainers.config.config import Config, without_lists
 from trainers.config.file import settings_from_file
+from trainers.config.groups import all_fields, check_group, nearest, option
 from trainers.config.prediction import PredictionConfig
 from trainers.config.used_settings import (
     check_used,
@@ -42,8 +41,8 @@ class HelpRequested(Exception):
 def parse(argv: Sequence[str]) -> Config:
     """Parses a command line into a configuration.
 
-    Flags take precedence over the file given by `--config`, which takes precedence over
-    the defaults.
+    Flags take precedence over `--set`, which takes precedence over the file given by
+    `--config`, which takes precedence over the defaults.
 
     Args:
       argv: Program name and its arguments.
@@ -88,7 +87,8 @@ def parse_arm(words: Sequence[str], base: Config) -> Config:
     for name in (*in_file, *given):
         if name in _NOT_OF_AN_ARM:
             raise UsageError(
-                f"--{name} is a setting of the whole comparison: give it outside --arm."
+                f"{option(name)} is a setting of the whole comparison: give it outside "
+                "--arm."
             )
     own = {**in_file, **given}
     config = base.replace(**own)
@@ -117,12 +117,12 @@ def arguments_of(config: Config) -> list[str]:
         if without_lists(value) == field.default:
             continue
         items = value if field.metadata["repeatable"] and value else [value]
-        arguments += [f"--{name}={as_argument(item)}" for item in items]
+        arguments += [f"{option(name)}={as_argument(item)}" for item in items]
     return arguments
 
 
 def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the settings of the file and the settings of the flags."""
+    """Returns the settings of the file and the settings of the command line."""
     values = _define()
     stray = _read(values, list(argv))
     # Before the values are converted, so that `--help` works beside an unusable value.
@@ -132,16 +132,33 @@ def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
             f"'{shown(stray[0])}' is not a flag: every setting is given as "
             "--name=value; --help lists them."
         )
-    given = {
-        name: _converted(name, field, values[name].value)
-        for name, (_, field) in all_fields().items()
-        if field.metadata["has_flag"] and values[name].present
-    }
+    given = dict(map(_of_set, values["set"].value or ()))
+    for name, (_, field) in all_fields().items():
+        if field.metadata["has_flag"] and values[name].present:
+            given[name] = _converted(name, values[name].value)
     in_file = {}
     if values["config"].present:
         in_file = settings_from_file(os.path.expanduser(values.config))
         check_given(in_file, given, f"--config={values.config}")
     return in_file, given
+
+
+def _of_set(argument: str) -> tuple[str, Any]:
+    """Returns the name and the value of one `--set=group.name=value`."""
+    path, equals, text = argument.partition("=")
+    group, dot, name = path.partition(".")
+    if not (equals and dot):
+        meant = f"{option(path)}=" if path in all_fields() else "--set=group.name=value"
+        raise UsageError(
+            f"--set={shown(argument)} is not accepted: give {meant}, such as "
+            "--set=optimizer.momentum=0.8."
+        )
+    try:
+        check_group(group, {name: text})
+    except UsageError as error:
+        raise UsageError(f"--set={shown(argument)}: {error}") from error
+    is_list = all_fields()[name][1].metadata["repeatable"]
+    return name, _converted(name, [text] if is_list else text)
 
 
 def _of_use(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,12 +182,12 @@ def _of_use(in_file: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
 
 def _answer(values: flags.FlagValues) -> None:
     """Raises `HelpRequested` if a flag asks for a text such as the help."""
+    if values.helpfull:
+        raise HelpRequested(help.full())
     if values.help:
         mode = values["mode"].value or ""
-        known = mode in MODES
-        raise HelpRequested(help.of_mode(mode) if known else help.whole())
-    if values.helpshort:
-        raise HelpRequested(help.short())
+        is_known = mode in help.MODES
+        raise HelpRequested(help.of_mode(mode) if is_known else help.short())
     if values.version:
         raise HelpRequested(version.in_words())
 
@@ -206,16 +223,14 @@ def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:
         # absl reads these two before any other, whether they are defined or not.
         name = re.sub(r"^--?", "", argument).partition("=")[0]
         if re.fullmatch(r"--?(flagfile|undefok)(=.*)?", argument, re.DOTALL):
-            raise _unknown(name, ())
+            raise UsageError(f"--{name} is unknown: --help lists the flags.")
         # absl compares a name with all flags by a recursion as deep as it is long.
         if argument.startswith("-") and len(name) > _LONGEST_NAME:
-            raise _unknown(name, ())
+            raise _unknown(name)
     try:
         return values(argv)[1:]
     except flags.UnrecognizedFlagError as error:
-        _, _, nearest = str(error).partition("Did you mean: ")
-        near = named_like(error.flagname) or nearest.rstrip(" ?").split(", ")
-        raise _unknown(error.flagname, near) from error
+        raise _unknown(error.flagname) from error
     except flags.IllegalFlagValueError as error:
         # Only switches validate their value here; other flags accept any text.
         argument = str(error).removeprefix("flag ").partition(": ")[0]
@@ -234,14 +249,20 @@ def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:
 _LONGEST_NAME = 40
 
 
-def _unknown(name: str, nearest: Sequence[str]) -> UsageError:
-    suggestions = " or ".join(f"--{other}" for other in nearest if other)
-    hint = f"did you mean {suggestions}? " if suggestions else ""
-    return UsageError(f"--{shown(name)} is unknown: {hint}--help lists all flags.")
+def _unknown(name: str) -> UsageError:
+    known = [*all_fields(), *help.OF_THE_COMMAND_LINE]
+    near = [name] if name in known else nearest(name.removeprefix("no"), known)
+    near = near or nearest(name, known)
+    words = [option(n) if n in all_fields() else f"--{n}" for n in near]
+    hint = f"did you mean {' or '.join(words)}? " if words else ""
+    return UsageError(
+        f"--{shown(name)} is unknown: {hint}--help lists the flags, and --helpfull all "
+        "settings."
+    )
 
 
 def _not_a_switch(argument: str, name: str) -> UsageError:
-    if argument.removeprefix("--help=") in MODES:
+    if argument.removeprefix("--help=") in help.MODES:
         mode = argument.removeprefix("--help=")
         return UsageError(f"{argument} is not accepted: give --mode={mode} --help.")
     return UsageError(
@@ -252,26 +273,35 @@ def _not_a_switch(argument: str, name: str) -> UsageError:
 
 def _define() -> flags.FlagValues:
     values = flags.FlagValues()
-    for flag in all_flags():
-        if flag.is_switch:
-            flags.DEFINE_flag(_switch(flag), values)
-        elif flag.is_repeatable:
-            flags.DEFINE_multi_string(flag.name, None, flag.help, values)
+    for config_class, field in all_fields().values():
+        if field.metadata["has_flag"]:
+            _define_setting(values, config_class, field)
+    for name, text in help.OF_THE_COMMAND_LINE.items():
+        if name == "config":
+            flags.DEFINE_string(name, None, text, values)
+        elif name == "set":
+            flags.DEFINE_multi_string(name, None, text, values)
         else:
-            flags.DEFINE_string(flag.name, None, flag.help, values)
+            short_name = "h" if name == "help" else None
+            flags.DEFINE_boolean(name, False, text, values, short_name=short_name)
     return values
 
 
-def _switch(flag: Flag) -> flags.BooleanFlag:
-    short = _SHORT_NAMES.get(flag.name)
-    switch = flags.BooleanFlag(flag.name, bool(flag.default), flag.help, short)
-    if flag.default is None and flag.is_setting:
-        # BooleanFlag has no argument for a parser of another class.
-        switch.parser = _OptionalSwitchParser()
-    return switch
-
-
-_SHORT_NAMES = {"help": "h"}
+def _define_setting(
+    values: flags.FlagValues, config_class: Any, field: dataclasses.Field
+) -> None:
+    name, text = field.name, field.metadata["help"]
+    hint, is_optional = field_types(config_class)[name]
+    if hint is bool:
+        switch = flags.BooleanFlag(name, bool(field.default), text)
+        if is_optional:
+            # BooleanFlag has no argument for a parser of another class.
+            switch.parser = _OptionalSwitchParser()
+        flags.DEFINE_flag(switch, values)
+    elif field.metadata["repeatable"]:
+        flags.DEFINE_multi_string(name, None, text, values)
+    else:
+        flags.DEFINE_string(name, None, text, values)
 
 
 class _OptionalSwitchParser(flags.BooleanParser):
@@ -281,18 +311,21 @@ class _OptionalSwitchParser(flags.BooleanParser):
         return None if argument == "none" else super().parse(argument)
 
 
-def _converted(name: str, field: dataclasses.Field, value: Any) -> Any:
+# Type of a setting -> its values in words.
+_WORDS = {int: "whole numbers", float: "numbers", bool: "true or false"}
+
+
+def _converted(name: str, value: Any) -> Any:
     """Converts the text of a flag to the type of its field.
 
     Args:
       name: Name of the setting.
-      field: Field of the setting.
       value: Text, list of texts, bool or None, as absl returns it.
 
     Raises:
       UsageError: The text is not a number where the field requires one.
     """
-    config_class = all_fields()[name][0]
+    config_class, field = all_fields()[name]
     hint, optional = field_types(config_class)[name]
     if field.metadata["repeatable"]:
         return None if optional and value == ["none"] else tuple(value)
@@ -302,14 +335,16 @@ def _converted(name: str, field: dataclasses.Field, value: Any) -> Any:
         return None
     is_list = typing.get_origin(hint) is tuple
     item = typing.get_args(hint)[0] if is_list else hint
-    if item is str:
+    convert: Callable[[str], Any] = item
+    if item is bool:
+        convert = flags.BooleanParser().parse
+    elif item is str:
         # The shell does not expand a tilde that follows an equals sign.
-        item = os.path.expanduser
+        convert = os.path.expanduser
     try:
-        return tuple(map(item, value.split(","))) if is_list else item(value)
+        return tuple(map(convert, value.split(","))) if is_list else convert(value)
     except ValueError as error:
-        words = "whole numbers" if item is int else "numbers"
-        words += ", separated by commas" if is_list else ""
+        words = _WORDS[item] + (", separated by commas" if is_list else "")
         raise UsageError(
-            f"--{name}={shown(value)} is not accepted: it takes {words}."
+            f"{option(name)}={shown(value)} is not accepted: it takes {words}."
         ) from error

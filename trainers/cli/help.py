@@ -1,47 +1,133 @@
-"""Texts of `--help`, 80 columns wide.
-
-Tests check and run every example command of this module.
-"""
+"""Texts of `--help` and `--helpfull`, 80 columns wide."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import inspect
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterator, Mapping
 
+from strategies.common.fields import choices_of, field_types
 from strategies.common.text import as_argument
-from trainers.cli.flag_list import Flag, all_flags
-from trainers.config.comparison import ComparisonConfig
-from trainers.config.config import all_fields
-from trainers.config.prediction import PredictionConfig
+from trainers.config.groups import GROUPS, all_fields, option
 
 _COLUMNS = 80
-_PROGRAM = "python -m trainers.main"
+
+_BEGINNING = """\
+Usage: python -m trainers.main [--mode=MODE] [--FLAG=VALUE ...]
+
+Trains a Keras model under a distribution strategy. Change --strategy, and the
+same training is done in another way. Every run is a folder with its settings,
+curves, checkpoints and a result.json.
+
+  python -m trainers.main --strategy=mirrored --run_dir=runs/first
+  python -m trainers.main --mode=evaluate --run_dir=runs/first
+
+Modes, each with a page of its own, such as --mode=compare --help:
+"""
 
 _HOW_TO_READ = (
-    "Flags follow. After = stands the default; where there is none, capitals say what "
-    "is to be given: N a whole number, X a number, LIST values with commas between "
-    "them. A switch such as --[no]verbose is off unless its text says otherwise."
+    "After = stands the default; where there is none, capitals say what is to be "
+    "given: N a whole number, X a number, LIST values with commas between them. A "
+    "switch such as --[no]verbose is off unless its text says otherwise."
 )
 
-# Groups whose settings only one or a few modes use.
-_OF_OTHER_MODES = (ComparisonConfig, PredictionConfig)
+# Flags that are no settings of a run -> text.
+OF_THE_COMMAND_LINE: Mapping[str, str] = {
+    "config": "JSON file of settings by group, such as a run's config.json; --set and "
+    "flags override it.",
+    "set": "Any setting, as --set=group.name=value, such as "
+    "--set=optimizer.momentum=0.8. Can be given several times; flags override it.",
+    "help": "Show this text (also -h). With --mode, the page of that mode.",
+    "helpfull": "Show all settings, also those that --set and --config alone set.",
+    "version": "Print the versions of this program and of its packages.",
+}
 
 
-def whole() -> str:
-    """Returns the text of `--help`: introduction, modes and all flags by subject."""
-    return "\n".join(
-        [*_beginning(), "", *_wrapped(_HOW_TO_READ), *_listed(all_flags())]
-    )
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mode:
+    """One choice of `--mode`.
+
+    Attributes:
+      summary: Description in one line.
+      details: Further sentences for the mode's own page.
+      example: Flags of a command that works in an empty folder, after the commands of
+        `--help`.
+    """
+
+    summary: str
+    details: str
+    example: str
+
+
+MODES: Mapping[str, Mode] = {
+    "train": Mode(
+        "Train a model. The default.",
+        "Into --run_dir, or a new folder under runs/. Strategies of several processes "
+        "start their cluster on this machine, unless TF_CONFIG or Slurm says that this "
+        "process is a task of one.",
+        "--strategy=tower --num_replicas=4 --run_dir=runs/first --resume=auto",
+    ),
+    "evaluate": Mode(
+        "Evaluate the newest checkpoint of --run_dir.",
+        "On the examples that were held out, with the settings of the run; strategy "
+        "and devices may be others. Prints loss and metrics, writes nothing. A model "
+        "or data of your own, and paths, must be given again.",
+        "--mode=evaluate --run_dir=runs/first",
+    ),
+    "verify": Mode(
+        "Check that --strategies train the same as one_device.",
+        "From the same weights over the same batches, every step is compared. The "
+        "verdict is identical, equivalent or different, with the likely cause, in "
+        "verify.json. Exit code 4 if one is different.",
+        "--mode=verify --strategies=tower,mirrored --train_steps=20",
+    ),
+    "compare": Mode(
+        "Find which of --strategies or --arm is better.",
+        "Runs each with several seeds, in turns, and says which is faster, whether "
+        "accuracy suffers, and what the runs cannot show, in report.html, report.md "
+        "and comparison.json. The same command with its --run_dir continues after an "
+        "interrupt.",
+        "--mode=compare --strategies=one_device,mirrored --seeds=3 --train_steps=300",
+    ),
+    "predict": Mode(
+        "Predict step times on a larger cluster.",
+        "Runs each of --strategies for seconds with one to four replicas, fits a model "
+        "of a step to them, and predicts steps on more replicas and another network, "
+        "with the error that the model has here. Takes minutes.",
+        "--mode=predict --strategies=multi_worker_mirrored --replicas=2,8 "
+        "--bandwidth_gbit=25",
+    ),
+    "doctor": Mode(
+        "Check whether a command would train, and what would be slow.",
+        "Add it to the flags of training. It inspects the machine, the folder and the "
+        "data, writes nothing and starts nothing. Exit code 2 if the run could not "
+        "start.",
+        "--mode=doctor --strategy=multi_worker_mirrored --num_workers=3",
+    ),
+    "devices": Mode(
+        "List this machine's devices, and where replicas would be.",
+        "Writes nothing.",
+        "--mode=devices --strategy=tower --num_replicas=4",
+    ),
+}
 
 
 def short() -> str:
-    """Returns the text of `--helpshort`: introduction, modes and subjects of flags."""
-    headings = dict.fromkeys(flag.heading for flag in all_flags())
-    subjects = f"--help lists all {len(all_flags())} flags: {'; '.join(headings)}."
-    return "\n".join([*_beginning(), "", *_wrapped(subjects)])
+    """Returns the text of `--help`: introduction, modes and flags by subject."""
+    without_flag = len(all_fields()) - sum(map(_has_flag, all_fields()))
+    further = (
+        f"{without_flag} settings that are rarely changed have no flag: --helpfull "
+        "lists them, --set and --config set them."
+    )
+    return "\n".join([*_introduction(), *_listed(_has_flag), "", *_wrapped(further)])
+
+
+def full() -> str:
+    """Returns the text of `--helpfull`: that of `--help` with all settings."""
+    return "\n".join([*_introduction(), *_listed(lambda name: True)])
 
 
 def of_mode(name: str) -> str:
@@ -52,104 +138,98 @@ def of_mode(name: str) -> str:
     """
     mode = MODES[name]
     lines = [
-        f"Usage: {_PROGRAM} --mode={name} [--FLAG=VALUE ...]",
+        f"Usage: python -m trainers.main --mode={name} [--FLAG=VALUE ...]",
         "",
         *_wrapped(f"{mode.summary} {mode.details}"),
-        *_examples(
-            "Examples:" if len(mode.examples) > 1 else "Example:", mode.examples
-        ),
         "",
-        *_wrapped(_HOW_TO_READ),
-        *_listed(_flags_of(mode)),
+        "Example:",
+        "",
+        *_command(f"python -m trainers.main {mode.example}"),
+        *_listed(lambda setting: name in _used_by_modes(setting)),
+        "",
+        *_wrapped("--help lists the flags that all modes have."),
     ]
-    if mode.others:
-        lines += ["", *_wrapped(mode.others)]
     return "\n".join(lines)
 
 
-def _beginning() -> list[str]:
-    width = max(map(len, MODES))
-    return [
-        f"Usage: {_PROGRAM} [--mode=MODE] [--FLAG=VALUE ...]",
-        "",
-        *_wrapped(PURPOSE),
-        *_examples("Examples, which work as they are, one after the other:", EXAMPLES),
-        "",
-        "Modes, each with a page of its own, such as --mode=compare --help:",
-        "",
-        *(f"  --mode={name:<{width}}  {mode.summary}" for name, mode in MODES.items()),
-    ]
-
-
-def _flags_of(mode: Mode) -> tuple[Flag, ...]:
-    if mode.own_flags:
-        by_name = {flag.name: flag for flag in all_flags()}
-        return tuple(by_name[name] for name in mode.own_flags)
-    return tuple(
-        flag
-        for flag in all_flags()
-        if not flag.is_setting or all_fields()[flag.name][0] not in _OF_OTHER_MODES
-    )
-
-
-def _examples(heading: str, examples: Iterable[Example]) -> Iterator[str]:
+def _introduction() -> Iterator[str]:
+    yield from _BEGINNING.splitlines()
     yield ""
-    yield heading
-    for example in examples:
-        yield ""
-        yield f"  {example.purpose}"
-        yield from _command(example.command)
+    for name, mode in MODES.items():
+        yield f"  --mode={name:<8}  {mode.summary}"
+    yield ""
+    yield from _wrapped(_HOW_TO_READ)
+    yield from _heading("This command line")
+    for name, text in OF_THE_COMMAND_LINE.items():
+        values = {"config": "=FILE", "set": "=GROUP.NAME=VALUE"}
+        yield f"  --{name}{values.get(name, '')}"
+        yield from _wrapped(text, indent=6)
+
+
+def _has_flag(name: str) -> bool:
+    return all_fields()[name][1].metadata["has_flag"]
+
+
+def _used_by_modes(name: str) -> tuple[str, ...]:
+    return tuple((all_fields()[name][1].metadata["used_by"] or {}).get("mode", ()))
+
+
+def _heading(text: str) -> tuple[str, str]:
+    return "", f"{text}:"
+
+
+def _listed(is_listed: Callable[[str], bool]) -> Iterator[str]:
+    for config_class in GROUPS.values():
+        names = [field.name for field in dataclasses.fields(config_class)]
+        names = list(filter(is_listed, names))
+        if names:
+            yield from _heading((inspect.getdoc(config_class) or "").strip("."))
+        for name in names:
+            yield f"  {_head(name)}"
+            yield from _wrapped(_body(name), indent=6)
+
+
+def _head(name: str) -> str:
+    config_class, field = all_fields()[name]
+    hint, _ = field_types(config_class)[name]
+    has_flag = field.metadata["has_flag"]
+    if hint is bool and has_flag:
+        return f"--[no]{name}"
+    if field.default is not None:
+        return f"{option(name)}={as_argument(field.default)}"
+    if typing.get_origin(hint) is tuple and not field.metadata["repeatable"]:
+        return f"{option(name)}=LIST"
+    if field.metadata["path"] is not None:
+        placeholder = "FOLDER" if field.metadata["path"] == "folder" else "FILE"
+    else:
+        words = "WORD" if field.metadata["choices"] else "TEXT"
+        placeholder = {int: "N", float: "X"}.get(hint, words)
+    return f"{option(name)}={placeholder}"
+
+
+def _body(name: str) -> str:
+    config_class, field = all_fields()[name]
+    text = field.metadata["help"]
+    if field.default is True and field.metadata["has_flag"]:
+        text += " On by default."
+    choices = choices_of(field)
+    if choices:
+        hint, _ = field_types(config_class)[name]
+        is_list = typing.get_origin(hint) is tuple
+        text += f" {'Any' if is_list else 'One'} of: {', '.join(choices)}."
+    return text
 
 
 def _command(command: str) -> list[str]:
-    """Returns the lines of a shell command, broken only before flags."""
+    """Returns the lines of a shell command, broken before flags."""
     lines: list[str] = []
-    # Splits at a blank before --flag=, unless the blank is inside single quotes: an
-    # even number of quotes must follow it.
-    for part in re.split(r" (?=--\w+=)(?=(?:[^']*'[^']*')*[^']*$)", command):
+    for part in re.split(r" (?=--)", command):
         if lines and len(lines[-1]) + len(part) + 1 <= _COLUMNS - 2:
             lines[-1] += f" {part}"
         else:
-            # Two columns stay free for the blank and the backslash that continue a
-            # line.
-            lines.append(f"{' ' * (6 if lines else 4)}{part}")
+            # Two columns stay free for the blank and the backslash.
+            lines.append(f"{' ' * (4 if lines else 2)}{part}")
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
-
-
-def _listed(flags: Sequence[Flag]) -> Iterator[str]:
-    # groupby needs the flags of a heading in sequence, the order of `all_flags`.
-    for heading, group in itertools.groupby(flags, lambda flag: flag.heading):
-        yield ""
-        yield f"{heading}:"
-        for flag in group:
-            yield f"  {_head(flag)}"
-            yield from _wrapped(_body(flag), indent=6)
-
-
-def _head(flag: Flag) -> str:
-    if flag.is_switch:
-        # Switches of the command line itself, such as --help, have no negative form.
-        return f"--[no]{flag.name}" if flag.is_setting else f"--{flag.name}"
-    if flag.default is not None:
-        return f"--{flag.name}={as_argument(flag.default)}"
-    return f"--{flag.name}={_placeholder(flag)}"
-
-
-def _placeholder(flag: Flag) -> str:
-    if flag.is_list:
-        return "LIST"
-    if flag.path is not None:
-        return "FOLDER" if flag.path == "folder" else "FILE"
-    return {int: "N", float: "X"}.get(flag.item, "WORD" if flag.choices else "TEXT")
-
-
-def _body(flag: Flag) -> str:
-    text = flag.help
-    if flag.default is True:
-        text += " On by default."
-    if flag.choices:
-        text += f" {'Any' if flag.is_list else 'One'} of: {', '.join(flag.choices)}."
-    return text
 
 
 def _wrapped(text: str, indent: int = 0) -> list[str]:
@@ -163,169 +243,3 @@ def _wrapped(text: str, indent: int = 0) -> list[str]:
         break_on_hyphens=False,
         break_long_words=False,
     )
-
-
-PURPOSE = (
-    "Trains a Keras model under a distribution strategy. Change --strategy, and the "
-    "same training is done in another way. Every run is a folder with its settings, "
-    "curves, checkpoints and a result.json."
-)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Example:
-    """One command of the help, which works unchanged after the previous examples.
-
-    Attributes:
-      purpose: Sentence above the command.
-      command: Shell command on one line.
-    """
-
-    purpose: str
-    command: str
-
-
-# In this order the commands work in an empty folder and take two minutes on two cores.
-EXAMPLES: Sequence[Example] = (
-    Example(
-        "Train on handwritten digits, which need no download:",
-        "python -m trainers.main --strategy=mirrored --run_dir=runs/first",
-    ),
-    Example(
-        "Go on from there under another strategy, with four replicas:",
-        "python -m trainers.main --strategy=tower --num_replicas=4 "
-        "--run_dir=runs/first --train_steps=2000 --resume=auto",
-    ),
-    Example(
-        "Evaluate what that has come to:",
-        "python -m trainers.main --mode=evaluate --run_dir=runs/first",
-    ),
-    Example(
-        "Is it the same training? Compare every step with that of one device:",
-        "python -m trainers.main --mode=verify --strategies=tower,mirrored "
-        "--train_steps=20",
-    ),
-    Example(
-        "Which is faster, and is it as accurate? Run each three times:",
-        "python -m trainers.main --mode=compare --strategies=one_device,mirrored "
-        "--seeds=3 --train_steps=300",
-    ),
-    Example(
-        "Would a cluster of three workers start here, and what would be slow?",
-        "python -m trainers.main --mode=doctor --strategy=multi_worker_mirrored "
-        "--num_workers=3",
-    ),
-)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Mode:
-    """One choice of --mode.
-
-    Attributes:
-      summary: Description in one line.
-      details: Further sentences for the mode's own page.
-      own_flags: Flags on the mode's own page; empty for all flags except other modes'.
-      others: Sentence on the flags that the page leaves out.
-      examples: Commands that work unchanged after the commands of `EXAMPLES`.
-    """
-
-    summary: str
-    details: str
-    own_flags: Sequence[str] = ()
-    others: str = ""
-    examples: Sequence[Example] = ()
-
-
-_OF_RUNS = "Flags of training hold for every run; --help lists them."
-
-MODES: Mapping[str, Mode] = {
-    "train": Mode(
-        summary="Train a model. The default.",
-        details="Into --run_dir, or a new folder under runs/. Strategies of several "
-        "processes start their cluster on this machine, unless TF_CONFIG or Slurm "
-        "says that this process is a task of one.",
-        examples=EXAMPLES[:2],
-    ),
-    "evaluate": Mode(
-        summary="Evaluate the newest checkpoint of --run_dir.",
-        details="On the examples that were held out, with the settings of the run; "
-        "strategy and devices may be others. Prints loss and metrics, writes nothing.",
-        own_flags=(
-            *("run_dir", "exported_model", "strategy", "num_replicas", "devices"),
-            *("model", "dataset", "data_path", "eval_data_path", "verbose"),
-        ),
-        others="A model or data of your own, and paths, must be given again.",
-        examples=EXAMPLES[2:3],
-    ),
-    "verify": Mode(
-        summary="Tell whether --strategies train the same as one_device.",
-        details="From the same weights over the same batches, every step is compared. "
-        "The verdict is identical, equivalent or different, with the likely cause, in "
-        "verify.json. Exit code 4 if one is different.",
-        own_flags=("strategies", "run_dir", "train_steps", "dtype", "seed", "verbose"),
-        others=_OF_RUNS,
-        examples=EXAMPLES[3:4],
-    ),
-    "compare": Mode(
-        summary="Tell which of --strategies or --arm is better.",
-        details="Runs each with several seeds, in turns, and says which is faster, "
-        "whether accuracy suffers, and what could not have been seen, in report.html, "
-        "report.md and comparison.json. The same command with its --run_dir goes on "
-        "after an interrupt.",
-        own_flags=(
-            *("strategies", "arm", "runs", "seeds", "accuracy_margin_points"),
-            *("target_accuracy", "allow_different", "run_dir", "seed", "verbose"),
-        ),
-        others=_OF_RUNS,
-        examples=(
-            EXAMPLES[4],
-            Example(
-                "Compare any two settings:",
-                "python -m trainers.main --mode=compare --train_steps=300 --seeds=3 "
-                "--arm='two: --strategy=tower --num_replicas=2' "
-                "--arm='four: --strategy=tower --num_replicas=4'",
-            ),
-        ),
-    ),
-    "predict": Mode(
-        summary="Predict step times on a larger cluster.",
-        details="Runs each of --strategies for seconds with one to four replicas, fits "
-        "a model of a step to them, and says what steps would take on more replicas "
-        "and another network, with the error that the model has here. Takes minutes.",
-        own_flags=(
-            *("strategies", "replicas", "bandwidth_gbit", "latency_microseconds"),
-            *("global_batch_size", "model", "dataset", "run_dir", "verbose"),
-        ),
-        others=_OF_RUNS,
-        examples=(
-            Example(
-                "What would eight machines bring, with 25 Gbit/s between them?",
-                "python -m trainers.main --mode=predict --replicas=2,8 "
-                "--strategies=multi_worker_mirrored --bandwidth_gbit=25",
-            ),
-        ),
-    ),
-    "doctor": Mode(
-        summary="Tell whether a command would train, and what would be slow.",
-        details="Put it beside the flags of training. It looks at the machine, the "
-        "folder and the data, writes nothing and starts nothing. Exit code 2 if the "
-        "run could not start.",
-        examples=EXAMPLES[5:],
-    ),
-    "devices": Mode(
-        summary="List this machine's devices, and where replicas would be.",
-        details="Writes nothing.",
-        own_flags=(
-            *("strategy", "num_replicas", "devices", "soft_placement"),
-            *("memory_growth", "memory_limit_mib", "memory_fraction", "verbose"),
-        ),
-        examples=(
-            Example(
-                "Where would four replicas be?",
-                "python -m trainers.main --mode=devices --strategy=tower "
-                "--num_replicas=4",
-            ),
-        ),
-    ),
-}

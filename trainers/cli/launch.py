@@ -11,7 +11,6 @@ import psutil
 from strategies import registry
 from strategies.common.console import Console
 from strategies.common.errors import UsageError
-from strategies.config import DEFAULT_NUM_WORKERS
 from strategies.devices.gpu import divide, visible_gpus
 from strategies.launcher.launch_config import Plan, local_cluster
 from strategies.launcher.launcher import Launcher
@@ -57,7 +56,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
     """
     num_tasks = {
         "chief": 1,
-        "worker": config.strategy.num_workers or DEFAULT_NUM_WORKERS,
+        "worker": config.strategy.expected_workers,
         "ps": config.strategy.num_ps or 1,
     }
     traits = registry.traits(config.strategy.strategy)
@@ -85,7 +84,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
         computing=("worker",),
         logs=folder.path / "logs",
         gpus=gpus,
-        confine=config.strategy.confine_cluster,
+        confine=config.strategy.isolate_network,
         max_restarts=config.strategy.restarts_without_progress,
         patience_seconds=config.strategy.peer_timeout_seconds,
         # Added to the command when all tasks are restarted.

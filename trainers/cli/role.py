@@ -91,15 +91,15 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
 def _check_not_of_a_launcher(config: Config) -> None:
     """Raises UsageError for settings that only who starts all tasks could act on."""
     strategy = config.strategy
-    is_required = strategy.confine_cluster == REQUIRED
+    is_required = strategy.isolate_network == REQUIRED
     given = {
-        "max_restarts": strategy.max_restarts,
-        "confine_cluster": REQUIRED if is_required else None,
+        "--max_restarts": strategy.max_restarts,
+        "--set=strategy.isolate_network": REQUIRED if is_required else None,
     }
     for name, value in given.items():
         if value is not None:
             raise UsageError(
-                f"--{name}={value} is for tasks that one command starts on this "
+                f"{name}={value} is for tasks that one command starts on this "
                 "machine, and TF_CONFIG or Slurm says that this is one task of a "
                 "cluster: leave it out, or unset TF_CONFIG."
             )

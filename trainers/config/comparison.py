@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import ClassVar
 
 from strategies import registry
 from strategies.common.errors import UsageError
@@ -41,13 +42,6 @@ HELD_FIXED: Mapping[str, str] = {
     INITIAL_WEIGHTS: "the initial weights",
 }
 
-# Settings that select the arms, by the mode that uses them.
-_USED_BY = {
-    "compare": ("strategies", "arm", "runs"),
-    "verify": ("strategies",),
-    "predict": ("strategies",),
-}
-
 _OF_COMPARISONS: UsedBy = {"mode": ("compare",)}
 
 
@@ -55,24 +49,29 @@ _OF_COMPARISONS: UsedBy = {"mode": ("compare",)}
 class ComparisonConfig:
     """Comparison."""
 
+    group: ClassVar[str] = "comparison"
+
     strategies: tuple[str, ...] | None = setting(
         None,
         "What --mode=compare compares with each other, --mode=verify with one_device, "
         "and --mode=predict on a larger cluster: several strategies, with the same "
         "other settings.",
         choices=registry.names,
+        used_by={"mode": ("compare", "verify", "predict")},
     )
     arm: tuple[str, ...] | None = setting(
         None,
         "One more thing to compare, as 'name: flags', such as 'four: "
         "--strategy=mirrored --num_replicas=4'. Can be given several times.",
         repeatable=True,
+        used_by=_OF_COMPARISONS,
     )
     runs: tuple[str, ...] | None = setting(
         None,
         "Compare finished runs instead: their folders, or folders that hold them. "
         "name:folder gives the arm a name.",
         path="folder",
+        used_by=_OF_COMPARISONS,
     )
     seeds: int = setting(
         5,
@@ -89,6 +88,7 @@ class ComparisonConfig:
         above=0,
         below=100,
         used_by=_OF_COMPARISONS,
+        has_flag=False,
     )
     target_accuracy: float | None = setting(
         None,
@@ -103,6 +103,7 @@ class ComparisonConfig:
         "Settings in which arms may differ although a comparison holds them fixed.",
         choices=tuple(HELD_FIXED),
         used_by=_OF_COMPARISONS,
+        has_flag=False,
     )
 
     def __post_init__(self) -> None:
@@ -118,49 +119,4 @@ class ComparisonConfig:
             raise UsageError(
                 "--runs compares what has run already, --strategies and --arm run "
                 "something: give the one or the others."
-            )
-
-    def check_seed(self, seed: int, largest: int) -> None:
-        """Raises UsageError if the last run would have a seed that is too large."""
-        last = seed + self.seeds - 1
-        if last > largest:
-            raise UsageError(
-                f"--seed={seed} and --seeds={self.seeds} end at seed {last}, which is "
-                f"out of range: the last must be at most {largest}; lower one of them."
-            )
-
-    def check_mode(self, mode: str, strategy: str) -> None:
-        """Checks that the settings suit the mode and the strategy.
-
-        Args:
-          mode: Value of `--mode`.
-          strategy: Value of `--strategy`.
-
-        Raises:
-          UsageError: A required setting is missing, or a given setting is not used.
-        """
-        accepted = _USED_BY.get(mode, ())
-        given = [n for n in ("strategies", "arm", "runs") if getattr(self, n)]
-        if mode == "compare" and not given:
-            raise UsageError(
-                "--mode=compare needs something to compare: give --strategies, --arm "
-                "or --runs."
-            )
-        if mode in ("verify", "predict") and not self.strategies:
-            raise UsageError(
-                f"--mode={mode} needs something to {mode}: give --strategies, such as "
-                "--strategies=tower,mirrored."
-            )
-        unused = next((name for name in given if name not in accepted), None)
-        if unused is not None:
-            raise UsageError(
-                f"--{unused} is not used by --mode={mode}: add --mode=compare, or "
-                "leave it out."
-            )
-        # `--strategy` carries the strategy that the shared settings were checked with,
-        # so it must be one of the compared strategies.
-        if self.strategies and strategy not in self.strategies:
-            raise UsageError(
-                f"--strategy={strategy} is not one of --strategies="
-                f"{','.join(self.strategies)}: leave --strategy out, or add it there."
             )

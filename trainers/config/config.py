@@ -1,34 +1,28 @@
 """Configuration of a run: frozen groups of settings.
 
-Each field is a flag, an entry of `--help`, a key of config.json and a validation rule.
-The groups determine the order of `--help` and bundle related settings. Files and the
-command line use one flat namespace of all fields. This module does not import
-TensorFlow.
+Each field is a flag or a `--set`, an entry of the help, a key of config.json and a
+validation rule. The groups determine the order of the help and the nesting of files.
+This module does not import TensorFlow.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import functools
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from strategies import registry
 from strategies.base import Traits
-from strategies.common.errors import UsageError
-from strategies.common.text import shown
 from strategies.config import StrategyConfig
 from strategies.devices.config import DeviceConfig
+from trainers.config.checks import CHECKS
 from trainers.config.comparison import ComparisonConfig
 from trainers.config.data import DataConfig
 from trainers.config.fault_tolerance import GuardConfig
+from trainers.config.groups import GROUPS, all_fields, by_group, field_of
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
 from trainers.config.prediction import PredictionConfig
 from trainers.config.run import (
-    LARGEST_SEED,
     LengthConfig,
     ReportConfig,
     RunConfig,
@@ -36,56 +30,9 @@ from trainers.config.run import (
 )
 from trainers.config.tracking import TrackingConfig
 
-# Attribute of `Config` -> class of the group, in the order of `--help`.
-GROUPS: Mapping[str, type] = {
-    "run": RunConfig,
-    "strategy": StrategyConfig,
-    "device": DeviceConfig,
-    "threads": ThreadsConfig,
-    "length": LengthConfig,
-    "model": ModelConfig,
-    "data": DataConfig,
-    "optimizer": OptimizerConfig,
-    "report": ReportConfig,
-    "tracking": TrackingConfig,
-    "guard": GuardConfig,
-    "comparison": ComparisonConfig,
-    "prediction": PredictionConfig,
-}
-
 # `to_dict` omits these groups' settings at their default values, because a training run
 # does not read them.
 _GROUPS_OF_OTHER_MODES = ("comparison", "prediction")
-
-
-@functools.cache
-def all_fields() -> Mapping[str, tuple[type, dataclasses.Field]]:
-    """Returns every setting by name with its group class, in the order of `--help`."""
-    return {
-        field.name: (group, field)
-        for group in GROUPS.values()
-        for field in dataclasses.fields(group)
-    }
-
-
-def field_of(name: str) -> tuple[type, dataclasses.Field]:
-    """Returns the group class and the field of a setting.
-
-    Args:
-      name: Flat name of the setting.
-
-    Raises:
-      UsageError: No setting has this name.
-    """
-    found = all_fields().get(name)
-    if found is None:
-        nearest = difflib.get_close_matches(name, all_fields(), n=1)
-        suggestion = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise UsageError(
-            f"'{shown(name)}' is not a setting: {suggestion}--help lists the accepted "
-            "names."
-        )
-    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,47 +59,8 @@ class Config:
         Raises:
           UsageError: Two settings contradict each other.
         """
-        replicas, name = self.strategy.num_replicas, self.strategy.strategy
-        if replicas and registry.traits(name).multi_process:
-            raise UsageError(
-                f"--num_replicas={replicas} is not used by --strategy={name}, whose "
-                "workers have a replica for each of their GPUs, or one without GPUs: "
-                "give --num_workers instead."
-            )
-        self.device.check_strategy(
-            name, self.strategy.traits, self.strategy.device_choice
-        )
-        self.model.check_ballast(self.run.mode, self.strategy, self.report.export)
-        self._check_batch_size()
-        if self.report.record_steps and self.strategy.has_stale_gradients:
-            raise UsageError(
-                "--record_steps does not fit --update=async: every step would be a "
-                "call of its own, and no gradient stale; use --update=sync, or leave "
-                "--record_steps out."
-            )
-        if self.model.jit_compile and self.strategy.averaged == "losses":
-            raise UsageError(
-                "--jit_compile does not fit --average=losses: XLA compiles what one "
-                "replica computes, and the gradient is of all of them; leave one out."
-            )
-        self._check_micro_batches()
-        self._check_replica_statistics()
-        if self.run.mode == "evaluate" and self.run.run_dir is None:
-            raise UsageError(
-                "--mode=evaluate needs --run_dir: give the folder of a finished run."
-            )
-        self.comparison.check_mode(self.run.mode, self.strategy.strategy)
-        if self.run.mode == "compare" and self.comparison.runs is None:
-            self.comparison.check_seed(self.run.seed, LARGEST_SEED)
-        if self.data.is_streamed and not registry.traits(name).supports_streaming:
-            others = (
-                n for n in registry.names() if registry.traits(n).supports_streaming
-            )
-            raise UsageError(
-                f"--sharding={self.data.sharding} does not fit --strategy={name}, "
-                "which reads any step on request: use --sharding=exact, or "
-                f"--strategy={' or '.join(others)}."
-            )
+        for check in CHECKS:
+            check(self)
 
     @property
     def traits(self) -> Traits:
@@ -172,71 +80,6 @@ class Config:
         """
         return self.length.drop_last_batch or self.data.sharding == "file"
 
-    def _shards_of_a_batch(self) -> int:
-        """Returns the number of shards of a global batch, as far as it is known yet."""
-        # Without `--num_replicas` the replicas are counted later, when the devices are
-        # known; 1 is the lower bound.
-        return self.strategy.num_shards(self.strategy.num_replicas or 1)
-
-    def _check_batch_size(self) -> None:
-        size = self.length.global_batch_size
-        replicas = self._shards_of_a_batch()
-        if size < replicas:
-            raise UsageError(
-                f"--global_batch_size={size} is smaller "
-                f"than --num_replicas={replicas}: every replica needs an example; "
-                "raise the one or lower the other."
-            )
-        choice = self.strategy.device_choice
-        # Under soft placement the number of replicas may be smaller than the number of
-        # devices. A model-parallel strategy uses the devices for stages, not for
-        # replicas.
-        is_known = not (choice.is_soft or self.strategy.traits.is_model_parallel)
-        if is_known and size < choice.num_devices:
-            raise UsageError(
-                f"--global_batch_size={size} is smaller than the "
-                f"{choice.num_devices} replicas of {choice}, each of which needs an "
-                "example: raise the one or name fewer."
-            )
-
-    def _check_replica_statistics(self) -> None:
-        strategy = self.strategy
-        divides = (
-            strategy.is_synchronous
-            and not strategy.traits.is_model_parallel
-            and strategy.averaged == "gradients"
-            and strategy.traits.max_replicas != 1
-        )
-        if self.report.replica_statistics and not divides:
-            raise UsageError(
-                f"--replica_statistics does not fit --strategy={strategy.strategy} as "
-                "it is set: there must be several replicas that share each global "
-                "batch and average gradients; use mirrored, for one, or leave it out."
-            )
-
-    def _check_micro_batches(self) -> None:
-        size = self.length.global_batch_size
-        steps = self.strategy.gradient_accumulation_steps
-        if steps > 1 and self.strategy.averaged == "losses":
-            raise UsageError(
-                f"--gradient_accumulation_steps={steps} does not fit --average=losses, "
-                "whose one gradient needs what all examples left in memory: leave one "
-                "out."
-            )
-        parts = {
-            "num_replicas": self._shards_of_a_batch(),
-            "gradient_accumulation_steps": steps,
-            "num_micro_batches": self.strategy.num_micro_batches or 1,
-        }
-        # The splits nest: each replica's shard is cut into accumulation steps, and each
-        # of them into micro-batches, so the counts multiply.
-        if size < math.prod(parts.values()):
-            product = " x ".join(f"--{n}={k}" for n, k in parts.items() if k > 1)
-            raise UsageError(
-                f"--global_batch_size={size} is smaller than {product}: every "
-                "micro-batch needs an example; raise the one or lower the other."
-            )
-
     # `self` is positional-only, so that a file with a setting named `self` reaches
     # `field_of`, which rejects it as unknown.
     def replace(self, /, **values: Any) -> Config:
@@ -250,9 +93,7 @@ class Config:
         """
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
-            group_class, _ = field_of(name)
-            (group,) = (key for key, value_ in GROUPS.items() if value_ is group_class)
-            changes.setdefault(group, {})[name] = value
+            changes.setdefault(field_of(name)[0].group, {})[name] = value
         groups = {
             group: dataclasses.replace(getattr(self, group), **settings)
             for group, settings in changes.items()
@@ -273,6 +114,10 @@ class Config:
             if group not in _GROUPS_OF_OTHER_MODES
             or value != all_fields()[name][1].default
         }
+
+    def by_group(self) -> dict[str, dict[str, Any]]:
+        """Returns the settings of `to_dict` by group and name, as config.json has."""
+        return by_group(self.to_dict())
 
 
 def config_from_dict(settings: Mapping[str, Any]) -> Config:

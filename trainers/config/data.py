@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 from models import factories
 from strategies.common.errors import UsageError
@@ -35,6 +36,8 @@ def _why_not(name: str) -> str | None:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Data."""
+
+    group: ClassVar[str] = "data"
 
     dataset: str = setting(
         "digits",
@@ -65,10 +68,12 @@ class DataConfig:
         "Examples of a stream that are shuffled at a time, in each process.",
         minimum=1,
         used_by={"sharding": ("example", "file")},
+        has_flag=False,
     )
     eval_data_path: str | None = setting(
         None,
-        "Files to evaluate on, as --data_path. Default: --eval_fraction of those.",
+        "Files to evaluate on, as --data_path. Default: --set=data.eval_fraction of "
+        "those.",
         path="any",
     )
     eval_fraction: float = setting(
@@ -77,6 +82,7 @@ class DataConfig:
         above=0,
         below=1,
         used_by={"dataset": ("digits", "tfrecord", factories.PATTERN)},
+        has_flag=False,
     )
     record_schema: str = setting(
         "sample:int64:5,label:int64",
@@ -88,13 +94,14 @@ class DataConfig:
         True,
         "Crop, flip, brighten and contrast each training image of cifar10 at random: a "
         "function of --seed, the step and the image.",
+        has_flag=False,
     )
     num_examples: int = setting(
         4096,
         "Training examples of synthetic and clicks; an eighth as many to evaluate.",
         minimum=8,
         used_by={"dataset": ("synthetic", "clicks")},
-        heading="Data that is generated (synthetic, clicks)",
+        has_flag=False,
     )
     input_shape: tuple[int, ...] = setting(
         (32, 32, 3),
@@ -102,6 +109,7 @@ class DataConfig:
         minimum=1,
         most_items=32,
         used_by={"dataset": ("synthetic",)},
+        has_flag=False,
     )
     num_classes: int = setting(
         10,
@@ -116,12 +124,14 @@ class DataConfig:
         minimum=1,
         maximum=10_000,
         used_by={"dataset": ("clicks",)},
+        has_flag=False,
     )
     num_categories: int = setting(
         1_000,
         "Categories of each column of clicks; the embedding has a row for each.",
         minimum=2,
         used_by={"dataset": ("clicks",)},
+        has_flag=False,
     )
 
     def __post_init__(self) -> None:
@@ -140,7 +150,8 @@ class DataConfig:
                 )
         if not self.augmentation and self.dataset != "cifar10":
             raise UsageError(
-                f"--noaugmentation does not fit --dataset={self.dataset}, whose "
+                "--set=data.augmentation=false does not fit "
+                f"--dataset={self.dataset}, whose "
                 "examples are not distorted: leave it out, or add --dataset=cifar10."
             )
         self._check_stream()
@@ -176,7 +187,8 @@ class DataConfig:
         if self.dataset == "synthetic" and size > _MOST_SYNTHETIC_NUMBERS:
             shape = ",".join(map(str, self.input_shape))
             raise UsageError(
-                f"--num_examples={self.num_examples} of --input_shape={shape} are "
+                f"--set=data.num_examples={self.num_examples} of "
+                f"--set=data.input_shape={shape} are "
                 f"{size:,} numbers to hold in memory, more than the accepted "
                 f"{_MOST_SYNTHETIC_NUMBERS:,}: lower one of them."
             )
@@ -186,7 +198,8 @@ class DataConfig:
             size = getattr(self, name) * self.num_columns
             if self.dataset == "clicks" and size > most:
                 raise UsageError(
-                    f"--{name}={getattr(self, name)} of --num_columns="
+                    f"--set=data.{name}={getattr(self, name)} of "
+                    "--set=data.num_columns="
                     f"{self.num_columns} are {size:,} to hold in memory, more than "
                     f"the accepted {most:,}: lower one of them."
                 )

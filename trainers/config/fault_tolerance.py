@@ -6,6 +6,7 @@ This module does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from strategies.common.fields import check_settings, setting
 
@@ -15,6 +16,8 @@ _DEFAULT_MAX_ROLLBACKS = 3
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GuardConfig:
     """When training goes wrong."""
+
+    group: ClassVar[str] = "guard"
 
     on_divergence: str = setting(
         "stop",
@@ -32,6 +35,7 @@ class GuardConfig:
         minimum=1,
         maximum=1_000_000,
         used_by={"on_divergence": ("rollback",)},
+        has_flag=False,
     )
     stall_timeout_seconds: float | None = setting(
         600.0,
@@ -39,6 +43,7 @@ class GuardConfig:
         "ends. Then all print where they are, and end with exit code 138. none: for "
         "ever.",
         above=0,
+        has_flag=False,
     )
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Configuration file: a JSON object of settings (`--config`)."""
+"""Configuration file: a JSON object of settings by group (`--config`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from strategies.common.errors import UsageError
 from strategies.common.fields import check_setting, parse_json
 from strategies.common.files import read_small
 from strategies.common.text import shown
-from trainers.config.config import Config, field_of, without_lists
+from trainers.config.config import Config, without_lists
+from trainers.config.groups import all_fields, check_group
 
-_REMEDY = "give a JSON file of settings, such as a run's config.json"
+_REMEDY = "give a JSON file of settings by group, such as a run's config.json"
 
 
 def config_from_file(
@@ -46,6 +47,9 @@ def settings_from_file(
       name: Name of the file in error messages. Default: --config=`path`.
       remedy: Advice in the error message for an unusable file.
 
+    Returns:
+      Values by name of the setting, without groups.
+
     Raises:
       UsageError: The file cannot be read or holds no JSON object, a name is unknown, or
         a value is never accepted.
@@ -61,17 +65,22 @@ def settings_from_file(
         raise UsageError(f"{name} is not JSON ({words}): {remedy}.") from error
     if not isinstance(content, dict):
         raise UsageError(
-            f"{name} holds {shown(content)}, not a JSON object of settings by name: "
+            f"{name} holds {shown(content)}, not a JSON object of settings by group: "
             f"{remedy}."
         )
     try:
-        return {key: _accepted(key, value) for key, value in content.items()}
+        for group, settings in content.items():
+            check_group(group, settings)
+        return {
+            setting: _accepted(setting, value)
+            for settings in content.values()
+            for setting, value in settings.items()
+        }
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from error
 
 
 def _accepted(setting: str, value: Any) -> Any:
-    group, field = field_of(setting)
     value = without_lists(value)
-    check_setting(group, field, value)
+    check_setting(*all_fields()[setting], value)
     return value

@@ -6,14 +6,13 @@ This module does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import ClassVar
 
 import models
 from models import factories
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
 from strategies.common.text import as_argument
-from strategies.config import StrategyConfig
 
 DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
@@ -21,6 +20,8 @@ DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Model."""
+
+    group: ClassVar[str] = "model"
 
     model: str = setting(
         "convnet",
@@ -53,6 +54,7 @@ class ModelConfig:
         minimum=1,
         maximum=1_000_000,
         used_by={"model": models.reading("embedding_dimension")},
+        has_flag=False,
     )
     embedding_shards: int = setting(
         2,
@@ -61,6 +63,7 @@ class ModelConfig:
         minimum=1,
         maximum=1_000,
         used_by={"model": models.reading("embedding_shards")},
+        has_flag=False,
     )
     dropout: float = setting(
         0.0,
@@ -69,16 +72,18 @@ class ModelConfig:
         below=1,
         used_by={"model": models.reading("dropout")},
     )
-    switch_off: tuple[str, ...] | None = setting(
+    disable_layers: tuple[str, ...] | None = setting(
         None,
         "Kinds of layers that do in training what they do in inference, to see what "
         "they change. Also those of a model of your own.",
         choices=("dropout", "batch_normalization"),
+        has_flag=False,
     )
     replayable_dropout: bool = setting(
         False,
         "Make the dropout of an example a function of --seed, the step and the "
         "example: the same training with any number of replicas.",
+        has_flag=False,
     )
     jit_compile: bool = setting(
         False,
@@ -97,6 +102,7 @@ class ModelConfig:
         "Train weights beside the model's that compute nothing, as many bytes again, "
         "and 1 MiB at least: the difference is what sending and applying gradients of "
         "that size takes. --mode=predict adds them to some of its runs.",
+        has_flag=False,
     )
 
     def __post_init__(self) -> None:
@@ -106,36 +112,10 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and not self.is_custom:
                 raise UsageError(
-                    f"--{name}={as_argument(value)} is for a model of your own, and "
+                    f"--set=model.{name}={as_argument(value)} is for a model of your "
+                    "own, and "
                     f"--model={self.model} has its own: leave it out."
                 )
-
-    def check_ballast(self, mode: str, strategy: StrategyConfig, export: Any) -> None:
-        """Checks that `--ballast` fits the mode, the strategy and the export.
-
-        Args:
-          mode: Value of `--mode`.
-          strategy: Settings of the strategy.
-          export: Value of `--export`; None without an export.
-
-        Raises:
-          UsageError: `--ballast` does not fit one of them.
-        """
-        if self.ballast and mode == "predict":
-            raise UsageError(
-                "--ballast is not for --mode=predict, which adds it to some of its "
-                "runs by itself: leave it out."
-            )
-        if self.ballast and strategy.traits.is_model_parallel:
-            raise UsageError(
-                f"--ballast does not fit --strategy={strategy.strategy}, whose stages "
-                "send no gradients to each other: leave it out."
-            )
-        if self.ballast and export:
-            raise UsageError(
-                f"--ballast does not fit --export={as_argument(export)}: weights that "
-                "belong to no layer cannot be loaded again; leave one out."
-            )
 
     @property
     def is_custom(self) -> bool:

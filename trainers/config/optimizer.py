@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
@@ -15,6 +16,8 @@ from strategies.common.fields import check_settings, setting
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """Optimizer and learning rate."""
+
+    group: ClassVar[str] = "optimizer"
 
     optimizer: str = setting(
         "adam",
@@ -52,6 +55,7 @@ class OptimizerConfig:
         minimum=0,
         below=1,
         used_by={"optimizer": ("momentum",)},
+        has_flag=False,
     )
     weight_decay: float = setting(
         0.0, "Decoupled weight decay, multiplied by the learning rate.", minimum=0
@@ -63,9 +67,14 @@ class OptimizerConfig:
         True,
         "Gradients of an embedding are the rows that a step used. Without, they are "
         "as large as the table: the same training at another cost.",
+        has_flag=False,
     )
     label_smoothing: float = setting(
-        0.0, "Share of each label spread over all classes.", minimum=0, below=1
+        0.0,
+        "Share of each label spread over all classes.",
+        minimum=0,
+        below=1,
+        has_flag=False,
     )
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ This module does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from strategies.common.fields import UsedBy, check_settings, setting
 from strategies.common.text import as_argument
@@ -20,6 +21,8 @@ _OF_PREDICTIONS: UsedBy = {"mode": ("predict",)}
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PredictionConfig:
     """Prediction of step times on a larger cluster."""
+
+    group: ClassVar[str] = "prediction"
 
     replicas: tuple[int, ...] | None = setting(
         None,
@@ -42,6 +45,7 @@ class PredictionConfig:
         f"{_DEFAULT_LATENCY_MICROSECONDS:g}.",
         minimum=0,
         used_by=_OF_PREDICTIONS,
+        has_flag=False,
     )
 
     def __post_init__(self) -> None:

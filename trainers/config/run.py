@@ -6,6 +6,7 @@ This module does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
@@ -19,6 +20,8 @@ LARGEST_SEED = 2**31 - 1
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What to do, and where to keep it."""
+
+    group: ClassVar[str] = "run"
 
     mode: str = setting(
         "train",
@@ -61,17 +64,21 @@ class RunConfig:
 class ThreadsConfig:
     """Threads of each process."""
 
+    group: ClassVar[str] = "threads"
+
     intra_op_threads: int = setting(
         0,
         "Threads that share one operation. 0: as many as cores the process may use.",
         minimum=0,
         maximum=1024,
+        has_flag=False,
     )
     inter_op_threads: int = setting(
         0,
         "Threads that run operations side by side. 0: TensorFlow's choice.",
         minimum=0,
         maximum=1024,
+        has_flag=False,
     )
 
     def __post_init__(self) -> None:
@@ -81,6 +88,8 @@ class ThreadsConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LengthConfig:
     """Training length."""
+
+    group: ClassVar[str] = "length"
 
     train_steps: int | None = setting(
         None, "Updates to apply. Default: 1000, unless --epochs is given.", minimum=1
@@ -95,6 +104,7 @@ class LengthConfig:
         False,
         "Leave out the last batch of every epoch if it would be smaller than the "
         "others. Each epoch leaves out other examples.",
+        has_flag=False,
     )
     steps_per_loop: int | None = setting(
         None,
@@ -109,6 +119,7 @@ class LengthConfig:
         "slower arm.",
         minimum=0,
         maximum=10_000,
+        has_flag=False,
     )
 
     def __post_init__(self) -> None:
@@ -126,17 +137,23 @@ class LengthConfig:
 class ReportConfig:
     """Summaries, evaluation and checkpoints."""
 
+    group: ClassVar[str] = "report"
+
     summary_every_steps: int = setting(
         100, "Steps between lines of metrics.jsonl and TensorBoard scalars.", minimum=1
     )
     histogram_every_steps: int | None = setting(
-        500, "Steps between histograms; none for no histograms at all.", minimum=1
+        500,
+        "Steps between histograms; none for no histograms at all.",
+        minimum=1,
+        has_flag=False,
     )
     record_steps: bool = setting(
         False,
         "Keep the loss, the summed gradient and all variables of every step in "
         "recording/, as --mode=verify does. In float32 it takes 8 bytes for each "
         "parameter and step, and every step a call of its own.",
+        has_flag=False,
     )
     profile_steps: tuple[int, ...] | None = setting(
         None,
@@ -148,6 +165,7 @@ class ReportConfig:
         False,
         "Report each replica's loss, the cosine between replicas' gradients and an "
         "estimate of the gradient noise scale. Reads all gradients once more a step.",
+        has_flag=False,
     )
     eval_every_steps: int | None = setting(
         0,
@@ -156,7 +174,10 @@ class ReportConfig:
         minimum=0,
     )
     eval_global_batch_size: int = setting(
-        500, "Examples evaluated at a time, over all replicas.", minimum=1
+        500,
+        "Examples evaluated at a time, over all replicas.",
+        minimum=1,
+        has_flag=False,
     )
     checkpoint_every_steps: int | None = setting(
         500, "Steps between checkpoints; there is always one at the end.", minimum=1

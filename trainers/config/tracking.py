@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from typing import ClassVar
 
 from strategies.common.errors import UsageError
 from strategies.common.fields import UsedBy, check_settings, setting
@@ -29,6 +30,8 @@ _OF_TRACKERS: UsedBy = {"trackers": tuple(EXTRAS)}
 class TrackingConfig:
     """Copies and trackers: where a run reports to besides its folder."""
 
+    group: ClassVar[str] = "tracking"
+
     tensorboard_copy: str | None = setting(
         None,
         "A folder to which the event files of TensorBoard are copied while the run "
@@ -49,12 +52,14 @@ class TrackingConfig:
         _DEFAULT_EXPERIMENT,
         "MLflow's experiment, or the project of Weights & Biases.",
         used_by=_OF_TRACKERS,
+        has_flag=False,
     )
     tracker_group: str | None = setting(
         None,
         "What runs that belong together have in common, as a tag and as W&B's group. "
         "Default: none, or of a comparison the name of its folder.",
         used_by=_OF_TRACKERS,
+        has_flag=False,
     )
 
     def __post_init__(self) -> None:
@@ -67,7 +72,8 @@ class TrackingConfig:
             )
         if not self.tracker_experiment.strip():
             raise UsageError(
-                "--tracker_experiment= is empty: give a name, or leave it out."
+                "--set=tracking.tracker_experiment= is empty: give a name, or leave "
+                "it out."
             )
 
     def check_packages(self) -> None:

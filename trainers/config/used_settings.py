@@ -15,7 +15,8 @@ from typing import Any
 
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument, shown
-from trainers.config.config import Config, all_fields
+from trainers.config.config import Config
+from trainers.config.groups import all_fields, option
 
 # What only these decide about a run of --mode=evaluate; the rest is in its config.json.
 _DECIDE_AN_EVALUATION = ("mode", "strategy")
@@ -120,12 +121,16 @@ def _hashable(value: Any) -> Any:
 
 
 def _refusal(name: str, value: Any, runs: Sequence[Mapping[str, Any]]) -> UsageError:
-    other = next(iter(all_fields()[name][1].metadata["used_by"]))
+    other = _deciding(name)[0]
     present = list(dict.fromkeys(as_argument(_value(other, run)) for run in runs))
-    words = [p for p in _patterns(name, other) if "*" not in p]
-    meant = [f"--{n}" for n in all_fields() if n.endswith(f"_{name}")]
+    choices = []
+    for deciding in _deciding(name):
+        words = [p for p in _patterns(name, deciding) if "*" not in p]
+        choices.append(f"{option(deciding)}={' or '.join(words)}")
+    # Such as --num_replicas for --replicas.
+    choices += [option(n) for n in all_fields() if n.endswith(f"_{name}")]
     return UsageError(
-        f"--{name}={shown(as_argument(value))} is not used by "
-        f"--{other}={shown(', '.join(present))}: leave it out, or choose --{other}="
-        f"{' or '.join(words)}{', or ' * bool(meant)}{' or '.join(meant)}."
+        f"{option(name)}={shown(as_argument(value))} is not used by "
+        f"{option(other)}={shown(', '.join(present))}: leave it out, or choose "
+        f"{', or '.join(choices)}."
     )

@@ -14,7 +14,8 @@ from strategies.common.errors import UsageError
 from strategies.common.text import shown
 from trainers.cli import flags
 from trainers.config.comparison import ComparisonConfig
-from trainers.config.config import Config, all_fields
+from trainers.config.config import Config
+from trainers.config.groups import all_fields
 from trainers.config.prediction import PredictionConfig
 from trainers.config.used_settings import check_used_by_one, unused
 

@@ -1,4 +1,4 @@
-"""Measurements of a command from outside its processes."""
+"""Commands in separate processes, and measurements of them from outside."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any
 
 import psutil
 
@@ -64,34 +64,78 @@ def read_measured(folder: pathlib.Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def measure(
-    command: Sequence[str], log: pathlib.Path, stop_requested: Callable[[], bool]
-) -> Measured | None:
-    """Runs a command to its end; returns None if it was asked to stop.
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], output: IO[str] | int, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Starts a command, and ends it at the end of the block if it still runs.
 
     The command runs in a new session, so that Ctrl-C reaches it through this process
     only. It ends with this process, even if this process is killed.
+
+    Args:
+      command: Program with its arguments.
+      output: File of its standard output and error, or `subprocess.PIPE`.
+      **environment: Environment variables in addition to those of this process.
+
+    Yields:
+      Process, which reads no input.
     """
-    # The command exits when the process with this id is dead.
-    environment = {**os.environ, LAUNCHER_PID: str(os.getpid())}
+    process = subprocess.Popen(
+        command,
+        # The command exits when the process with this id is dead.
+        env={**os.environ, **environment, LAUNCHER_PID: str(os.getpid())},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            _end(process)
+
+
+def measure_run(
+    command: Sequence[str],
+    folder: pathlib.Path,
+    log: pathlib.Path,
+    stop_requested: Callable[[], bool],
+) -> Measured | None:
+    """Runs a training to its end, and writes its measurements to the run folder.
+
+    Args:
+      command: Command line of the run.
+      folder: Folder of the run.
+      log: File for what the run prints.
+      stop_requested: Function that returns whether to stop the run.
+
+    Returns:
+      Measurements; None if the run was asked to stop.
+    """
+    measured = measure(command, log, stop_requested)
+    if measured is not None:
+        # A command that ended before its run began has left no folder.
+        folder.mkdir(parents=True, exist_ok=True)
+        measured.write(folder)
+    return measured
+
+
+def measure(
+    command: Sequence[str], log: pathlib.Path, stop_requested: Callable[[], bool]
+) -> Measured | None:
+    """Runs a command to its end; returns None if it was asked to stop."""
     with log.open("w", encoding="utf-8") as output:
         loopback = _loopback_bytes()
         others = _others_cpu_seconds()
         # Both counters are read before the start, so that their differences cover the
         # run.
         start = time.monotonic()
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
+        with started(command, output) as process:
             sampled = _watch(process, stop_requested)
-        finally:
-            _end(process)
     wall_seconds = time.monotonic() - start
     if stop_requested():
         return None

@@ -14,7 +14,7 @@ from trainers.cli import flags
 from trainers.config.config import Config
 from trainers.config.model import DTYPES
 from trainers.experiments.experiment_dir import ExperimentDir
-from trainers.experiments.measurement import measure
+from trainers.experiments.measurement import measure_run
 from trainers.experiments.run_record import Run, read_run
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.run_dir.step_recording import Recording
@@ -84,12 +84,9 @@ class Execution:
         path, log = self._folder.run_path(name), self._folder.log_path(name)
         began = time.monotonic()
         command = command_line(config.replace(run_dir=str(path)))
-        measured = measure(command, log, self._stop_requested)
+        measured = measure_run(command, path, log, self._stop_requested)
         if measured is None:
             raise StopRequested(self._stop_exit_code())
-        # A command that ended before its run began has left no folder.
-        path.mkdir(parents=True, exist_ok=True)
-        measured.write(path)
         run = read_run(path, arm=name, seed=config.run.seed, log=log)
         seconds = time.monotonic() - began
         self._console.say(f"ran       {name}: {run.status}, {seconds:.0f} s")

@@ -31,7 +31,9 @@ _LABEL = re.compile(
 )
 # What is raised in Python while a stream is read comes with its traceback.
 _STREAM = re.compile(r"\bUsageError: ([^\n]*)")
-_ROWS = re.compile(r"--replayable_dropout does not fit layer [^;]*; [^.]*\.")
+_ROWS = re.compile(
+    r"--set=model.replayable_dropout=true does not fit layer [^;]*; [^.]*\."
+)
 
 
 def refusal_of(error: Exception, config: Config) -> UsageError | None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 # Data sets that are downloaded on first use, with the module that does it.
-_DOWNLOADS = {"cifar10": "trainers.inputs.cifar10_download"}
+_DOWNLOADS = {"cifar10": "trainers.inputs.cifar10_files"}
 
 
 def fetch(config: DataConfig) -> None:

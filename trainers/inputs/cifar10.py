@@ -10,8 +10,7 @@ from pathlib import Path
 
 from trainers.config.data import DataConfig
 from trainers.inputs.augmentation import CentralCrops, DistortedImages
-from trainers.inputs.cifar10_download import archive
-from trainers.inputs.cifar10_files import NUM_CLASSES, read_images
+from trainers.inputs.cifar10_files import NUM_CLASSES, downloaded, read_images
 from trainers.inputs.sources import ArraySource, Data, PreparedSource
 
 # Side of the crop that the model sees, as in the TensorFlow 1 tutorial.
@@ -26,13 +25,13 @@ _CLASS_NAMES = (
 def load(config: DataConfig) -> Data:
     """Returns standardized crops float32 [24, 24, 3] of the images, in ten classes.
 
-    Training images are distorted differently in every step, unless --noaugmentation is
-    given. The published test images are held out, and always cropped at the center.
+    Training images are distorted differently in every step, unless `augmentation` is
+    off. The published test images are held out, and always cropped at the center.
 
     Raises:
       UsageError: Files are missing or damaged, or cannot be downloaded.
     """
-    train, test = read_images(Path(config.data_path or archive()))
+    train, test = read_images(Path(config.data_path or downloaded()))
     central = CentralCrops(height=_CROP_PIXELS, width=_CROP_PIXELS)
     distorted = DistortedImages(height=_CROP_PIXELS, width=_CROP_PIXELS)
     stored = ArraySource(train.pixels, train.labels)

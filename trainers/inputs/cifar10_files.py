@@ -1,14 +1,14 @@
-"""The published files of CIFAR-10, read without unpacking or execution.
+"""The published archive of CIFAR-10, downloaded once and read without unpacking.
 
-There are two forms, each as a folder or as the published archive
-(https://www.cs.toronto.edu/~kriz/cifar.html): `data_batch_1.bin` to `data_batch_5.bin`
-and `test_batch.bin`, and the same names without `.bin`, which are pickles of Python 2.
+The form of the archive is the binary one of https://www.cs.toronto.edu/~kriz/cifar.html:
+`data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gzip
+import os
 import tarfile
 import zlib
 from collections.abc import Mapping
@@ -17,25 +17,64 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from strategies.common.errors import UsageError
+from strategies.common.native_log import native_log_hidden
 from strategies.common.text import shown
-from trainers.inputs.cifar10_pickles import read_pickle
+from trainers.config.data import DataConfig
 
 NUM_CLASSES = 10
 
 _SIDE = 32
 _IMAGE_BYTES = 3 * _SIDE * _SIDE
-_TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
-_TEST = "test_batch"
+_TRAIN = [f"data_batch_{number}.bin" for number in range(1, 6)]
+_TEST = "test_batch.bin"
 _NAMES = [*_TRAIN, _TEST]
-_BINARY = ".bin"
 # A published file has 31 MB. A small archive can claim any number of bytes.
 _MOST_FILE_BYTES = 1 << 28
 _BYTES_AT_A_TIME = 1 << 20
 
-_ADVICE = (
-    "give the published cifar-10-binary.tar.gz or cifar-10-python.tar.gz, or the "
-    "folder in it"
-)
+FILE_NAME = "cifar-10-binary.tar.gz"
+ORIGIN = f"https://www.cs.toronto.edu/~kriz/{FILE_NAME}"
+SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+_ADVICE = f"give the published {FILE_NAME}, or the folder in it"
+
+
+def fetch(config: DataConfig) -> None:
+    """Downloads the archive if it is needed and not in Keras's cache.
+
+    Raises:
+      UsageError: The archive cannot be downloaded.
+    """
+    kept = _keras_home() / "datasets" / FILE_NAME
+    if config.data_path is None and not kept.is_file():
+        downloaded()
+
+
+def downloaded() -> Path:
+    """Returns the path of the archive; downloads it if it is missing or damaged.
+
+    Raises:
+      UsageError: The archive cannot be downloaded.
+    """
+    with native_log_hidden():
+        # Importing Keras takes seconds. A launcher that finds the file does not need
+        # it.
+        import keras
+    try:
+        path = keras.utils.get_file(
+            FILE_NAME, origin=ORIGIN, file_hash=SHA256, cache_dir=str(_keras_home())
+        )
+    # Keras raises a plain Exception for errors of urllib.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"--dataset=cifar10 cannot be downloaded ({reason}): give --data_path with "
+            f"the published {FILE_NAME}."
+        ) from error
+    return Path(path)
+
+
+def _keras_home() -> Path:
+    return Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,15 +104,12 @@ def read_images(path: Path) -> tuple[Images, Images]:
         raise UsageError(
             f"--data_path={path} cannot be read ({error.strerror or error}): {_ADVICE}."
         ) from error
-    # The test file decides which of the two forms is read.
-    suffix = _BINARY if _TEST + _BINARY in files else ""
-    missing = [name + suffix for name in _NAMES if name + suffix not in files]
+    missing = [name for name in _NAMES if name not in files]
     if missing:
         raise UsageError(
             f"--data_path={path} lacks {', '.join(missing)} of CIFAR-10: {_ADVICE}."
         )
-    read = _read_binary if suffix else _read_python
-    parts = {n: read(f"{path}: {n}{suffix}", files[n + suffix]) for n in _NAMES}
+    parts = {name: _images(f"{path}: {name}", files[name]) for name in _NAMES}
     train = Images(
         pixels=np.concatenate([parts[name].pixels for name in _TRAIN]),
         labels=np.concatenate([parts[name].labels for name in _TRAIN]),
@@ -84,7 +120,7 @@ def read_images(path: Path) -> tuple[Images, Images]:
 def _read_folder(folder: Path) -> Mapping[str, bytes]:
     """Returns the contents of the files in a folder, by name."""
     found = {}
-    for path in (folder / (n + suffix) for suffix in ("", _BINARY) for n in _NAMES):
+    for path in (folder / name for name in _NAMES):
         if path.is_file():
             _check_size(str(path), path.stat().st_size)
             found[path.name] = path.read_bytes()
@@ -113,13 +149,12 @@ def _read_archive(path: Path) -> Mapping[str, bytes]:
 
 
 def _read_members(path: Path, archive: tarfile.TarFile) -> Mapping[str, bytes]:
-    wanted = {name + suffix for suffix in ("", _BINARY) for name in _NAMES}
     found = {}
     for member in archive:
         _check_member(path, member)
         name = PurePosixPath(member.name).name
         # `extractfile` returns None for a folder with such a name.
-        content = archive.extractfile(member) if name in wanted else None
+        content = archive.extractfile(member) if name in _NAMES else None
         if content is not None:
             _check_size(f"{path}: {shown(member.name)}", member.size)
             # The size is checked before anything is read.
@@ -155,7 +190,7 @@ def _check_size(place: str, size: int) -> None:
         )
 
 
-def _read_binary(place: str, content: bytes) -> Images:
+def _images(place: str, content: bytes) -> Images:
     """Reads records of one byte with the class and 3,072 bytes with the image."""
     record_bytes = 1 + _IMAGE_BYTES
     if not content or len(content) % record_bytes:
@@ -164,39 +199,15 @@ def _read_binary(place: str, content: bytes) -> Images:
             f"{record_bytes:,} bytes: {_ADVICE}."
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, record_bytes)
-    return _images(place, records[:, 1:], records[:, 0])
-
-
-def _read_python(place: str, content: bytes) -> Images:
-    """Reads a dictionary with the images in a matrix and the classes in a list."""
-    stored = read_pickle(place, content)
-    pixels, labels = stored.get(b"data"), stored.get(b"labels")
-    if (
-        not isinstance(pixels, np.ndarray)
-        or not isinstance(labels, list)
-        or any(type(label) is not int for label in labels)
-        or pixels.shape != (len(labels), _IMAGE_BYTES)
-        or not labels
-    ):
+    labels = records[:, 0].astype(np.int64)
+    if labels.max() >= NUM_CLASSES:
+        index = int(np.argmax(labels >= NUM_CLASSES))
         raise UsageError(
-            f"{place} does not hold as many labels as images of {_IMAGE_BYTES:,} "
-            f"bytes, at least one: {_ADVICE}."
-        )
-    return _images(place, pixels, np.array(labels, object))
-
-
-def _images(place: str, rows: np.ndarray, labels: np.ndarray) -> Images:
-    """Checks labels, and moves channels from the first to the last axis."""
-    is_class = (labels >= 0) & (labels < NUM_CLASSES)
-    if not is_class.all():
-        index = int(np.argmin(is_class))
-        raise UsageError(
-            f"{place}: image {index} is said to be of class {shown(int(labels[index]))}"
-            f", and classes are from 0 to {NUM_CLASSES - 1}: {_ADVICE}."
+            f"{place}: image {index} is said to be of class {labels[index]}, and "
+            f"classes are from 0 to {NUM_CLASSES - 1}: {_ADVICE}."
         )
     # Stored as [channel, row, column], red first; the model takes channels last.
-    planes = rows.reshape(-1, 3, _SIDE, _SIDE)
+    planes = records[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
     return Images(
-        pixels=np.ascontiguousarray(planes.transpose(0, 2, 3, 1)),
-        labels=labels.astype(np.int64),
+        pixels=np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels=labels
     )

@@ -176,7 +176,7 @@ def train_eval_split(
     num_held_out = round(num_examples * fraction)
     if not 0 < num_held_out < num_examples:
         raise UsageError(
-            f"--eval_fraction={fraction} of {num_examples} examples holds out "
+            f"--set=data.eval_fraction={fraction} of {num_examples} examples holds out "
             f"{num_held_out}: both parts need at least one; change the fraction "
             "or give more examples."
         )

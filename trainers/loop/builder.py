@@ -28,7 +28,7 @@ from trainers.loop.precision import check_precision, follow_floatx, set_precisio
 from trainers.model.gradient_accumulation import Accumulation, check_accumulable
 from trainers.model.gradient_noise_scale import WithStatistics
 from trainers.model.layer_state import layer_state_of
-from trainers.model.layer_switches import switch_off
+from trainers.model.layer_switches import disable_layers
 from trainers.model.optimizers import (
     LearningRate,
     LearningRateScale,
@@ -193,7 +193,7 @@ def build_model_parts(
     model, objective = _build_model(config, strategy, data, spec)
     pipeline = None
     with strategy.scope():
-        switch_off(model, config.model.switch_off or ())
+        disable_layers(model, config.model.disable_layers or ())
         scale = LearningRateScale(may_change=config.guard.rolls_back)
         size = config.length.global_batch_size
         learning_rate = LearningRate(config.optimizer, train_steps, size, scale)

@@ -34,7 +34,11 @@ def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
             "--gradient_accumulation_steps."
         )
     if config.drops_last_batch and size > data.train.num_examples:
-        flag = "--drop_last_batch" if config.length.drop_last_batch else "--sharding"
+        flag = (
+            "--set=length.drop_last_batch=true"
+            if config.length.drop_last_batch
+            else "--sharding"
+        )
         raise UsageError(
             f"--global_batch_size={size} is more than the {data.train.num_examples:,} "
             f"training examples, so that {flag} leaves no batch: lower it, "
@@ -58,16 +62,16 @@ def check_files(strategy: Strategy, data: Data) -> None:
 
 
 def check_dense(model: keras.Model) -> None:
-    """Rejects embeddings for --replica_statistics.
+    """Rejects embeddings for --set=report.replica_statistics=true.
 
     Raises:
       UsageError: The model has a table of embeddings.
     """
     if embeddings_of(model):
         raise UsageError(
-            "--replica_statistics does not fit a table of embeddings, of whose "
-            "gradient each replica has other rows: leave it out, or choose another "
-            "--model."
+            "--set=report.replica_statistics=true does not fit a table of embeddings, "
+            "of whose gradient each replica has other rows: leave it out, or choose "
+            "another --model."
         )
 
 

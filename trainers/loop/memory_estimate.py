@@ -103,7 +103,7 @@ def _of_stages(pipeline: Pipeline, num_rows: int) -> Iterator[tuple[str, int, in
       pipeline: Stages of the model.
       num_rows: Rows of a step.
     """
-    count, stages = pipeline.num_micro_batches, pipeline.stages
+    count, stages = pipeline.num_microbatches, pipeline.stages
     rows = -(-num_rows // count)
     for stage in stages:
         variables = (v.value for v in stage.trainable_variables)

@@ -81,13 +81,13 @@ class ModelParts:
         parts = (self.objective, self.layer_state)
         if self.pipeline is not None:
             return PipelineStep(self.model, self.pipeline, *parts, **settings)
-        sums_gradients = config.strategy.combine == "sum"
+        sums_gradients = config.strategy.gradient_reduction == "sum"
         return TrainStep(
             self.model,
             *parts,
             **settings,
-            # With `--combine=sum` the gradient is num_replicas times the mean over the
-            # global batch.
+            # With `gradient_reduction=sum` the gradient is num_replicas times the mean
+            # over the global batch.
             gradient_scale=strategy.num_replicas if sums_gradients else 1,
             differentiate=config.strategy.averaged != "losses",
             read=strategy.read,
@@ -120,7 +120,7 @@ def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout
     if not config.model.replayable_dropout:
         return None
     # Disabled dropout draws no numbers that could be replayed.
-    if "dropout" in (config.model.switch_off or ()):
+    if "dropout" in (config.model.disable_layers or ()):
         return None
     return ReplayableDropout(model, config.run.seed)
 

@@ -34,25 +34,25 @@ class Accumulable(Protocol):
 class Accumulation:
     """Sum of the outputs of a replica's micro-batches. Satisfies `ReplicaFunction`."""
 
-    def __init__(self, step: Accumulable, num_micro_batches: int):
+    def __init__(self, step: Accumulable, num_microbatches: int):
         """Stores the step; traces nothing.
 
         Args:
           step: Step that computes one micro-batch.
-          num_micro_batches: Number of micro-batches of a replica's shard. A shard with
+          num_microbatches: Number of micro-batches of a replica's shard. A shard with
             fewer rows has one micro-batch for each row.
         """
         self._step = step
-        self._num_micro_batches = num_micro_batches
+        self._num_microbatches = num_microbatches
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
         step = self._step.with_current_weights()
         # At least one micro-batch, so that a replica without rows contributes zeros of
         # the right shapes.
-        count = tf.clip_by_value(batch.num_rows, 1, self._num_micro_batches)
+        count = tf.clip_by_value(batch.num_rows, 1, self._num_microbatches)
 
         def shares_of(index: tf.Tensor) -> ReplicaOutputs:
-            part = take_micro_batch(batch, index, count, self._num_micro_batches)
+            part = take_micro_batch(batch, index, count, self._num_microbatches)
             return step(part)
 
         # The first micro-batch is computed before the loop: tracing it reveals the
@@ -107,22 +107,22 @@ def _any_number_of_rows(value: Any) -> tf.TensorShape:
     return value.shape
 
 
-def check_accumulable(model: keras.Model, num_micro_batches: int) -> None:
+def check_accumulable(model: keras.Model, num_microbatches: int) -> None:
     """Rejects layers whose replicas communicate within the forward pass.
 
     TensorFlow cannot run their collectives inside a loop.
 
     Args:
       model: Model with all its layers built.
-      num_micro_batches: Number of micro-batches; 1 accepts every layer.
+      num_microbatches: Number of micro-batches; 1 accepts every layer.
 
     Raises:
       UsageError: The model has such a layer.
     """
-    for layer in flat_layers(model) if num_micro_batches > 1 else ():
+    for layer in flat_layers(model) if num_microbatches > 1 else ():
         if sums_over_replicas(layer):
             raise UsageError(
-                f"--gradient_accumulation_steps={num_micro_batches} does not fit layer "
+                f"--gradient_accumulation_steps={num_microbatches} does not fit layer "
                 f"{layer.name!r}, whose synchronized=True normalizes over all replicas "
                 "at once: leave the one or the other out."
             )

@@ -18,14 +18,14 @@ from trainers.model.rng import seed_states
 Kind = Callable[[keras.layers.Layer], bool]
 
 
-def switch_off(model: keras.Model, kinds: Sequence[str]) -> None:
+def disable_layers(model: keras.Model, kinds: Sequence[str]) -> None:
     """Makes layers of some kinds behave in training as in inference.
 
     The variables of the layers do not change.
 
     Args:
       model: Model with all its layers built.
-      kinds: Values of `--switch_off`.
+      kinds: Kinds of layers, as in `model.disable_layers`.
     """
     for layer in flat_layers(model):
         if any(_KINDS[kind](layer) for kind in kinds):

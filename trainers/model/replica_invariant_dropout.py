@@ -184,9 +184,10 @@ def _refuse_others(model: keras.Model) -> None:
     for layer in replaced:
         if (getattr(layer, "noise_shape", None) or [None])[0] not in (None, 1):
             raise UsageError(
-                f"--replayable_dropout does not fit layer {layer.name!r}, whose "
+                "--set=model.replayable_dropout=true does not fit layer "
+                f"{layer.name!r}, whose "
                 f"noise_shape={layer.noise_shape} fixes how many rows there are: begin "
-                "it with None, or leave --replayable_dropout out."
+                "it with None, or leave --set=model.replayable_dropout=true out."
             )
     # Every counter must belong to one of the replaced layers.
     known = {id(layer.seed_generator.state) for layer in replaced}
@@ -194,7 +195,8 @@ def _refuse_others(model: keras.Model) -> None:
         if id(state) not in known:
             owner = _owner(model, state)
             raise UsageError(
-                f"--replayable_dropout knows Dropout and SpatialDropout, and not how "
+                "--set=model.replayable_dropout=true knows Dropout and "
+                "SpatialDropout, and not how "
                 f"layer {owner.name!r} ({type(owner).__name__}) draws random numbers: "
                 "leave the one or the other out."
             )
@@ -227,7 +229,8 @@ def _noise_shape(
     noise_shape = layer.noise_shape or (None,) * rank
     if len(noise_shape) != rank:
         raise UsageError(
-            f"--replayable_dropout does not fit layer {layer.name!r}: its noise_shape="
+            f"--set=model.replayable_dropout=true does not fit layer {layer.name!r}: "
+            "its noise_shape="
             f"{noise_shape} needs {rank} dimensions, as its inputs have."
         )
     return noise_shape
@@ -239,6 +242,7 @@ def _check_rows(
     return tf.debugging.assert_equal(
         tf.shape(inputs, out_type=tf.int64)[0],
         tf.size(batch.indices, tf.int64),
-        f"--replayable_dropout does not fit layer {layer.name!r}: its inputs must have "
+        f"--set=model.replayable_dropout=true does not fit layer {layer.name!r}: its "
+        "inputs must have "
         "a row for each example; do not fold other dimensions into the first.",
     )

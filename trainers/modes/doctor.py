@@ -261,7 +261,7 @@ class _DoctorReport:
             self.findings["warning"].append(f"{warning}.")
 
     def _show_plan(self, cluster: Cluster) -> None:
-        confine, warn = self.config.strategy.confine_cluster, self.findings["warning"]
+        confine, warn = self.config.strategy.isolate_network, self.findings["warning"]
         # Created and removed, only to check that it can be created.
         with self._collect_errors(), network_of_its_own(confine, warn.append):
             pass

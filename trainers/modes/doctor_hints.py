@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from trainers.config.config import Config
+from trainers.config.groups import option
 
 # The overhead of a step, 0.1 to 2 ms for any number of rows, is about the work of this
 # many rows.
@@ -59,7 +60,8 @@ def what_is_slow(config: Config, means: Means) -> Iterator[str]:
     threads = config.threads.intra_op_threads
     if threads > means.cores:
         yield (
-            f"--intra_op_threads={threads} is more than the {means.cores} core(s) that "
+            f"--set=threads.intra_op_threads={threads} is more than the {means.cores} "
+            "core(s) that "
             "this process may use: leave it out."
         )
 
@@ -101,6 +103,6 @@ def _of_turns(config: Config) -> Iterator[str]:
         every = getattr(config.report, name)
         if every and every < _OFTEN:
             yield (
-                f"--{name}={every} interrupts training every {every} step(s): raise it "
-                "to 100 or more."
+                f"{option(name)}={every} interrupts training every {every} step(s): "
+                "raise it to 100 or more."
             )

@@ -9,8 +9,9 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.text import as_argument, shown
-from trainers.config.config import Config, all_fields
+from trainers.config.config import Config
 from trainers.config.data import PATHS, DataConfig
+from trainers.config.groups import all_fields
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
 from trainers.config.run import LengthConfig

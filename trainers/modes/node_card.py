@@ -10,6 +10,7 @@ from typing import Any
 
 from strategies.common.text import as_argument, shown
 from trainers.config.config import Config
+from trainers.config.groups import option
 from trainers.reporting.result import hardware, versions
 
 # Versions in pyproject.toml; a test compares them.
@@ -85,7 +86,7 @@ def differences(
         )
     settings = _part(theirs, "settings")
     different = ", ".join(
-        f"--{name}={shown(as_argument(settings.get(name)))} (here "
+        f"{option(name)}={shown(as_argument(settings.get(name)))} (here "
         f"{shown(as_argument(value))})"
         for name, value in ours["settings"].items()
         if settings.get(name) != value and name not in _MAY_DIFFER

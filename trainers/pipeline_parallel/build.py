@@ -29,13 +29,13 @@ class Pipeline:
       graph: Layer graph of the model.
       stages: Stages in their order, at least one.
       staged: The model, with each stage on its device.
-      num_micro_batches: Number of micro-batches of a step.
+      num_microbatches: Number of micro-batches of a step.
     """
 
     graph: LayerGraph
     stages: Sequence[Stage]
     staged: StagedModel
-    num_micro_batches: int
+    num_microbatches: int
 
     def border_bytes(self, num_examples: int) -> int:
         """Returns the bytes that stages receive from other stages.
@@ -75,7 +75,7 @@ def build_pipeline(
     rounds = config.strategy.gradient_accumulation_steps
     # Rows of one accumulation step, which the pipeline divides into micro-batches.
     largest = max(config.length.global_batch_size // rounds, 1)
-    num_micro_batches = config.strategy.num_micro_batches or min(
+    num_microbatches = config.strategy.num_microbatches or min(
         _DEFAULT_NUM_MICRO_BATCHES, largest
     )
     names = config.strategy.layers_that_begin_stages
@@ -85,7 +85,7 @@ def build_pipeline(
         possible = min(len(devices), len(graph.cuts()) + 1)
         count = config.strategy.num_stages or possible
         # Layers are measured with as many rows as a micro-batch has.
-        num_examples = min(max(largest // num_micro_batches, 1), source.num_examples)
+        num_examples = min(max(largest // num_microbatches, 1), source.num_examples)
         indices = tf.range(num_examples, dtype=tf.int64)
         features, _ = source.read(source.tensors(), indices)
         # Layers are only measured if there are at least two stages.
@@ -97,5 +97,5 @@ def build_pipeline(
         graph=graph,
         stages=stages,
         staged=StagedModel(graph, stages),
-        num_micro_batches=num_micro_batches,
+        num_microbatches=num_microbatches,
     )

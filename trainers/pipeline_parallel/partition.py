@@ -101,7 +101,7 @@ def cut_at_layers(graph: LayerGraph, names: Sequence[str]) -> list[int]:
     for index, call in enumerate(graph.calls):
         positions.setdefault(call.layer.name, index)
     accepted = [graph.calls[index].layer.name for index in graph.cuts()]
-    given = f"--stages={','.join(names)}"
+    given = f"--pipeline_stages={','.join(names)}"
     for name in names:
         if name not in accepted:
             has = "cannot begin a stage" if name in positions else "is not a layer"
@@ -114,7 +114,7 @@ def cut_at_layers(graph: LayerGraph, names: Sequence[str]) -> list[int]:
         ordered = sorted(set(names), key=positions.__getitem__)
         raise UsageError(
             f"{given} is not in the order of the model: give "
-            f"--stages={','.join(ordered)}."
+            f"--pipeline_stages={','.join(ordered)}."
         )
     return cuts
 
@@ -139,8 +139,8 @@ def cut_evenly(
     accepted = graph.cuts()
     if num_stages - 1 > len(accepted):
         raise UsageError(
-            f"--stages={num_stages} is more than the {len(accepted) + 1} parts that "
-            "this model can be cut into between its layers: lower it."
+            f"--pipeline_stages={num_stages} is more than the {len(accepted) + 1} "
+            "parts that this model can be cut into between its layers: lower it."
         )
     if num_stages == 1:
         return []

@@ -15,7 +15,7 @@ class Piece(NamedTuple):
 
 
 def order_of_stage(
-    stage: int, num_stages: int, num_micro_batches: int
+    stage: int, num_stages: int, num_microbatches: int
 ) -> Iterator[Piece]:
     """Yields the tasks of one stage under the 1F1B schedule.
 
@@ -29,26 +29,26 @@ def order_of_stage(
     Args:
       stage: Index of the stage, from 0.
       num_stages: Number of stages.
-      num_micro_batches: Number of micro-batches.
+      num_microbatches: Number of micro-batches.
     """
     # Warm-up: forward passes before the first backward pass can arrive.
-    ahead = min(num_stages - 1 - stage, num_micro_batches)
+    ahead = min(num_stages - 1 - stage, num_microbatches)
     for index in range(ahead):
         yield Piece(stage, index, is_forward=True)
-    for index in range(num_micro_batches):
-        if ahead + index < num_micro_batches:
+    for index in range(num_microbatches):
+        if ahead + index < num_microbatches:
             yield Piece(stage, ahead + index, is_forward=True)
         yield Piece(stage, index, is_forward=False)
 
 
-def order_of_pieces(num_stages: int, num_micro_batches: int) -> Iterator[Piece]:
+def order_of_pieces(num_stages: int, num_microbatches: int) -> Iterator[Piece]:
     """Yields the tasks of all stages in an order that respects their dependencies.
 
     Forward depends on forward of the previous stage. Backward depends on backward of
     the next stage and on its own forward. Each stage keeps its own order.
     """
     waiting = [
-        list(order_of_stage(stage, num_stages, num_micro_batches))
+        list(order_of_stage(stage, num_stages, num_microbatches))
         for stage in range(num_stages)
     ]
     done: set[Piece] = set()
@@ -69,10 +69,10 @@ def _needed(piece: Piece, num_stages: int) -> set[Piece]:
     return needed
 
 
-def idle_share_of_equal_stages(num_stages: int, num_micro_batches: int) -> float:
+def idle_share_of_equal_stages(num_stages: int, num_microbatches: int) -> float:
     """Returns the idle fraction of a step if all stages take equally long.
 
     It is (S - 1) / (M + S - 1) for S stages and M micro-batches: Huang et al., GPipe,
     2019, section 2.3.
     """
-    return (num_stages - 1) / (num_micro_batches + num_stages - 1)
+    return (num_stages - 1) / (num_microbatches + num_stages - 1)

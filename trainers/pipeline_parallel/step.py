@@ -92,7 +92,7 @@ class PipelineStep:
         return self
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
-        count = self._pipeline.num_micro_batches
+        count = self._pipeline.num_microbatches
         parts = [take_micro_batch(batch, m, count, count) for m in range(count)]
         runs = [
             StageRun(stage, forward, clock, self._sparse_gradients)

@@ -48,7 +48,7 @@ class PipelineIdleMeter:
             return None
         idle = self._idle_shares()
         return {
-            "num_micro_batches": pipeline.num_micro_batches,
+            "num_microbatches": pipeline.num_microbatches,
             "idle_share": float(idle.mean()),
             "idle_share_of_equal_stages": self._idle_share_of_equal_stages(pipeline),
             "stages": [
@@ -82,7 +82,7 @@ class PipelineIdleMeter:
         return (
             f"stages idle {shares} of the time; equally long ones would be "
             f"{self._idle_share_of_equal_stages(pipeline):.0%} with "
-            f"{pipeline.num_micro_batches} micro-batches"
+            f"{pipeline.num_microbatches} micro-batches"
         )
 
     def _idle_shares(self) -> np.ndarray:
@@ -92,5 +92,5 @@ class PipelineIdleMeter:
 
     def _idle_share_of_equal_stages(self, pipeline: Pipeline) -> float:
         return idle_share_of_equal_stages(
-            len(pipeline.stages), pipeline.num_micro_batches
+            len(pipeline.stages), pipeline.num_microbatches
         )

@@ -1,4 +1,4 @@
-"""Values of a recorded step (`--record_steps`), taken from the run."""
+"""Values of a recorded step (`--set=report.record_steps=true`), taken from the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def record_step(
     """Writes all values of a step.
 
     Args:
-      event: Report of a call with one step, as all calls have with `--record_steps`.
+      event: Report of a call with one step, as all calls have with `record_steps`.
       parts: Parts of the run.
       run_folder: Folder of the run.
     """

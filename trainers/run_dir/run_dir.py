@@ -30,6 +30,7 @@ from strategies.common.text import as_argument
 from trainers.config.config import Config
 from trainers.config.data import DataConfig
 from trainers.config.file import config_from_file
+from trainers.config.groups import option
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
 from trainers.run_dir.checkpoint_names import checkpoints_in
@@ -53,7 +54,7 @@ _PARTS = (
 )
 
 # Settings that a resumed run cannot change, because they determine the training.
-_FIXED = ["seed", "global_batch_size", "combine"] + [
+_FIXED = ["seed", "global_batch_size", "gradient_reduction"] + [
     field.name
     for group in (ModelConfig, DataConfig, OptimizerConfig)
     for field in dataclasses.fields(group)
@@ -269,7 +270,7 @@ class RunDir:
         self._result.unlink(missing_ok=True)
         # config.json is the first file, because a folder without it is not a run.
         resolved = config.replace(run_dir=str(self.path), resume="never")
-        write_json(self._config, resolved.to_dict())
+        write_json(self._config, resolved.by_group())
         for path in self._folders:
             path.mkdir(exist_ok=True)
         write_atomically(self._metrics, kept)
@@ -330,7 +331,7 @@ class RunDir:
         has_schedule = config.optimizer.learning_rate_schedule != "constant"
         fixed = _FIXED + (_FIXED_WITH_A_SCHEDULE if has_schedule else [])
         differences = ", ".join(
-            f"--{name}={as_argument(now[name])} (was {as_argument(was[name])})"
+            f"{option(name)}={as_argument(now[name])} (was {as_argument(was[name])})"
             for name in fixed
             if was[name] != now[name]
         )

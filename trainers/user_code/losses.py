@@ -121,8 +121,10 @@ def objective_of(
     minimized = loss or getattr(model, "loss", None)
     if minimized is None:
         raise UsageError(
-            "--loss is missing, and the model was not compiled with one: give Keras's "
-            "name of it, such as --loss=sparse_categorical_crossentropy, or compile "
+            "--loss is missing, and the model was not compiled with one: "
+            "give Keras's "
+            "name of it, such as --loss=sparse_categorical_crossentropy, or "
+            "compile "
             "the model."
         )
     compiled = AsCompiled(

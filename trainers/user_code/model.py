@@ -58,7 +58,8 @@ class CustomModel:
         """Returns the objective of a model; see `TrainableModel`."""
         if label_smoothing:
             raise UsageError(
-                f"--label_smoothing={label_smoothing} is not used with a model of your "
+                f"--set=optimizer.label_smoothing={label_smoothing} is not used with "
+                "a model of your "
                 "own: compile it with a loss that smooths labels."
             )
         with wrap_user_errors(self.flag):

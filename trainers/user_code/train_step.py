@@ -86,7 +86,8 @@ def own_objective(
     except UsageError as error:
         raise UsageError(
             f"{NAME} is not told whether it trains or evaluates: give it a third "
-            f"parameter, {NAME}(model, batch, training), or add --loss to evaluate "
+            f"parameter, {NAME}(model, batch, training), or add --loss to "
+            "evaluate "
             "with."
         ) from error
 

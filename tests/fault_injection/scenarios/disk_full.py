@@ -22,7 +22,7 @@ from tests.fault_injection.scenario import Scenario
 FLAGS = (
     *SMALL,
     "--train_steps=1500",
-    "--step_delay_milliseconds=1",
+    "--set=length.step_delay_milliseconds=1",
     "--summary_every_steps=50",
     "--checkpoint_every_steps=50",
 )

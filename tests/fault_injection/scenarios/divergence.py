@@ -19,10 +19,13 @@ _FLAGS = (
     "--optimizer=sgd",
     "--learning_rate=0.01",
     "--summary_every_steps=5",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
 )
 # Other programs may keep a task waiting.
-_PATIENT = ("--startup_timeout_seconds=120", "--peer_timeout_seconds=60")
+_PATIENT = (
+    "--set=strategy.startup_timeout_seconds=120",
+    "--set=strategy.peer_timeout_seconds=60",
+)
 _IN_ONE_PROCESS = (
     ("--strategy=one_device",),
     ("--strategy=tower",),

@@ -42,7 +42,7 @@ def mirrored_worker_frozen(
         *MIRRORED,
         f"--num_workers={num_workers}",
         f"--train_steps={MIRRORED_STEPS}",
-        f"--peer_timeout_seconds={patience_seconds:g}",
+        f"--set=strategy.peer_timeout_seconds={patience_seconds:g}",
     )
     with started(folder, *flags) as run:
         run.wait_for_step(chosen.randrange(1, MIRRORED_STEPS - 20))
@@ -74,7 +74,7 @@ SCENARIOS = (
     ),
     Scenario(
         name="multi-worker-frozen-impatient",
-        promise="with --peer_timeout_seconds=4 within 5 s",
+        promise="with --set=strategy.peer_timeout_seconds=4 within 5 s",
         tries=5,
         attempt=functools.partial(mirrored_worker_frozen, 4.0),
         most_seconds=5.0,

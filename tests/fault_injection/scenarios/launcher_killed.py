@@ -37,7 +37,7 @@ def killed_after(seconds: float, strategy: str, folder: pathlib.Path) -> Afterma
     flags = (
         *(*SMALL, f"--strategy={strategy}", "--train_steps=1000000"),
         # Its ports would not be seen from here in a network of their own.
-        "--confine_cluster=off",
+        "--set=strategy.isolate_network=off",
     )
     with processes.started(
         f"--run_dir={folder}/run", *flags, folder=folder

@@ -52,7 +52,7 @@ def workers_killed(chosen: random.Random, folder: pathlib.Path) -> float:
     """Kills one worker after the other. Returns the longest time one was away."""
     num_kills, num_steps = 20, 2_000
     # So that the steps last for as long as all these workers take to start.
-    slowly = "--step_delay_milliseconds=100"
+    slowly = "--set=length.step_delay_milliseconds=100"
     with started(folder, *SERVED, slowly, f"--train_steps={num_steps}") as run:
         longest = _kill_workers(run, num_kills, chosen)
         run.ends_well(num_steps, num_restarts=num_kills)

@@ -26,8 +26,8 @@ _FLAGS = (
     "--checkpoint_every_steps=20",
     "--keep_checkpoints=5",
     "--summary_every_steps=5",
-    "--step_delay_milliseconds=40",
-    "--peer_timeout_seconds=4",
+    "--set=length.step_delay_milliseconds=40",
+    "--set=strategy.peer_timeout_seconds=4",
 )
 # The strategy, and whether its runs are to end with the same weights.
 _STRATEGIES = (

@@ -37,7 +37,7 @@ _FLAGS = (
     f"--checkpoint_every_steps={_EVERY_STEPS}",
     f"--eval_every_steps={_EVERY_STEPS}",
     # So that evaluation takes as long as steps do.
-    "--eval_global_batch_size=20",
+    "--set=report.eval_global_batch_size=20",
     "--max_restarts=100",
 )
 # No step of a run is left for a worker that is killed later.
@@ -66,7 +66,7 @@ def flags_of(update: str, num_steps: int) -> tuple[str, ...]:
     """Command line of a run that is to be disturbed."""
     return (
         *(*_FLAGS, f"--update={update}", f"--train_steps={num_steps}"),
-        f"--step_delay_milliseconds={_DELAYS[update]}",
+        f"--set=length.step_delay_milliseconds={_DELAYS[update]}",
     )
 
 

@@ -29,7 +29,7 @@ FLAGS = (
     *SMALL,
     "--train_steps=300",
     "--steps_per_loop=1",
-    "--step_delay_milliseconds=5",
+    "--set=length.step_delay_milliseconds=5",
     "--summary_every_steps=1",
     "--eval_every_steps=5",
     "--checkpoint_every_steps=5",

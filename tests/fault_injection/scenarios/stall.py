@@ -19,12 +19,12 @@ FLAGS = (
     "--hidden_units=8",
     "--train_steps=1000000",
     "--summary_every_steps=20",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
 )
-_PATIENCE = f"--stall_timeout_seconds={_CLUSTER_SECONDS:g}"
+_PATIENCE = f"--set=guard.stall_timeout_seconds={_CLUSTER_SECONDS:g}"
 # Less than the 10 s after which TensorFlow's own heartbeats say that some task of
 # MultiWorkerMirroredStrategy is gone, though not which.
-_LESS_THAN_HEARTBEATS = "--stall_timeout_seconds=5"
+_LESS_THAN_HEARTBEATS = "--set=guard.stall_timeout_seconds=5"
 # One call of the inner loop is longer than the timeout, and its steps are progress.
 _STEPS_PER_CALL = 60
 _SECONDS_PER_STEP = 0.15
@@ -62,7 +62,7 @@ def _input_sleeps(chosen: random.Random, folder: pathlib.Path) -> float:
     run = folder / "run"
     flags = (
         *FLAGS,
-        f"--stall_timeout_seconds={_ALONE_SECONDS:g}",
+        f"--set=guard.stall_timeout_seconds={_ALONE_SECONDS:g}",
         f"--steps_per_loop={_STEPS_PER_CALL}",
         f"--run_dir={run}",
     )
@@ -92,7 +92,7 @@ def _worker_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
     """Where peers may be silent for long, the one that stands still is named."""
     flags = (
         "--strategy=multi_worker_mirrored",
-        "--peer_timeout_seconds=300",
+        "--set=strategy.peer_timeout_seconds=300",
         _LESS_THAN_HEARTBEATS,
     )
     with cluster(folder, {"worker": 3}, *FLAGS, *flags) as tasks:
@@ -112,7 +112,11 @@ def _worker_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
 
 def _server_frozen(chosen: random.Random, folder: pathlib.Path) -> float:
     """Tasks that have no program of their own say where they are as well."""
-    flags = ("--strategy=parameter_server", "--peer_timeout_seconds=300", _PATIENCE)
+    flags = (
+        "--strategy=parameter_server",
+        "--set=strategy.peer_timeout_seconds=300",
+        _PATIENCE,
+    )
     num_tasks = {"chief": 1, "worker": 1, "ps": 1}
     with cluster(folder, num_tasks, *FLAGS, *flags) as tasks:
         seconds = _freeze(chosen, tasks, "ps-0", ("chief-0", "worker-0"))

@@ -23,7 +23,7 @@ STARTUP_TIMEOUT_SECONDS = 15
 FLAGS = (
     *SMALL,
     "--train_steps=1000",
-    f"--startup_timeout_seconds={STARTUP_TIMEOUT_SECONDS}",
+    f"--set=strategy.startup_timeout_seconds={STARTUP_TIMEOUT_SECONDS}",
 )
 LOST = 138
 

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 
 from tests import processes
 from tests.fault_injection.scenario import Scenario
+from trainers.config.groups import by_group
 
 # Changes a run folder; the other folder is not the run's.
 Tampering = Callable[[pathlib.Path, pathlib.Path], None]
 
 SMALL_RUN = (
     *("--model=mlp", "--hidden_units=8", "--checkpoint_every_steps=2"),
-    *("--record_steps", "--steps_per_loop=1"),
+    *("--set=report.record_steps=true", "--steps_per_loop=1"),
 )
 LENGTH = "--train_steps=2"
 # Goes on with the run, which reads and writes nearly everything there is.
@@ -69,7 +70,9 @@ def configured(**settings: str) -> Tampering:
         path = run / "config.json"
         content = json.loads(path.read_text(encoding="utf-8"))
         added = {name: v.format(outside=outside) for name, v in settings.items()}
-        path.write_text(json.dumps({**content, **added}), encoding="utf-8")
+        for group, changed in by_group(added).items():
+            content[group] |= changed
+        path.write_text(json.dumps(content), encoding="utf-8")
 
     return change
 

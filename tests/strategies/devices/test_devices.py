@@ -165,12 +165,12 @@ def test_stages_of_a_model_are_on_the_devices_that_are_chosen() -> None:
     """A strategy that splits its one replica counts by a setting of its own."""
     choice = DeviceChoice(num_cpus=3)
     expected = [f"/device:CPU:{number}" for number in range(3)]
-    assert take_devices(choice, None, 2, "--stages") == expected
-    assert take_devices(choice, 3, 2, "--stages") == expected
-    with pytest.raises(UsageError, match=r"cpu:3 names 3 .* --stages=2 asks"):
-        take_devices(choice, 2, 2, "--stages")
-    with pytest.raises(UsageError, match="--stages=999 is more than the"):
-        take_devices(DeviceChoice(), 999, 2, "--stages")
+    assert take_devices(choice, None, 2, "--pipeline_stages") == expected
+    assert take_devices(choice, 3, 2, "--pipeline_stages") == expected
+    with pytest.raises(UsageError, match=r"cpu:3 names 3 .* --pipeline_stages=2 asks"):
+        take_devices(choice, 2, 2, "--pipeline_stages")
+    with pytest.raises(UsageError, match="--pipeline_stages=999 is more than the"):
+        take_devices(DeviceChoice(), 999, 2, "--pipeline_stages")
 
 
 def test_of_missing_gpus_the_others_are_used_if_that_was_allowed(
@@ -282,7 +282,11 @@ def test_a_gpu_in_words() -> None:
 def test_devices_are_listed_and_nothing_is_written(tmp_path: pathlib.Path) -> None:
     done = processes.run(
         *("--mode=devices", "--strategy=tower", "--devices=gpu:4,gpu:7,gpu:1"),
-        *("--soft_placement", "--intra_op_threads=3", "--inter_op_threads=5"),
+        *(
+            "--soft_placement",
+            "--set=threads.intra_op_threads=3",
+            "--set=threads.inter_op_threads=5",
+        ),
         folder=tmp_path,
     )
     assert done.returncode == 0, done.stderr
@@ -336,8 +340,8 @@ def test_training_goes_on_without_gpus_if_that_was_allowed(
     assert "tower: 2 replicas on the CPU split into 2" in captured.out
     assert captured.err.startswith("warning: gpu:0, gpu:3 of --devices is not on this")
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
-    assert config["devices"] == ["gpu:0", "gpu:3"]
-    assert config["soft_placement"] is True
+    assert config["strategy"]["devices"] == ["gpu:0", "gpu:3"]
+    assert config["strategy"]["soft_placement"] is True
 
 
 def test_a_run_is_evaluated_on_other_devices(
@@ -347,7 +351,8 @@ def test_a_run_is_evaluated_on_other_devices(
     assert main(["main", *SMALL_RUN, f"--run_dir={run}"]) == 0
     # As one that was trained with GPUs.
     path = run / "config.json"
-    config = {**json.loads(path.read_text("utf-8")), "memory_growth": True}
+    config = json.loads(path.read_text("utf-8"))
+    config["device"]["memory_growth"] = True
     path.write_text(json.dumps(config), encoding="utf-8")
     arguments = ("--strategy=tower", "--devices=cpu:3", f"--run_dir={run}")
     assert main(["main", "--mode=evaluate", *arguments]) == 0

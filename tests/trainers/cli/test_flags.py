@@ -23,9 +23,9 @@ from strategies.common.errors import UsageError
 from strategies.common.fields import choices_of, field_types
 from tests.processes import ROOT, environment, run_words
 from trainers.cli import flags, version
-from trainers.cli.flag_list import all_flags
-from trainers.config.config import GROUPS, Config, all_fields, config_from_dict
+from trainers.config.config import Config, config_from_dict
 from trainers.config.file import config_from_file
+from trainers.config.groups import all_fields, by_group, option
 from trainers.config.used_settings import without_unused
 from trainers.experiments.arms import arms_of
 from trainers.main import main
@@ -48,17 +48,16 @@ def short(value: Any) -> str:
     return ascii(value)[:30]
 
 
-def write_config(folder: pathlib.Path, content: Any) -> str:
-    """The flag that names a file of these settings."""
+def write_config(folder: pathlib.Path, content: str | dict[str, Any]) -> str:
+    """The flag that names a file of this text, or of these settings by name."""
     path = folder / "settings.json"
-    text = content if isinstance(content, str) else json.dumps(content)
+    text = content if isinstance(content, str) else json.dumps(by_group(content))
     path.write_text(text, encoding="utf-8")
     return f"--config={path}"
 
 
 def value_of(config: Config, name: str) -> Any:
-    (group,) = (key for key, value in GROUPS.items() if value is all_fields()[name][0])
-    return getattr(getattr(config, group), name)
+    return getattr(getattr(config, all_fields()[name][0].group), name)
 
 
 # Where values come from
@@ -125,12 +124,12 @@ def test_a_value_may_follow_as_an_argument_of_its_own() -> None:
     [name for name, (group, _) in all_fields().items() if field_types(group)[name][1]],
 )
 def test_none_unsets_an_optional_setting(name: str) -> None:
-    assert value_of(parse(f"--{name}=none"), name) is None
+    assert value_of(parse(f"{option(name)}=none"), name) is None
 
 
 @pytest.mark.parametrize("name", ["seed", "model", "eval_fraction", "hidden_units"])
 def test_none_is_refused_where_there_must_be_a_value(name: str) -> None:
-    assert f"--{name}=none" in refusal(f"--{name}=none")
+    assert f"{option(name)}=none" in refusal(f"{option(name)}=none")
 
 
 def test_lists_are_separated_by_commas() -> None:
@@ -168,10 +167,12 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--strateg=tower", "--strategy"),
         ("--learning-rate=1", "--learning_rate"),
         ("--nostrategy", "--strategy"),
-        ("--helpfull", "--help"),
+        ("--helpful", "--helpfull"),
         ("--lr=3", "--learning_rate"),
         ("--batch_size=3", "--global_batch_size?"),
         ("--workers=3", "--num_workers"),
+        ("--set=optimizer.momentum=0.5", "--set=optimizer.momentum"),
+        ("--set=data.augmentation=false", "--set=data.augmentation"),
     ],
 )
 def test_an_unknown_flag_is_named_and_the_nearest_suggested(
@@ -241,8 +242,8 @@ def numeric_fields() -> list[str]:
 @pytest.mark.parametrize("value", ABSURD, ids=short)
 @pytest.mark.parametrize("name", numeric_fields())
 def test_an_absurd_number_is_refused_and_named(name: str, value: str) -> None:
-    message = refusal(f"--{name}={value}")
-    assert f"--{name}" in message
+    message = refusal(f"{option(name)}={value}")
+    assert option(name) in message
     assert len(message) < 400, "too long to read"
 
 
@@ -256,9 +257,9 @@ LARGE = [
 
 @pytest.mark.parametrize("value", LARGE, ids=short)
 def test_a_large_value_is_a_configuration_or_refused(value: str) -> None:
-    for flag in all_flags():
+    for name in [*map(option, all_fields()), "--config", "--set"]:
         with contextlib.suppress(UsageError, flags.HelpRequested):
-            config = parse(f"--{flag.name}={value}")
+            config = parse(f"{name}={value}")
             assert parse(*flags.arguments_of(config)) == config
 
 
@@ -329,7 +330,7 @@ def test_an_arm_leaves_shared_settings_behind_that_others_use() -> None:
 def test_strategies_that_are_compared_take_of_the_settings_what_they_use() -> None:
     config = parse(
         *("--mode=compare", "--strategies=mirrored,parameter_server"),
-        *("--num_ps=2", "--cross_device_reduction=hierarchical"),
+        *("--num_ps=2", "--set=strategy.cross_device_reduction=hierarchical"),
     )
     mirrored, servers = (arm.config.strategy for arm in arms_of(config))
     assert (mirrored.num_ps, servers.num_ps) == (None, 2)
@@ -348,19 +349,19 @@ def words() -> list[str]:
 @pytest.mark.parametrize("name", words())
 @pytest.mark.parametrize("value", ["a\0b", "\udcff"], ids=short)
 def test_a_word_that_is_no_text_is_refused(name: str, value: str) -> None:
-    assert f"--{name}=" in refusal(f"--{name}={value}")
+    assert f"{option(name)}=" in refusal(f"{option(name)}={value}")
 
 
 # An empty schema is refused where schemas are read, with what they look like.
 @pytest.mark.parametrize("name", sorted({*words()} - {"record_schema"}))
 def test_an_empty_word_is_refused(name: str) -> None:
-    assert f"--{name}= is " in refusal(f"--{name}=")
+    assert f"{option(name)}= is " in refusal(f"{option(name)}=")
 
 
 @pytest.mark.parametrize("value", ["", ",", "1,", "1,,2", "1,x", "0", "1,-2", "1.5"])
 @pytest.mark.parametrize("name", ["hidden_units", "input_shape"])
 def test_a_list_with_a_wrong_item_is_refused(name: str, value: str) -> None:
-    assert f"--{name}" in refusal(f"--{name}={value}")
+    assert option(name) in refusal(f"{option(name)}={value}")
 
 
 @pytest.mark.parametrize(
@@ -401,18 +402,21 @@ def test_a_choice_names_all_choices() -> None:
         (("--data_path=here",), ("--data_path=here", "--dataset=digits")),
         (("--eval_data_path=here",), ("--eval_data_path=here", "--dataset=digits")),
         (("--mode=evaluate",), ("--run_dir",)),
-        (("--momentum=0.5", "--optimizer=sgd"), ("--momentum=0.5", "--optimizer=sgd")),
         (
-            ("--dataset=synthetic", "--num_examples=100000000"),
-            ("--num_examples=100000000", "--input_shape=32,32,3"),
+            ("--set=optimizer.momentum=0.5", "--optimizer=sgd"),
+            ("--set=optimizer.momentum=0.5", "--optimizer=sgd"),
         ),
         (
-            ("--dataset=clicks", "--num_examples=1000000000"),
-            ("--num_examples=1000000000", "--num_columns=8"),
+            ("--dataset=synthetic", "--set=data.num_examples=100000000"),
+            ("--set=data.num_examples=100000000", "--set=data.input_shape=32,32,3"),
         ),
         (
-            ("--dataset=clicks", "--num_categories=100000000"),
-            ("--num_categories=100000000", "--num_columns=8"),
+            ("--dataset=clicks", "--set=data.num_examples=1000000000"),
+            ("--set=data.num_examples=1000000000", "--set=data.num_columns=8"),
+        ),
+        (
+            ("--dataset=clicks", "--set=data.num_categories=100000000"),
+            ("--set=data.num_categories=100000000", "--set=data.num_columns=8"),
         ),
     ],
     ids=lambda value: value[0],
@@ -462,13 +466,7 @@ def test_settings_that_do_not_go_together_are_both_named(
         ({"hidden_units": [0]}, "--hidden_units=0"),
         ({"hidden_units": None}, "--hidden_units=null"),
         ({"hidden_units": "3,4"}, "--hidden_units='3,4'"),
-        ({"input_shape": []}, "--input_shape=[]"),
-        ({"sed": 3}, "'sed'"),
-        ({"self": 3}, "'self'"),
-        ({"": 3}, "''"),
-        ({"config": "other.json"}, "'config'"),
-        ({"help": True}, "'help'"),
-        ({"run": {"seed": 3}}, "'run'"),
+        ({"input_shape": []}, "--set=data.input_shape=[]"),
     ],
     ids=short,
 )
@@ -483,6 +481,101 @@ def test_a_wrong_setting_in_a_file_is_named_with_the_file(
 
 
 @pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"seed": 3}, '{"run": {"seed": 3}}, or --seed='),
+        ({"seed": {"value": 1}}, "'seed'"),
+        ({"momentum": 0.5}, '{"optimizer": {"momentum": 0.5}}, or --set=optimizer.mom'),
+        ({"model": "mlp"}, '{"model": {"model": "mlp"}}, or --model='),
+        ({"run": {"model": "mlp"}}, '{"model": {"model": "mlp"}}'),
+        ({"run": {"sed": 3}}, "did you mean 'seed'"),
+        ({"run": {"": 3}}, "''"),
+        ({"run": {"self": 3}}, "'self'"),
+        ({"run": {"config": "other.json"}}, "'config'"),
+        ({"run": 3}, "'run' is 3"),
+        ({"run": [{"seed": 3}]}, "'run'"),
+        ({"rnu": {"seed": 3}}, "did you mean 'run'"),
+        ({"self": {}}, "'self'"),
+        ({"": {}}, "''"),
+        ({"help": True}, "'help'"),
+    ],
+    ids=short,
+)
+def test_a_file_that_is_not_nested_by_group_is_refused(
+    tmp_path: pathlib.Path, content: dict[str, Any], named: str
+) -> None:
+    file = write_config(tmp_path, json.dumps(content))
+    message = refusal(file)
+    assert message.startswith(file)
+    assert named in message
+    assert len(message.removeprefix(file)) < 400, "too long to read"
+
+
+# --set
+
+
+def test_set_takes_any_setting() -> None:
+    for name in ("seed", "hidden_units", "soft_placement", "model", "devices"):
+        value = {"seed": "3", "hidden_units": "3,4", "model": "mlp"}.get(name, "none")
+        group = all_fields()[name][0].group
+        shared = () if name == "model" else ("--model=mlp",)
+        assert parse(*shared, f"--set={group}.{name}={value}") == parse(
+            *shared, f"--{name}={value}"
+        )
+    assert parse("--set=report.record_steps=true").report.record_steps is True
+    assert parse("--set=optimizer.sparse_gradients=0").optimizer.sparse_gradients is (
+        False
+    )
+
+
+def test_set_goes_before_the_file_and_a_flag_before_set(tmp_path: pathlib.Path) -> None:
+    file = write_config(tmp_path, {"seed": 1, "step_delay_milliseconds": 3.0})
+    config = parse("--seed=4", "--set=run.seed=3", file)
+    assert (config.run.seed, config.length.step_delay_milliseconds) == (4, 3.0)
+    delay = "--set=length.step_delay_milliseconds"
+    config = parse(f"{delay}=1", f"{delay}=2", "--set=run.seed=3", file)
+    assert (config.run.seed, config.length.step_delay_milliseconds) == (3, 2.0)
+
+
+def test_set_in_an_arm() -> None:
+    config = parse("--mode=compare", "--arm=a:", "--arm=b: --set=model.ballast=true")
+    assert [arm.config.model.ballast for arm in arms_of(config)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [
+        ("", "--set=group.name=value"),
+        ("momentum", "--set=optimizer.momentum="),
+        ("momentum=0.5", "--set=optimizer.momentum="),
+        ("seed=3", "--seed="),
+        ("run.seed", "--set=group.name=value"),
+        (".=", "''"),
+        ("run.=3", "''"),
+        ("run.sed=3", "did you mean 'seed'"),
+        ("rnu.seed=3", "did you mean 'run'"),
+        ("run.momentum=3", "--set=optimizer.momentum="),
+        ("run.seed=x", "--seed=x"),
+        ("optimizer.momentum=x", "it takes numbers"),
+        ("optimizer.momentum=2", "less than 1"),
+        ("optimizer.sparse_gradients=2", "true or false"),
+        ("report.histogram_every_steps=0", "1 or more"),
+        ("strategy.isolate_network=maybe", "auto, required, off"),
+        ("optimizer.momentum=0.5", "--optimizer=momentum"),
+        ("x" * 5000 + ".seed=3", "is not a group"),
+        ("run." + "x" * 5000 + "=3", "is not a setting"),
+        ("\0.\0=\0", "not a group"),
+    ],
+    ids=short,
+)
+def test_what_set_cannot_set_is_refused(argument: str, named: str) -> None:
+    message = refusal(f"--set={argument}")
+    assert named in message
+    assert message.startswith(("--set=", "--seed=x"))
+    assert len(message) < 500, "too long to read"
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",
@@ -492,10 +585,11 @@ def test_a_wrong_setting_in_a_file_is_named_with_the_file(
         "3",
         "null",
         '"seed"',
-        '{"seed": 1, "seed": 2}',
-        '{"seed": ' + "9" * 5000 + "}",
+        '{"run": {"seed": 1, "seed": 2}}',
+        '{"run": {}, "run": {}}',
+        '{"run": {"seed": ' + "9" * 5000 + "}}",
         "[" * 100_000,
-        '{"seed": ' * 100_000,
+        '{"run": ' * 100_000,
         "\ufeff{}",
     ],
     ids=short,
@@ -559,8 +653,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
         values = st.floats(
             min_value=_either(field, "minimum", "above", -1e30),
             max_value=_either(field, "maximum", "below", 1e30),
-            exclude_min=field.metadata["above"] is not None,
-            exclude_max=field.metadata["below"] is not None,
+            exclude_min="above" in field.metadata["bounds"],
+            exclude_max="below" in field.metadata["bounds"],
         )
     else:
         values = st.integers(
@@ -581,8 +675,8 @@ _lists_of_devices = st.one_of(
 
 
 def _either(field: dataclasses.Field, one: str, other: str, default: Any) -> Any:
-    bounds = (field.metadata[one], field.metadata[other])
-    return next((bound for bound in bounds if bound is not None), default)
+    bounds = field.metadata["bounds"]
+    return bounds.get(one, bounds.get(other, default))
 
 
 @st.composite
@@ -642,11 +736,13 @@ def test_any_json_is_a_configuration_or_refused(
     tmp_path: pathlib.Path, name: str, value: Any
 ) -> None:
     path = tmp_path / "settings.json"
-    path.write_text(json.dumps({name: value}), encoding="utf-8")
+    group = all_fields()[name][0].group if name in all_fields() else "run"
+    path.write_text(json.dumps({group: {name: value}}), encoding="utf-8")
     message = f"--config={path}"
     try:
         config = config_from_file(str(path))
-        assert config_from_dict(config.to_dict()) == config
+        path.write_text(json.dumps(config.by_group()), encoding="utf-8")
+        assert config_from_file(str(path)) == config
     except UsageError as error:
         message = str(error)
     assert message.startswith(f"--config={path}")

@@ -32,7 +32,7 @@ FLAGS = (
     "--train_steps=2000",
     "--steps_per_loop=5",
     "--summary_every_steps=20",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
     "--checkpoint_every_steps=none",
 )
 

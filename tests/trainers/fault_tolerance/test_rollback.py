@@ -28,7 +28,7 @@ DIVERGING = (
     "--on_divergence=rollback",
     "--checkpoint_every_steps=10",
     "--summary_every_steps=1",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
 )
 LINE = re.compile(
     r"warning: .* step (?P<step>\d+): back to step (?P<back_to>\d+), with the learning "
@@ -120,7 +120,12 @@ def test_a_run_that_diverges_there_again_goes_further_back_and_stops_in_the_end(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    flags = (*HOPELESS, "--train_steps=60", "--max_rollbacks=2", f"--run_dir={run}")
+    flags = (
+        *HOPELESS,
+        "--train_steps=60",
+        "--set=guard.max_rollbacks=2",
+        f"--run_dir={run}",
+    )
     assert main(["main", *flags]) == 3
     *lines, error = said(capfd)
     rollbacks = [LINE.fullmatch(line) for line in lines]
@@ -142,7 +147,7 @@ def test_a_run_that_diverges_at_once_goes_back_to_the_beginning(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    flags = (*DIVERGING, "--learning_rate=1e30", "--max_rollbacks=1")
+    flags = (*DIVERGING, "--learning_rate=1e30", "--set=guard.max_rollbacks=1")
     assert main(["main", *flags, "--train_steps=9", f"--run_dir={run}"]) == 3
     line, _ = said(capfd)
     assert "back to step 0, with the learning rate times 0.5 (rollback 1 of 1)" in line

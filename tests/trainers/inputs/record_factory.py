@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from trainers.inputs.tfrecord.reader import read_records
+from trainers.inputs.tfrecord.reader import read_pieces
 
 
 def number(value: int, label: int = 0) -> bytes:
@@ -29,6 +29,15 @@ def write(path: Path, payloads: Sequence[bytes]) -> Path:
     return path
 
 
+def read_records(path: Path) -> list[tuple[bytes, int]]:
+    """The data of each record of a file, and the byte at which the record begins."""
+    return [
+        record
+        for piece in read_pieces(path)
+        for record in zip(piece.payloads, piece.offsets, strict=True)
+    ]
+
+
 def write_folder(folder: Path, sizes: Sequence[int]) -> Path:
     """Files of so many examples, numbered through; every other file is compressed."""
     folder.mkdir()
@@ -43,7 +52,7 @@ def write_folder(folder: Path, sizes: Sequence[int]) -> Path:
 
 def damage_data(path: Path, record: int) -> int:
     """Changes a byte of a record's data, and returns where the record begins."""
-    offset = int(read_records(path).offsets[record])
+    _, offset = read_records(path)[record]
     content = bytearray(path.read_bytes())
     content[offset + 14] ^= 1
     path.write_bytes(content)

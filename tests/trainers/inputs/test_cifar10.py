@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import contextlib
 import gzip
 import hashlib
-import os
 import pathlib
-import pickle
 import tarfile
 from collections.abc import Callable
 from typing import Any
@@ -16,12 +13,8 @@ import tensorflow as tf
 
 from strategies.common.errors import UsageError
 from tests import processes
-from tests.trainers.inputs import cifar10_factory
 from tests.trainers.inputs.cifar10_factory import (
     IMAGES_PER_FILE,
-    NAMES,
-    array_of_python_2,
-    files_of,
     images_of,
     training_images,
     write_archive,
@@ -29,12 +22,10 @@ from tests.trainers.inputs.cifar10_factory import (
 )
 from trainers import inputs
 from trainers.config.data import DataConfig
-from trainers.inputs import cifar10_download
+from trainers.inputs import cifar10_files
 from trainers.inputs.cifar10 import load
 from trainers.inputs.cifar10_files import read_images
 from trainers.inputs.sources import Data, Source
-
-KINDS = ["binary", "python"]
 
 
 def config(path: pathlib.Path, **settings: Any) -> DataConfig:
@@ -63,12 +54,11 @@ def cropped_in_the_middle(pixels: np.ndarray) -> np.ndarray:
     return np.stack([tf.image.per_image_standardization(i) for i in images])
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("write", [write_folder, write_archive])
 def test_the_published_forms_are_read(
-    tmp_path: pathlib.Path, kind: str, write: Callable[..., pathlib.Path]
+    tmp_path: pathlib.Path, write: Callable[..., pathlib.Path]
 ) -> None:
-    train, test = read_images(write(tmp_path / "data", kind))
+    train, test = read_images(write(tmp_path / "data"))
     pixels, labels = training_images()
     np.testing.assert_array_equal(train.pixels, pixels)
     np.testing.assert_array_equal(train.labels, labels)
@@ -78,18 +68,8 @@ def test_the_published_forms_are_read(
     assert (train.pixels.dtype, train.labels.dtype) == (np.uint8, np.int64)
 
 
-def test_made_pickles_are_such_as_python_and_numpy_read() -> None:
-    """Otherwise the tests here would be of a form of their own."""
-    stored = pickle.loads(cifar10_factory.python("test_batch"), encoding="bytes")
-    pixels, labels = images_of("test_batch")
-    assert stored[b"labels"] == labels.tolist()
-    np.testing.assert_array_equal(
-        stored[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), pixels
-    )
-
-
 def test_evaluation_sees_the_middle_of_each_image(tmp_path: pathlib.Path) -> None:
-    path = write_folder(tmp_path / "data", "binary")
+    path = write_folder(tmp_path / "data")
     data = load(config(path))
     assert (data.input_shape, data.num_classes) == ((24, 24, 3), 10)
     features, labels = everything(data.evaluation)
@@ -102,7 +82,7 @@ def test_evaluation_sees_the_middle_of_each_image(tmp_path: pathlib.Path) -> Non
 def test_training_images_are_stored_whole_and_distorted_by_step(
     tmp_path: pathlib.Path,
 ) -> None:
-    data = load(config(write_folder(tmp_path / "data", "binary")))
+    data = load(config(write_folder(tmp_path / "data")))
     stored, _ = everything(data.train)
     assert stored.shape == (5 * IMAGES_PER_FILE, 32, 32, 3)
     assert stored.dtype == np.uint8
@@ -117,7 +97,7 @@ def test_training_images_are_stored_whole_and_distorted_by_step(
 
 
 def test_without_augmentation_training_sees_the_middle(tmp_path: pathlib.Path) -> None:
-    path = write_folder(tmp_path / "data", "binary")
+    path = write_folder(tmp_path / "data")
     data = load(config(path, augmentation=False))
     assert data.augment is None
     features, _ = everything(data.train)
@@ -129,28 +109,28 @@ def test_without_augmentation_training_sees_the_middle(tmp_path: pathlib.Path) -
 # What is damaged
 
 
-def change(kind: str, name: str, content: bytes) -> Callable[[pathlib.Path], Any]:
+def change(name: str, content: bytes) -> Callable[[pathlib.Path], Any]:
     """A folder of which one file is another."""
 
     def prepare(path: pathlib.Path) -> None:
-        write_folder(path, kind)
+        write_folder(path)
         (path / name).write_bytes(content)
 
     return prepare
 
 
 def remove(path: pathlib.Path) -> None:
-    write_folder(path, "binary")
+    write_folder(path)
     (path / "data_batch_3.bin").unlink()
 
 
 def cut(path: pathlib.Path) -> None:
-    content = write_archive(path, "python").read_bytes()
+    content = write_archive(path).read_bytes()
     path.write_bytes(content[: len(content) // 2])
 
 
 def flip(path: pathlib.Path) -> None:
-    content = bytearray(write_archive(path, "binary").read_bytes())
+    content = bytearray(write_archive(path).read_bytes())
     content[len(content) // 2] ^= 0x55
     path.write_bytes(content)
 
@@ -166,68 +146,23 @@ def many_bytes(path: pathlib.Path) -> None:
         file.write(bytes(10240))
 
 
-PYTHON = cifar10_factory.python("test_batch")
-ROWS = np.zeros([4, 3072], np.uint8)
-LABELS = b"U\x06labels](K\x01K\x02K\x03K\x04e"
-
-
-def python_file(items: bytes) -> bytes:
-    return b"\x80\x02}(" + items + b"u."
-
-
 DAMAGED = {
     "missing": (lambda path: None, "does not exist"),
-    "empty folder": (lambda path: path.mkdir(), "lacks data_batch_1, data_batch_2"),
+    "empty folder": (
+        lambda path: path.mkdir(),
+        "lacks data_batch_1.bin, data_batch_2.bin",
+    ),
     "a file missing": (remove, "lacks data_batch_3.bin of"),
     "no archive": (lambda path: path.write_bytes(b"text"), "is no archive"),
     "empty file": (lambda path: path.touch(), "is no archive"),
     "cut archive": (cut, "is no archive, or a damaged one"),
     "flipped archive": (flip, "is no archive, or a damaged one"),
     "many bytes": (many_bytes, "has 300,000,000 bytes"),
-    "empty batch": (change("binary", "data_batch_1.bin", b""), "has 0 bytes"),
-    "half a record": (change("binary", "data_batch_2.bin", bytes(4000)), "has 4,000"),
+    "empty batch": (change("data_batch_1.bin", b""), "has 0 bytes"),
+    "half a record": (change("data_batch_2.bin", bytes(4000)), "has 4,000"),
     "class 10": (
-        change("binary", "test_batch.bin", bytes(3073) + b"\x0a" + bytes(3072)),
+        change("test_batch.bin", bytes(3073) + b"\x0a" + bytes(3072)),
         "image 1 is said to be of class 10",
-    ),
-    "cut pickle": (change("python", "test_batch", PYTHON[:-100]), "is not a pickle"),
-    "text": (change("python", "test_batch", b"no pickle"), "is not a pickle"),
-    "a list": (change("python", "test_batch", b"\x80\x02]."), "holds no dictionary"),
-    "no labels": (
-        change(
-            "python",
-            "test_batch",
-            python_file(b"U\x04data" + array_of_python_2(ROWS)),
-        ),
-        "does not hold as many labels as images",
-    ),
-    "too few images": (
-        change(
-            "python",
-            "test_batch",
-            python_file(LABELS + b"U\x04data" + array_of_python_2(ROWS[:3])),
-        ),
-        "does not hold as many labels as images",
-    ),
-    "class -1": (
-        change(
-            "python",
-            "test_batch",
-            python_file(
-                LABELS.replace(b"K\x03", b"J\xff\xff\xff\xff")
-                + b"U\x04data"
-                + array_of_python_2(ROWS)
-            ),
-        ),
-        "image 2 is said to be of class -1",
-    ),
-    "not bytes": (
-        change(
-            "python",
-            "test_batch",
-            python_file(LABELS + b"U\x04data" + array_of_python_2(ROWS, kind=b"O8")),
-        ),
-        "an array of other than bytes",
     ),
 }
 
@@ -244,71 +179,7 @@ def test_what_is_damaged_is_named_in_one_line(
     assert "give the published" in message
 
 
-@pytest.mark.parametrize("place", range(0, len(PYTHON), 997))
-def test_a_changed_byte_of_a_pickle_is_data_or_refused(
-    tmp_path: pathlib.Path, place: int
-) -> None:
-    content = bytearray(PYTHON)
-    content[place] ^= 0xFF
-    path = write_folder(tmp_path / "data", "python")
-    (path / "test_batch").write_bytes(content)
-    with contextlib.suppress(UsageError):
-        _, test = read_images(path)
-        assert test.pixels.shape == (IMAGES_PER_FILE, 32, 32, 3)
-
-
 # What is meant to do harm
-
-
-def call(function: bytes, argument: str) -> bytes:
-    """A pickle that calls a function of one argument while it is read."""
-    text = argument.encode()
-    size = len(text).to_bytes(4, "little")
-    return b"\x80\x02c" + function + b"(X" + size + text + b"tR."
-
-
-class Reduced:
-    """Pickles as a call, as exploits do."""
-
-    def __init__(self, command: str):
-        self.command = command
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (self.command,)
-
-
-def malicious(command: str) -> dict[str, bytes]:
-    """Pickles that run a command in an ordinary reader of pickles."""
-    text = repr(command)
-    return {
-        "os.system": call(b"os\nsystem\n", command),
-        "posix.system": pickle.dumps(Reduced(command), protocol=2),
-        "protocol 5": pickle.dumps({b"data": Reduced(command)}, protocol=5),
-        "builtins.eval": call(b"builtins\neval\n", f"__import__('os').system({text})"),
-        "old builtins": call(
-            b"__builtin__\neval\n", f"__import__('os').system({text})"
-        ),
-        "INST": b"(S" + text.encode() + b"\nios\nsystem\n.",
-        "behind the images": PYTHON[:-1] + call(b"os\nsystem\n", command)[2:],
-    }
-
-
-@pytest.mark.parametrize("case", malicious(""))
-def test_nothing_that_a_pickle_asks_for_is_run(
-    tmp_path: pathlib.Path, case: str
-) -> None:
-    harmed = tmp_path / "harmed"
-    content = malicious(f"touch {harmed}")[case]
-    pickle.loads(content, encoding="bytes")
-    assert harmed.exists(), "the pickle is not malicious"
-    harmed.unlink()
-    path = write_folder(tmp_path / "data", "python")
-    (path / "data_batch_2").write_bytes(content)
-    message = refusal(path)
-    assert "data_batch_2 is not a pickle" in message
-    assert "which these files never hold" in message
-    assert "nothing of it was run" in message
-    assert not harmed.exists()
 
 
 @pytest.mark.parametrize(
@@ -325,16 +196,15 @@ def test_nothing_that_a_pickle_asks_for_is_run(
         ("../line\nbreak", tarfile.REGTYPE, "'../line\\\\nbreak'"),
     ],
 )
-@pytest.mark.parametrize("contents", KINDS)
 def test_an_archive_that_leaves_its_folder_is_refused_and_writes_nothing(
-    tmp_path: pathlib.Path, contents: str, name: str, kind: bytes, problem: str
+    tmp_path: pathlib.Path, name: str, kind: bytes, problem: str
 ) -> None:
     member = tarfile.TarInfo(name)
     member.type = kind
     member.linkname = "../../etc/passwd"
     inner = tmp_path / "inner"
     inner.mkdir()
-    path = write_archive(inner / "data.tar.gz", contents, member)
+    path = write_archive(inner / "data.tar.gz", member)
     before = processes.contents(tmp_path)
     assert problem in refusal(path)
     assert processes.contents(tmp_path) == before
@@ -364,25 +234,19 @@ def test_without_a_network_one_line_says_what_to_do(
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_archive_that_keras_has_downloaded_is_read_and_not_what_is_beside_it(
+def test_the_archive_that_was_downloaded_is_read(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Keras itself would run the pickles of the folder that it has unpacked into."""
     datasets = tmp_path / "keras" / "datasets"
-    unpacked = datasets / "cifar-10-batches-py-target" / "cifar-10-batches-py"
-    unpacked.mkdir(parents=True)
-    harmed = tmp_path / "harmed"
-    for name in NAMES:
-        (unpacked / name).write_bytes(malicious(f"touch {harmed}")["protocol 5"])
-    published = write_archive(datasets / cifar10_download.FILE_NAME, "python")
+    datasets.mkdir(parents=True)
+    published = write_archive(datasets / cifar10_files.FILE_NAME)
     digest = hashlib.sha256(published.read_bytes()).hexdigest()
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     # With another, Keras would download the published one, which a test cannot.
-    monkeypatch.setattr(cifar10_download, "SHA256", digest)
+    monkeypatch.setattr(cifar10_files, "SHA256", digest)
     inputs.fetch(DataConfig(dataset="cifar10"))
     downloaded = load(DataConfig(dataset="cifar10"))
-    assert not harmed.exists()
-    read = load(config(write_folder(tmp_path / "data", "binary")))
+    read = load(config(write_folder(tmp_path / "data")))
     for ours, keras_own in (
         (read.train, downloaded.train),
         (read.evaluation, downloaded.evaluation),
@@ -392,13 +256,8 @@ def test_the_archive_that_keras_has_downloaded_is_read_and_not_what_is_beside_it
             assert one.dtype == other.dtype
 
 
-def test_published_names_are_those_that_are_made() -> None:
-    assert sorted(files_of("python")) == sorted(NAMES)
-    assert sorted(files_of("binary")) == sorted(f"{name}.bin" for name in NAMES)
-
-
 def test_data_is_what_the_rest_of_the_program_expects(tmp_path: pathlib.Path) -> None:
-    data: Data = load(config(write_archive(tmp_path / "a.tar.gz", "python")))
+    data: Data = load(config(write_archive(tmp_path / "a.tar.gz")))
     assert data.train.num_examples == 5 * IMAGES_PER_FILE
     assert data.evaluation.num_examples == IMAGES_PER_FILE
     assert (data.num_categories, data.best_eval_loss) == (None, None)

@@ -22,13 +22,13 @@ from trainers.config.config import Config
 from trainers.loop.builder import assemble, create_strategy
 from trainers.loop.parts import TrainingParts
 
-SMALL = ("--model=mlp", "--hidden_units=8", "--histogram_every_steps=none")
+SMALL = ("--model=mlp", "--hidden_units=8", "--set=report.histogram_every_steps=none")
 REGRESSION = (
     "--model=tests.trainers.user_code.factories:regression",
     "--dataset=tests.trainers.user_code.factories:quantities",
     "--global_batch_size=10",
     "--train_steps=40",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
 )
 REPORTED = {"loss", "mean_absolute_error", "mean_squared_logarithmic_error"}
 

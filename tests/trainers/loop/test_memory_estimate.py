@@ -73,8 +73,8 @@ def test_stages_hold_what_is_under_way_in_them() -> None:
     """The hidden layers hold two of three micro-batches, the logits one."""
     assembly = assembled(
         "model_parallel",
-        stages=("logits",),
-        num_micro_batches=3,
+        pipeline_stages=("logits",),
+        num_microbatches=3,
         global_batch_size=24,
         optimizer="sgd",
     )
@@ -135,7 +135,9 @@ def test_the_doctor_warns_of_what_does_not_fit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    arguments = "--mode=doctor --dataset=synthetic --num_examples=8 --model=convnet"
+    arguments = (
+        "--mode=doctor --dataset=synthetic --set=data.num_examples=8 --model=convnet"
+    )
     arguments += " --global_batch_size=100000000"
     assert main(["main", *arguments.split()]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -14,11 +14,11 @@ from tests.processes import ROOT, train
 LARGE_BATCH = (
     "--model=convnet",
     "--dataset=synthetic",
-    "--input_shape=64,64,3",
-    "--num_examples=1024",
+    "--set=data.input_shape=64,64,3",
+    "--set=data.num_examples=1024",
     "--global_batch_size=1024",
-    "--eval_global_batch_size=8",
-    "--histogram_every_steps=none",
+    "--set=report.eval_global_batch_size=8",
+    "--set=report.histogram_every_steps=none",
     "--train_steps=1",
 )
 

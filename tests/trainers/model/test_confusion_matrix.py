@@ -23,7 +23,7 @@ from trainers.model.confusion_matrix import draw_confusion
 TRAINED = (
     *("--model=mlp", "--hidden_units=16", "--train_steps=60", "--learning_rate=0.003"),
     # 359 examples: no evaluation step divides evenly.
-    *("--eval_global_batch_size=100", "--eval_every_steps=30"),
+    *("--set=report.eval_global_batch_size=100", "--eval_every_steps=30"),
 )
 
 

@@ -1,11 +1,11 @@
-"""--switch_off on a model of the user's own, with layers inside layers."""
+"""model.disable_layers on a model of the user's own, with layers inside layers."""
 
 from __future__ import annotations
 
 import keras
 import numpy as np
 
-from trainers.model.layer_switches import switch_off
+from trainers.model.layer_switches import disable_layers
 
 
 class Block(keras.layers.Layer):
@@ -38,7 +38,7 @@ def test_without_it_dropout_is_random() -> None:
 
 def test_nothing_is_random_without_dropout() -> None:
     model = make_model()
-    switch_off(model, ("dropout",))
+    disable_layers(model, ("dropout",))
     mean = next(v for v in model.non_trainable_variables if v.name == "moving_mean")
     before = mean.numpy()
     first, second = outputs(model)
@@ -48,7 +48,7 @@ def test_nothing_is_random_without_dropout() -> None:
 
 def test_statistics_stay_without_batch_normalization() -> None:
     model = make_model()
-    switch_off(model, ("batch_normalization",))
+    disable_layers(model, ("batch_normalization",))
     mean = next(v for v in model.non_trainable_variables if v.name == "moving_mean")
     before = mean.numpy()
     first, second = outputs(model)

@@ -1,4 +1,4 @@
-"""--ballast: more bytes to send, and nothing else."""
+"""--set=model.ballast=true: more bytes to send, and nothing else."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_it_is_sent_and_the_training_is_the_same(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
     found = []
-    for extra in ([], ["--ballast"]):
+    for extra in ([], ["--set=model.ballast=true"]):
         folder = tmp_path / f"run-{len(extra)}"
         words = [
             *(
@@ -116,4 +116,4 @@ def test_each_ballast_weight_has_a_gradient() -> None:
 )
 def test_it_is_refused_where_it_shows_nothing(flag: str, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        flags.parse(["main", "--ballast", flag])
+        flags.parse(["main", "--set=model.ballast=true", flag])

@@ -59,23 +59,23 @@ def test_problems_are_all_told_at_once(tmp_path: pathlib.Path) -> None:
     done = consult(
         "--strategy=multi_worker_mirrored",
         "--num_workers=3",
-        "--collective_implementation=nccl",
+        "--set=strategy.collective_implementation=nccl",
         "--global_batch_size=2",
         "--dataset=tfrecord",
         "--data_path=missing.tfrecord",
         "--run_dir=run",
-        f"--confine_cluster={'required' if forbidden else 'auto'}",
+        f"--set=strategy.isolate_network={'required' if forbidden else 'auto'}",
         folder=tmp_path,
         begin=forbidden,
     )
     assert done.returncode == 2
     problems = findings_of(done, "problem")
     expected = (
-        "--collective_implementation=nccl needs GPUs",
+        "--set=strategy.collective_implementation=nccl needs GPUs",
         "--run_dir=run holds files that are not a run",
         "--data_path=missing.tfrecord does not exist",
         "--global_batch_size=2 is smaller than the 3 replicas",
-        *["--confine_cluster=required cannot be met"] * bool(forbidden),
+        *["--set=strategy.isolate_network=required cannot be met"] * bool(forbidden),
     )
     assert len(problems) == len(expected), problems
     for problem, words in zip(problems, expected, strict=True):
@@ -147,8 +147,16 @@ SLOW: dict[str, tuple[dict[str, Any], dict[str, int], str]] = {
         "each of 2 replicas would compute 7 example(s) of a step",
     ),
     "Python between steps": ({"steps_per_loop": 1}, {}, "--steps_per_loop=1 returns"),
-    "histograms": ({"histogram_every_steps": 9}, {}, "--histogram_every_steps=9 int"),
-    "threads": ({"intra_op_threads": 3}, {}, "--intra_op_threads=3 is more than the 2"),
+    "histograms": (
+        {"histogram_every_steps": 9},
+        {},
+        "--set=report.histogram_every_steps=9 int",
+    ),
+    "threads": (
+        {"intra_op_threads": 3},
+        {},
+        "--set=threads.intra_op_threads=3 is more than the 2",
+    ),
 }
 
 

@@ -35,7 +35,7 @@ STEPS = 60
 FLAGS = (
     f"--train_steps={STEPS}",
     "--summary_every_steps=20",
-    "--histogram_every_steps=30",
+    "--set=report.histogram_every_steps=30",
     "--eval_every_steps=30",
     "--checkpoint_every_steps=30",
     "--dropout=0.1",
@@ -271,7 +271,12 @@ def test_without_the_last_batch_an_epoch_has_full_ones_only(
 ) -> None:
     result = train(
         tmp_path / "run",
-        *("--model=mlp", "--epochs=3", "--global_batch_size=100", "--drop_last_batch"),
+        *(
+            "--model=mlp",
+            "--epochs=3",
+            "--global_batch_size=100",
+            "--set=length.drop_last_batch=true",
+        ),
     )
     # 1438 examples are 14 batches of 100 and one of 38.
     assert (result["steps"], result["examples_seen"]) == (3 * 14, 3 * 1400)

@@ -50,8 +50,8 @@ def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(UsageError) as refusal:
         cut_evenly(stack("a", "b"), lambda: [1, 1], 3)
     assert str(refusal.value) == (
-        "--stages=3 is more than the 2 parts that this model can be cut into between "
-        "its layers: lower it."
+        "--pipeline_stages=3 is more than the 2 parts that this model can be cut into "
+        "between its layers: lower it."
     )
 
 
@@ -63,11 +63,18 @@ def test_layers_can_be_named() -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["e"], "--stages=e: 'e' is not a layer of this model; those that can begin a"),
+        (
+            ["e"],
+            "--pipeline_stages=e: 'e' is not a layer of this model; those that can",
+        ),
         (["a"], "'a' cannot begin a stage of this model; those that can begin a stage"),
         (["a"], "are b, c, d."),
-        (["d", "b"], "is not in the order of the model: give --stages=b,d."),
-        (["b", "b"], "--stages=b,b is not in the order of the model: give --stages=b."),
+        (["d", "b"], "is not in the order of the model: give --pipeline_stages=b,d."),
+        (
+            ["b", "b"],
+            "--pipeline_stages=b,b is not in the order of the model: give "
+            "--pipeline_stages=b.",
+        ),
     ],
 )
 def test_wrong_names_are_refused(names: list[str], words: str) -> None:

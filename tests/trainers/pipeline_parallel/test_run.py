@@ -23,8 +23,8 @@ FLAGS = (
 )
 STAGES = (
     "--strategy=model_parallel",
-    "--stages=hidden_2,logits",
-    "--num_micro_batches=6",
+    "--pipeline_stages=hidden_2,logits",
+    "--num_microbatches=6",
 )
 
 
@@ -56,7 +56,7 @@ def test_a_run_in_stages_and_its_continuation(tmp_path: pathlib.Path) -> None:
 
 
 def assert_idle_time_is_reported(folder: pathlib.Path, pipeline: dict) -> None:
-    assert pipeline["num_micro_batches"] == 6
+    assert pipeline["num_microbatches"] == 6
     assert pipeline["idle_share_of_equal_stages"] == 2 / 8
     assert [stage["device"] for stage in pipeline["stages"]] == [
         f"/device:CPU:{index}" for index in range(3)

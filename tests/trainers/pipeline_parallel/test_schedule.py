@@ -15,11 +15,11 @@ from trainers.pipeline_parallel.schedule import (
 SHAPES = [(s, m) for s in (1, 2, 3, 5) for m in (1, 2, 4, 7)]
 
 
-def ends_of(num_stages: int, num_micro_batches: int) -> dict[Piece, int]:
+def ends_of(num_stages: int, num_microbatches: int) -> dict[Piece, int]:
     """When each piece ends if forward takes 1 and backward 2 units of time."""
     ends: dict[Piece, int] = {}
     free = Counter[int]()
-    for piece in order_of_pieces(num_stages, num_micro_batches):
+    for piece in order_of_pieces(num_stages, num_microbatches):
         if piece.is_forward:
             needed = [piece._replace(stage=piece.stage - 1)]
         else:
@@ -37,25 +37,25 @@ def ends_of(num_stages: int, num_micro_batches: int) -> dict[Piece, int]:
     return ends
 
 
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), SHAPES)
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), SHAPES)
 def test_every_piece_once_and_idle_as_long_as_theory_says(
-    num_stages: int, num_micro_batches: int
+    num_stages: int, num_microbatches: int
 ) -> None:
-    ends = ends_of(num_stages, num_micro_batches)
-    assert len(ends) == 2 * num_stages * num_micro_batches
-    idle = 1 - 3 * num_micro_batches / max(ends.values())
-    expected = idle_share_of_equal_stages(num_stages, num_micro_batches)
+    ends = ends_of(num_stages, num_microbatches)
+    assert len(ends) == 2 * num_stages * num_microbatches
+    idle = 1 - 3 * num_microbatches / max(ends.values())
+    expected = idle_share_of_equal_stages(num_stages, num_microbatches)
     assert idle == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), SHAPES)
+@pytest.mark.parametrize(("num_stages", "num_microbatches"), SHAPES)
 def test_no_stage_holds_more_micro_batches_than_there_are_stages(
-    num_stages: int, num_micro_batches: int
+    num_stages: int, num_microbatches: int
 ) -> None:
     held = Counter[int]()
-    for piece in order_of_pieces(num_stages, num_micro_batches):
+    for piece in order_of_pieces(num_stages, num_microbatches):
         held[piece.stage] += 1 if piece.is_forward else -1
-        assert held[piece.stage] <= min(num_stages - piece.stage, num_micro_batches)
+        assert held[piece.stage] <= min(num_stages - piece.stage, num_microbatches)
     assert not any(held.values())
 
 

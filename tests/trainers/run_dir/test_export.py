@@ -98,7 +98,11 @@ def test_the_best_is_kept_when_a_run_is_continued(tmp_path: pathlib.Path) -> Non
 
 def test_a_table_of_embeddings_is_read_with_its_layer(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
-    clicks = ("--model=wide_embedding", "--dataset=clicks", "--num_categories=20")
+    clicks = (
+        "--model=wide_embedding",
+        "--dataset=clicks",
+        "--set=data.num_categories=20",
+    )
     train(folder, "--strategy=one_device", *clicks, *EXPORT)
     model = keras.saving.load_model(
         folder / "export" / "last.keras",

@@ -22,7 +22,7 @@ FLAGS = (
     "--train_steps=1000",
     "--steps_per_loop=5",
     "--summary_every_steps=20",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
     # Between the last one and the kill there are steps to be done again, and lines
     # of metrics.jsonl to be taken back.
     "--checkpoint_every_steps=70",

@@ -112,7 +112,7 @@ def test_a_run_is_continued_only_if_asked_to(tmp_path: pathlib.Path) -> None:
         ({"dropout": 0.5}, "--dropout=0.5 (was 0.0)"),
         ({"dtype": "float64"}, "--dtype=float64 (was float32)"),
         ({"dataset": "synthetic"}, "--dataset=synthetic (was digits)"),
-        ({"eval_fraction": 0.5}, "--eval_fraction=0.5 (was 0.2)"),
+        ({"eval_fraction": 0.5}, "--set=data.eval_fraction=0.5 (was 0.2)"),
         ({"optimizer": "sgd"}, "--optimizer=sgd (was adam)"),
         ({"clip_global_norm": 1.0}, "--clip_global_norm=1.0 (was none)"),
         ({"warmup_steps": 3}, "--warmup_steps=3 (was 0)"),
@@ -231,7 +231,9 @@ def test_the_default_folder_tells_what_was_run_and_when() -> None:
     assert re.fullmatch(r"runs/tower-mlp-digits-\d{8}-\d{6}-\d+", str(path))
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[]", '{"seed": "x"}', "\0"])
+@pytest.mark.parametrize(
+    "content", [None, "", "{", "[]", '{"run": {"seed": "x"}}', "\0"]
+)
 def test_only_a_folder_with_a_sound_configuration_can_be_evaluated(
     tmp_path: pathlib.Path, content: str | None
 ) -> None:

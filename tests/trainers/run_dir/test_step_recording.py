@@ -1,4 +1,4 @@
-"""--record_steps: what a run keeps of every step, and that it is what happened."""
+"""report.record_steps: what a run keeps of every step, and that it is what happened."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ def test_weights_change_by_the_recorded_gradients(tmp_path: pathlib.Path) -> Non
     """Also those of an embedding, of which a step has only some rows."""
     result = processes.train(
         tmp_path / "run",
-        *("--model=wide_embedding", "--dataset=clicks", "--num_examples=64"),
-        *("--num_columns=2", "--num_categories=20", "--hidden_units=4"),
+        *("--model=wide_embedding", "--dataset=clicks", "--set=data.num_examples=64"),
+        *(
+            "--set=data.num_columns=2",
+            "--set=data.num_categories=20",
+            "--hidden_units=4",
+        ),
         *("--optimizer=sgd", f"--learning_rate={LEARNING_RATE}", "--dtype=float64"),
-        *("--global_batch_size=48", "--train_steps=3", "--record_steps"),
+        *(
+            "--global_batch_size=48",
+            "--train_steps=3",
+            "--set=report.record_steps=true",
+        ),
         *("--strategy=tower", "--summary_every_steps=3"),
     )
     recording = Recording(tmp_path / "run")

@@ -19,7 +19,10 @@ DATA = f"{FACTORIES}:arrays"
 
 def test_a_file_names_no_function_to_run(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model": MODEL, "dataset": DATA}), encoding="utf-8")
+    path.write_text(
+        json.dumps({"model": {"model": MODEL}, "data": {"dataset": DATA}}),
+        encoding="utf-8",
+    )
     with pytest.raises(UsageError) as caught:
         flags.parse(["", f"--config={path}", f"--model={MODEL}"])
     assert f"add --dataset={DATA} if you know them" in str(caught.value)

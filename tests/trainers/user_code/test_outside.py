@@ -40,7 +40,7 @@ def subject(strategy: str, name: str, num_replicas: int) -> Subject:
             dataset="tests.trainers.user_code.factories:arrays",
             dtype="float64" if name == "once" else "float32",
             # Which differ with the number of replicas, as they are to.
-            switch_off=("dropout", "batch_normalization"),
+            disable_layers=("dropout", "batch_normalization"),
         )
     )
 
@@ -117,7 +117,7 @@ def test_they_are_trained_by_several_processes(tmp_path: pathlib.Path) -> None:
         # Without it the masks of its dropout depend on the number of replicas.
         *(
             "--dataset=tests.trainers.user_code.factories:arrays",
-            "--replayable_dropout",
+            "--set=model.replayable_dropout=true",
         ),
         f"--run_dir={tmp_path / 'verified'}",
     )

@@ -30,7 +30,8 @@ def remarks_on(
         if name in HELD_FIXED:
             shown = ", ".join(f"{a}: {as_argument(v)}" for a, v in values.items())
             remarks.append(
-                f"Arms differ in {HELD_FIXED[name]}, as --allow_different permits: "
+                f"Arms differ in {HELD_FIXED[name]}, as "
+                "--set=comparison.allow_different permits: "
                 f"{name} is {shown}."
             )
     for arm, runs in by_arm.items():

@@ -20,6 +20,7 @@ from strategies.common.files import (
     write_json,
 )
 from strategies.common.text import as_argument
+from trainers.config.groups import option
 from trainers.experiments.arms import Arm
 from trainers.experiments.compare.schedule import Turn
 
@@ -123,7 +124,7 @@ class ComparisonFolder:
             differences.append(f"the arms {', '.join(now['arms'])} (were {names})")
         else:
             differences += [
-                f"--{name}={as_argument(value)} of {arm} "
+                f"{option(name)}={as_argument(value)} of {arm} "
                 f"(was {as_argument(was['arms'][arm].get(name))})"
                 for arm, settings in now["arms"].items()
                 for name, value in settings.items()

@@ -9,6 +9,7 @@ from typing import Any
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
 from trainers.config.comparison import HELD_FIXED, INITIAL_WEIGHTS
+from trainers.config.groups import option
 from trainers.config.tracking import TrackingConfig
 from trainers.experiments.arms import Arm
 from trainers.experiments.run_record import Run
@@ -37,19 +38,19 @@ def check_configurations(arms: Sequence[Arm], allowed: Collection[str]) -> None:
     """Checks that arms differ in no controlled setting.
 
     Raises:
-      UsageError: Arms differ in a controlled setting that --allow_different does not
-        name.
+      UsageError: Arms differ in a controlled setting that
+        `allow_different` does not name.
     """
     differing = differing_settings(arms)
     for name, by_arm in differing.items():
         if name in HELD_FIXED and name not in allowed:
             values = " and ".join(
-                f"--{name}={as_argument(value)} ({arm})"
+                f"{option(name)}={as_argument(value)} ({arm})"
                 for arm, value in _two_that_differ(by_arm).items()
             )
             raise UsageError(
                 f"arms differ in {HELD_FIXED[name]}: {values}; make them equal, or add "
-                f"{name} to --allow_different."
+                f"{name} to --set=comparison.allow_different."
             )
 
 
@@ -62,7 +63,7 @@ def check_initial_weights(
     weights have to differ too.
 
     Raises:
-      UsageError: Weights differ, and --allow_different does not name them.
+      UsageError: Weights differ, and comparison.allow_different does not name them.
     """
     # Each of these settings changes the initial weights, or the shapes of the input or
     # output of the model.
@@ -81,7 +82,8 @@ def check_initial_weights(
             raise UsageError(
                 f"arms differ in {HELD_FIXED[INITIAL_WEIGHTS]}: with seed {run.seed} "
                 f"{other.arm} and {run.arm} began with different ones; compare runs of "
-                f"the same program, or add {INITIAL_WEIGHTS} to --allow_different."
+                f"the same program, or add {INITIAL_WEIGHTS} to "
+                "--set=comparison.allow_different."
             )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from strategies.common.errors import ExitCode
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.compare.schedule import Turn
-from trainers.experiments.measurement import measure
+from trainers.experiments.measurement import measure_run
 from trainers.experiments.run_record import Run, read_run
 from trainers.experiments.runner import command_line
 
@@ -69,14 +69,14 @@ class Execution:
     def _run(self, turn: Turn) -> bool:
         # A resumed run would be timed wrongly.
         self._folder.remove_run(turn)
-        log = self._folder.log_path(turn)
-        measured = measure(command_of(turn, self._folder), log, self._stop_requested)
+        measured = measure_run(
+            command_of(turn, self._folder),
+            self._folder.run_path(turn),
+            self._folder.log_path(turn),
+            self._stop_requested,
+        )
         if measured is None:
             return False
-        path = self._folder.run_path(turn)
-        # A command that ended before its run began has left no folder.
-        path.mkdir(parents=True, exist_ok=True)
-        measured.write(path)
         if measured.exit_code == ExitCode.USAGE:
             self._refused[turn.arm.name] = self._read(turn).reason
         return True

@@ -87,7 +87,8 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
         return None
     if config.model.replayable_dropout:
         explanation = (
-            "the masks are not those of the same examples: with --replayable_dropout "
+            "the masks are not those of the same examples: with "
+            "--set=model.replayable_dropout=true "
             "they may depend on seed, step and example alone"
         )
     else:
@@ -99,10 +100,12 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
         parts = "replica and micro-batch" if in_parts else "replica"
         explanation = (
             f"masks depend on which {parts} an example falls to, so that several "
-            "replicas rightly differ from one: add --replayable_dropout"
+            "replicas rightly differ from one: add --set=model.replayable_dropout=true"
         )
     return Feature(
-        name="dropout", settings={"switch_off": ("dropout",)}, explanation=explanation
+        name="dropout",
+        settings={"disable_layers": ("dropout",)},
+        explanation=explanation,
     )
 
 
@@ -115,7 +118,7 @@ def _batch_normalization(config: Config, step: RecordedStep) -> Feature | None:
         return None
     return Feature(
         name="batch normalization",
-        settings={"switch_off": ("batch_normalization",)},
+        settings={"disable_layers": ("batch_normalization",)},
         explanation="every replica normalizes its own rows of the global batch, and "
         "each micro-batch by itself, so that several rightly differ from one",
     )
@@ -183,15 +186,15 @@ def _narrow_reduction(config: Config) -> Feature | None:
 
 
 def _is_off(config: Config, kind: str) -> bool:
-    return kind in (config.model.switch_off or ())
+    return kind in (config.model.disable_layers or ())
 
 
 def switched_off(config: Config, features: Sequence[Feature], num_steps: int) -> Config:
     """Returns the configuration of a short run without some features."""
-    settings: dict[str, Any] = {"switch_off": config.model.switch_off}
+    settings: dict[str, Any] = {"disable_layers": config.model.disable_layers}
     for feature in features:
         for name, value in feature.settings.items():
-            if name == "switch_off":
+            if name == "disable_layers":
                 # Several features, and the user, can each switch off a kind of layer.
                 value = (*(settings[name] or ()), *value)
             settings[name] = value

@@ -16,7 +16,7 @@ from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.loop.parts import TrainingParts
-from trainers.model.layer_switches import switch_off
+from trainers.model.layer_switches import disable_layers
 from trainers.model.replica_invariant_dropout import ReplayableDropout
 from trainers.model.rng import keyed_states, seed_states
 from trainers.model.sparse_gradients import as_dense
@@ -85,7 +85,7 @@ def _keras_step(assembly: TrainingParts, compiled: AsCompiled) -> KerasStep:
 def _compiled_copy(assembly: TrainingParts, compiled: AsCompiled) -> keras.Model:
     """Returns another model with the same values; `compile` would change the run's."""
     model = assembly.rebuild()
-    switch_off(model, assembly.config.model.switch_off or ())
+    disable_layers(model, assembly.config.model.disable_layers or ())
     for copy, variable in zip(model.variables, assembly.model.variables, strict=True):
         copy.assign(variable.value)
     model.compile(
@@ -129,7 +129,7 @@ def _as_fit_has_it(label: tf.Tensor) -> tf.Tensor:
 def _dropout(
     model: keras.Model, config: Config, batch: Batch
 ) -> AbstractContextManager[None]:
-    is_off = "dropout" in (config.model.switch_off or ())
+    is_off = "dropout" in (config.model.disable_layers or ())
     if not config.model.replayable_dropout or is_off:
         return contextlib.nullcontext()
     return ReplayableDropout(model, config.run.seed).replayed(batch)

@@ -168,15 +168,17 @@ def _shown(difference: Difference | None) -> str:
 def _why_not_comparable(finding: Finding) -> str:
     strategy = finding.arm.config.strategy
     # The most specific reason first; several can hold for one strategy.
-    if strategy.combine == "sum":
+    if strategy.gradient_reduction == "sum":
         return (
-            "--combine=sum takes the sum of the replicas' gradients for their mean: it "
-            "is another training, by intention"
+            "--set=strategy.gradient_reduction=sum takes the sum of the replicas' "
+            "gradients for "
+            "their mean: it is another training, by intention"
         )
     if strategy.averaged == "parameters":
         return (
             "replicas change copies of the weights of their own between two averages "
-            f"(--sync_every_steps={strategy.steps_between_averages}): it is another "
+            f"(--sync_every_steps={strategy.steps_between_averages}): it "
+            "is another "
             "training, by intention"
         )
     if strategy.is_synchronous and strategy.traits.matches_one_device:

@@ -12,7 +12,7 @@ import numpy as np
 from strategies.common.errors import UsageError
 from trainers.inputs.record_paths import find_files
 from trainers.inputs.sources import ArraySource, Data, hold_out
-from trainers.inputs.tfrecord.reader import read_records
+from trainers.inputs.tfrecord.reader import read_pieces
 from trainers.inputs.tfrecord.schema import RecordSchema, examples_of, parse_schema
 from trainers.inputs.tfrecord.stream import open_stream
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def load(config: DataConfig) -> Data:
     """Reads the files at --data_path and, if given, --eval_data_path.
 
-    Without --eval_data_path, --eval_fraction of the examples is held out. Inputs become
+    Without --eval_data_path, `eval_fraction` of the examples is held out. Inputs become
     float32, which rounds whole numbers above 2**24. A stream reads only the lengths of
     records here; evaluation data is always held in memory.
 
@@ -78,7 +78,9 @@ def _read(
     """Reads features float32 [n, ...] and labels int64 [n] of all files of a path."""
 
     def read_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
-        return examples_of(read_records(path), schema, num_classes)
+        pieces = [examples_of(p, schema, num_classes) for p in read_pieces(path)]
+        features, labels = zip(*pieces, strict=True)
+        return np.concatenate(features), np.concatenate(labels)
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         # `map` keeps the order of the files.

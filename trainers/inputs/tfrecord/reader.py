@@ -1,13 +1,12 @@
 """TFRecord files, read and checked without TensorFlow's reader.
 
 TensorFlow's reader trusts the length in a record's header and can end the process on a
-damaged file. This reader slices and allocates only after a length is known to lie
-inside the file, and compares both checksums of every record.
+damaged file. This reader reads and allocates only after a length has been checked, and
+names the file, the record and the byte of any damage.
 
 A record is, in little-endian order: uint64 length, uint32 masked checksum of those 8
 bytes, `length` bytes of data, uint32 masked checksum of the data. The file may be
-compressed by gzip; then errors give byte offsets in the decompressed data. Files are
-read some megabytes at a time.
+compressed by gzip; then errors give byte offsets in the decompressed data.
 """
 
 from __future__ import annotations
@@ -17,43 +16,73 @@ import dataclasses
 import gzip
 import io
 import os
+import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-import numpy as np
+import google_crc32c
 
 from strategies.common.errors import UsageError
-from trainers.inputs.crc32c import masked_checksums_match
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_MASK_DELTA = 0xA282EAD8
+_LENGTH = struct.Struct("<Q")
+_CHECKSUM = struct.Struct("<I")
+_HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
+# Bytes of a record beside its data.
+_EXTRA_BYTES = _HEADER_BYTES + _CHECKSUM.size
+
+# Limits of a piece: records are checked and parsed together.
+PIECE_RECORDS = 1024
+PIECE_BYTES = 1 << 22
+# Bytes read at a time to find headers: the data between two of them may be large and
+# need not be read.
+_BUFFER_BYTES = 1 << 14
 
 
-def read_records(path: Path) -> Records:
-    """Reads a whole file into memory and checks all of it.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Records:
+    """Data of consecutive records of one file.
 
-    Raises:
-      UsageError: The file cannot be read, is empty, truncated or damaged.
+    Attributes:
+      path: Path of the file.
+      payloads: Data of each record, in file order.
+      offsets: Byte at which each record begins.
+      first: Number in the file of the first of these records.
+      is_compressed: True if offsets count bytes of the uncompressed stream.
     """
-    pieces = list(read_pieces(path))
-    return Records(
-        path=path,
-        payloads=[payload for piece in pieces for payload in piece.payloads],
-        offsets=np.concatenate([piece.offsets for piece in pieces]),
-        is_compressed=pieces[0].is_compressed,
-    )
+
+    path: Path
+    payloads: list[bytes]
+    offsets: list[int]
+    first: int
+    is_compressed: bool
+
+    def place(self, index: int) -> str:
+        """Returns the place of a record, in the words that begin an error message."""
+        number = self.first + index
+        return place_of(self.path, number, self.offsets[index], self.is_compressed)
 
 
 def read_pieces(path: Path) -> Iterator[Records]:
-    """Yields the records of a file, some megabytes at a time, each piece checked.
+    """Yields the records of a file, some megabytes at a time, each of them checked.
 
     Raises:
       UsageError: The file cannot be read, is empty, truncated or damaged; raised once
         reading has reached the damage.
     """
-    with _opened(path) as (stream, walk):
-        yield from walk.records(stream)
+    with _opened(path) as walk:
+        while payloads_and_offsets := walk.take(PIECE_RECORDS, PIECE_BYTES):
+            payloads, offsets = zip(*payloads_and_offsets, strict=True)
+            yield Records(
+                path=path,
+                payloads=list(payloads),
+                offsets=list(offsets),
+                first=walk.number - len(payloads),
+                is_compressed=walk.is_compressed,
+            )
 
 
 def count_records(path: Path) -> int:
@@ -65,37 +94,48 @@ def count_records(path: Path) -> int:
     Raises:
       UsageError: The file cannot be read, is empty, truncated, or a length is damaged.
     """
-    with _opened(path) as (stream, walk):
-        if walk.is_compressed:
-            return sum(len(piece.payloads) for piece in walk.records(stream, False))
-        return walk.count(stream)
+    with _opened(path) as walk:
+        while walk.skip():
+            pass
+        return walk.number
 
 
 def is_compressed(path: Path) -> bool:
-    """Returns whether a file is compressed by gzip.
+    """Returns whether a file is compressed by gzip, and not a record that looks so.
 
     Raises:
       OSError: The file cannot be read.
     """
     with path.open("rb") as file:
-        return _is_compressed(file.read(HEADER_BYTES))
+        header = file.read(_HEADER_BYTES)
+    # A record with a length that looks like gzip's magic number has a valid checksum.
+    return header.startswith(_GZIP_MAGIC) and not _has_checksum(header)
+
+
+def _has_checksum(header: bytes) -> bool:
+    length, checksum = header[: _LENGTH.size], header[_LENGTH.size :]
+    return len(header) == _HEADER_BYTES and _masked_crc32c(length) == checksum
+
+
+def _masked_crc32c(data: bytes) -> bytes:
+    """Returns the stored form of a checksum: tensorflow/core/lib/hash/crc32c.h."""
+    crc = google_crc32c.value(data)
+    rotated = (crc >> 15) | (crc << 17)
+    return _CHECKSUM.pack((rotated + _MASK_DELTA) & 0xFFFFFFFF)
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, RecordWalk]]:
+def _opened(path: Path) -> Iterator[RecordWalk]:
     """Opens a file, decompressed if necessary, with a walk at its first record."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(HEADER_BYTES)
-            file.seek(0)
-            if not start:
-                raise empty(path)
-            if not _is_compressed(start):
-                yield file, RecordWalk(path, is_compressed=False, size=size)
-                return
-            with gzip.open(file) as stream:
-                yield stream, RecordWalk(path, is_compressed=True, size=None)  # type: ignore[misc]
+        with contextlib.ExitStack() as files:
+            file = files.enter_context(path.open("rb", _BUFFER_BYTES))
+            if is_compressed(path):
+                stream = files.enter_context(gzip.open(file))
+                yield RecordWalk(path, stream, size=None)  # type: ignore[arg-type]
+            else:
+                size = os.fstat(file.fileno()).st_size
+                yield RecordWalk(path, file, size=size)
     except OSError as error:
         raise UsageError(
             f"{path}: cannot be read ({error.strerror}): change its permissions or "
@@ -103,205 +143,120 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, RecordWalk]]:
         ) from error
 
 
-def _is_compressed(start: bytes) -> bool:
-    """Returns whether a file begins as gzip's files do, and not as a record."""
-    if not start.startswith(_GZIP_MAGIC):
-        return False
-    # A record with a length that looks like gzip's magic number has a valid checksum.
-    zero: np.ndarray = np.zeros(1, np.int64)
-    whole = len(start) == HEADER_BYTES
-    return not (whole and masked_checksums_match(start, zero, zero + 8).all())
-
-
-# uint64 length and its uint32 checksum; the footer is the checksum of the data.
-HEADER_BYTES = 12
-FOOTER_BYTES = 4
-
-# Bytes read at a time. A longer record is read in several parts.
-PIECE_BYTES = 1 << 22
-# Bytes read at a time to count records: the data between two lengths may be large and
-# need not be read.
-_BLOCK_BYTES = 1 << 14
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Records:
-    """Data of consecutive records of one file.
+class RecordWalk:
+    """Position in a file, moved record by record.
 
     Attributes:
-      path: Path of the file.
-      payloads: Data of each record, in file order.
-      offsets: Byte at which each record begins, int64 [num_records].
-      first: Number in the file of the first of these records.
-      is_compressed: True if offsets count bytes of the uncompressed stream.
+      number: Number of records before the position.
+      is_compressed: True if the file is decompressed while it is read.
     """
 
-    path: Path
-    payloads: list[bytes]
-    offsets: np.ndarray
-    first: int = 0
-    is_compressed: bool = False
+    def __init__(self, path: Path, stream: BinaryIO, size: int | None):
+        """Starts before the first record.
 
-    def place(self, index: int) -> str:
-        """Returns the place of a record, in the words that begin an error message."""
-        offset = int(self.offsets[index])
-        return place_of(self.path, self.first + index, offset, self.is_compressed)
+        Args:
+          path: Path of the file, named in errors.
+          stream: Content of the file, decompressed.
+          size: Bytes in the stream; None if it is decompressed while it is read.
+        """
+        self._path = path
+        self._stream = stream
+        self._size = size
+        self.number = 0
+        self.is_compressed = size is None
+        # First byte of the next record.
+        self._offset = 0
+
+    def take(self, max_records: int, max_bytes: int) -> list[tuple[bytes, int]]:
+        """Returns data and first byte of the next records; none at the end.
+
+        Args:
+          max_records: Maximum number of records.
+          max_bytes: Bytes of data after which no other record is taken.
+        """
+        taken: list[tuple[bytes, int]] = []
+        while len(taken) < max_records and max_bytes > 0:
+            length = self._next_length()
+            if length is None:
+                break
+            data, checksum = self._read(length), self._read(_CHECKSUM.size)
+            self._check_complete(length, checksum)
+            if _masked_crc32c(data) != checksum:
+                self._fail("its data is damaged")
+            taken.append((data, self._offset))
+            max_bytes -= length
+            self._advance(length)
+        return taken
+
+    def skip(self) -> bool:
+        """Moves beyond the next record without checking its data.
+
+        Returns:
+          False at the end of the file.
+        """
+        length = self._next_length()
+        if length is None:
+            return False
+        if self.is_compressed:
+            self._read(length)
+            self._check_complete(length, self._read(_CHECKSUM.size))
+        else:
+            self._stream.seek(length + _CHECKSUM.size, io.SEEK_CUR)
+        self._advance(length)
+        return True
+
+    def _next_length(self) -> int | None:
+        """Reads and checks a header; None at the end of the file."""
+        header = self._read(_HEADER_BYTES)
+        if not header and self.number:
+            return None
+        if not header:
+            raise UsageError(
+                f"{self._path}: byte 0: the file is empty: write it again."
+            )
+        if len(header) < _HEADER_BYTES:
+            self._fail(f"only {len(header)} of its {_HEADER_BYTES} header bytes exist")
+        if not _has_checksum(header):
+            self._fail("its length is damaged")
+        (length,) = _LENGTH.unpack_from(header)
+        if self._size is not None and self._offset + _EXTRA_BYTES + length > self._size:
+            self._check_complete(length, b"")
+        return int(length)
+
+    def _read(self, num_bytes: int) -> bytes:
+        """Reads some bytes, or fewer at the end."""
+        parts: list[bytes] = []
+        while num_bytes > 0:
+            # In parts, because a length may promise more than fits into memory.
+            try:
+                part = self._stream.read(min(num_bytes, PIECE_BYTES))
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                reason = " ".join(str(error).split())
+                self._fail(f"the compressed data is damaged ({reason})")
+            if not part:
+                break
+            parts.append(part)
+            num_bytes -= len(part)
+        return b"".join(parts)
+
+    def _check_complete(self, length: int, checksum: bytes) -> None:
+        """Raises UsageError unless the last bytes of a record were there to read."""
+        if len(checksum) < _CHECKSUM.size:
+            self._fail(f"it claims {length} bytes of data, beyond the end of the file")
+
+    def _advance(self, length: int) -> None:
+        self.number += 1
+        self._offset += _EXTRA_BYTES + length
+
+    def _fail(self, problem: str) -> NoReturn:
+        advice = "write or copy the file again"
+        if self.number == 0:
+            advice = "if it is a TFRecord file at all, write or copy it again"
+        place = place_of(self._path, self.number, self._offset, self.is_compressed)
+        raise UsageError(f"{place}: {problem}: {advice}.")
 
 
 def place_of(path: Path, number: int, offset: int, is_compressed: bool) -> str:
     """Returns the place of a record: its file, its number there, and its first byte."""
     stream = " of the uncompressed stream" if is_compressed else ""
     return f"{path}: record {number} at byte {offset}{stream}"
-
-
-def empty(path: Path) -> UsageError:
-    """Returns the error for a file without records."""
-    return UsageError(f"{path}: byte 0: the file is empty: write it again.")
-
-
-class RecordWalk:
-    """Position in a file, moved record by record."""
-
-    def __init__(self, path: Path, is_compressed: bool, size: int | None):
-        """Starts before the first record.
-
-        Args:
-          path: Path of the file, named in errors.
-          is_compressed: True if the stream to read is decompressed data.
-          size: Bytes in the stream; None if unknown.
-        """
-        self._path = path
-        self.is_compressed = is_compressed
-        self._size = size
-        # Number and first byte of the next record.
-        self._number = 0
-        self._offset = 0
-        self._damage: Exception | None = None
-
-    def count(self, stream: BinaryIO) -> int:
-        """Counts the records and skips their data."""
-        size = stream.seek(0, io.SEEK_END)
-        while self._offset < size:
-            stream.seek(self._offset)
-            block = stream.read(_BLOCK_BYTES)
-            headers, end = self._headers(block)
-            if not headers:
-                self._refuse_rest(block)
-            # Only the last record of a block can pass the end of the file.
-            if self._offset + end > size:
-                self._advance(len(headers) - 1, headers[-1])
-                self._refuse_rest(block[headers[-1] :])
-            self._advance(len(headers), end)
-        return self._number
-
-    def records(self, stream: BinaryIO, check_data: bool = True) -> Iterator[Records]:
-        """Yields all records, some megabytes at a time."""
-        content = bytearray()
-        is_at_end = False
-        while not is_at_end:
-            is_at_end = self._read_on(stream, content)
-            headers, end = self._headers(content)
-            if end > len(content):
-                # The last record is incomplete; it stays in `content` for the next
-                # piece.
-                end = headers.pop()
-                self._check_fits(content, end, len(headers))
-            if headers:
-                yield self._take(content, headers, end, check_data)
-                self._advance(len(headers), end)
-                del content[:end]
-        # All records before the damage have been yielded.
-        if self._damage is not None:
-            reason = " ".join(str(self._damage).split())
-            self._refuse(f"the compressed data is damaged ({reason})")
-        if content:
-            self._refuse_rest(content)
-        if not self._number:
-            raise empty(self._path)
-
-    def _read_on(self, stream: BinaryIO, content: bytearray) -> bool:
-        """Appends a piece to the content, and returns whether it was the last."""
-        wanted = len(content) + PIECE_BYTES
-        while len(content) < wanted:
-            try:
-                part = stream.read1(PIECE_BYTES)  # type: ignore[attr-defined]
-            # Records before the damage are checked first.
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                part, self._damage = b"", error
-            content += part
-            if not part:
-                return True
-        return False
-
-    def _headers(self, content: bytes | bytearray) -> tuple[list[int], int]:
-        """Returns where records begin, and where the last one ends or would end.
-
-        Raises:
-          UsageError: A length is damaged.
-        """
-        offset, headers = 0, []
-        while offset + HEADER_BYTES <= len(content):
-            headers.append(offset)
-            length = int.from_bytes(content[offset : offset + 8], "little")
-            offset += HEADER_BYTES + length + FOOTER_BYTES
-        offsets = np.array(headers, dtype=np.int64)
-        # The loop above trusts lengths. Its offsets are wrong after the first damaged
-        # length, which this check finds before anything uses them.
-        intact = masked_checksums_match(content, offsets, offsets + 8)
-        if not intact.all():
-            index = int(np.argmin(intact))
-            self._advance(index, headers[index])
-            self._refuse("its length is damaged")
-        return headers, offset
-
-    def _check_fits(self, content: bytearray, start: int, number: int) -> None:
-        """Raises UsageError at once if a record extends beyond a known end."""
-        length = int.from_bytes(content[start : start + 8], "little")
-        end = self._offset + start + HEADER_BYTES + length + FOOTER_BYTES
-        if self._size is not None and end > self._size:
-            self._advance(number, start)
-            self._refuse_rest(content[start:])
-
-    def _take(
-        self, content: bytearray, headers: list[int], end: int, check_data: bool
-    ) -> Records:
-        """Returns the whole records at the beginning of the content.
-
-        Raises:
-          UsageError: The data of a record is damaged.
-        """
-        offsets = np.array(headers, dtype=np.int64)
-        starts = offsets + HEADER_BYTES
-        ends: np.ndarray = np.append(offsets[1:], end) - FOOTER_BYTES
-        if check_data:
-            intact = masked_checksums_match(content, starts, ends)
-            if not intact.all():
-                index = int(np.argmin(intact))
-                self._advance(index, headers[index])
-                self._refuse("its data is damaged")
-        spans = zip(starts.tolist(), ends.tolist(), strict=True)
-        return Records(
-            path=self._path,
-            payloads=[bytes(content[start:stop]) for start, stop in spans],
-            offsets=self._offset + offsets,
-            first=self._number,
-            is_compressed=self.is_compressed,
-        )
-
-    def _advance(self, num_records: int, num_bytes: int) -> None:
-        self._number += num_records
-        self._offset += num_bytes
-
-    def _refuse_rest(self, rest: bytes | bytearray) -> NoReturn:
-        """Raises UsageError for an incomplete record at the end."""
-        if len(rest) < HEADER_BYTES:
-            self._refuse(f"only {len(rest)} of its {HEADER_BYTES} header bytes exist")
-        length = int.from_bytes(rest[:8], "little")
-        self._refuse(f"it claims {length} bytes of data, beyond the end of the file")
-
-    def _refuse(self, what: str) -> NoReturn:
-        advice = "write or copy the file again"
-        if self._number == 0:
-            advice = "if it is a TFRecord file at all, write or copy it again"
-        place = place_of(self._path, self._number, self._offset, self.is_compressed)
-        raise UsageError(f"{place}: {what}: {advice}.")

@@ -210,7 +210,7 @@ class RecordStream:
         for piece in read_pieces(path):
             number = piece.first + len(piece.payloads)
             indices = np.arange(start + piece.first, start + number)
-            yield np.array(piece.payloads, object), indices, piece.offsets
+            yield np.array(piece.payloads, object), indices, np.array(piece.offsets)
         # Steps and epochs follow from the counts; another count would shift them all.
         if number != self.counts[file]:
             raise UsageError(

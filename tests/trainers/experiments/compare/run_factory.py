@@ -65,7 +65,7 @@ def make_run(
         )
     ]
     path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(config.to_dict()))
+    (path / "config.json").write_text(json.dumps(config.by_group()))
     (path / "result.json").write_text(json.dumps(result))
     (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     if measured is not None:

@@ -241,7 +241,7 @@ def test_what_is_held_fixed_is_refused_or_said_at_the_top(
     assert "the global batch: --global_batch_size=64 (one) and " in error
     assert "--global_batch_size=32 (two)" in error
     assert contents(tmp_path) == before
-    allowed = ("--allow_different=global_batch_size",)
+    allowed = ("--set=comparison.allow_different=global_batch_size",)
     assert compare(tmp_path, one, two, flags=allowed) == 0
     assert "differ in the global batch" in concluded(tmp_path)["remarks"][0]
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
@@ -259,7 +259,13 @@ def test_other_initial_weights_are_refused(
     assert "with seed 0 one and two began with different" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert (
-        compare(tmp_path, one, two, flags=("--allow_different=initial_weights",)) == 0
+        compare(
+            tmp_path,
+            one,
+            two,
+            flags=("--set=comparison.allow_different=initial_weights",),
+        )
+        == 0
     )
 
 

@@ -30,7 +30,7 @@ SMALL = (
     "--train_steps=20",
     "--summary_every_steps=5",
     "--eval_every_steps=10",
-    "--histogram_every_steps=none",
+    "--set=report.histogram_every_steps=none",
     "--checkpoint_every_steps=none",
 )
 COMPARE = (
@@ -156,10 +156,10 @@ def test_runs_are_ordinary_runs_with_flags_of_their_own(comparison: Comparison) 
     config = json.loads(
         (comparison.folder / "runs/tower/seed-1/config.json").read_text("utf-8")
     )
-    assert (config["seed"], config["strategy"], config["num_replicas"]) == (
-        *(1, "tower", 2),
-    )
-    assert not {"strategies", "seeds", "arm", "target_accuracy"} & set(config)
+    assert config["run"]["seed"] == 1
+    assert config["strategy"]["strategy"] == "tower"
+    assert config["strategy"]["num_replicas"] == 2
+    assert "comparison" not in config
 
 
 def test_another_comparison_in_the_same_folder_is_refused(
@@ -191,10 +191,10 @@ def test_arms_that_diverge_crash_or_are_refused_are_reported_beside_the_others(
 ) -> None:
     flags = (
         "--mode=compare",
-        "--arm=fine: --step_delay_milliseconds=20",
+        "--arm=fine: --set=length.step_delay_milliseconds=20",
         "--arm=wild: --optimizer=sgd --learning_rate=1e30",
-        "--arm=refused: --strategy=mirrored --cross_device_reduction=nccl",
-        "--arm=killed: --steps_per_loop=1 --step_delay_milliseconds=9999",
+        "--arm=refused: --strategy=mirrored --set=strategy.cross_device_reduction=nccl",
+        "--arm=killed: --steps_per_loop=1 --set=length.step_delay_milliseconds=9999",
         "--seeds=1",
         "--run_dir=comparison",
         *SMALL,

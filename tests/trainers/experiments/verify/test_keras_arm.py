@@ -54,9 +54,9 @@ def made(model: str, dataset: str) -> tuple[str, ...]:
             (
                 "--model=mlp",
                 "--hidden_units=8",
-                "--label_smoothing=0.1",
+                "--set=optimizer.label_smoothing=0.1",
                 "--dropout=0.5",
-                "--replayable_dropout",
+                "--set=model.replayable_dropout=true",
             ),
             {"loss", "accuracy"},
             marks=pytest.mark.exhaustive,

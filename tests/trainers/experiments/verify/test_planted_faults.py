@@ -72,7 +72,7 @@ CASES = {
     ),
     "clip before the sum": Case(
         fault=Fault(
-            file="trainers/loop/builder.py",
+            file="trainers/loop/parts.py",
             right="        return TrainStep(",
             wrong="""        clip = config.optimizer.clip_global_norm
 
@@ -127,7 +127,7 @@ CASES = {
             right="examples = tf.identity(self._batch.indices)",
             wrong="examples = tf.range(tf.size(self._batch.indices, tf.int64))",
         ),
-        flags=("--dropout=0.5", "--replayable_dropout"),
+        flags=("--dropout=0.5", "--set=model.replayable_dropout=true"),
         quantity="loss",
         words="goes away without dropout: the masks are not those of the same examples",
         tested={"dropout": "equivalent"},

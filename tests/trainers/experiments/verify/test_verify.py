@@ -34,7 +34,11 @@ def test_strategies_of_one_process_train_the_same(tmp_path: pathlib.Path) -> Non
     What is another training by intention runs along, and is told apart.
     """
     flags = ("--model=mlp", "--hidden_units=8", "--train_steps=5")
-    features = ("--clip_global_norm=0.5", "--dropout=0.5", "--replayable_dropout")
+    features = (
+        "--clip_global_norm=0.5",
+        "--dropout=0.5",
+        "--set=model.replayable_dropout=true",
+    )
     # 1,437 examples to train: the third batch of 479 ends an epoch.
     uneven = ("--global_batch_size=499", "--weight_decay=0.01", "--optimizer=adamw")
     strategies = (
@@ -60,13 +64,13 @@ def test_the_reference_takes_whole_batches_and_strategies_what_suits_them() -> N
         mode="verify",
         strategies=("tower", "model_parallel"),
         strategy="model_parallel",
-        stages=("logits",),
-        num_micro_batches=5,
+        pipeline_stages=("logits",),
+        num_microbatches=5,
         gradient_accumulation_steps=2,
     )
     tower, _, pipeline = (arm.config.strategy for arm in subjects_of(config))
-    assert (tower.stages, tower.num_micro_batches) == (None, None)
-    assert (pipeline.stages, pipeline.num_micro_batches) == (("logits",), 5)
+    assert (tower.pipeline_stages, tower.num_microbatches) == (None, None)
+    assert (pipeline.pipeline_stages, pipeline.num_microbatches) == (("logits",), 5)
     assert tower.gradient_accumulation_steps == 2
     assert pipeline.gradient_accumulation_steps == 2
     assert reference_of(config).config.strategy.gradient_accumulation_steps == 1

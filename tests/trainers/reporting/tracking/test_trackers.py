@@ -77,7 +77,11 @@ def test_both_have_what_the_run_folder_has(
 ) -> None:
     folder = tmp_path / "runs" / "one"
     result = train(
-        folder, "--trackers=mlflow,wandb", "--tracker_group=mine", *SMALL, *SHORT
+        folder,
+        "--trackers=mlflow,wandb",
+        "--set=tracking.tracker_group=mine",
+        *SMALL,
+        *SHORT,
     )
     del result["schema_version"]
     figures = {f"result/{n}": v for n, v in figures_of(result).items()}
@@ -132,7 +136,7 @@ def test_a_run_that_was_killed_goes_on_as_the_same(
         *(f"--run_dir={folder}", "--trackers=mlflow,wandb", *SMALL),
         *("--summary_every_steps=10", "--checkpoint_every_steps=20"),
     )
-    endless = ("--train_steps=100000", "--step_delay_milliseconds=20")
+    endless = ("--train_steps=100000", "--set=length.step_delay_milliseconds=20")
     with started(*flags, *endless, folder=tmp_path) as process:
         wait_until(
             lambda: (
@@ -173,7 +177,7 @@ def test_a_tracker_that_fails_on_the_way_costs_a_warning(
     flags = (*SMALL, "--train_steps=300", "--summary_every_steps=10")
     with started(
         *(f"--run_dir={folder}", "--trackers=mlflow", *flags),
-        "--step_delay_milliseconds=10",
+        "--set=length.step_delay_milliseconds=10",
         folder=tmp_path,
     ) as process:
         wait_until(
@@ -239,7 +243,7 @@ def test_runs_of_a_comparison_have_a_group_and_folders_of_their_own() -> None:
         assert commands[arm, 0] == [
             f"--tensorboard_copy=gs://bucket/it/{arm}/seed-0",
             "--trackers=mlflow",
-            "--tracker_group=which",
+            "--set=tracking.tracker_group=which",
         ]
 
 

@@ -1,4 +1,4 @@
-"""--combine=sum: the sum of the replicas' gradients in place of their mean."""
+"""strategy.gradient_reduction=sum: the replicas' gradients summed, not averaged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_with_sgd_it_is_a_rate_as_many_times_larger(
     summed = small_config(
         strategy=strategy,
         num_replicas=replicas,
-        combine="sum",
+        gradient_reduction="sum",
         learning_rate=RATE,
         **settings,
     )
@@ -39,6 +39,6 @@ def test_with_sgd_it_is_a_rate_as_many_times_larger(
 
 
 def test_it_is_not_taken_for_the_same_training() -> None:
-    config = small_config(strategy="tower", num_replicas=2, combine="sum")
+    config = small_config(strategy="tower", num_replicas=2, gradient_reduction="sum")
     assert not config.strategy.traits.matches_one_device
     assert not is_comparable(config)

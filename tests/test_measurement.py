@@ -1,0 +1,51 @@
+"""Commands that experiments and the Python API start."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from strategies.launcher.process import LAUNCHER_PID
+from trainers.experiments.measurement import measure, measure_run, started
+
+SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
+
+
+def test_a_command_ends_with_its_block() -> None:
+    with started(SLEEP, subprocess.DEVNULL) as process:
+        assert process.poll() is None
+    assert process.returncode == -signal.SIGTERM
+    with (
+        pytest.raises(ZeroDivisionError),
+        started(SLEEP, subprocess.DEVNULL) as process,
+    ):
+        raise ZeroDivisionError
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_a_command_knows_which_process_it_ends_with(tmp_path: pathlib.Path) -> None:
+    show = f"import os; print(os.environ['{LAUNCHER_PID}'], os.getsid(0), os.getpid())"
+    log = tmp_path / "log"
+    measured = measure((sys.executable, "-c", show), log, lambda: False)
+    assert measured is not None
+    assert measured.exit_code == 0
+    launcher, session, own = map(int, log.read_text().split())
+    assert launcher == os.getpid()
+    assert session == own
+
+
+def test_measurements_are_written_unless_a_run_was_stopped(
+    tmp_path: pathlib.Path,
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    assert measure_run(SLEEP, run, log, lambda: True) is None
+    assert not run.exists()
+    measured = measure_run((sys.executable, "-c", "exit(2)"), run, log, lambda: False)
+    assert measured is not None
+    assert measured.exit_code == 2
+    assert (run / "measured.json").is_file()
