@@ -135,7 +135,9 @@ def _report(
     conclusion = conclude(compared.arms, compared.runs, config.comparison)
     for arm in conclusion["arms"]:
         arm["command"] = compared.commands.get(arm["name"])
-    shown = folder.runs if compared.commands else _common_folder(compared.runs)
+    shown: object = folder.event_dir(config) or folder.runs
+    if not compared.commands:
+        shown = _common_folder(compared.runs)
     conclusion = {
         "title": f"Comparison of {', '.join(arm.name for arm in compared.arms)}",
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

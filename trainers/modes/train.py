@@ -46,7 +46,7 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: The configuration cannot be run; nothing has been written.
     """
     folder = RunDir.for_training(config)
-    outside = Tracking(config.tracking, cluster, console)
+    outside = Tracking(config.tracking, console)
     strategy = create_strategy(config, cluster)
     spell = WriteErrorReporter(console, "they see that the chief is gone")
 

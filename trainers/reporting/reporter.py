@@ -79,7 +79,9 @@ class Reporter:
             )
         self._exporting = WriteErrorReporter(console)
         self._least_eval_loss = math.inf
-        self.summaries = Summaries(folder.tensorboard, self._logging)
+        self.summaries = Summaries(
+            folder.tensorboard, self._logging, run_name=folder.name
+        )
         self._profile = Profile(folder.tensorboard, self._logging)
         self._has_dashboards = False
         self.final: dict[str, float] = {}
