@@ -313,8 +313,9 @@ class Reporter:
             counts = {}
             if confusion is not None:
                 counts = {f"eval_{CONFUSION_MATRIX}": confusion.tolist()}
-            if self._are_pictures_due(report):
-                self._write_pictures(confusion, report.step)
+            if confusion is not None and self._is_picture_due(report):
+                picture = draw_confusion(confusion, self._assembly.data.class_names)
+                self.summaries.image(EVAL, CONFUSION_MATRIX, picture, report.step)
             self._append_metrics(
                 {
                     "step": report.step,
@@ -339,18 +340,10 @@ class Reporter:
                 list(hyperparameters(self._assembly)), metrics
             )
 
-    def _write_pictures(self, confusion: np.ndarray | None, step: int) -> None:
-        grid = self._inspection.sample_grid()
-        if grid is not None:
-            self.summaries.image(EVAL, "samples", grid, step)
-        if confusion is not None:
-            picture = draw_confusion(confusion, self._assembly.data.class_names)
-            self.summaries.image(EVAL, CONFUSION_MATRIX, picture, step)
+    def _is_picture_due(self, report: StepEvent) -> bool:
+        """Returns whether a tenth of the run has ended since the evaluation before.
 
-    def _are_pictures_due(self, report: StepEvent) -> bool:
-        """Whether a tenth of the run has ended since the evaluation before.
-
-        TensorBoard shows ten pictures of a tag, and drawing them takes longer than
+        TensorBoard shows ten pictures of a tag, and drawing one takes longer than
         evaluating a small data set. It depends on steps alone, so that a run that is
         continued draws the same.
         """
