@@ -25,7 +25,7 @@ from benchmarks.machine import RESULTS, machine, name_in_files
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode
 from strategies.common.files import write_json
-from strategies.common.text import aligned
+from strategies.common.text import table_lines
 from trainers.cli import flags
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm
@@ -276,7 +276,7 @@ def _show(points: Sequence[Point], command: str, is_recorded: bool) -> None:
         ]
         for p in points
     ]
-    print("\n".join(aligned(rows)))
+    print("\n".join(table_lines(rows)))
     if is_recorded:
         today = datetime.date.today().isoformat()
         path = RESULTS / f"growth_{name_in_files(here)}_{today}.md"

@@ -26,7 +26,7 @@ from absl import flags
 
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.native_log import native_log_hidden, prepare_standard_streams
-from strategies.common.text import aligned, shown
+from strategies.common.text import shown, table_lines
 from strategies.devices.parsing import DeviceChoice, parse_devices
 
 _GIB = 2**30
@@ -230,7 +230,7 @@ def report(task: Task, reference: Measured, found: Sequence[Measured]) -> list[s
                 "-" if measured is reference else f"{off:.1e}",
             )
         )
-    return aligned(rows)
+    return table_lines(rows)
 
 
 def run(argv: Sequence[str]) -> ExitCode:
