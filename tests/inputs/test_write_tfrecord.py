@@ -126,7 +126,8 @@ def test_what_a_link_leads_to_is_replaced_and_not_the_link(tmp_path):
     target, link = tmp_path / "real.tfrecord", tmp_path / "link.tfrecord"
     target.write_text("old")
     link.symlink_to(target)
-    write_tfrecord.run(["write", f"--path={link}", "--num_examples=3", "--overwrite"])
+    words = [f"--path={link}", "--num_examples=3", "--overwrite"]
+    assert write_tfrecord.main(["write_tfrecord", *words]) == 0
     assert link.is_symlink()
     assert len(read_records(target).payloads) == 3
 
@@ -158,7 +159,7 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
 def test_help_states_the_rule_and_the_flags():
     done = command("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    for words in ("label = 1  if", "--path", "--num_examples", "Default: 5000"):
+    for words in ("label = 1  if", "--path", "--num_examples", "(default: '5000')"):
         assert words in done.stdout
 
 
