@@ -234,7 +234,7 @@ def test_runs_of_a_comparison_have_a_group_and_folders_of_their_own() -> None:
         (t.arm.name, t.seed): [
             word
             for word in command_of(t, folder)
-            if word.startswith(("--track", "--tensorboard"))
+            if word.startswith(("--track", "--set=track", "--tensorboard"))
         ]
         for t in turns
     }
