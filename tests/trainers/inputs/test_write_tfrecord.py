@@ -15,7 +15,7 @@ from trainers import write_tfrecord
 from trainers.config.data import DataConfig
 from trainers.inputs.tfrecord.dataset import load
 from trainers.inputs.tfrecord.reader import read_pieces
-from trainers.inputs.tfrecord.schema import parse_schema
+from trainers.inputs.tfrecord.schema import examples_of, parse_schema
 from trainers.write_tfrecord import label_of, make_examples
 
 
@@ -43,7 +43,7 @@ def test_it_writes_what_it_says(tmp_path):
     assert list(path.parent.iterdir()) == [path]
     schema = parse_schema(DataConfig().record_schema)
     (records,) = read_pieces(path)
-    samples, labels = schema.parse(records)
+    samples, labels = examples_of(records, schema)
     expected_samples, expected_labels = make_examples(300, seed=5)
     np.testing.assert_array_equal(samples, expected_samples)
     np.testing.assert_array_equal(labels, expected_labels)
