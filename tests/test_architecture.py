@@ -15,7 +15,7 @@ PACKAGES = ("strategies", "models", "trainers")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 # Commands of their own, which read their own few flags.
-TOOLS = {"trainers/matpow.py", "trainers/write_tfrecord.py"}
+TOOLS = {"trainers/cli/tool.py", "trainers/matpow.py", "trainers/write_tfrecord.py"}
 
 
 def name_of(path: pathlib.Path) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pathlib
+import struct
 import subprocess
 import sys
 import threading
@@ -14,12 +15,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import google_crc32c
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from strategies.common.errors import UsageError
 from strategies.common.private_apis import (
     adagrad_accumulator,
     calls_of,
@@ -37,6 +40,7 @@ from strategies.common.private_apis import (
     takes_weights,
 )
 from tests.processes import ROOT
+from trainers.inputs.tfrecord.reader import count_records
 
 
 def two_devices() -> tf.distribute.MirroredStrategy:
@@ -250,6 +254,37 @@ print(gradient(tf.zeros([0, 8, 8, 4])).shape)
     )
     assert done.returncode != 0
     assert "Check failed" in done.stderr
+
+
+def test_a_record_with_a_valid_length_that_is_untrue_ends_the_process(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The reason why lengths are checked before TensorFlow reads a file."""
+    length = struct.pack("<Q", 2**40)
+    path = tmp_path / "untrue.tfrecord"
+    path.write_bytes(length + checksum_of_record(length) + b"abc")
+    with pytest.raises(UsageError, match=f"record 0 at byte 0: it claims {2**40} byte"):
+        count_records(path)
+    program = """
+import sys, tensorflow as tf
+try:
+    list(tf.data.TFRecordDataset(sys.argv[1]))
+except Exception:
+    print("an error, which would do")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode < 0, done.stdout + done.stderr
+    assert done.stdout == ""
+
+
+def checksum_of_record(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def test_index_shuffle_permutes_ranges_of_every_small_length() -> None:

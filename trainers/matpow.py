@@ -18,23 +18,21 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import psutil
 from absl import flags
 
-from strategies.common.errors import ExitCode, UsageError
+from strategies.common.errors import ExitCode
 from strategies.common.native_log import native_log_hidden, prepare_standard_streams
-from strategies.common.text import aligned, shown
+from strategies.common.text import table_lines
 from strategies.devices.parsing import DeviceChoice, parse_devices
-
-_GIB = 2**30
+from trainers.cli.tool import run_tool, tool_flags
 
 
 def make_flags() -> flags.FlagValues:
     """Returns the flags of this command, separate from absl's global flags."""
-    values = flags.FlagValues()
+    values = tool_flags()
     for name, default, least, most, text in (
         ("size", 1000, 1, 2**15, "Rows and columns of a matrix."),
         ("power", 10, 2, 1000, "To which a matrix is raised."),
@@ -60,7 +58,6 @@ def make_flags() -> flags.FlagValues:
     flags.DEFINE_enum(
         "dtype", "float32", ["float32", "float64"], "Of entries.", flag_values=values
     )
-    flags.DEFINE_bool("help", False, "Show this text.", flag_values=values)
     return values
 
 
@@ -230,30 +227,25 @@ def report(task: Task, reference: Measured, found: Sequence[Measured]) -> list[s
                 "-" if measured is reference else f"{off:.1e}",
             )
         )
-    return aligned(rows)
+    return table_lines(rows)
 
 
-def run(argv: Sequence[str]) -> ExitCode:
-    """Runs a command line.
+def run(values: flags.FlagValues) -> ExitCode:
+    """Computes and times the powers, and prints the table.
 
     Args:
-      argv: Program name and its arguments.
+      values: Flags of this command.
 
     Returns:
       DONE, or DIFFERENT if results do not agree.
 
     Raises:
-      UsageError: An argument is wrong, a device is missing, or memory is too small.
+      UsageError: A device is missing.
     """
-    values = _read(argv)
-    if values.help:
-        print("\n".join([str(__doc__), "Flags:", *_help_of(values)]))
-        return ExitCode.DONE
     listed = values.devices.split(",") if values.devices is not None else ()
     devices = _take_devices(parse_devices(listed, values.soft_placement))
     # A^n + B^n needs at least two matrices.
     count = max(2, len(devices))
-    _check_memory(values.size, count, np.dtype(values.dtype).itemsize)
     matrices = make_matrices(count, values.size, values.dtype, values.seed)
     task = Task(matrices=matrices, power=values.power)
     print(
@@ -281,29 +273,6 @@ def judge(task: Task, reference: Measured, found: Sequence[Measured]) -> ExitCod
     return ExitCode.DONE
 
 
-def _read(argv: Sequence[str]) -> flags.FlagValues:
-    values = make_flags()
-    try:
-        _, *positional = values(list(argv))
-    except flags.Error as error:
-        raise UsageError(
-            f"{' '.join(str(error).split())}; --help lists all flags."
-        ) from error
-    if positional:
-        raise UsageError(
-            f"{shown(positional[0])!r} is not a flag: give every setting as "
-            "--name=value."
-        )
-    return values
-
-
-def _help_of(values: flags.FlagValues) -> Iterator[str]:
-    names = ("size", "power", "devices", "soft_placement", "dtype", "repeats", "seed")
-    for name in names:
-        flag = values[name]
-        yield f"  --{name}: {flag.help} Default: {flag.default}"
-
-
 def _take_devices(choice: DeviceChoice) -> list[str]:
     """Loads TensorFlow and returns the names of the chosen devices."""
     # 2 hides information and warnings; TensorFlow reads the variable when it is
@@ -327,32 +296,9 @@ def _take_devices(choice: DeviceChoice) -> list[str]:
     return devices
 
 
-def _check_memory(size: int, count: int, item_bytes: int) -> None:
-    """Checks that the computation fits into memory.
-
-    Raises:
-      UsageError: The machine has too little free memory.
-    """
-    # For each matrix three copies and two products; two sums.
-    needed = (5 * count + 2) * size**2 * item_bytes
-    available = psutil.virtual_memory().available
-    if needed > available:
-        raise UsageError(
-            f"--size={size} needs {needed / _GIB:.1f} GiB of memory for {count} "
-            f"matrices, and {available / _GIB:.1f} GiB are free: lower it."
-        )
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit code."""
-    try:
-        return run(argv)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return ExitCode.USAGE
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return ExitCode.INTERRUPTED
+    return run_tool(run, make_flags(), argv, __doc__)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ from pathlib import Path
 import numpy as np
 from absl import flags
 
-from strategies.common.errors import UsageError
+from strategies.common.errors import ExitCode, UsageError
 from strategies.common.files import check_writable
 from strategies.common.native_log import native_log_hidden
+from trainers.cli.tool import run_tool, tool_flags
 
 # All samples are in memory at once: 5 int64, 40 bytes each.
 _MOST_EXAMPLES = 10_000_000
@@ -35,7 +36,7 @@ _MOST_EXAMPLES = 10_000_000
 
 def make_flags() -> flags.FlagValues:
     """Returns the flags of this command, separate from absl's global flags."""
-    values = flags.FlagValues()
+    values = tool_flags()
     flags.DEFINE_string(
         "path", None, "File to write, such as data/train.tfrecord.", flag_values=values
     )
@@ -58,7 +59,6 @@ def make_flags() -> flags.FlagValues:
     flags.DEFINE_bool(
         "overwrite", False, "Replace the file if it exists.", flag_values=values
     )
-    flags.DEFINE_bool("help", False, "Show this text.", flag_values=values)
     return values
 
 
@@ -121,32 +121,15 @@ def _write_records(path: Path, samples: np.ndarray, labels: np.ndarray) -> None:
         raise OSError(errno.EIO, error.message) from error
 
 
-def run(argv: Sequence[str]) -> str:
-    """Runs a command line.
+def run(values: flags.FlagValues) -> ExitCode:
+    """Writes the file and prints how to train on it.
 
     Args:
-      argv: Program name and its arguments.
-
-    Returns:
-      Text for standard output.
+      values: Flags of this command.
 
     Raises:
-      UsageError: An argument is wrong, or the file cannot be written.
+      UsageError: The file cannot be written.
     """
-    values = make_flags()
-    try:
-        _, *positional = values(list(argv))
-    except flags.Error as error:
-        raise UsageError(" ".join(str(error).split())) from error
-    # Before other checks, so that --help works beside other arguments.
-    if values.help:
-        names = ("path", "num_examples", "seed", "overwrite")
-        lines = [f"  --{n}: {values[n].help} Default: {values[n].value}" for n in names]
-        return "\n".join([str(__doc__), "Flags:", *lines])
-    if positional:
-        raise UsageError(
-            f"{positional[0]!r} is not a flag: give every setting as --name=value."
-        )
     if not values.path:
         raise UsageError("--path is missing: name a file, such as data/train.tfrecord.")
     path = Path(values.path)
@@ -159,11 +142,12 @@ def run(argv: Sequence[str]) -> str:
         raise UsageError(
             f"--path={path} cannot be written ({error.strerror}): name another file."
         ) from error
-    return (
+    print(
         f"wrote {values.num_examples} examples to {path}; train on them with: "
         "python -m trainers.main --dataset=tfrecord "
         f"--data_path={shlex.quote(str(path))} --model=mlp --hidden_units=10"
     )
+    return ExitCode.DONE
 
 
 def _check_path(path: Path, overwrite: bool) -> None:
@@ -178,13 +162,8 @@ def _check_path(path: Path, overwrite: bool) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command and returns its exit code: 0, or 2 for a usage error."""
-    try:
-        print(run(argv))
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """Runs the command and returns its exit code."""
+    return run_tool(run, make_flags(), argv, __doc__)
 
 
 if __name__ == "__main__":

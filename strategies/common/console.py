@@ -87,6 +87,15 @@ class Console:
             self._rich.print(line, markup=False)
         self._write_log(line)
 
+    def item(self, label: str, text: object) -> None:
+        """Prints one line of a report: a label in a column of 10 characters, and text.
+
+        Args:
+          label: Label; empty in lines that continue the one before.
+          text: Text, or a value that is shown as text, without line breaks.
+        """
+        self.say(f"{label:<9} {text}")
+
     def note(self, text: str) -> None:
         """Writes text to the log only, because it is too long for a terminal."""
         self._write_log(text)

@@ -159,6 +159,11 @@ def _longest_part(path: pathlib.Path) -> int:
     return max((len(os.fsencode(part)) for part in path.parts), default=0)
 
 
+def is_url(path: str) -> bool:
+    """Returns whether a path names a file system that is not this machine's."""
+    return "://" in path
+
+
 def is_there(path: pathlib.Path) -> bool:
     """Returns whether there is anything of that name, even a link to nowhere."""
     try:

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
-_WIDTH = 80
+from rich.console import Console, JustifyMethod
+from rich.table import Table
+from rich.text import Text
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns a table in 80 columns; only the first column is cut and left-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    # Two spaces stand before each column but the first.
-    name_width = min(widths[0], _WIDTH - sum(widths[1:]) - 2 * len(widths[1:]))
-    return [
-        "  ".join(
-            [
-                f"{row[0][:name_width]:<{name_width}}",
-                *(f"{c:>{w}}" for c, w in zip(row[1:], widths[1:], strict=True)),
-            ]
-        )
-        for row in rows
-    ]
+def table_lines(
+    rows: Sequence[Sequence[str]], *, numbers: bool = True, width: int = 80
+) -> list[str]:
+    """Returns the lines of a table without borders and colors.
+
+    Args:
+      rows: Cells of each row; every row has the same number of cells.
+      numbers: Whether to right-align all columns but the first.
+      width: Most characters of a line; the first column is wrapped to fit.
+    """
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in range(len(rows[0])):
+        justify: JustifyMethod = "right" if numbers and column else "left"
+        table.add_column(justify=justify, overflow="fold", no_wrap=column > 0)
+    for row in rows:
+        # Text, because brackets in a plain string would be rich's markup.
+        table.add_row(*map(Text, row))
+    # Standard output may be a terminal or a pipe: neither changes the table.
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 # Enough of a value to recognize it, and little enough for one readable line.

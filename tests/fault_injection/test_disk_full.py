@@ -55,7 +55,7 @@ def test_summaries_are_left_out_until_there_is_space(
     console = Console()
     spell = WriteErrorReporter(console)
     folder = disk.seen / "tb"
-    summaries = Summaries(folder, spell)
+    summaries = Summaries(str(folder), spell)
     summaries.scalars(TRAIN, {"loss": 1.0}, step=1)
     assert summaries.flush()
     disk.fill()

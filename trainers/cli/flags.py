@@ -204,7 +204,7 @@ def _with_one_of_its_strategies(settings: Mapping[str, Any]) -> Config:
       UsageError: The settings fit none of the strategies; the error is the first one.
     """
     refusals = []
-    for strategy in settings["strategies"]:
+    for strategy in dict.fromkeys(settings["strategies"]):
         try:
             return Config().replace(**{**settings, "strategy": strategy})
         except UsageError as error:

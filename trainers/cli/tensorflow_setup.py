@@ -14,6 +14,7 @@ from typing import Any
 
 from strategies import registry
 from strategies.common.errors import UsageError
+from strategies.common.files import is_url
 from strategies.common.native_log import native_log_hidden
 from strategies.common.text import one_line, shown
 from trainers.config.config import Config
@@ -74,6 +75,10 @@ def load_tensorflow(config: Config) -> None:
         # 2 hides warnings, 3 hides errors as well. TensorFlow reads the variable when
         # it is imported.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if several else "2")
+    if is_url(config.tracking.tensorboard_dir or ""):
+        # Google's default of 10 retries blocks training for minutes if the bucket does
+        # not answer. TensorFlow reads the variable when it is imported.
+        os.environ.setdefault("GCS_RETRY_CONFIG_MAX_RETRIES", "2")
     hidden = contextlib.nullcontext() if verbose else native_log_hidden()
     with _interrupt_ends_at_once(), hidden:
         with _imported_fast(), _settings_blamed():

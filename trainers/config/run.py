@@ -56,7 +56,7 @@ class RunConfig:
             raise UsageError(
                 f"--run_dir={shown(self.run_dir)} is no folder of this machine, and a "
                 "run needs its locks and atomic renames: give one, and "
-                "--tensorboard_copy for event files elsewhere."
+                "--tensorboard_dir for event files elsewhere."
             )
 
 

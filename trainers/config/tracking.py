@@ -1,4 +1,4 @@
-"""Settings of trackers and of remote TensorBoard copies.
+"""Settings of trackers and of the place of event files.
 
 This module imports neither TensorFlow nor a tracker.
 """
@@ -28,15 +28,14 @@ _OF_TRACKERS: UsedBy = {"trackers": tuple(EXTRAS)}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """Copies and trackers: where a run reports to besides its folder."""
+    """Event files and trackers: reports outside the run folder."""
 
     group: ClassVar[str] = "tracking"
 
-    tensorboard_copy: str | None = setting(
+    tensorboard_dir: str | None = setting(
         None,
-        "A folder to which the event files of TensorBoard are copied while the run "
-        "goes on: anything that tf.io.gfile knows, such as gs://bucket/runs/one. Each "
-        "run of a comparison has a folder in it.",
+        "Folder or URL, such as gs://bucket/runs, in which TensorBoard's event files "
+        "have a folder with the name of the run. Default: tb in the run folder.",
         path="folder",
         used_by=_OF_RUNS,
     )

@@ -31,6 +31,11 @@ _LABEL = re.compile(
 )
 # What is raised in Python while a stream is read comes with its traceback.
 _STREAM = re.compile(r"\bUsageError: ([^\n]*)")
+# From TensorFlow's reader, its parser, and the check of values after it.
+_RECORD = re.compile(
+    r"(?:corrupted|truncated) record at|inflate\(\) failed|ParseExample|"
+    r"does not match --record_schema"
+)
 _ROWS = re.compile(
     r"--set=model.replayable_dropout=true does not fit layer [^;]*; [^.]*\."
 )
@@ -50,6 +55,7 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
     stream = _STREAM.search(message)
     label = _LABEL.search(message)
     refused_by_xla = compile_error(message) if config.model.jit_compile else None
+    damaged_record = _damaged_record(message, config)
     words = disk_error(error)
     if words is not None:
         refusal = UsageError(
@@ -71,6 +77,8 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
         refusal = UsageError(rows.group())
     elif config.data.is_streamed and stream:
         refusal = UsageError(stream.group(1))
+    elif damaged_record is not None:
+        refusal = damaged_record
     elif refused_by_xla is not None:
         refusal = refused_by_xla
     elif config.strategy.soft_placement is False and missing:
@@ -83,6 +91,15 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
         return None
     refusal.__cause__ = error
     return refusal
+
+
+def _damaged_record(message: str, config: Config) -> UsageError | None:
+    if not (config.data.is_streamed and _RECORD.search(message)):
+        return None
+    # Imported late: this module is also used in processes without TensorFlow.
+    from trainers.inputs.tfrecord.dataset import damage_of
+
+    return damage_of(config.data)
 
 
 def _has_no_folder(error: Exception) -> bool:

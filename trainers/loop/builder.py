@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 
 import keras
-import tensorflow as tf
 
 import models
 from models.base import Objective, TrainableModel
@@ -39,6 +38,7 @@ from trainers.model.optimizers import (
 )
 from trainers.model.padding_weights import WithBallast
 from trainers.model.train_step import TrainStep
+from trainers.model.update import make_step_counter
 from trainers.pipeline_parallel.build import build_pipeline
 from trainers.pipeline_parallel.step import PipelineStep
 from trainers.user_code.checks import check_numbers
@@ -115,7 +115,6 @@ def assemble_parts(
     train_steps = _train_steps(config, order)
     model_parts = build_model_parts(config, strategy, data, spec, train_steps)
     train_step = model_parts.train_step(config, strategy)
-    size = config.report.eval_global_batch_size
     parts = TrainingParts(
         **vars(model_parts),
         config=config,
@@ -127,16 +126,17 @@ def assemble_parts(
             _replica_step(train_step, model_parts.model, config, strategy),
             model_parts.update(config),
         ),
-        evaluation=Evaluation(strategy, model_parts.eval_step(), data.evaluation, size),
+        evaluation=Evaluation(
+            strategy,
+            model_parts.eval_step(),
+            data.evaluation,
+            config.report.eval_global_batch_size,
+        ),
         # Called later for exports, outside of the strategy's scope.
         rebuild=lambda: spec.build(data, config.model),
     )
     if config.model.jit_compile:
-        checks.check_layers(parts.model)
-        # XLA reports an error in a pipeline stage only when the stage runs.
-        if isinstance(train_step, TrainStep):
-            shards = parts.batches(0).dataset(0, strategy.num_replicas)
-            checks.check_step(train_step, next(iter(shards)))
+        checks.check_compilable(parts, train_step)
     return parts
 
 
@@ -205,7 +205,7 @@ def build_model_parts(
         loss_scale = LossScale(optimizer) if needs_loss_scale(model) else None
         if pipeline is not None:
             update_where_variables_are(optimizer)
-        step = _make_step_variable()
+        step = make_step_counter()
     check_accumulable(model, config.strategy.gradient_accumulation_steps)
     updates_overlap = not config.strategy.is_synchronous
     return ModelParts(
@@ -235,18 +235,6 @@ def _build_model(
     # Outside of the scope, because Keras makes variables of metrics.
     with _refused():
         return model, spec.objective(model, config.optimizer.label_smoothing)
-
-
-def _make_step_variable() -> tf.Variable:
-    """Returns the counter of applied updates."""
-    return tf.Variable(
-        0,
-        dtype=tf.int64,
-        trainable=False,
-        name="applied_updates",
-        # Of mirrored variables only the first replica counts, not every replica.
-        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-    )
 
 
 @contextlib.contextmanager

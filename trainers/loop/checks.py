@@ -12,10 +12,12 @@ from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
 from trainers.inputs.tfrecord.stream import RecordStream
+from trainers.loop.parts import TrainingParts
 from trainers.model.layer_state import sums_over_replicas
 from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import TrainStep
 from trainers.model.xla_errors import compile_error
+from trainers.pipeline_parallel.step import PipelineStep
 
 
 def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
@@ -87,6 +89,23 @@ def check_trainable(model: keras.Model, config: Config) -> None:
             f"has weights with trainable=True ({len(model.variables)} variables are "
             "frozen); set it on the layers to train, before the model is compiled."
         )
+
+
+def check_compilable(parts: TrainingParts, step: TrainStep | PipelineStep) -> None:
+    """Checks that XLA can compile the step of a replica.
+
+    Args:
+      parts: Parts of the run.
+      step: Training step of one replica.
+
+    Raises:
+      UsageError: XLA cannot compile it.
+    """
+    check_layers(parts.model)
+    # XLA reports an error in a pipeline stage only when the stage runs.
+    if isinstance(step, TrainStep):
+        shards = parts.batches(0).dataset(0, parts.strategy.num_replicas)
+        check_step(step, next(iter(shards)))
 
 
 def check_layers(model: keras.Model) -> None:

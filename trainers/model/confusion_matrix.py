@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image, ImageDraw, ImageFont
 
 from models.base import ClassPredictions
 from strategies.common.types import Batch
@@ -21,17 +20,10 @@ CONFUSION = "counts/confusion"
 MOST_CLASSES = 100
 
 _MOST_WITH_NUMBERS = 20
-_CELL_PIXELS = 52
-_SMALL_CELL_PIXELS = 12
-_FONT_PIXELS = 13
-_SMALL_FONT_PIXELS = 9
-_GAP_PIXELS = 6
 _MOST_CHARACTERS = 14
-_ROWS, _COLUMNS = "is", "taken for"
+# Of the names of classes and axes.
+_MARGIN_INCHES = 1.5
 _RIGHT, _WRONG = np.array([20, 110, 50]), np.array([190, 30, 30])
-_INK, _PAPER, _GRID = (30, 30, 30), (255, 255, 255), (225, 225, 225)
-
-_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def confusion_of(classes: ClassPredictions, batch: Batch) -> tf.Tensor:
@@ -58,7 +50,6 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str] | None) -> np.ndarra
     """Draws each count as a cell whose color deepens with its fraction of the row.
 
     With up to 20 classes each cell also shows the fraction in percent and the count.
-    The function uses Pillow, because the import of matplotlib would take half a second.
 
     Args:
       counts: int64 [classes, classes]; rows are true classes, columns are predicted
@@ -68,68 +59,42 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str] | None) -> np.ndarra
     Returns:
       uint8 [height, width, 3].
     """
+    # Imported late: a run that draws nothing does not wait for matplotlib.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     num_classes = len(counts)
     has_numbers = num_classes <= _MOST_WITH_NUMBERS
-    cell = _CELL_PIXELS if has_numbers else _SMALL_CELL_PIXELS
-    font = ImageFont.load_default(_FONT_PIXELS if has_numbers else _SMALL_FONT_PIXELS)
-    words = [_shortened(str(n)) for n in names or range(num_classes)]
-    widest = max(font.getlength(word) for word in [*words, _COLUMNS])
-    margin = round(widest) + 3 * _GAP_PIXELS
-    image = _draw_cells(counts, margin, cell, font if has_numbers else None)
-    middles = [margin + cell * (index + 0.5) for index in range(num_classes)]
-    draw = ImageDraw.Draw(image)
-    draw.text((_GAP_PIXELS, margin - _GAP_PIXELS), _ROWS, _INK, font, anchor="ls")
-    for word, middle in zip(words, middles, strict=True):
-        draw.text((margin - _GAP_PIXELS, middle), word, _INK, font, anchor="rm")
-    # Column names are vertical. Pillow writes only horizontal text, so the image is
-    # rotated, annotated at its right edge and rotated back.
-    turned = image.transpose(Image.Transpose.ROTATE_270)
-    draw, left = ImageDraw.Draw(turned), turned.width - margin + _GAP_PIXELS
-    draw.text((left, margin - _GAP_PIXELS), _COLUMNS, _INK, font, anchor="ls")
-    for word, middle in zip(words, middles, strict=True):
-        draw.text((left, middle), word, _INK, font, anchor="lm")
-    return np.asarray(turned.transpose(Image.Transpose.ROTATE_90))
-
-
-def _draw_cells(
-    counts: np.ndarray, margin: int, cell: int, font: _Font | None
-) -> Image.Image:
-    """Draws the cells without class names.
-
-    Args:
-      counts: int64 [classes, classes].
-      margin: Width of the left and upper margins, in pixels.
-      cell: Width of a cell, in pixels.
-      font: Font of the numbers in the cells; None for cells without numbers.
-    """
-    size = margin + cell * len(counts) + _GAP_PIXELS
-    image = Image.new("RGB", (size, size), _PAPER)
-    draw = ImageDraw.Draw(image)
+    cell, font_size = (0.52, 8) if has_numbers else (0.12, 5)
     # A class without examples has a row of zeros.
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    for row, column in np.ndindex(*counts.shape):
-        left, top = margin + cell * column, margin + cell * row
-        share, count = float(shares[row, column]), int(counts[row, column])
-        colour = _colour(share, _RIGHT if row == column else _WRONG)
-        draw.rectangle((left, top, left + cell, top + cell), colour, _GRID)
-        if font is not None and count:
-            ink = _PAPER if share > 0.5 else _INK
-            middle = (left + cell / 2, top + cell / 2)
-            text = f"{share:.0%}\n{count:,}"
-            draw.text(middle, text, ink, font, anchor="mm", align="center")
-    return image
-
-
-def _colour(share: float, full: np.ndarray) -> tuple[int, ...]:
-    """Returns the color of a cell.
-
-    Args:
-      share: Fraction of the row's examples in the cell, from 0 to 1.
-      full: Color of the fraction 1.
-    """
+    fractions = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     # The root keeps a few errors visible: 1 % has a tenth of the depth.
-    depth = share**0.5 if share < 1 else 1.0
-    return tuple(np.uint8((1 - depth) * np.array(_PAPER) + depth * full).tolist())
+    depth = np.sqrt(fractions)[:, :, np.newaxis]
+    is_right = np.eye(num_classes, dtype=bool)[:, :, np.newaxis]
+    size = cell * num_classes + _MARGIN_INCHES
+    figure = Figure(figsize=(size, size), dpi=100, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    colors = 1 - depth + depth * np.where(is_right, _RIGHT, _WRONG) / 255
+    axes.imshow(colors, interpolation="nearest")
+    labels = [_shortened(str(name)) for name in names or range(num_classes)]
+    axes.set_xticks(range(num_classes), labels, rotation=90, fontsize=font_size)
+    axes.set_yticks(range(num_classes), labels, fontsize=font_size)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    for row, column in np.argwhere(counts) if has_numbers else ():
+        fraction = fractions[row, column]
+        axes.text(
+            column,
+            row,
+            f"{fraction:.0%}\n{counts[row, column]:,}",
+            color="white" if fraction > 0.5 else "black",
+            fontsize=font_size,
+            ha="center",
+            va="center",
+        )
+    canvas.draw()
+    return np.array(canvas.buffer_rgba())[:, :, :3]
 
 
 def _shortened(name: str) -> str:

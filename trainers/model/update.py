@@ -160,6 +160,18 @@ class ModelUpdate:
         return details
 
 
+def make_step_counter() -> tf.Variable:
+    """Returns the counter of applied updates."""
+    return tf.Variable(
+        0,
+        dtype=tf.int64,
+        trainable=False,
+        name="applied_updates",
+        # Of mirrored variables only the first replica counts, not every replica.
+        aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+
+
 def _clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
     """Returns gradients scaled down to at most a global norm.
 

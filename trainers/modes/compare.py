@@ -98,11 +98,12 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     check_configurations(arms, allowed)
     turns = schedule(arms, config.run.seed, settings.seeds)
     continued = folder.begin(arms, config.run.seed)
-    console.say(
-        f"compare   {len(arms)} arms, {settings.seeds} runs each"
-        f"{', continued' if continued else ''}: {', '.join(a.name for a in arms)}"
+    console.item(
+        "compare",
+        f"{len(arms)} arms, {settings.seeds} runs each"
+        f"{', continued' if continued else ''}: {', '.join(a.name for a in arms)}",
     )
-    console.say(f"into      {folder.path}")
+    console.item("into", folder.path)
     progress = Progress(turns, console)
     with PreemptionSignals() as signals, progress.shown():
         execution = Execution(folder, lambda: signals.requested)
@@ -135,7 +136,9 @@ def _report(
     conclusion = conclude(compared.arms, compared.runs, config.comparison)
     for arm in conclusion["arms"]:
         arm["command"] = compared.commands.get(arm["name"])
-    shown = folder.runs if compared.commands else _common_folder(compared.runs)
+    shown: object = folder.event_dir(config) or folder.runs
+    if not compared.commands:
+        shown = _common_folder(compared.runs)
     conclusion = {
         "title": f"Comparison of {', '.join(arm.name for arm in compared.arms)}",
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -150,15 +153,15 @@ def _report(
     }
     write_report(folder, conclusion, compared.runs)
     for name, words in origin(conclusion):
-        console.say(f"{name:<9} {words}")
+        console.item(name, words)
     for line in terminal_table(conclusion):
         console.say(line)
     for arm_name, words in verdict_lines(conclusion):
-        console.say(f"verdict   {arm_name}: {words}")
+        console.item("verdict", f"{arm_name}: {words}")
     for remark in conclusion["remarks"]:
-        console.say(f"note      {remark}")
-    console.say(f"report    {folder.path / 'report.html'}")
-    console.say(f"look at   {conclusion['tensorboard']}")
+        console.item("note", remark)
+    console.item("report", folder.path / "report.html")
+    console.item("look at", conclusion["tensorboard"])
 
 
 def _command(config: Config, folder: ComparisonFolder) -> str:

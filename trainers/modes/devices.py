@@ -45,7 +45,7 @@ def devices(config: Config, console: Console) -> ExitCode:
     )
     for label, lines in _sections(config):
         for line in lines:
-            console.say(f"{label:<9} {line}")
+            console.item(label, line)
             # Only the first line of a section has its label.
             label = ""
     words = substitution(config.strategy.device_choice)

@@ -308,7 +308,7 @@ class _DoctorReport:
             self._show("", f"{task:<9}  {address:<{width}}  {state}")
 
     def _show(self, label: str, text: str) -> None:
-        self.console.say(f"{label:<9} {text}")
+        self.console.item(label, text)
 
     def _problem(self, text: str) -> None:
         """Adds a problem once: several checks may report the same one."""

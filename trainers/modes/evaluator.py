@@ -24,7 +24,6 @@ from trainers.loop.parts import TrainingParts
 from trainers.model.confusion_matrix import CONFUSION_MATRIX, draw_confusion
 from trainers.reporting.metrics_writer import in_words
 from trainers.reporting.tensorboard import EVALUATOR, Summaries
-from trainers.reporting.tracking.event_copies import EventCopies, check_target
 from trainers.run_dir.checkpoint_manifest import DamagedError
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.run_dir import RunDir
@@ -47,15 +46,15 @@ def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
       PeerLostError: The chief is dead or unresponsive and has not written how the run
         ended.
     """
-    folder = RunDir(pathlib.Path(config.run.run_dir or ""))
+    folder = RunDir(
+        pathlib.Path(config.run.run_dir or ""), config.tracking.tensorboard_dir
+    )
     chief = _Chief(cluster, folder, config.strategy.peer_timeout_seconds)
     # The default strategy uses one device of this process.
     alone = dataclasses.replace(config, strategy=StrategyConfig())
-    copies = _copies(config, folder, console)
     evaluator = _Evaluator(
         assemble(alone, create_strategy(alone, Cluster())), folder, console
     )
-    copies.start()
     with PreemptionSignals() as signals:
         wait_for_tasks(
             chief.addresses,
@@ -68,24 +67,9 @@ def evaluator(config: Config, cluster: Cluster, console: Console) -> int:
             # was read first.
             evaluator.evaluate_new(signals)
             if exit_code is not None:
-                copies.stop()
                 return exit_code
             time.sleep(_POLL_SECONDS)
         return signals.exit_code
-
-
-def _copies(config: Config, folder: RunDir, console: Console) -> EventCopies:
-    """Returns the copies of the evaluator's own event files.
-
-    The chief copies all other event files.
-    """
-    target = config.tracking.tensorboard_copy
-    check_target(target)
-    return EventCopies(
-        folder.tensorboard / EVALUATOR,
-        None if target is None else f"{target}/{EVALUATOR}",
-        console,
-    )
 
 
 class _Chief:

@@ -43,8 +43,8 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         *(e for arm in arms_of(config) for e in of_an_arm(arm, num_gpus)),
     ]
     folder.begin()
-    console.say(f"predict   {_in_words(config)}; {len(experiments)} short runs")
-    console.say(f"into      {folder.path}")
+    console.item("predict", f"{_in_words(config)}; {len(experiments)} short runs")
+    console.item("into", folder.path)
     return with_runs(
         folder,
         console,
@@ -104,4 +104,4 @@ def _report(
     write_json(folder.result, report.content(command_again(config)))
     for line in report.lines():
         console.say(line)
-    console.say(f"result    {folder.result}")
+    console.item("result", folder.result)

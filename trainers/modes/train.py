@@ -42,7 +42,7 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         folder = RunDir.for_training(config)
     else:
         folder = RunDir(pathlib.Path(config.run.run_dir or ""))
-    tracking = Tracking(config.tracking, cluster, console)
+    tracking = Tracking(config.tracking, console)
     strategy = create_strategy(config, cluster)
     errors = WriteErrorReporter(console, "they see that the chief is gone")
 

@@ -40,8 +40,8 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     folder = ExperimentDir(config.run.run_dir, "verify")
     reference_arm, arms = reference_of(config), subjects_of(config)
     folder.begin()
-    console.say(f"verify    {', '.join(arm.name for arm in arms)}")
-    console.say(f"into      {folder.path}")
+    console.item("verify", ", ".join(arm.name for arm in arms))
+    console.item("into", folder.path)
     return with_runs(
         folder,
         console,
@@ -71,10 +71,10 @@ def _verify(
     console.say(f"largest relative difference from one_device in {num_steps} steps:")
     for line in table(keras, findings):
         console.say(line)
-    console.say(f"tolerance {in_words(reference.config, num_steps)}")
+    console.item("tolerance", in_words(reference.config, num_steps))
     for name, words in explanations(keras, findings):
         console.say(f"{name}: {words}")
-    console.say(f"result    {folder.result}")
+    console.item("result", folder.result)
     return _exit_code(keras, findings)
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from strategies.common.console import Console
@@ -56,7 +55,9 @@ class MetricsWriter:
         self._errors = WriteErrorReporter(console)
         self._replica_statistics = ReplicaStatistics()
         self._inspection = Inspection(parts.model, parts.data)
-        self.summaries = Summaries(folder.tensorboard, self._errors)
+        self.summaries = Summaries(
+            folder.tensorboard, self._errors, run_name=folder.name
+        )
         self._profile = Profile(folder.tensorboard, self._errors)
         self._has_dashboards = False
         self._least_eval_loss = math.inf
@@ -138,8 +139,9 @@ class MetricsWriter:
             counts = {}
             if confusion is not None:
                 counts = {f"eval_{CONFUSION_MATRIX}": confusion.tolist()}
-            if self._are_pictures_due(event):
-                self._write_pictures(confusion, event.step)
+            if confusion is not None and self._is_picture_due(event):
+                picture = draw_confusion(confusion, self._parts.data.class_names)
+                self.summaries.image(EVAL, CONFUSION_MATRIX, picture, event.step)
             self._append_row(
                 {
                     "step": event.step,
@@ -180,18 +182,10 @@ class MetricsWriter:
             self.summaries.layout(metrics)
             self.summaries.hparam_columns(list(hyperparameters(self._parts)), metrics)
 
-    def _write_pictures(self, confusion: np.ndarray | None, step: int) -> None:
-        grid = self._inspection.sample_grid()
-        if grid is not None:
-            self.summaries.image(EVAL, "samples", grid, step)
-        if confusion is not None:
-            picture = draw_confusion(confusion, self._parts.data.class_names)
-            self.summaries.image(EVAL, CONFUSION_MATRIX, picture, step)
-
-    def _are_pictures_due(self, event: StepEvent) -> bool:
+    def _is_picture_due(self, event: StepEvent) -> bool:
         """Returns whether a tenth of the run has ended since the evaluation before.
 
-        TensorBoard shows ten pictures of a tag, and drawing them takes longer than
+        TensorBoard shows ten pictures of a tag, and drawing one takes longer than
         evaluating a small data set. It depends on steps alone, so that a resumed run
         draws the same.
         """

@@ -10,11 +10,15 @@ import tensorflow as tf
 
 from strategies.common.console import Console
 from strategies.common.private_apis import graphs_collected
+from strategies.common.text import table_lines
 from strategies.common.types import LoopFunction, StepFuture, SummaryLevel, SyncedFlags
 from strategies.inner_loop.results import CompletedSteps
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.run_description import short_name, variable_placements
 from trainers.reporting.tensorboard import Summaries, table
+
+# Names of operations are long, and lines of a log need not fit a terminal.
+_LOG_WIDTH = 1000
 
 
 class Placed(NamedTuple):
@@ -97,13 +101,15 @@ def write_placements(
         "variables": variables,
     }
     for what, rows in tables.items():
-        console.note("\n".join([f"placement of {what}", *_columns(rows)]))
+        lines = table_lines(rows, numbers=False, width=_LOG_WIDTH)
+        console.note("\n".join([f"placement of {what}", *lines]))
     summaries.texts({"placement": table(_OPERATION, list(placed))})
     counts = Counter(operation.device for operation in placed)
     where = ", ".join(f"{device} {count:,}" for device, count in sorted(counts.items()))
-    console.say(
-        f"placement {len(placed):,} operations ({where}) and {len(variables) - 1:,} "
-        f"variables, listed in {log}"
+    console.item(
+        "placement",
+        f"{len(placed):,} operations ({where}) and {len(variables) - 1:,} "
+        f"variables, listed in {log}",
     )
 
 
@@ -117,15 +123,4 @@ def _variables(assembly: TrainingParts) -> list[tuple[str, ...]]:
         # Columns in the order of the table of operations: device and type first.
         (devices, dtype, shape, path)
         for path, shape, dtype, devices in variable_placements(assembly)
-    ]
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    # The last column is not padded.
-    widths[-1] = 0
-    return [
-        "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True))
-        for row in rows
     ]

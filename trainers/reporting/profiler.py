@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import tensorflow as tf
 
 from strategies.common.write_errors import WriteErrorReporter
 from trainers.loop.loop import StepEvent
 from trainers.reporting.tensorboard import TRAIN
+from trainers.run_dir.event_dir import remote_errors
 
 # Operations and their scheduling. Python calls are left out, because they would
 # dominate the trace and slow the steps down.
@@ -20,14 +19,14 @@ _OPTIONS = tf.profiler.experimental.ProfilerOptions(
 class Profile:
     """Trace of this process between two steps. A process can record one at a time."""
 
-    def __init__(self, folder: pathlib.Path, spell: WriteErrorReporter):
+    def __init__(self, folder: str, spell: WriteErrorReporter):
         """Prepares the trace; records nothing.
 
         Args:
           folder: Folder of the run's event files.
           spell: Warnings about failing writes.
         """
-        self._folder = folder / TRAIN
+        self._folder = f"{folder}/{TRAIN}"
         self._spell = spell
         self._is_recording = False
 
@@ -39,7 +38,7 @@ class Profile:
         """
         # A run that ends at the first of the two steps has nothing to record.
         if not self._is_recording and not report.is_last:
-            tf.profiler.experimental.start(str(self._folder), _OPTIONS)
+            tf.profiler.experimental.start(self._folder, _OPTIONS)
             self._is_recording = True
         else:
             self.close()
@@ -50,4 +49,8 @@ class Profile:
             # Before the attempt, because a failed stop must not be repeated.
             self._is_recording = False
             what = f"the trace in {self._folder} cannot be written"
-            self._spell.attempt(what, tf.profiler.experimental.stop)
+            self._spell.attempt(what, self._stop)
+
+    def _stop(self) -> None:
+        with remote_errors(self._folder):
+            tf.profiler.experimental.stop()

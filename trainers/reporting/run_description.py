@@ -100,6 +100,8 @@ def tensorboard_command(folder: RunDir) -> str:
     Args:
       folder: Folder of the run.
     """
+    own = str(folder.path / "tb")
+    logdir = folder.path if folder.tensorboard == own else folder.tensorboard
     # The program of the same environment, which need not be on the PATH.
     program = pathlib.Path(sys.executable).with_name("tensorboard")
     if not program.exists():
@@ -108,4 +110,4 @@ def tensorboard_command(folder: RunDir) -> str:
         relative = os.path.relpath(program)
         # A relative path is shorter and can be pasted in the current folder.
         words = [str(program) if relative.startswith("..") else relative]
-    return shlex.join([*words, f"--logdir={folder.path}", "--host=localhost"])
+    return shlex.join([*words, f"--logdir={logdir}", "--host=localhost"])

@@ -36,22 +36,24 @@ def print_startup_report(
     parts = assembly.config.strategy.gradient_accumulation_steps
     if parts > 1:
         replicas += f" of {parts} micro-batches"
-    console.say(
-        f"strategy  {strategy.name}: {replicas} on {describe(strategy.devices)}"
+    console.item(
+        "strategy", f"{strategy.name}: {replicas} on {describe(strategy.devices)}"
     )
-    console.say(
-        f"model     {assembly.config.model.model}, "
-        f"{assembly.model.count_params():,} parameters"
+    console.item(
+        "model",
+        f"{assembly.config.model.model}, {assembly.model.count_params():,} parameters",
     )
     for stage in assembly.pipeline.stages if assembly.pipeline else ():
-        console.say(f"          {stage.in_words()}")
-    console.say(
-        f"data      {assembly.config.data.dataset}, "
+        console.item("", stage.in_words())
+    console.item(
+        "data",
+        f"{assembly.config.data.dataset}, "
         f"{assembly.data.train.num_examples:,} examples to train, "
-        f"{assembly.data.evaluation.num_examples:,} held out{_best_loss(assembly.data)}"
+        f"{assembly.data.evaluation.num_examples:,} held out"
+        + _best_loss(assembly.data),
     )
     resumed = f", continued at step {first_step}" if first_step else ""
-    console.say(f"run       {folder.path}{resumed}")
+    console.item("run", f"{folder.path}{resumed}")
     words = _other_optimizer(assembly)
     if words:
         console.warn(words)
@@ -60,12 +62,12 @@ def print_startup_report(
         console.warn(words)
     # Only the memory with the largest demand is shown and checked.
     name, estimate = largest(estimate_memory(assembly))
-    console.say(f"memory    {estimate}")
+    console.item("memory", estimate)
     warning = warning_of(name, estimate, capacity_of(name))
     if warning is not None:
         console.warn(warning)
     if assembly.config.optimizer.lr_scaling != "none":
-        console.say(f"rate      {_scaled_rate(assembly.config)}")
+        console.item("rate", _scaled_rate(assembly.config))
     update = assembly.config.optimizer
     if assembly.embeddings() and update.sparse_gradients and not update.updates_rows:
         decay = f" --weight_decay={update.weight_decay}" * bool(update.weight_decay)

@@ -6,9 +6,9 @@ the same tag in tb/train, tb/eval and tb/evaluator, so that curves overlay.
 
 from __future__ import annotations
 
-import pathlib
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,14 +20,19 @@ from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api as hparams_api
 from tensorboard.plugins.hparams import plugin_data_pb2
 
+from strategies.common.files import is_url
 from strategies.common.write_errors import WriteErrorReporter
 from trainers.reporting.step_graph import step_graph
+from trainers.run_dir.event_dir import remote_errors
 
 TRAIN = "train"
 EVAL = "eval"
 EVALUATOR = "evaluator"
 # More than the reports of one step without images.
 _LEAST_BYTES = 1 << 20
+_REMOTE_FLUSH_MILLISECONDS = 30_000
+# A bucket that does not answer blocks the training thread for seconds.
+_REMOTE_RETRY_SECONDS = 60.0
 # What of training the HParams dashboard shows.
 _TRAIN_METRICS = ("loss", "examples_per_second")
 _EVALUATED = "Train and eval"
@@ -55,20 +60,24 @@ class Summaries:
 
     def __init__(
         self,
-        folder: pathlib.Path,
+        folder: str,
         spell: WriteErrorReporter,
         splits: Sequence[str] = (TRAIN, EVAL),
+        run_name: str = "",
     ):
         """Creates the event files.
 
         Args:
-          folder: Folder of the run's event files.
+          folder: Path or URL of the folder of the run's event files.
           spell: Warnings about failing writes. The caller of `flush` reports recovery.
           splits: Names of the folders with an event file each.
+          run_name: Name of the run's row in the HParams dashboard.
         """
         self._folder = folder
         self._spell = spell
         self._splits = splits
+        self._run_name = run_name
+        self._retry_time = 0.0
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
         self._attempt(self._open)
 
@@ -145,14 +154,13 @@ class Summaries:
         Args:
           settings: Values of the row by name.
         """
-        # By default a digest of the settings: runs that differ in none of them
-        # would share a row.
-        name = "/".join(self._folder.absolute().parent.parts[-2:])
 
         def write() -> None:
-            writer = tf.summary.create_file_writer(str(self._folder))
+            writer = tf.summary.create_file_writer(self._folder)
             with writer.as_default(step=0):
-                hparams_api.hparams(dict(settings), trial_id=name)
+                # By default the row is named by a digest of the settings: runs that
+                # differ in none of them would share a row.
+                hparams_api.hparams(dict(settings), trial_id=self._run_name)
             writer.close()
 
         self._attempt(write)
@@ -210,12 +218,16 @@ class Summaries:
         self._attempt(lambda: self._write_above(custom_scalars.pb(content)))
 
     def flush(self) -> bool:
-        """Flushes all event files to disk and returns whether that succeeded."""
+        """Flushes all event files to disk and returns whether that succeeded.
+
+        The writers of a remote folder flush themselves, see `_open`.
+        """
         # No writers: an earlier write has failed.
-        if not self._writers and _has_space(self._folder):
+        if not self._writers and self._can_retry():
             self._attempt(self._open)
-        for writer in list(self._writers.values()):
-            self._attempt(writer.flush)
+        if not is_url(self._folder):
+            for writer in list(self._writers.values()):
+                self._attempt(writer.flush)
         return bool(self._writers)
 
     def close(self) -> None:
@@ -224,14 +236,19 @@ class Summaries:
 
     def _write_above(self, summary: Any) -> None:
         """Writes a protocol buffer into the folder above train and eval."""
-        writer = tf.summary.create_file_writer(str(self._folder))
+        writer = tf.summary.create_file_writer(self._folder)
         with writer.as_default(step=0):
             tf.summary.experimental.write_raw_pb(summary.SerializeToString())
         writer.close()
 
     def _open(self) -> None:
+        options = {}
+        if is_url(self._folder):
+            # An object cannot be appended to: each flush uploads the whole file again,
+            # in the thread that trains.
+            options = {"max_queue": 1 << 20, "flush_millis": _REMOTE_FLUSH_MILLISECONDS}
         self._writers = {
-            split: tf.summary.create_file_writer(str(self._folder / split))
+            split: tf.summary.create_file_writer(f"{self._folder}/{split}", **options)
             for split in self._splits
         }
 
@@ -246,16 +263,22 @@ class Summaries:
         self._attempt(write_there)
 
     def _attempt(self, write: Callable[[], object]) -> None:
+        def write_there() -> None:
+            with remote_errors(self._folder):
+                write()
+
         what = f"summaries in {self._folder} cannot be written"
-        if not self._spell.attempt(what, write):
+        if not self._spell.attempt(what, write_there):
             # Drops all writers, because an event file may end with a partial record.
             self._writers = {}
+            self._retry_time = time.monotonic() + _REMOTE_RETRY_SECONDS
 
-
-def _has_space(folder: pathlib.Path) -> bool:
-    """Returns whether a retry is worthwhile."""
-    # Each failed attempt would leave an empty file.
-    return shutil.disk_usage(folder).free >= _LEAST_BYTES
+    def _can_retry(self) -> bool:
+        """Returns whether a retry is worthwhile."""
+        if is_url(self._folder):
+            return time.monotonic() >= self._retry_time
+        # Each failed attempt would leave an empty file.
+        return shutil.disk_usage(self._folder).free >= _LEAST_BYTES
 
 
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

@@ -70,18 +70,30 @@ class FolderGoneError(UsageError):
 
 
 class RunDir:
-    """Paths and files of one run. The constructor writes nothing."""
+    """Paths and files of one run."""
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: pathlib.Path, tensorboard_dir: str | None = None):
+        """Sets the paths; writes nothing.
+
+        Args:
+          path: Path of the folder.
+          tensorboard_dir: Folder or URL in which the event files have a folder with the
+            name of the run; None for the run folder.
+        """
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self.tensorboard = path / "tb"
+        # A string, because pathlib would change the slashes of a URL.
+        self.tensorboard = str(path / "tb")
+        if tensorboard_dir is not None:
+            self.tensorboard = f"{tensorboard_dir.rstrip('/')}/{path.absolute().name}"
         self.exports = path / "export"
         self.trackers = path / "trackers"
         self._config = path / "config.json"
         self._metrics = path / "metrics.jsonl"
         self._result = path / "result.json"
-        self._folders = (self.checkpoints, self.tensorboard, path / "logs")
+        self._has_events = tensorboard_dir is None
+        names = ("checkpoints", "logs", *(["tb"] if self._has_events else []))
+        self._folders = tuple(path / name for name in names)
         self._lock = FolderLock(path)
         self._must_be_new = False
 
@@ -96,10 +108,10 @@ class RunDir:
           UsageError: The folder holds other files, holds a run without --resume=auto,
             holds a run with other settings, or cannot be written.
         """
+        path = config.run.run_dir
         folder = cls(
-            pathlib.Path(config.run.run_dir)
-            if config.run.run_dir
-            else default_path(config)
+            pathlib.Path(path) if path else default_path(config),
+            config.tracking.tensorboard_dir,
         )
         try:
             check_writable(folder.path, f"--run_dir={folder.path}")
@@ -148,6 +160,11 @@ class RunDir:
                 check_own(self.path, _PARTS)
         except OSError as error:
             raise unusable(self.path, error) from error
+
+    @property
+    def name(self) -> str:
+        """Name of the run for people: its folder and the one above."""
+        return "/".join(self.path.absolute().parts[-2:])
 
     @property
     def holds_a_run(self) -> bool:
@@ -213,8 +230,14 @@ class RunDir:
           first_step: Number of updates already applied.
 
         Raises:
-          UsageError: The folder cannot be written, or another process writes to it.
+          UsageError: The folder or --tensorboard_dir cannot be written, or another
+            process writes to it.
         """
+        if not self._has_events:
+            # Imported late: command lines are checked before TensorFlow is loaded.
+            from trainers.run_dir.event_dir import make_event_dir
+
+            make_event_dir(self.tensorboard)
         try:
             self._begin(config, first_step)
         except OSError as error:

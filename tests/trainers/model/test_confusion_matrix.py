@@ -116,17 +116,37 @@ def test_of_a_loss_that_is_not_finite_there_is_none() -> None:
     assert assembly.evaluation.run().confusion is None
 
 
-def test_a_picture_has_a_cell_for_each_pair_and_names() -> None:
+def colors_of(picture: np.ndarray) -> set[tuple[int, ...]]:
+    """Returns the colors of cells and paper; lines cover fewer pixels."""
+    colors, counts = np.unique(picture.reshape(-1, 3), axis=0, return_counts=True)
+    return {tuple(c) for c, n in zip(colors.tolist(), counts, strict=True) if n > 4000}
+
+
+def test_cells_deepen_with_the_fraction_and_errors_are_red() -> None:
     counts = np.diag([3, 0, 9])
     counts[0, 2] = 1
-    plain = draw_confusion(counts, None)
-    named = draw_confusion(counts, ["a", "b", "a name that is much too long to show"])
-    assert plain.shape[0] == plain.shape[1] < named.shape[0] == named.shape[1]
-    # From the lower right corner, where the cells end, back to the first.
-    cells = [plain[-6 - 52 * (3 - i) + 4, -6 - 52 * (3 - i) + 4] for i in range(3)]
-    green, white, full = cells
-    assert green[1] > green[0]
-    assert (white == 255).all()
-    assert tuple(full) == (20, 110, 50)
-    mistake = plain[-6 - 52 * 3 + 4, -6 - 52 + 4]
-    assert mistake[0] > mistake[1]
+    picture = draw_confusion(counts, None)
+    assert picture.dtype == np.uint8
+    # The roots of 3/4 and 1/4 of the depth; a class without examples is white.
+    mostly_right = (52, 130, 78)
+    mistake = (222, 142, 142)
+    expected = {(255, 255, 255), (20, 110, 50), mostly_right, mistake}
+    found = colors_of(picture)
+    assert len(found) == len(expected)
+    for color in expected:
+        # Colors are rounded to bytes.
+        assert any(np.abs(np.subtract(color, c)).max() <= 1 for c in found), color
+
+
+def test_names_of_classes_are_drawn() -> None:
+    counts = np.diag([3, 0, 9])
+    names = ["a", "b", "a name that is much too long to show"]
+    assert not np.array_equal(
+        draw_confusion(counts, None), draw_confusion(counts, names)
+    )
+
+
+def test_many_classes_have_small_cells_without_numbers() -> None:
+    counts = np.full((100, 100), 7)
+    height, width, _ = draw_confusion(counts, None).shape
+    assert height == width < 1500

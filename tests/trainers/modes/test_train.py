@@ -197,7 +197,7 @@ def test_tensorboard_shows_graph_texts_images_and_hparams(run: Run) -> None:
     assert "| convolution_1/kernel | (3, 3, 1, 32) | float32 | CPU:0" in variables
     kind = "stage" if registry.traits(strategy).is_model_parallel else "replica"
     assert f"| {kind} | device |" in text_of(train_events, "devices")
-    images = read_events(folder / "tb" / "eval").points["samples"]
+    images = read_events(folder / "tb" / "eval").points["confusion_matrix"]
     assert [point.step for point in images] == [30, 60]
     # Width, height, then the picture itself.
     assert images[0].value[2].startswith(b"\x89PNG")

@@ -20,6 +20,7 @@ from strategies.common.files import (
     write_json,
 )
 from strategies.common.text import as_argument
+from trainers.config.config import Config
 from trainers.config.groups import option
 from trainers.experiments.arms import Arm
 from trainers.experiments.compare.schedule import Turn
@@ -48,6 +49,15 @@ class ComparisonFolder:
         if turn.seed is None:
             return self.path / "warm_up" / turn.arm.name
         return self.runs / turn.arm.name / f"seed-{turn.seed}"
+
+    def event_dir(self, config: Config) -> str | None:
+        """Returns the folder of all event files; None if they are in the run folders.
+
+        Args:
+          config: Configuration of the comparison or of one of its runs.
+        """
+        target = config.tracking.tensorboard_dir
+        return target and f"{target.rstrip('/')}/{self.path.absolute().name}"
 
     def log_path(self, turn: Turn) -> pathlib.Path:
         name = "warm_up" if turn.seed is None else f"seed-{turn.seed}"

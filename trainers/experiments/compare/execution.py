@@ -101,11 +101,11 @@ def command_of(turn: Turn, folder: ComparisonFolder) -> list[str]:
     config = turn.config.replace(run_dir=str(path))
     if turn.seed is None:
         # The metrics of a warm-up are discarded, and must not reach a tracker.
-        return command_line(config.replace(tensorboard_copy=None, trackers=None))
-    target = config.tracking.tensorboard_copy
-    if target is not None:
-        below = path.relative_to(folder.runs).as_posix()
-        config = config.replace(tensorboard_copy=f"{target}/{below}")
+        return command_line(config.replace(tensorboard_dir=None, trackers=None))
+    events = folder.event_dir(config)
+    if events is not None:
+        # The run adds the name of its own folder, seed-<n>.
+        config = config.replace(tensorboard_dir=f"{events}/{turn.arm.name}")
     if config.tracking.tracker_group is None and config.tracking.trackers:
         config = config.replace(tracker_group=folder.path.absolute().name)
     return command_line(config)

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from strategies.common.files import without_nan
-from strategies.common.text import aligned, as_argument
+from strategies.common.text import as_argument, table_lines
 from trainers.experiments.compare import charts
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.run_record import Run
@@ -154,7 +154,7 @@ def _other_columns(conclusion: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def terminal_table(conclusion: Mapping[str, Any]) -> list[str]:
-    """Returns the most important metrics in 80 columns; long names are cut."""
+    """Returns the most important metrics in 80 columns; long names are wrapped."""
     columns = [
         (_IN_THE_TERMINAL[name], name, form)
         for _, name, form in _COLUMNS
@@ -163,7 +163,7 @@ def terminal_table(conclusion: Mapping[str, Any]) -> list[str]:
     if all(arm["means"].get("eval_accuracy") is None for arm in conclusion["arms"]):
         # One more fits where there is no accuracy.
         columns.append(("eval loss", "eval_loss", "{:.4f}"))
-    return aligned(_figures(conclusion, columns))
+    return table_lines(_figures(conclusion, columns))
 
 
 def _intervals(conclusion: Mapping[str, Any]) -> list[list[str]]:

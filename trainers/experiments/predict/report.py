@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from strategies.common.text import aligned
+from strategies.common.text import table_lines
 from trainers.config.config import Config
 from trainers.experiments.predict.experiments import REFERENCE
 from trainers.experiments.predict.fitting import Fitted, FittedArm
@@ -149,7 +149,7 @@ class Report:
                     _milliseconds(parts.latency + parts.transfer),
                 ]
             rows.append([each.arm.name, str(each.num_replicas), *cells])
-        return aligned(rows)
+        return table_lines(rows)
 
     def _best(self, count: int) -> str:
         ranked = sorted(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strategies.common.text import aligned
+from strategies.common.text import table_lines
 from trainers.experiments.arms import Arm
 from trainers.experiments.runner import Executed
 from trainers.experiments.verify.diagnosis import Cause
@@ -59,7 +59,7 @@ def table(keras: KerasFinding, findings: Sequence[Finding]) -> list[str]:
                 finding.verdict.value,
             ]
         )
-    return aligned(rows)
+    return table_lines(rows)
 
 
 def explanations(

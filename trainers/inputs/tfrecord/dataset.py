@@ -54,6 +54,21 @@ def load(config: DataConfig) -> Data:
     )
 
 
+def damage_of(config: DataConfig) -> UsageError | None:
+    """Returns the error for the first damaged record of a stream; None if all match.
+
+    TensorFlow's errors do not name the file of a record. This reads all files again.
+    """
+    schema = parse_schema(config.record_schema)
+    try:
+        for path in find_files(config.data_path or "", "data_path"):
+            for records in read_pieces(path):
+                examples_of(records, schema, config.num_classes)
+    except UsageError as error:
+        return error
+    return None
+
+
 def _load_stream(config: DataConfig, data_path: str, schema: RecordSchema) -> Data:
     features, labels = _read(
         config.eval_data_path or "", "eval_data_path", schema, config.num_classes

@@ -9,33 +9,26 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from trainers.inputs.tfrecord.reader import Records
 
 # Minimum bytes of one value in a serialized Example: an int64 is a varint, a float is
 # always four bytes.
 _FEWEST_BYTES = {"int64": 1, "float32": 4}
 _STORED_IN = {"int64": "int64_list", "float32": "float_list", "bytes": "bytes_list"}
+# Message of TensorFlow's error for an example with an invalid value.
+MISMATCH = "an example does not match --record_schema"
 _SHAPE = re.compile(r"[1-9][0-9]{0,8}(x[1-9][0-9]{0,8})*")
 
-# Examples that TensorFlow parses together. The number bounds the search for an example
-# that does not match, and the memory of parsing.
-_CHUNK_EXAMPLES = 1024
-
-
-class PlacedRecords(Protocol):
-    """Serialized Examples with their places, from one file or from several."""
-
-    @property
-    def payloads(self) -> Sequence[bytes]: ...
-
-    def place(self, index: int) -> str:
-        """Returns the place of a record, in the words that begin an error message."""
+# A larger label cannot be a class. The model has one output per class, so that one
+# wrong value would need more memory than there is.
+LARGEST_LABEL = 999_999
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +51,20 @@ class Feature:
             words.append("x".join(map(str, self.shape)))
         return ":".join(words)
 
+    def mismatch(self, stored: Mapping[str, Any]) -> str | None:
+        """Returns why the features of an Example do not fit; None if they do."""
+        if self.name not in stored:
+            names = ", ".join(sorted(map(ascii, stored))) or "none"
+            return f"it has no feature {self.name!r}; it has {names}"
+        kind = stored[self.name].WhichOneof("kind")
+        if kind != _STORED_IN[self.dtype]:
+            return f"{self.name!r} is not {self.dtype} but {_dtype(kind)}"
+        num_values = len(getattr(stored[self.name], kind).value)
+        wanted = math.prod(self.shape)
+        if num_values != wanted:
+            return f"{self.name!r} has {num_values} values, not {wanted}"
+        return None
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RecordSchema:
@@ -74,83 +81,62 @@ class RecordSchema:
     def __str__(self) -> str:
         return f"{self.input},{self.label}"
 
-    def parse(self, records: PlacedRecords) -> tuple[np.ndarray, np.ndarray]:
-        """Parses examples.
+    def parse(self, payloads: Any, largest_label: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Parses and checks examples, eagerly or as graph operations.
 
         Args:
-          records: Serialized Examples, at least one.
+          payloads: Serialized Examples, string [n].
+          largest_label: Upper bound of labels, included.
 
         Returns:
-          Inputs [num_records, *input.shape] of the input's type, and labels int64
-          [num_records].
+          Features float32 [n, *input.shape] and labels int64 [n].
 
         Raises:
-          UsageError: An example does not match this schema.
+          tf.errors.InvalidArgumentError: An example does not match; `mismatch` finds
+            out why.
         """
-        parts = [
-            self._parse_chunk(records, first)
-            for first in range(0, len(records.payloads), _CHUNK_EXAMPLES)
-        ]
-        inputs, labels = zip(*parts, strict=True)
-        return np.concatenate(inputs), np.concatenate(labels)
+        wanted = {
+            f.name: tf.io.FixedLenFeature(f.shape, f.dtype)
+            for f in (self.input, self.label)
+        }
+        with tf.device("/device:CPU:0"):
+            parsed = tf.io.parse_example(payloads, wanted)
+            features = tf.cast(parsed[self.input.name], tf.float32)
+            labels = parsed[self.label.name]
+            is_class = tf.reduce_all((labels >= 0) & (labels <= largest_label))
+            is_finite = tf.reduce_all(tf.math.is_finite(features))
+            check = tf.debugging.Assert(is_class & is_finite, [MISMATCH])
+        with tf.control_dependencies([check]):
+            return tf.identity(features), tf.identity(labels)
 
-    def _parse_chunk(
-        self, records: PlacedRecords, first: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        payloads = records.payloads[first : first + _CHUNK_EXAMPLES]
-        cause: Exception | None = None
-        # TensorFlow allocates the result before it reads the examples. A shape that no
-        # example can fill must not reach it.
-        if min(map(len, payloads)) >= self._fewest_bytes():
-            try:
-                return self._parse_with_tensorflow(payloads)
-            except (tf.errors.OpError, ValueError) as error:
-                cause = error
-        # Finds the first example that does not match, to name its place.
-        for index, payload in enumerate(payloads, first):
-            problem = self._mismatch(payload)
-            if problem:
-                raise UsageError(
-                    f"{records.place(index)}: {problem}; change --record_schema="
-                    f"{self} or write the file again."
-                ) from cause
-        raise UsageError(
-            f"{records.place(first)}: this example or one of the "
-            f"{len(payloads) - 1} after it cannot be parsed as --record_schema="
-            f"{self}; change it or write the file again."
-        ) from cause
-
-    def _fewest_bytes(self) -> int:
+    def fewest_bytes(self) -> int:
+        """Returns the minimum size of a serialized example that matches."""
         return math.prod(self.input.shape) * _FEWEST_BYTES[self.input.dtype]
 
-    def _parse_with_tensorflow(
-        self, payloads: Sequence[bytes]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        features = (self.input, self.label)
-        with tf.device("/device:CPU:0"):
-            parsed = tf.io.parse_example(
-                payloads,
-                {f.name: tf.io.FixedLenFeature(f.shape, f.dtype) for f in features},
-            )
-        return parsed[self.input.name].numpy(), parsed[self.label.name].numpy()
-
-    def _mismatch(self, payload: bytes) -> str | None:
-        """Returns why a record does not match, in words; None if it matches."""
+    def mismatch(self, payload: bytes, largest_label: int) -> str | None:
+        """Returns why a record does not match and what to do; None if it matches."""
+        change = f"change --record_schema={self} or write the file again"
         try:
             stored = tf.train.Example.FromString(payload).features.feature
         except Exception:  # The class of the error depends on protobuf's backend.
-            return "it is not a tf.train.Example"
+            return f"it is not a tf.train.Example; {change}"
         for feature in (self.input, self.label):
-            if feature.name not in stored:
-                names = ", ".join(sorted(map(ascii, stored))) or "none"
-                return f"it has no feature {feature.name!r}; it has {names}"
-            kind = stored[feature.name].WhichOneof("kind")
-            if kind != _STORED_IN[feature.dtype]:
-                return f"{feature.name!r} is not {feature.dtype} but {_dtype(kind)}"
-            num_values = len(getattr(stored[feature.name], kind).value)
-            wanted = math.prod(feature.shape)
-            if num_values != wanted:
-                return f"{feature.name!r} has {num_values} values, not {wanted}"
+            problem = feature.mismatch(stored)
+            if problem:
+                return f"{problem}; {change}"
+        if not np.isfinite(stored[self.input.name].float_list.value).all():
+            return (
+                f"{self.input.name!r} holds a value that is not a finite number, "
+                "which nothing can be learned from; write the file again"
+            )
+        (label,) = stored[self.label.name].int64_list.value
+        if not 0 <= label <= largest_label:
+            is_chosen = largest_label != LARGEST_LABEL
+            return (
+                f"{self.label.name!r} is {label}: labels number the classes from 0 to "
+                f"at most {largest_label}; write the file again"
+                f"{', or raise --num_classes' if is_chosen else ''}"
+            )
         return None
 
 
@@ -196,13 +182,8 @@ def _not_accepted(text: str, why: str) -> UsageError:
     )
 
 
-# A larger label cannot be a class. The model has one output per class, so that one
-# wrong value would need more memory than there is.
-LARGEST_LABEL = 999_999
-
-
 def examples_of(
-    records: PlacedRecords, schema: RecordSchema, num_classes: int | None = None
+    records: Records, schema: RecordSchema, num_classes: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Parses and checks records.
 
@@ -217,35 +198,22 @@ def examples_of(
     Raises:
       UsageError: A record does not match; the message begins with its place.
     """
-    features, labels = schema.parse(records)
     largest = LARGEST_LABEL if num_classes is None else num_classes - 1
-    _check_labels(records, labels, schema, largest)
-    _check_finite(records, features, schema)
-    return features.astype(np.float32, copy=False), labels
-
-
-def _check_labels(
-    records: PlacedRecords, labels: np.ndarray, schema: RecordSchema, largest: int
-) -> None:
-    is_class = (labels >= 0) & (labels <= largest)
-    if not is_class.all():
-        # `argmin` of booleans is the index of the first False.
-        index = int(np.argmin(is_class))
-        raise UsageError(
-            f"{records.place(index)}: {schema.label.name!r} is {labels[index]}: "
-            f"labels number the classes from 0 to at most {largest}; write "
-            "the file again"
-            + ("." if largest == LARGEST_LABEL else ", or raise --num_classes.")
-        )
-
-
-def _check_finite(
-    records: PlacedRecords, features: np.ndarray, schema: RecordSchema
-) -> None:
-    is_finite = np.isfinite(features).reshape(len(features), -1).all(axis=1)
-    if not is_finite.all():
-        index = int(np.argmin(is_finite))
-        raise UsageError(
-            f"{records.place(index)}: {schema.input.name!r} holds a value that is not "
-            "a finite number, which nothing can be learned from; write the file again."
-        )
+    cause: Exception | None = None
+    # TensorFlow allocates the result before it reads the examples. A shape that no
+    # example can fill must not reach it.
+    if min(map(len, records.payloads)) >= schema.fewest_bytes():
+        try:
+            features, labels = schema.parse(records.payloads, largest)
+            return features.numpy(), labels.numpy()
+        except (tf.errors.OpError, ValueError) as error:
+            cause = error
+    for index, payload in enumerate(records.payloads):
+        problem = schema.mismatch(payload, largest)
+        if problem:
+            raise UsageError(f"{records.place(index)}: {problem}.") from cause
+    raise UsageError(
+        f"{records.place(0)}: this example or one of the {len(records.payloads) - 1} "
+        f"after it cannot be parsed as --record_schema={schema}; change it or write "
+        "the file again."
+    ) from cause

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -28,13 +28,8 @@ from strategies.common.types import Batch
 from strategies.inner_loop.sharding import shard_rows
 from trainers.inputs.batches import batch_of_steps, steps_at_once
 from trainers.inputs.shuffling import Order
-from trainers.inputs.tfrecord.reader import (
-    count_records,
-    is_compressed,
-    place_of,
-    read_pieces,
-)
-from trainers.inputs.tfrecord.schema import RecordSchema, examples_of
+from trainers.inputs.tfrecord.reader import count_records, is_compressed
+from trainers.inputs.tfrecord.schema import RecordSchema
 
 # Both numbers are part of the order of records. More files at a time mix records
 # better, and each holds some megabytes.
@@ -65,15 +60,69 @@ def open_stream(
       UsageError: A file cannot be read, is empty, truncated, or a length is damaged.
     """
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        counts = list(threads.map(count_records, files))
+        opened = tuple(threads.map(_open_file, files))
     return RecordStream(
-        files=tuple(files),
-        counts=tuple(counts),
+        files=opened,
         schema=schema,
         num_classes=num_classes,
         by_file=by_file,
         shuffle_buffer_examples=shuffle_buffer_examples,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StreamFile:
+    """File whose lengths have been checked.
+
+    Attributes:
+      path: Path of the file.
+      num_records: Number of records.
+      version: Size in bytes and time of the last change.
+      compression: Compression type as `tf.data.TFRecordDataset` names it.
+    """
+
+    path: Path
+    num_records: int
+    version: tuple[int, int]
+    compression: str
+
+    def unchanged_path(self) -> bytes:
+        """Returns the path.
+
+        TensorFlow's reader can end the process on an untrue length, and steps and
+        epochs follow from the number of records.
+
+        Raises:
+          UsageError: The file has changed since its lengths were checked.
+        """
+        if _version_of(self.path) != self.version:
+            raise UsageError(
+                f"{self.path}: has changed since it was opened: leave files alone "
+                "while they are trained on."
+            )
+        return os.fsencode(self.path)
+
+
+def _open_file(path: Path) -> StreamFile:
+    # Before the lengths: a change while they are read must not be missed.
+    version = _version_of(path)
+    return StreamFile(
+        path=path,
+        num_records=count_records(path),
+        version=version,
+        compression="GZIP" if is_compressed(path) else "",
+    )
+
+
+def _version_of(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be read any more ({error.strerror}): leave files alone "
+            "while they are trained on."
+        ) from error
+    return status.st_size, status.st_mtime_ns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,7 +133,6 @@ class RecordStream:
 
     Attributes:
       files: All files.
-      counts: Number of records of each file.
       schema: Schema of the records.
       num_classes: Upper bound of labels, not included.
       by_file: True if each process reads different files; False if every process reads
@@ -92,8 +140,7 @@ class RecordStream:
       shuffle_buffer_examples: Number of examples in the shuffle buffer.
     """
 
-    files: tuple[Path, ...]
-    counts: tuple[int, ...]
+    files: tuple[StreamFile, ...]
     schema: RecordSchema
     num_classes: int
     by_file: bool
@@ -101,7 +148,7 @@ class RecordStream:
 
     @property
     def num_examples(self) -> int:
-        return sum(self.counts)
+        return sum(file.num_records for file in self.files)
 
     @property
     def example_bytes(self) -> None:
@@ -136,8 +183,7 @@ class RecordStream:
           time: Number of times that these files were read before, int64 scalar.
 
         Returns:
-          Scalars (data, index in the data set, byte at which the record begins in its
-          file).
+          Scalars (index in the data set, data).
         """
         order = Order(
             num_examples=len(chosen), global_batch_size=len(chosen), seed=seed
@@ -167,73 +213,16 @@ class RecordStream:
             self.shuffle_buffer_examples, seed=key, reshuffle_each_iteration=False
         )
 
-    def parse(
-        self, payloads: np.ndarray, indices: np.ndarray, offsets: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Parses records that may be from several files.
-
-        Args:
-          payloads: Serialized Examples, bytes objects [n].
-          indices: Indices in the data set, int64 [n].
-          offsets: First bytes in their files, int64 [n].
-
-        Returns:
-          Features float32 [n, ...] and labels int64 [n].
-
-        Raises:
-          UsageError: A record does not match the schema.
-        """
-        records = _Gathered(self, payloads.tolist(), indices, offsets)
-        return examples_of(records, self.schema, self.num_classes)
-
-    def place(self, index: int, offset: int) -> str:
-        """Returns the place of an example, in the words that begin an error message."""
-        starts = self._starts()
-        file = int(np.searchsorted(starts, index, side="right")) - 1
-        path = self.files[file]
-        return place_of(path, index - int(starts[file]), offset, is_compressed(path))
-
     def _records_of_file(self, file: tf.Tensor) -> tf.data.Dataset:
-        signature = (
-            tf.TensorSpec([None], tf.string),
-            tf.TensorSpec([None], tf.int64),
-            tf.TensorSpec([None], tf.int64),
+        """Returns (index in the data set, data) of each record of a file."""
+        path = tf.numpy_function(
+            lambda index: self.files[index].unchanged_path(), [file], tf.string
         )
-        pieces = tf.data.Dataset.from_generator(
-            self._read, output_signature=signature, args=(file,)
-        )
-        return pieces.unbatch()
-
-    def _read(self, file: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yields data, indices and offsets of the records of a file, piece by piece."""
-        path, start, number = self.files[file], int(self._starts()[file]), 0
-        for piece in read_pieces(path):
-            number = piece.first + len(piece.payloads)
-            indices = np.arange(start + piece.first, start + number)
-            yield np.array(piece.payloads, object), indices, np.array(piece.offsets)
-        # Steps and epochs follow from the counts; another count would shift them all.
-        if number != self.counts[file]:
-            raise UsageError(
-                f"{path}: has {number} records now, and had {self.counts[file]} when "
-                "it was opened: leave files alone while they are trained on."
-            )
-
-    def _starts(self) -> np.ndarray:
-        """Returns the index of the first example of each file: int64 [files]."""
-        return np.cumsum([0, *self.counts[:-1]])
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Gathered:
-    """Records of several files; satisfies `PlacedRecords`."""
-
-    stream: RecordStream
-    payloads: Sequence[bytes]
-    indices: np.ndarray
-    offsets: np.ndarray
-
-    def place(self, index: int) -> str:
-        return self.stream.place(int(self.indices[index]), int(self.offsets[index]))
+        compression = tf.gather([file.compression for file in self.files], file)
+        records = tf.data.TFRecordDataset(path, compression)
+        counts = [file.num_records for file in self.files]
+        starts = np.cumsum([0, *counts[:-1]], dtype=np.int64)
+        return records.enumerate(tf.gather(starts, file))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -349,7 +338,7 @@ class StreamBatches:
             own = _Rows(*rows).in_steps(num_rows)
             return self._wanted(_Span(first, global_size, num_rows, own))
 
-        examples = sum(self.stream.counts[file] for file in chosen)
+        examples = sum(self.stream.files[file].num_records for file in chosen)
         # Records that this shard has used before the first step, over all passes.
         before = self.first_step * (stop - start)
         passes = tf.data.Dataset.range(before // examples, tf.int64.max)
@@ -376,11 +365,9 @@ class StreamBatches:
         return tf.data.Dataset.from_tensors(span).take(is_any)
 
     def _of_steps(self, shard_index: int, span: _Span) -> Batch:
-        # `numpy_function` loses shapes; `ensure_shape` restores them below.
-        features, labels = tf.numpy_function(
-            self.stream.parse,
-            [tf.reshape(values, [-1]) for values in span.rows],
-            (tf.float32, tf.int64),
+        stream = self.stream
+        features, labels = stream.schema.parse(
+            tf.reshape(span.rows.payloads, [-1]), stream.num_classes - 1
         )
         return batch_of_steps(
             first=span.first,
@@ -388,8 +375,8 @@ class StreamBatches:
             num_rows=span.num_rows,
             global_size=span.global_size,
             indices=span.rows.indices,
-            features=tf.ensure_shape(features, [None, *self.stream.schema.input.shape]),
-            labels=tf.ensure_shape(labels, [None]),
+            features=features,
+            labels=labels,
         )
 
 
@@ -397,14 +384,12 @@ class _Rows(NamedTuple):
     """Unparsed records: [records], or [steps, records of a step].
 
     Attributes:
-      payloads: Serialized Examples, string.
       indices: Indices in the data set, int64.
-      offsets: First bytes in their files, int64.
+      payloads: Serialized Examples, string.
     """
 
-    payloads: tf.Tensor
     indices: tf.Tensor
-    offsets: tf.Tensor
+    payloads: tf.Tensor
 
     def part(self, start: Any, stop: Any) -> _Rows:
         """Returns a range of records, or of steps."""

@@ -8,7 +8,7 @@ import math
 import pathlib
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from strategies.common.files import write_json
@@ -92,9 +92,6 @@ class Tracker(Protocol):
         """
 
 
-MakeTracker = Callable[[], Tracker]
-
-
 def figures_of(result: Mapping[str, Any], path: str = "") -> dict[str, float]:
     """Returns all finite numbers of result.json by path.
 
@@ -114,9 +111,9 @@ def figures_of(result: Mapping[str, Any], path: str = "") -> dict[str, float]:
 
 
 def git_commit() -> str | None:
-    """Of the folder that the program was started in; None if it is in no repository."""
-    commit = _git("rev-parse", "HEAD")
-    return commit if re.fullmatch(r"[0-9a-f]{40,64}", commit) else None
+    """Returns the commit of the current folder; None outside of a repository."""
+    version = code_version()
+    return version and version.partition("+")[0]
 
 
 def code_version() -> str | None:
@@ -124,16 +121,10 @@ def code_version() -> str | None:
 
     None outside of a repository, and without git.
     """
-    words = ("describe", "--always", "--exclude=*", "--abbrev=40")
-    version = _git(*words, "--dirty=+changes")
-    return version if re.fullmatch(r"[0-9a-f]{40,64}(\+changes)?", version) else None
-
-
-def _git(*arguments: str) -> str:
-    """Returns what git prints; nothing if it fails."""
+    words = ("describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes")
     try:
         done = subprocess.run(
-            ["git", *arguments],
+            ["git", *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -141,5 +132,6 @@ def _git(*arguments: str) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip()
+        return None
+    version = done.stdout.strip()
+    return version if re.fullmatch(r"[0-9a-f]{40,64}(\+changes)?", version) else None

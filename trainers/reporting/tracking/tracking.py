@@ -1,71 +1,77 @@
-"""Remote reports of a run: event file copies and trackers."""
+"""Delivery of a run's metrics to experiment trackers.
+
+Each tracker has a thread and a queue, because a tracker may be a slow or unreachable
+server, and importing its package takes a second. A failure causes one warning; what
+could not be sent is left out there and stays in the run folder.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console
+from strategies.common.write_errors import WriteErrorReporter
 from trainers.config.tracking import TrackingConfig
 from trainers.loop.parts import TrainingParts
-from trainers.reporting.tracking.base import TrackedRun, git_commit
-from trainers.reporting.tracking.event_copies import EventCopies, check_target
-from trainers.reporting.tracking.queue import Trackers
+from trainers.reporting.tracking.base import (
+    TrackedRun,
+    Tracker,
+    figures_of,
+    git_commit,
+)
 from trainers.run_dir.run_dir import RunDir
+
+_SECONDS_AT_THE_END = 60.0
+# Reports that wait for a tracker that does not answer; later ones are left out.
+_MOST_WAITING = 20_000
+
+_Report = Callable[[Tracker], object]
 
 
 class Tracking:
-    """Copies of event files and experiment trackers; none by default."""
+    """Experiment trackers of a run; none by default."""
 
-    def __init__(self, config: TrackingConfig, cluster: Cluster, console: Console):
-        """Prepares the reports; starts no thread.
+    def __init__(self, config: TrackingConfig, console: Console):
+        """Starts no thread yet.
 
         Args:
-          config: Settings of trackers and copies.
-          cluster: This process's place in the cluster.
+          config: Names of the trackers.
           console: Output of the process.
-
-        Raises:
-          UsageError: TensorFlow does not know the file system of the copies.
         """
-        check_target(config.tensorboard_copy)
-        self._config = config
-        self._cluster = cluster
-        self._console = console
-        self._trackers = Trackers(config.trackers or (), console)
-        self._copies: EventCopies | None = None
+        self._senders = [_Sender(name, console) for name in config.trackers or ()]
 
     def begin(
         self, assembly: TrainingParts, folder: RunDir, versions: Mapping[str, str]
     ) -> None:
-        """Starts the reports, in threads that the run does not wait for.
+        """Starts the threads, which create the run's entries.
 
         Args:
           assembly: Parts of the run.
           folder: Folder of the run.
           versions: Versions of Python, TensorFlow, Keras and NumPy, by name.
         """
-        self._copies = EventCopies(
-            folder.tensorboard,
-            self._config.tensorboard_copy,
-            self._console,
-            # The evaluator copies its own event files, because it may still write after
-            # this process has ended.
-            skipped=(EVALUATOR,) if EVALUATOR in self._cluster.addresses else (),
-        )
-        self._copies.start()
-        self._trackers.begin(lambda: _tracked_run(assembly, folder, versions))
+        if self._senders:
+            run = _tracked_run(assembly, folder, versions)
+            for sender in self._senders:
+                sender.start(run)
 
     def log(self, split: str, values: Mapping[str, float], step: int) -> None:
-        """Queues the scalars of a step.
+        """Queues scalars under their TensorBoard names.
 
         Args:
           split: Folder of TensorBoard, such as `train`.
           values: Values by tag.
           step: Number of applied updates.
         """
-        self._trackers.log(split, values, step)
+        finite = {f"{split}/{n}": v for n, v in values.items() if math.isfinite(v)}
+        seconds = time.time()
+        self._add(lambda tracker: tracker.log(finite, step, seconds))
 
     def end(self, result: Mapping[str, Any]) -> None:
         """Queues the result of the run.
@@ -73,13 +79,91 @@ class Tracking:
         Args:
           result: Content of result.json.
         """
-        self._trackers.end(result)
+        status, figures = str(result["status"]), figures_of(result)
+        self._add(lambda tracker: tracker.end(status, figures))
 
     def wait(self) -> None:
-        """Waits until all reports are delivered, at most a minute for each kind."""
-        if self._copies is not None:
-            self._copies.stop()
-        self._trackers.wait()
+        """Waits until all reports are delivered, or for a minute."""
+        # One deadline for all trackers together.
+        deadline = time.monotonic() + _SECONDS_AT_THE_END
+        for sender in self._senders:
+            sender.wait(deadline)
+
+    def _add(self, report: _Report) -> None:
+        for sender in self._senders:
+            sender.add(report)
+
+
+class _Sender:
+    """Delivery to one tracker, in order."""
+
+    def __init__(self, name: str, console: Console):
+        self._name = name
+        self._console = console
+        self._spell = WriteErrorReporter(
+            console,
+            "training goes on, and the run folder has everything",
+            "can be reached again",
+            # Packages raise errors of many classes, none of which stops a run.
+            lambda error: " ".join(f"{type(error).__name__}: {error}".split())[:200],
+        )
+        self._queue: queue.Queue[_Report | None] = queue.Queue(_MOST_WAITING)
+        self._tracker: Tracker | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, run: TrackedRun) -> None:
+        self._thread = threading.Thread(target=self._send_all, args=(run,), daemon=True)
+        self._thread.start()
+
+    def add(self, report: _Report | None) -> None:
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(report)
+
+    def wait(self, deadline: float) -> None:
+        if self._thread is None:
+            return
+        self.add(None)
+        self._thread.join(max(deadline - time.monotonic(), 0))
+        if self._thread.is_alive():
+            self._console.warn(
+                f"--trackers={self._name} has not taken everything within "
+                f"{_SECONDS_AT_THE_END:.0f} s; the run folder has all of it."
+            )
+
+    def _send_all(self, run: TrackedRun) -> None:
+        # The first report does nothing: it creates the entry at once.
+        report: _Report | None = _nothing
+        while report is not None:
+            self._send(report, run)
+            report = self._queue.get()
+
+    def _send(self, report: _Report, run: TrackedRun) -> None:
+        what = f"--trackers={self._name} cannot be reached"
+        if self._spell.attempt(what, lambda: report(self._entry(run))):
+            self._spell.end(f"tracker   {self._name}")
+
+    def _entry(self, run: TrackedRun) -> Tracker:
+        """Returns the run's entry; creates it unless an earlier report has done so."""
+        if self._tracker is None:
+            tracker = _make_tracker(self._name)
+            self._console.item("tracker", f"{self._name}: {tracker.begin(run)}")
+            self._tracker = tracker
+        return self._tracker
+
+
+def _nothing(tracker: Tracker) -> None:
+    del tracker
+
+
+def _make_tracker(name: str) -> Tracker:
+    # Imported in the tracker's thread, so that the import delays nothing.
+    if name == "mlflow":
+        from trainers.reporting.tracking.mlflow import MLflow
+
+        return MLflow()
+    from trainers.reporting.tracking.wandb import WeightsAndBiases
+
+    return WeightsAndBiases()
 
 
 def _tracked_run(
@@ -95,8 +179,7 @@ def _tracked_run(
     }
     commit = git_commit()
     return TrackedRun(
-        # The run's folder and its parent, as in TensorBoard's HParams dashboard.
-        name="/".join(folder.path.absolute().parts[-2:]),
+        name=folder.name,
         experiment=config.tracking.tracker_experiment,
         group=config.tracking.tracker_group,
         settings=config.replace(run_dir=str(folder.path)).to_dict(),

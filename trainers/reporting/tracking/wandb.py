@@ -66,16 +66,16 @@ class WeightsAndBiases:
     def log(self, values: Mapping[str, float], step: int, seconds: float) -> None:
         """Adds points; see `Tracker`."""
         del seconds
-        self._present().log({**values, _STEP: step})
+        self._begun().log({**values, _STEP: step})
 
     def end(self, status: str, figures: Mapping[str, float]) -> None:
         """Ends the entry; see `Tracker`."""
-        run = self._present()
+        run = self._begun()
         results = {f"result/{name}": value for name, value in figures.items()}
         run.summary.update({**results, "status": status})
         run.finish(exit_code=0 if status == "completed" else 1)
 
-    def _present(self) -> wandb.Run:
+    def _begun(self) -> wandb.Run:
         if self._run is None:
-            raise RuntimeError("a run is told of before it has begun")
+            raise RuntimeError("begin() has to be called first")
         return self._run

@@ -226,7 +226,7 @@ def test_runs_of_a_comparison_have_a_group_and_folders_of_their_own() -> None:
         mode="compare",
         strategies=("one_device", "mirrored"),
         trackers=("mlflow",),
-        tensorboard_copy="gs://bucket/it",
+        tensorboard_dir="gs://bucket/it",
     )
     folder = ComparisonFolder("runs/which")
     turns = schedule(arms_of(config), 0, 1)
@@ -234,14 +234,14 @@ def test_runs_of_a_comparison_have_a_group_and_folders_of_their_own() -> None:
         (t.arm.name, t.seed): [
             word
             for word in command_of(t, folder)
-            if word.startswith(("--track", "--tensorboard"))
+            if word.startswith(("--track", "--set=track", "--tensorboard"))
         ]
         for t in turns
     }
     for arm in ("one_device", "mirrored"):
         assert commands[arm, None] == []
         assert commands[arm, 0] == [
-            f"--tensorboard_copy=gs://bucket/it/{arm}/seed-0",
+            f"--tensorboard_dir=gs://bucket/it/which/{arm}",
             "--trackers=mlflow",
             "--set=tracking.tracker_group=which",
         ]
@@ -268,11 +268,11 @@ def test_of_a_cluster_only_the_chief_reports(
 def test_a_comparison_reports_each_run_once(
     store: MlflowClient, tmp_path: pathlib.Path
 ) -> None:
-    copies = tmp_path / "copies"
+    events = tmp_path / "events"
     done = run(
         *("--mode=compare", f"--run_dir={tmp_path / 'which'}", "--seeds=1"),
         *("--strategies=one_device,mirrored", "--trackers=mlflow", *SMALL, *SHORT),
-        f"--tensorboard_copy={copies}",
+        f"--tensorboard_dir={events}",
     )
     assert done.returncode == 0, done.stderr[-3000:]
     experiment = store.get_experiment_by_name(EXPERIMENT)
@@ -282,7 +282,7 @@ def test_a_comparison_reports_each_run_once(
     assert names == {("one_device/seed-0", "which"), ("mirrored/seed-0", "which")}
     assert len(runs) == 2
     for arm in ("one_device", "mirrored"):
-        assert list((copies / arm / "seed-0" / "train").glob("events.*"))
+        assert list((events / "which" / arm / "seed-0" / "train").glob("events.*"))
 
 
 def test_in_no_repository_there_is_no_commit(

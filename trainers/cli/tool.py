@@ -1,0 +1,61 @@
+"""Command lines of small tools, which have a few flags of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+from strategies.common.errors import ExitCode, UsageError
+from strategies.common.text import shown
+
+
+def tool_flags() -> flags.FlagValues:
+    """Returns flags apart from absl's global ones; the first is `--help`."""
+    values = flags.FlagValues()
+    flags.DEFINE_bool("help", False, "Show this text.", flag_values=values)
+    return values
+
+
+def run_tool(
+    run: Callable[[flags.FlagValues], int],
+    values: flags.FlagValues,
+    argv: Sequence[str],
+    description: str | None,
+) -> int:
+    """Parses the command line of a tool, runs it and returns its exit code.
+
+    Args:
+      run: Function that does the work and returns the exit code.
+      values: Flags of the tool.
+      argv: Program name and its arguments.
+      description: Text of `--help` before the flags.
+    """
+    try:
+        positional = _parse(values, argv)
+        # Before other checks, so that --help works beside other arguments.
+        if values.help:
+            print(description, values.get_help(include_special_flags=False), sep="\n")
+            return ExitCode.DONE
+        if positional:
+            raise UsageError(
+                f"{shown(positional[0])!r} is not a flag: give every setting as "
+                "--name=value."
+            )
+        return run(values)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ExitCode.USAGE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return ExitCode.INTERRUPTED
+
+
+def _parse(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
+    """Returns the arguments that are not flags."""
+    try:
+        return values(list(argv))[1:]
+    except flags.Error as error:
+        words = " ".join(str(error).split())
+        raise UsageError(f"{words}; --help lists all flags.") from error
