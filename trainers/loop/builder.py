@@ -148,9 +148,9 @@ def _replica_step(
 ) -> ReplicaFunction:
     """Returns the step of one replica, with accumulation and statistics if wanted."""
     step: ReplicaFunction = train_step
-    num_micro_batches = config.strategy.gradient_accumulation_steps
-    if num_micro_batches > 1:
-        step = Accumulation(train_step, num_micro_batches)
+    num_parts = config.strategy.gradient_accumulation_steps
+    if num_parts > 1:
+        step = Accumulation(train_step, num_parts)
     if config.report.replica_statistics:
         checks.check_dense(model)
         num_shards = config.strategy.num_shards(strategy.num_replicas)
