@@ -26,7 +26,6 @@ from trainers.loop.parts import ModelParts, TrainingParts
 from trainers.loop.precision import check_precision, follow_floatx, set_precision
 from trainers.model.gradient_accumulation import Accumulation, check_accumulable
 from trainers.model.gradient_noise_scale import WithStatistics
-from trainers.model.layer_state import layer_state_of
 from trainers.model.layer_switches import disable_layers
 from trainers.model.optimizers import (
     LearningRate,
@@ -36,6 +35,7 @@ from trainers.model.optimizers import (
     needs_loss_scale,
     update_where_variables_are,
 )
+from trainers.model.overlapping_layer_state import layer_state_of
 from trainers.model.padding_weights import WithBallast
 from trainers.model.train_step import TrainStep
 from trainers.model.update import make_step_counter
@@ -148,9 +148,9 @@ def _replica_step(
 ) -> ReplicaFunction:
     """Returns the step of one replica, with accumulation and statistics if wanted."""
     step: ReplicaFunction = train_step
-    num_micro_batches = config.strategy.gradient_accumulation_steps
-    if num_micro_batches > 1:
-        step = Accumulation(train_step, num_micro_batches)
+    num_parts = config.strategy.gradient_accumulation_steps
+    if num_parts > 1:
+        step = Accumulation(train_step, num_parts)
     if config.report.replica_statistics:
         checks.check_dense(model)
         num_shards = config.strategy.num_shards(strategy.num_replicas)

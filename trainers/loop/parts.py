@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,7 +23,7 @@ from trainers.model.layer_state import LayerState
 from trainers.model.optimizers import LearningRate, LearningRateScale, LossScale
 from trainers.model.replica_invariant_dropout import ReplayableDropout
 from trainers.model.sparse_gradients import embeddings_of
-from trainers.model.train_step import EvalStep, TrainStep
+from trainers.model.train_step import EvalStep, StepSettings, TrainStep
 from trainers.model.update import ModelUpdate
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.step import PipelineStep
@@ -71,21 +70,20 @@ class ModelParts:
           config: Configuration of the run.
           strategy: Strategy of the run.
         """
-        settings: dict[str, Any] = {
-            "seed": config.run.seed,
-            "dropout": _replayable_dropout(self.model, config),
-            "sparse_gradients": config.optimizer.sparse_gradients,
-            "jit_compile": config.model.jit_compile,
-            "loss_scale": self.loss_scale,
-        }
-        parts = (self.objective, self.layer_state)
+        settings = StepSettings(
+            seed=config.run.seed,
+            dropout=_replayable_dropout(self.model, config),
+            sparse_gradients=config.optimizer.sparse_gradients,
+            jit_compile=config.model.jit_compile,
+            loss_scale=self.loss_scale,
+        )
+        parts = (self.objective, self.layer_state, settings)
         if self.pipeline is not None:
-            return PipelineStep(self.model, self.pipeline, *parts, **settings)
+            return PipelineStep(self.model, self.pipeline, *parts)
         sums_gradients = config.strategy.gradient_reduction == "sum"
         return TrainStep(
             self.model,
             *parts,
-            **settings,
             # With `gradient_reduction=sum` the gradient is num_replicas times the mean
             # over the global batch.
             gradient_scale=strategy.num_replicas if sums_gradients else 1,

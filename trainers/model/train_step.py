@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,6 +23,25 @@ from trainers.model.rng import keyed_states, seed_states
 from trainers.model.sparse_gradients import as_dense, embeddings_of
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepSettings:
+    """Settings of a step, whether one device or several stages compute it.
+
+    Attributes:
+      seed: Seed of the run.
+      dropout: Dropout that replaces the model's; None to keep the model's.
+      sparse_gradients: True if gradients of embeddings hold the used rows only.
+      jit_compile: True if XLA compiles the computation of a replica, or of each stage.
+      loss_scale: Factor of the loss that is differentiated; None for one.
+    """
+
+    seed: int
+    dropout: ReplayableDropout | None = None
+    sparse_gradients: bool = True
+    jit_compile: bool = False
+    loss_scale: LossScale | None = None
+
+
 class TrainStep:
     """Replica outputs of one training step. Satisfies `ReplicaFunction`.
 
@@ -37,15 +57,11 @@ class TrainStep:
         model: keras.Model,
         objective: Objective,
         layer_state: LayerState,
+        settings: StepSettings,
         *,
-        seed: int,
-        dropout: ReplayableDropout | None = None,
-        sparse_gradients: bool = True,
-        jit_compile: bool = False,
         gradient_scale: int = 1,
         differentiate: bool = True,
         read: Read | None = None,
-        loss_scale: LossScale | None = None,
     ):
         """Stores the parts of the step; traces nothing.
 
@@ -53,30 +69,27 @@ class TrainStep:
           model: Model to train.
           objective: Minimized loss and reported metrics.
           layer_state: State of the model's layers.
-          seed: Seed of the run.
-          dropout: Dropout that replaces the model's; None to keep the model's.
-          sparse_gradients: True if gradients of embeddings hold the used rows only.
-          jit_compile: True if XLA compiles the step, once for each number of rows.
+          settings: Settings of the run; XLA compiles the step once for each number of
+            rows.
           gradient_scale: Factor of the gradients over the gradient of the mean loss.
           differentiate: True if the outputs have gradients. Otherwise they have a loss
             that can be differentiated together with the losses of other replicas.
           read: Function that reads all weights before the model runs; None to let
             layers read.
-          loss_scale: Factor of the loss that is differentiated; None for one.
         """
         self._model = model
         self._objective = objective
         self._layer_state = layer_state
-        self._seed = seed
-        self._dropout = dropout
-        self._sparse_gradients = sparse_gradients
+        self._seed = settings.seed
+        self._dropout = settings.dropout
+        self._sparse_gradients = settings.sparse_gradients
         self._gradient_scale = gradient_scale
         self._differentiate = differentiate
         self._read = read
-        self._loss_scale = loss_scale
+        self._loss_scale = settings.loss_scale
         self._seed_states = seed_states(model)
         self._compiled = None
-        if jit_compile:
+        if settings.jit_compile:
             # XLA compiles only the computation of one replica; it cannot compile the
             # all-reduce.
             self._compiled = tf.function(

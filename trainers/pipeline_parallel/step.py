@@ -23,10 +23,8 @@ from strategies.inner_loop.reduction import (
 from strategies.inner_loop.results import PIPELINE_SECONDS, STAGE_BUSY_SECONDS
 from strategies.inner_loop.sharding import take_micro_batch
 from trainers.model.layer_state import LayerState
-from trainers.model.optimizers import LossScale
-from trainers.model.replica_invariant_dropout import ReplayableDropout
 from trainers.model.rng import seed_states
-from trainers.model.train_step import scaled_loss, unscaled
+from trainers.model.train_step import StepSettings, scaled_loss, unscaled
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.schedule import Piece, order_of_pieces
 from trainers.pipeline_parallel.stage_step import (
@@ -51,12 +49,7 @@ class PipelineStep:
         pipeline: Pipeline,
         objective: Objective,
         layer_state: LayerState,
-        *,
-        seed: int,
-        dropout: ReplayableDropout | None = None,
-        sparse_gradients: bool = True,
-        jit_compile: bool = False,
-        loss_scale: LossScale | None = None,
+        settings: StepSettings,
     ):
         """Creates the stages' functions; traces nothing.
 
@@ -65,23 +58,26 @@ class PipelineStep:
           pipeline: The model in stages.
           objective: Minimized loss and reported metrics.
           layer_state: State of the model's layers.
-          seed: Seed of the run.
-          dropout: Dropout that replaces the model's; None to keep the model's.
-          sparse_gradients: True if gradients of embeddings hold the used rows only.
-          jit_compile: True if XLA compiles each stage.
-          loss_scale: Factor of the loss that is differentiated; None for one.
+          settings: Settings of the run.
         """
         states = seed_states(model)
         self._model = model
         self._pipeline = pipeline
-        self._sparse_gradients = sparse_gradients
-        self._loss_scale = loss_scale
+        self._sparse_gradients = settings.sparse_gradients
+        self._loss_scale = settings.loss_scale
         # Traced once for all micro-batches, and their gradients once, too.
         self._forwards = [
             tf.function(
-                Forward(stage, objective, layer_state, states, seed, dropout),
+                Forward(
+                    stage,
+                    objective,
+                    layer_state,
+                    states,
+                    settings.seed,
+                    settings.dropout,
+                ),
                 autograph=False,
-                jit_compile=jit_compile or None,
+                jit_compile=settings.jit_compile or None,
             )
             for stage in pipeline.stages
         ]

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from models.base import ClassPredictions
-from trainers.user_code.losses import classes_of
+from trainers.user_code.classes import classes_of
 
 IDS = np.array([0, 2, 1, 2])
 OF_THREE = np.array([[9, 1, 1], [1, 2, 9], [1, 9, 2], [8, 1, 1]], np.float32)
