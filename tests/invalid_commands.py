@@ -316,7 +316,11 @@ BEFORE_TENSORFLOW = [
         "--strategy=parameter_averaging",
     ),
     row("--lr_scaling=cubic", "--lr_scaling=cubic", "linear, sqrt"),
-    row("--lr_scaling=linear", "--lr_scaling=linear", "--base_global_batch_size"),
+    row(
+        "--lr_scaling=linear",
+        "--lr_scaling=linear",
+        "--base_global_batch_size",
+    ),
     row(
         "--base_global_batch_size=64",
         "--base_global_batch_size=64",
@@ -608,7 +612,11 @@ NOT_USED = [
         "--set=data.eval_fraction=0.5",
         "digits",
     ),
-    row("--record_schema=a:int64:1,b:int64", "--record_schema=a:int64", "tfrecord"),
+    row(
+        "--record_schema=a:int64:1,b:int64",
+        "--record_schema=a:int64",
+        "tfrecord",
+    ),
     row(
         "--num_classes=3 --dataset=tfrecord --data_path=a",
         "--num_classes=3",
@@ -976,6 +984,13 @@ def change_config(**settings: object) -> Callable[[pathlib.Path], object]:
     return change
 
 
+def add_unknown_setting(run: pathlib.Path) -> None:
+    path = run / "config.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["run"]["sed"] = 1
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
 TRAIN = " ".join(SMALL_RUN)
 
 RESUME = f"{TRAIN} --resume=auto --run_dir=run"
@@ -1016,7 +1031,7 @@ RUN_EXISTS = [
         prepare=lambda run: (run / "config.json").write_text("{"),
     ),
     row(RESUME, "--run_dir=run", "--seed=", prepare=change_config(seed="x")),
-    row(RESUME, "--run_dir=run", "'sed'", prepare=change_config(sed=1)),
+    row(RESUME, "--run_dir=run", "'sed'", prepare=add_unknown_setting),
     row(RESUME, "checkpoint", "damaged", "--run_dir", prepare=damage_checkpoints),
     row(EVALUATE, "--run_dir=run", "no checkpoint", prepare=remove_checkpoints),
     row(

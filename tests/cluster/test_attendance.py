@@ -14,12 +14,12 @@ from tests.processes import ROOT
 
 LOOK = """
 import sys, time
-from strategies.cluster.rendezvous import presence
+from strategies.cluster.rendezvous import peer_state
 
 deadline = time.monotonic() + float(sys.argv[2])
-found = {presence(sys.argv[1]).name}
+found = {peer_state(sys.argv[1]).name}
 while time.monotonic() < deadline:
-    found.add(presence(sys.argv[1]).name)
+    found.add(peer_state(sys.argv[1]).name)
 print(*sorted(found))
 """
 

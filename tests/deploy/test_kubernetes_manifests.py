@@ -191,7 +191,7 @@ def test_every_pod_has_the_time_for_a_checkpoint() -> None:
         (waits,) = (
             w for w in words if w.startswith("--set=strategy.startup_timeout_seconds=")
         )
-        assert float(waits.partition("=")[2]) > 360
+        assert float(waits.rpartition("=")[2]) > 360
         assert "--resume=auto" in words
 
 

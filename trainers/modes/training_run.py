@@ -73,9 +73,11 @@ class TrainingRun:
             status, exit_code = "diverged", ExitCode.DIVERGED
             reporter.fail(error)
         except NotSavedError as error:
-            exit_code = ExitCode.USAGE
+            # All steps are done, but their last checkpoint is not.
+            status, exit_code = "failed", ExitCode.USAGE
             reporter.fail(error)
         except Exception:
+            status = "failed"
             # Explains any failed write, if the folder is gone.
             reporter.require_folder()
             raise

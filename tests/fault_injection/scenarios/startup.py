@@ -89,7 +89,7 @@ import importlib, os, signal, sys, threading, time
 from strategies.cluster import rendezvous
 
 def meet(cluster, seconds):
-    with rendezvous.answering(cluster):
+    with rendezvous.hold_port(cluster):
         rendezvous.wait_for_tasks(cluster.peers(), seconds)
         # The others have found this one, too.
         time.sleep(1)

@@ -171,8 +171,8 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--lr=3", "--learning_rate"),
         ("--batch_size=3", "--global_batch_size?"),
         ("--workers=3", "--num_workers"),
-        ("--set=optimizer.momentum=0.5", "--set=optimizer.momentum"),
-        ("--set=data.augmentation=false", "--set=data.augmentation"),
+        ("--momentum=0.5", "--set=optimizer.momentum"),
+        ("--noaugmentation", "--set=data.augmentation"),
     ],
 )
 def test_an_unknown_flag_is_named_and_the_nearest_suggested(

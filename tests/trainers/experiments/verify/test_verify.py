@@ -164,7 +164,7 @@ def test_divergence_leaves_nothing_to_compare(tmp_path: pathlib.Path) -> None:
         ((), "--mode=verify needs something to verify: give --strategies"),
         (
             ("--strategies=tower", "--arm=four: --num_replicas=4"),
-            "--arm is not used by --mode=verify",
+            "--arm=four: --num_replicas=4 is not used by --mode=verify",
         ),
         (
             ("--strategies=tower", "--train_steps=2", "--data_path=no/such"),
