@@ -100,7 +100,8 @@ def test_threads_are_set_before_tensorflow_starts() -> None:
     program = """
 import tensorflow as tf
 from trainers.cli import flags, tensorflow_setup as runtime
-config = flags.parse(["", "--set=threads.intra_op_threads=3", "--set=threads.inter_op_threads=5"])
+threads = {"intra_op_threads": 3, "inter_op_threads": 5}
+config = flags.parse(["", *(f"--set=threads.{n}={k}" for n, k in threads.items())])
 runtime.load_tensorflow(config)
 from strategies.ps.server import server_threads
 tf.zeros([])
