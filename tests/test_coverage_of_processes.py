@@ -66,7 +66,7 @@ def test_lines_that_tasks_of_a_cluster_run_are_counted(tmp_path: pathlib.Path) -
     for name, words in {
         # The launcher itself, the chief, a worker, and what a server ends with.
         "strategies/launcher/launcher.py": "self._tasks.start()",
-        "trainers/modes/train.py": "run = TrainingRun(",
+        "trainers/modes/train.py": "exit_code = TrainingRun(",
         "strategies/ps/async_worker.py": "self._",
         "strategies/ps/server.py": "return _wait_until_gone(address, exit_code)",
     }.items():
