@@ -316,11 +316,7 @@ BEFORE_TENSORFLOW = [
         "--strategy=parameter_averaging",
     ),
     row("--lr_scaling=cubic", "--lr_scaling=cubic", "linear, sqrt"),
-    row(
-        "--lr_scaling=linear",
-        "--lr_scaling=linear",
-        "--base_global_batch_size",
-    ),
+    row("--lr_scaling=linear", "--lr_scaling=linear", "--base_global_batch_size"),
     row(
         "--base_global_batch_size=64",
         "--base_global_batch_size=64",
@@ -612,11 +608,7 @@ NOT_USED = [
         "--set=data.eval_fraction=0.5",
         "digits",
     ),
-    row(
-        "--record_schema=a:int64:1,b:int64",
-        "--record_schema=a:int64",
-        "tfrecord",
-    ),
+    row("--record_schema=a:int64:1,b:int64", "--record_schema=a:int64", "tfrecord"),
     row(
         "--num_classes=3 --dataset=tfrecord --data_path=a",
         "--num_classes=3",
@@ -1004,6 +996,10 @@ RUN_EXISTS = [
     row("--config=run/config.json", "--run_dir=", "run already holds", "--resume=auto"),
     row(f"{EVALUATE} --hidden_units=9", "--hidden_units=9", "--hidden_units=8"),
     row(f"{EVALUATE} --learning_rate=3", "--learning_rate=3.0", "0.001"),
+    row(
+        f"{EVALUATE} --set=length.drop_last_batch=true",
+        *("--set=length.drop_last_batch=true", "--set=length.drop_last_batch=false"),
+    ),
     row(f"{RESUME} --seed=1", "--resume=auto", "--seed=1 (was 0)", "--run_dir"),
     row(
         "--train_steps=20 --resume=auto --run_dir=run",

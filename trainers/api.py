@@ -21,7 +21,7 @@ from rich.table import Table
 
 from strategies.common.errors import ExitCode, UsageError
 from trainers.cli import flags
-from trainers.config.config import Config, without_lists
+from trainers.config.config import Config, config_from_dict, without_lists
 from trainers.config.used_settings import check_used
 from trainers.experiments.measurement import started
 from trainers.run_dir.run_dir import RunDir, default_path
@@ -38,7 +38,7 @@ def configure(**settings: Any) -> Config:
     Raises:
       UsageError: A name is unknown, or a value is not accepted.
     """
-    config = Config().replace(**{n: without_lists(v) for n, v in settings.items()})
+    config = config_from_dict(settings)
     check_used(config)
     return config
 

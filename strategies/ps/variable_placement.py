@@ -20,10 +20,6 @@ class BySize:
     def __init__(self, devices: Sequence[str]):
         self._bytes = dict.fromkeys(devices, 0)
 
-    @property
-    def bytes_by_device(self) -> dict[str, int]:
-        return dict(self._bytes)
-
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
         """Places variables that are made inside the block.

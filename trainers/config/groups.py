@@ -59,7 +59,7 @@ def all_fields() -> Mapping[str, tuple[Any, dataclasses.Field]]:
 
 
 def option(name: str) -> str:
-    """Returns a setting as the command line takes it: `--seed`, `--loss`."""
+    """Returns the option of a setting: `--seed`, or `--set=model.ballast`."""
     return option_of(*all_fields()[name])
 
 

@@ -29,7 +29,7 @@ def check_used(config: Config) -> None:
     enough. What arms of their own use is left to `check_used_by_one`.
 
     Raises:
-      UsageError: naming a setting without an effect, and what it is for.
+      UsageError: A setting has no effect; the message says where it would have one.
     """
     settings = config.to_dict()
     strategies = config.comparison.strategies or (config.strategy.strategy,)
@@ -45,11 +45,11 @@ def check_used_by_one(
     """Checks that each setting that is given has an effect on one of several runs.
 
     Args:
-      settings: values by name that are given for all of the runs.
-      runs: the settings of each run.
+      settings: Values by name, given for all of the runs.
+      runs: Settings of each run.
 
     Raises:
-      UsageError: naming a setting without an effect, and what it is for.
+      UsageError: A setting has no effect; the message says where it would have one.
     """
     names = set.intersection(*({*unused(settings, run)} for run in runs))
     for name in settings:
@@ -63,8 +63,8 @@ def unused(
     """Finds settings that are given and have no effect.
 
     Args:
-      settings: values by name; what is absent is as by default.
-      run: the settings that decide about it; `settings` unless given.
+      settings: Values by name; absent settings have their defaults.
+      run: Settings that decide whether one has an effect; None for `settings`.
 
     Returns:
       For the name of each, the names of the settings that would have to differ.

@@ -11,7 +11,7 @@ from strategies.common.errors import ExitCode, UsageError
 from strategies.common.text import as_argument, shown
 from trainers.config.config import Config
 from trainers.config.data import PATHS, DataConfig
-from trainers.config.groups import all_fields
+from trainers.config.groups import all_fields, option
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
 from trainers.config.run import LengthConfig
@@ -60,7 +60,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         )
     means, _ = assembly.evaluation.run()
     examples = assembly.data.evaluation.num_examples
-    what = f"step {int(assembly.step.numpy())}" if exported is None else exported
+    what = f"step {assembly.applied_steps()}" if exported is None else exported
     console.say(f"eval  | {what} | {in_words(means)} | {examples:,} examples")
     return ExitCode.DONE
 
@@ -86,15 +86,15 @@ def _check_agreement(of_run: Config, given: Config, folder: RunDir) -> None:
     Raises:
       UsageError: A flag has another value than the run.
     """
-    trained, wanted = of_run.to_dict(), given.to_dict()
+    defaults, trained, wanted = Config().to_dict(), of_run.to_dict(), given.to_dict()
     for name, (group, _) in all_fields().items():
         if group not in _TAKEN_FROM_THE_RUN or name in PATHS:
             continue
-        if wanted[name] not in (Config().to_dict()[name], trained[name]):
+        if wanted[name] not in (defaults[name], trained[name]):
             raise UsageError(
-                f"--{name}={shown(as_argument(wanted[name]))} has no effect with "
+                f"{option(name)}={shown(as_argument(wanted[name]))} has no effect with "
                 f"--mode=evaluate: --run_dir={folder.path} was trained with "
-                f"--{name}={shown(as_argument(trained[name]))}; leave it out."
+                f"{option(name)}={shown(as_argument(trained[name]))}; leave it out."
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -125,13 +125,6 @@ def _where(batch: Batch, kind: int) -> str:
         if any(value.dtype == kind for value in tf.nest.flatten(values))
     ]
     return " and ".join(found) or "values"
-
-
-class IdRange(NamedTuple):
-    """The smallest and the largest of some ids."""
-
-    least: float
-    most: float
 
 
 def check_ids(
