@@ -9,18 +9,16 @@ one line, and raises an error if too few workers are left.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
-import psutil
 import tensorflow as tf
 
+from strategies.cluster.connections import disconnect, limit_silence
 from strategies.cluster.rendezvous import REMEDY, PeerState, is_listening, peer_state
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError, UsageError
@@ -225,6 +223,8 @@ class _Attendance:
         Every call disconnects the tasks that have been silent for too long. A missing
         task stays missing until it answers again.
         """
+        # Every time, because gRPC opens new connections.
+        limit_silence(self._tasks.values(), self._patience_seconds)
         # In parallel, because a machine that is off takes a second.
         with ThreadPoolExecutor(max_workers=32) as pool:
             found = list(pool.map(peer_state, self._tasks.values()))
@@ -247,31 +247,3 @@ class _Attendance:
 def _tasks_of(cluster: Cluster, job: str) -> Mapping[str, str]:
     tasks = cluster.members().items()
     return {task: address for task, address in tasks if task.startswith(f"{job}-")}
-
-
-def disconnect(address: str) -> None:
-    """Shuts down this process's TCP connections to host:port.
-
-    To TensorFlow the other process then seems to have ended: operations that wait for
-    it fail at once. TensorFlow 2.21 has no time limit for a closure, and none for a
-    connection whose other side is silent.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port))
-    except socket.gaierror:
-        return  # Without an address no connection can be matched to the task.
-    hosts = {address[4][0] for address in found}
-    for connection in psutil.Process().net_connections(kind="tcp"):
-        remote = connection.raddr
-        # gRPC writes IPv4 addresses as IPv6 addresses, such as ::ffff:127.0.0.1.
-        if remote and remote[1] == int(port) and remote[0].split("ffff:")[-1] in hosts:
-            _end(connection.fd)
-
-
-def _end(descriptor: int) -> None:
-    """Shuts down a connection whose file descriptor belongs to gRPC."""
-    # The socket object closes its duplicate only. The shutdown ends the connection for
-    # both descriptors.
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as same:
-        same.shutdown(socket.SHUT_RDWR)

@@ -641,6 +641,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     item = typing.get_args(hint)[0] if is_list else hint
     if name == "devices":
         return st.none() | _lists_of_devices
+    if name == "pipeline_stages":
+        return st.none() | _pipeline_stages
     if choices is not None:
         values: st.SearchStrategy[Any] = st.sampled_from(choices)
     elif item is bool:
@@ -666,6 +668,11 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     return st.none() | values if optional else values
 
 
+# A number of stages from two on, or names of layers, none of which is a number.
+_pipeline_stages = st.one_of(
+    st.integers(2, 9999).map(lambda count: (str(count),)),
+    st.lists(st.text("abc_-é 木", min_size=1), min_size=1, max_size=4).map(tuple),
+)
 _lists_of_devices = st.one_of(
     st.integers(1, 9999).map(lambda count: (f"cpu:{count}",)),
     st.lists(st.integers(0, 9999), min_size=1, max_size=3, unique=True).map(

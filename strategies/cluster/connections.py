@@ -1,0 +1,75 @@
+"""TCP connections of this process to other tasks.
+
+gRPC opens them, and TensorFlow 2.21 sets no time limit for them: neither for a closure
+nor for a connection whose other side is silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterable
+
+import psutil
+
+
+def disconnect(address: str) -> None:
+    """Shuts down this process's TCP connections to host:port.
+
+    To TensorFlow the other process then seems to have ended: operations that wait for
+    it fail at once.
+    """
+    _for_each_connection([address], lambda same: same.shutdown(socket.SHUT_RDWR))
+
+
+def limit_silence(addresses: Iterable[str], patience_seconds: float) -> None:
+    """Lets the kernel end TCP connections whose other side is silent for too long.
+
+    A thread that calls `disconnect` is not enough. When the chief of parameter servers
+    traces a function, TensorFlow sends it to every worker and waits for the answer with
+    Python's lock held, so that no other thread runs. (`GrpcEagerClient`'s
+    `StreamingEnqueueAsync` waits because
+    tensorflow/python/distribute/parameter_server_strategy_v2.py disables streaming.)
+
+    Args:
+      addresses: Addresses (host:port) of the other tasks.
+      patience_seconds: Longest silence of a host. A suspended process is not silent:
+        its kernel still acknowledges what arrives.
+    """
+    milliseconds = round(1000 * patience_seconds)
+
+    def limit(same: socket.socket) -> None:
+        # Data that is not acknowledged for this long ends the connection (tcp(7)).
+        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+    _for_each_connection(addresses, limit)
+
+
+def _for_each_connection(
+    addresses: Iterable[str], act: Callable[[socket.socket], None]
+) -> None:
+    """Calls a function with each TCP connection of this process to given addresses."""
+    wanted = {place for address in addresses for place in _places(address)}
+    for connection in psutil.Process().net_connections(kind="tcp"):
+        remote = connection.raddr
+        # gRPC writes IPv4 addresses as IPv6 addresses, such as ::ffff:127.0.0.1.
+        if not remote or (remote[0].split("ffff:")[-1], remote[1]) not in wanted:
+            continue
+        # gRPC owns the descriptor, and may have closed it in the meantime: the socket
+        # object closes a duplicate only.
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(connection.fd)) as same,
+        ):
+            act(same)
+
+
+def _places(address: str) -> set[tuple[str, int]]:
+    """Returns the numeric hosts and ports of an address, host:port."""
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port))
+    except socket.gaierror:
+        return set()  # Without an address no connection can be matched to the task.
+    return {(str(place[0]), int(port)) for _, _, _, _, place in found}
