@@ -10,7 +10,7 @@ from typing import Any
 
 from strategies.cluster.security import one_spelling
 from strategies.common.errors import UsageError
-from strategies.common.fields import parse_json
+from strategies.common.strict_json import parse_json
 from strategies.common.text import as_json, shown
 
 EVALUATOR = "evaluator"

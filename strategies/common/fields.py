@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -24,29 +23,6 @@ if TYPE_CHECKING:
 # For each setting that decides whether another one has an effect, the values with which
 # it has.
 UsedBy = Mapping[str, Sequence[str] | Callable[[], Sequence[str]]]
-
-
-def parse_json(text: str) -> Any:
-    """Parses JSON, of which nothing may be said twice.
-
-    Python's own parser takes the last of two equal keys, and lets the other one go.
-
-    Raises:
-      ValueError: it is not JSON, an object has a key twice, or it is nested too deeply.
-    """
-    try:
-        return json.loads(text, object_pairs_hook=_without_repetition)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"'{shown(name)}' is there twice")
-        found[name] = value
-    return found
 
 
 class Bounds(typing.TypedDict, total=False):

@@ -177,8 +177,8 @@ def unusable(folder: pathlib.Path, error: OSError) -> UsageError:
     """Returns the error for a --run_dir that cannot be read or written."""
     where = f"{error.filename}: " if error.filename else ""
     return UsageError(
-        f"--run_dir={folder} cannot be used ({where}{error.strerror}): mend that, or "
-        "choose another folder."
+        f"--run_dir={folder} cannot be used ({where}{error.strerror}): correct that "
+        "or choose another folder."
     )
 
 

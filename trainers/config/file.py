@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from strategies.common.errors import UsageError
-from strategies.common.fields import check_setting, parse_json
+from strategies.common.fields import check_setting
 from strategies.common.files import read_small
+from strategies.common.strict_json import parse_json
 from strategies.common.text import shown
 from trainers.config.config import Config, without_lists
 from trainers.config.groups import all_fields, check_group

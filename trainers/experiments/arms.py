@@ -135,7 +135,7 @@ def _from_flags(text: str, shared: Config) -> Arm:
         raise UsageError(f"{flag}: {error}") from error
     # `shlex` raises ValueError for a quote that is not closed.
     except ValueError as error:
-        raise UsageError(f"{flag}: {error}; mend the quotes.") from error
+        raise UsageError(f"{flag}: {error}; close the quotes.") from error
 
 
 def under(strategy: str, shared: Config) -> Config:

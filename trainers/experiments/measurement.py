@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import re
-import resource
 import signal
 import subprocess
 import time
@@ -16,9 +14,14 @@ from typing import IO, Any
 
 import psutil
 
-from strategies.common.fields import parse_json
 from strategies.common.files import read_small, write_json
+from strategies.common.strict_json import parse_json
 from strategies.launcher.process import LAUNCHER_PID
+from trainers.experiments.process_sampling import (
+    Samples,
+    loopback_bytes,
+    others_cpu_seconds,
+)
 
 FILE_NAME = "measured.json"
 
@@ -129,8 +132,8 @@ def measure(
 ) -> Measured | None:
     """Runs a command to its end; returns None if it was asked to stop."""
     with log.open("w", encoding="utf-8") as output:
-        loopback = _loopback_bytes()
-        others = _others_cpu_seconds()
+        loopback = loopback_bytes()
+        others = others_cpu_seconds()
         # Both counters are read before the start, so that their differences cover the
         # run.
         start = time.monotonic()
@@ -139,8 +142,8 @@ def measure(
     wall_seconds = time.monotonic() - start
     if stop_requested():
         return None
-    sent = sampled.loopback_bytes(since=loopback)
-    others_seconds = max(_others_cpu_seconds() - others, 0.0)
+    sent = sampled.sent_over_loopback(since=loopback)
+    others_seconds = max(others_cpu_seconds() - others, 0.0)
     return Measured(
         exit_code=process.returncode,
         wall_seconds=wall_seconds,
@@ -150,41 +153,10 @@ def measure(
     )
 
 
-@dataclasses.dataclass(slots=True)
-class _Sampled:
-    """Samples of running processes.
-
-    Attributes:
-      peak_memory_bytes: Peak memory of all processes together, in bytes.
-      sent_bytes: Bytes sent over loopback in network namespaces other than that of this
-        process, by namespace.
-    """
-
-    peak_memory_bytes: int = 0
-    sent_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    def sample(self, processes: Sequence[psutil.Process]) -> None:
-        self.peak_memory_bytes = max(self.peak_memory_bytes, _memory_bytes(processes))
-        self.sent_bytes.update(_sent_elsewhere(processes))
-
-    def loopback_bytes(self, since: int | None) -> int | None:
-        """Returns the bytes sent over loopback in private networks, or in this one.
-
-        If the processes had no private network, the count is that of this network.
-
-        Args:
-          since: Bytes that this network's loopback interface had sent at the start.
-        """
-        if self.sent_bytes:
-            return sum(self.sent_bytes.values())
-        now = _loopback_bytes()
-        return None if now is None or since is None else now - since
-
-
-def _watch(process: subprocess.Popen, stop_requested: Callable[[], bool]) -> _Sampled:
+def _watch(process: subprocess.Popen, stop_requested: Callable[[], bool]) -> Samples:
     """Waits for the end of a process, or a stop request, and samples meanwhile."""
     tree = psutil.Process(process.pid)
-    sampled = _Sampled()
+    sampled = Samples()
     next_sample = time.monotonic()
     while process.poll() is None and not stop_requested():
         if time.monotonic() >= next_sample:
@@ -193,64 +165,6 @@ def _watch(process: subprocess.Popen, stop_requested: Callable[[], bool]) -> _Sa
             next_sample = time.monotonic() + _SECONDS_BETWEEN_SAMPLES
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     return sampled
-
-
-def _memory_bytes(processes: Sequence[psutil.Process]) -> int:
-    """Returns the memory of processes in bytes, with shared pages counted once.
-
-    The private memory of all processes is added up; of their shared pages, nearly all
-    TensorFlow's own code, the largest number is added. Reading the exact share of each
-    page (PSS) takes 13 ms for a process that has loaded TensorFlow, and holds that
-    process up; this takes 0.02 ms.
-    """
-    private = shared = 0
-    for each in processes:
-        with contextlib.suppress(psutil.Error):
-            memory = each.memory_info()
-            # Not every operating system reports shared pages.
-            shared_here = getattr(memory, "shared", 0)
-            private += memory.rss - shared_here
-            shared = max(shared, shared_here)
-    return private + shared
-
-
-def _sent_elsewhere(processes: Sequence[psutil.Process]) -> dict[str, int]:
-    """Returns bytes sent over loopback in other network namespaces, by namespace.
-
-    A new namespace counts from zero (man 7 network_namespaces, man 5 proc_pid_net).
-    """
-    sent: dict[str, int] = {}
-    with contextlib.suppress(OSError):
-        here = os.readlink("/proc/self/ns/net")
-        for each in processes:
-            # The process may have ended since the list was made.
-            with contextlib.suppress(OSError):
-                namespace = os.readlink(f"/proc/{each.pid}/ns/net")
-                if namespace not in (here, *sent):
-                    counters = pathlib.Path(f"/proc/{each.pid}/net/dev").read_text()
-                    (counts,) = re.findall(r"^ *lo:(.*)$", counters, re.MULTILINE)
-                    # The first eight columns count received traffic; the ninth is bytes
-                    # sent.
-                    sent[namespace] = int(counts.split()[8])
-    return sent
-
-
-def _loopback_bytes() -> int | None:
-    interface = psutil.net_io_counters(pernic=True).get("lo")
-    return None if interface is None else interface.bytes_sent
-
-
-def _others_cpu_seconds() -> float:
-    """Returns processor seconds used by neither this process nor its children."""
-    times = psutil.cpu_times()
-    busy = sum(times) - times.idle - getattr(times, "iowait", 0.0)
-    # The time of guests is part of the time of users already.
-    busy -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    own = sum(sum(resource.getrusage(who)[:2]) for who in _OWN)
-    return busy - own
-
-
-_OWN = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -59,8 +59,8 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
     words = disk_error(error)
     if words is not None:
         refusal = UsageError(
-            f"a file cannot be written or read ({words}){_named(error)}: mend the disk "
-            "or free space on it, then start again, a run with --resume=auto."
+            f"a file cannot be written or read ({words}){_named(error)}: repair "
+            "the disk or free space on it, then start again, a run with --resume=auto."
         )
     elif label:
         refusal = UsageError(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -17,7 +16,7 @@ from strategies.base import Traits
 from strategies.cluster import node_info
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
-from strategies.common.errors import ExitCode, UsageError
+from strategies.common.errors import ExitCode
 from strategies.common.text import shown
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import configure_devices, describe, substitution
@@ -34,6 +33,7 @@ from trainers.loop.memory_estimate import (
     warning_of,
 )
 from trainers.loop.parts import TrainingParts
+from trainers.modes.doctor_findings import Findings
 from trainers.modes.doctor_hints import Means, what_is_slow
 from trainers.modes.node_card import (
     collect_node_info,
@@ -56,58 +56,46 @@ def doctor(config: Config, console: Console) -> ExitCode:
     Returns:
       DONE if the run could start, USAGE if not.
     """
-    visit = _DoctorReport(config, console)
-    visit.look()
-    for kind, texts in visit.findings.items():
-        for text in texts:
-            console.say(f"{kind}: {text}")
-    problems = len(visit.findings["problem"])
-    if problems:
-        console.say(f"not ready: {problems} problem{'s'[: problems != 1]}")
-        return ExitCode.USAGE
-    console.say("ready: this run would start")
-    return ExitCode.DONE
+    findings = Findings(console)
+    _Checks(config, findings).run()
+    return findings.conclude()
 
 
 @dataclasses.dataclass(slots=True)
-class _DoctorReport:
+class _Checks:
     """Checks of one command line on this machine.
 
     Attributes:
       config: Configuration of the run.
-      console: Output of the process.
-      findings: Texts by kind: problem, warning or slow.
+      findings: Receiver of the properties of the run and of the findings.
     """
 
     config: Config
-    console: Console
-    findings: dict[str, list[str]] = dataclasses.field(
-        default_factory=lambda: {"problem": [], "warning": [], "slow": []}
-    )
+    findings: Findings
 
     @property
     def traits(self) -> Traits:
         return self.config.strategy.traits
 
-    def look(self) -> None:
+    def run(self) -> None:
         """Prints the properties of the run and collects the findings."""
         config = self.config
-        self._show(
+        self.findings.show(
             "command",
             f"{config.strategy.strategy}, {config.model.model} on "
             f"{config.data.dataset}, {config.length.global_batch_size} examples a step",
         )
         card = collect_node_info(config)
         self._show_machine(card)
-        self.findings["problem"].extend(unsupported(card))
+        self.findings.problems.extend(unsupported(card))
         if keras.config.backend() != "tensorflow":
-            self._problem(
+            self.findings.add_problem(
                 f"Keras runs on {keras.config.backend()}: set KERAS_BACKEND=tensorflow."
             )
         # Every check runs even if an earlier one failed, so that one call reports all
         # problems.
         starts_here, cluster = self._find_cluster()
-        with self._collect_errors():
+        with self.findings.collect_errors():
             configure_devices(
                 config.strategy.device_choice,
                 config.device,
@@ -115,8 +103,8 @@ class _DoctorReport:
                 multi_process=config.traits.multi_process,
             )
             words = substitution(config.strategy.device_choice)
-            self.findings["warning"].extend([words] if words else [])
-        with self._collect_errors():
+            self.findings.warnings.extend([words] if words else [])
+        with self.findings.collect_errors():
             strategy = registry.load(config.strategy.strategy)
             strategy.check_devices(config.strategy)
         replicas = self._dry_run(cluster)
@@ -126,7 +114,7 @@ class _DoctorReport:
                 self._show_plan(cluster)
             else:
                 self._meet(cluster, card)
-        self.findings["slow"].extend(
+        self.findings.slow.extend(
             what_is_slow(config, self._means(cluster, card, replicas))
         )
 
@@ -136,7 +124,7 @@ class _DoctorReport:
         The cluster has no addresses for a single process, or if a problem prevents
         finding them.
         """
-        with self._collect_errors():
+        with self.findings.collect_errors():
             found = cluster_of(self.config, os.environ)
             if found is not None:
                 return False, found
@@ -154,22 +142,24 @@ class _DoctorReport:
         """
         config = self.config
         if cluster.is_chief:
-            with self._collect_errors():
+            with self.findings.collect_errors():
                 self._show_folder(RunDir.for_training(config))
         if cluster.job in self.traits.server_jobs:
             return 1
         if self.traits.multi_process:
             config = dataclasses.replace(config, strategy=StrategyConfig())
-        with self._collect_errors():
+        with self.findings.collect_errors():
             assembly = assemble(config, create_strategy(config, Cluster()))
             data = assembly.data
-            self._show(
+            self.findings.show(
                 "data",
                 f"{config.data.dataset}, {data.train.num_examples:,} examples to "
                 f"train, {data.evaluation.num_examples:,} held out",
             )
             parameters = assembly.model.count_params()
-            self._show("model", f"{config.model.model}, {parameters:,} parameters")
+            self.findings.show(
+                "model", f"{config.model.model}, {parameters:,} parameters"
+            )
             replicas = assembly.strategy.num_replicas
             if not self.traits.multi_process:
                 on = describe(assembly.strategy.devices)
@@ -198,7 +188,7 @@ class _DoctorReport:
         sharing = self.config.strategy.num_shards(replicas)
         if size < sharing * steps:
             parts = f" x {steps} micro-batches" if steps > 1 else ""
-            self._problem(
+            self.findings.add_problem(
                 f"--global_batch_size={size} is smaller than the {sharing} replicas"
                 f"{parts}: each needs an example; raise it or lower --num_workers."
             )
@@ -229,11 +219,11 @@ class _DoctorReport:
 
     def _show_machine(self, card: Mapping[str, Any]) -> None:
         versions = ", ".join(f"{n} {v}" for n, v in card["versions"].items())
-        self._show("versions", versions)
+        self.findings.show("versions", versions)
         gpus = ", ".join(card["gpus"]) or "no GPU"
         cores, memory = card["cores"], card["memory_mib"] / 1024
         total = os.cpu_count() or cores
-        self._show(
+        self.findings.show(
             "machine", f"{cores} of {total} cores, {memory:.1f} GiB of memory, {gpus}"
         )
 
@@ -243,36 +233,38 @@ class _DoctorReport:
         existing = next(p for p in (path, *path.parents) if p.is_dir())
         free = shutil.disk_usage(existing).free
         name = self.config.run.run_dir or "a folder of its own in runs/"
-        self._show("run", f"{name} ({state}), {free / 2**30:.1f} GiB free")
+        self.findings.show("run", f"{name} ({state}), {free / 2**30:.1f} GiB free")
         if free < _LEAST_FREE_BYTES:
-            self.findings["warning"].append(
+            self.findings.warnings.append(
                 f"{existing} has {free >> 20} MiB left for checkpoints and summaries: "
                 "make room, or choose another --run_dir."
             )
 
     def _show_replicas(self, replicas: int, how: str) -> None:
-        self._show("replicas", f"{replicas}, {how}")
+        self.findings.show("replicas", f"{replicas}, {how}")
 
     def _show_memory(self, assembly: TrainingParts) -> None:
         name, estimate = largest(estimate_memory(assembly))
-        self._show("memory", str(estimate))
+        self.findings.show("memory", str(estimate))
         warning = warning_of(name, estimate, capacity_of(name))
         if warning is not None:
-            self.findings["warning"].append(f"{warning}.")
+            self.findings.warnings.append(f"{warning}.")
 
     def _show_plan(self, cluster: Cluster) -> None:
-        confine, warn = self.config.strategy.isolate_network, self.findings["warning"]
+        confine, warn = self.config.strategy.isolate_network, self.findings.warnings
         # Created and removed, only to check that it can be created.
-        with self._collect_errors(), network_of_its_own(confine, warn.append):
+        with self.findings.collect_errors(), network_of_its_own(confine, warn.append):
             pass
-        self._show("cluster", "would be started here, on free ports such as these")
+        self.findings.show(
+            "cluster", "would be started here, on free ports such as these"
+        )
         self._show_tasks(
             cluster, dict.fromkeys(cluster.tasks(), "this Python, the same versions")
         )
         # A batch script outside of srun starts all tasks on its own node.
         tasks = os.environ.get("SLURM_NTASKS", "1")
         if tasks != "1":
-            self.findings["slow"].append(
+            self.findings.slow.append(
                 f"Slurm has given this job {shown(tasks)} tasks, and all processes "
                 "would be on this machine: start the command by srun."
             )
@@ -280,24 +272,24 @@ class _DoctorReport:
     def _meet(self, cluster: Cluster, card: Mapping[str, Any]) -> None:
         """Exchanges and compares node information with the doctors of other tasks."""
         seconds = self.config.strategy.startup_timeout_seconds
-        self._show(
+        self.findings.show(
             "cluster",
             f"this is {cluster.task}; waits up to {seconds:g} s for the same command "
             "on the others",
         )
         states = {cluster.task: "this task"}
-        with self._collect_errors():
+        with self.findings.collect_errors():
             for task, answer in node_info.exchange(cluster, card, seconds).items():
                 if answer.card is not None:
                     states[task] = in_words(answer.card)
                     for kind, text in differences(task, answer.card, card):
-                        self.findings[kind].append(text)
+                        self.findings.add(kind, text)
                     continue
                 states[task] = f"not reached: {answer.silence}"
-                self._problem(
+                self.findings.add_problem(
                     f"{task} at {cluster.tasks()[task]} was not reached "
                     f"({answer.silence}): run this command on every task at the same "
-                    "time; if that was done, mend the address or the firewall."
+                    "time; if that was done, correct the address or the firewall."
                 )
         self._show_tasks(cluster, states)
 
@@ -305,20 +297,4 @@ class _DoctorReport:
         width = max(map(len, cluster.tasks().values()))
         for task, address in cluster.tasks().items():
             state = states.get(task, "not asked")
-            self._show("", f"{task:<9}  {address:<{width}}  {state}")
-
-    def _show(self, label: str, text: str) -> None:
-        self.console.item(label, text)
-
-    def _problem(self, text: str) -> None:
-        """Adds a problem once: several checks may report the same one."""
-        if text not in self.findings["problem"]:
-            self.findings["problem"].append(text)
-
-    @contextlib.contextmanager
-    def _collect_errors(self) -> Iterator[None]:
-        """Turns a `UsageError` within the context into a problem and continues."""
-        try:
-            yield
-        except UsageError as error:
-            self._problem(str(error))
+            self.findings.show("", f"{task:<9}  {address:<{width}}  {state}")

@@ -6,7 +6,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from strategies.common.text import as_argument, shown
 from trainers.config.config import Config
@@ -58,7 +58,7 @@ def unsupported(card: Mapping[str, Any]) -> Iterator[str]:
 
 def differences(
     task: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[tuple[Literal["problem", "warning"], str]]:
     """Yields differences that prevent, or may affect, training of two tasks.
 
     Args:

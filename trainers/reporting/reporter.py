@@ -16,13 +16,13 @@ from trainers.fault_tolerance.rollback import Rollbacks
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
 from trainers.loop.parts import TrainingParts
+from trainers.reporting.final_summary import print_final_summary
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.metrics_writer import MetricsWriter, in_words
 from trainers.reporting.null_reporter import NullReporter
 from trainers.reporting.placement_log import PlacementRecorder, write_placements
 from trainers.reporting.recorded_step import record_step
-from trainers.reporting.result import ALWAYS_FINAL, Origin, build_result, versions
-from trainers.reporting.run_description import tensorboard_command
+from trainers.reporting.result import Origin, build_result, versions
 from trainers.reporting.startup_report import print_startup_report
 from trainers.reporting.tracking.base import code_version
 from trainers.reporting.tracking.tracking import Tracking
@@ -251,19 +251,10 @@ class Reporter(NullReporter):
         return True
 
     def print_summary(self, status: str) -> None:
-        # In the order of result.json.
-        final = {**dict.fromkeys(ALWAYS_FINAL), **self._writer.final}
-        measured = {name: value for name, value in final.items() if value is not None}
-        line = f"{status} | step {self._parts.applied_steps()}"
-        self._console.say(f"{line} | {in_words(measured)}" if measured else line)
-        speed = self._metrics.throughput.summary()
-        if speed["step_milliseconds"]:
-            self._console.say(
-                f"speed     {speed['examples_per_second']:,.1f} examples/s, "
-                f"{speed['step_milliseconds']['p50']:.2f} ms/step"
-            )
-        idle = self._metrics.run_idle.in_words()
-        if idle is not None:
-            self._console.say(f"pipeline  {idle}")
-        self._console.say(f"run       {self._folder.path}")
-        self._console.say(f"look at   {tensorboard_command(self._folder)}")
+        print_final_summary(
+            self._console,
+            f"{status} | step {self._parts.applied_steps()}",
+            self._writer.final,
+            self._metrics,
+            self._folder,
+        )

@@ -1,11 +1,7 @@
-"""Description of a run for TensorBoard and the terminal."""
+"""Description of a run for TensorBoard."""
 
 from __future__ import annotations
 
-import os
-import pathlib
-import shlex
-import sys
 from collections import Counter
 from typing import Any
 
@@ -14,7 +10,6 @@ import tensorflow as tf
 from strategies.common.private_apis import copies_of
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.tensorboard import table
-from trainers.run_dir.run_dir import RunDir
 
 
 def describe_run(assembly: TrainingParts) -> dict[str, str]:
@@ -92,22 +87,3 @@ def hyperparameters(assembly: TrainingParts) -> dict[str, Any]:
         "num_replicas": assembly.strategy.num_replicas,
         "peak_learning_rate": assembly.config.optimizer.peak_learning_rate(size),
     }
-
-
-def tensorboard_command(folder: RunDir) -> str:
-    """Returns the shell command that shows a run in TensorBoard, on this machine only.
-
-    Args:
-      folder: Folder of the run.
-    """
-    own = str(folder.path / "tb")
-    logdir = folder.path if folder.tensorboard == own else folder.tensorboard
-    # The program of the same environment, which need not be on the PATH.
-    program = pathlib.Path(sys.executable).with_name("tensorboard")
-    if not program.exists():
-        words = [sys.executable, "-m", "tensorboard.main"]
-    else:
-        relative = os.path.relpath(program)
-        # A relative path is shorter and can be pasted in the current folder.
-        words = [str(program) if relative.startswith("..") else relative]
-    return shlex.join([*words, f"--logdir={logdir}", "--host=localhost"])

@@ -12,7 +12,6 @@ from errno import EISDIR, ENOTDIR
 from typing import Any
 
 from strategies.common.errors import UsageError
-from strategies.common.fields import parse_json
 from strategies.common.files import (
     FolderLock,
     append_whole,
@@ -26,6 +25,7 @@ from strategies.common.files import (
     write_atomically,
     write_json,
 )
+from strategies.common.strict_json import parse_json
 from strategies.common.text import as_argument
 from trainers.config.config import Config
 from trainers.config.data import DataConfig

@@ -38,7 +38,7 @@ def wrap_user_errors(what: str) -> Iterator[None]:
         if len(words) > _MOST_CHARACTERS:
             words = words[:_MOST_CHARACTERS] + "..."
         raise UsageError(
-            f"{what} failed ({type(error).__name__}: {words}): mend it; --verbose "
+            f"{what} failed ({type(error).__name__}: {words}): correct it; --verbose "
             "shows where."
         ) from error
 

@@ -61,7 +61,7 @@ def refused(
         ("ends_well", f"{UNFIT}:ends_well calls sys.exit(0)"),
         ("ends_as_if_diverged", f"{UNFIT}:ends_as_if_diverged calls sys.exit(3)"),
         ("ends_otherwise", "failed (GeneratorExit"),
-        ("colorful", "failed (ValueError: bold words): mend it"),
+        ("colorful", "failed (ValueError: bold words): correct it"),
     ],
 )
 def test_data_is_refused(
@@ -84,7 +84,7 @@ def test_data_is_refused(
         ("a_class", "returned the class Nested: return a keras.Model"),
         ("without_call", "NoCall has a train_step of its own"),
         ("own_evaluation", "OwnEvaluation has a test_step of its own"),
-        ("colorful", "failed (ValueError: bold words): mend it"),
+        ("colorful", "failed (ValueError: bold words): correct it"),
     ],
 )
 def test_a_model_is_refused(

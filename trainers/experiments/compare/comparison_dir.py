@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategies.common.errors import UsageError
-from strategies.common.fields import parse_json
 from strategies.common.files import (
     FolderLock,
     check_own,
@@ -19,6 +18,7 @@ from strategies.common.files import (
     write_atomically,
     write_json,
 )
+from strategies.common.strict_json import parse_json
 from strategies.common.text import as_argument
 from trainers.config.config import Config
 from trainers.config.groups import option

@@ -4,9 +4,8 @@ TensorFlow's reader trusts the length in a record's header and can end the proce
 damaged file. This reader reads and allocates only after a length has been checked, and
 names the file, the record and the byte of any damage.
 
-A record is, in little-endian order: uint64 length, uint32 masked checksum of those 8
-bytes, `length` bytes of data, uint32 masked checksum of the data. The file may be
-compressed by gzip; then errors give byte offsets in the decompressed data.
+The file may be compressed by gzip; then errors give byte offsets in the decompressed
+data.
 """
 
 from __future__ import annotations
@@ -16,23 +15,21 @@ import dataclasses
 import gzip
 import io
 import os
-import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-import google_crc32c
-
 from strategies.common.errors import UsageError
-
-_GZIP_MAGIC = b"\x1f\x8b"
-_MASK_DELTA = 0xA282EAD8
-_LENGTH = struct.Struct("<Q")
-_CHECKSUM = struct.Struct("<I")
-_HEADER_BYTES = _LENGTH.size + _CHECKSUM.size
-# Bytes of a record beside its data.
-_EXTRA_BYTES = _HEADER_BYTES + _CHECKSUM.size
+from trainers.inputs.tfrecord.framing import (
+    CHECKSUM,
+    EXTRA_BYTES,
+    HEADER_BYTES,
+    LENGTH,
+    has_checksum,
+    is_compressed,
+    masked_crc32c,
+)
 
 # Limits of a piece: records are checked and parsed together.
 PIECE_RECORDS = 1024
@@ -100,30 +97,6 @@ def count_records(path: Path) -> int:
         return walk.number
 
 
-def is_compressed(path: Path) -> bool:
-    """Returns whether a file is compressed by gzip, and not a record that looks so.
-
-    Raises:
-      OSError: The file cannot be read.
-    """
-    with path.open("rb") as file:
-        header = file.read(_HEADER_BYTES)
-    # A record with a length that looks like gzip's magic number has a valid checksum.
-    return header.startswith(_GZIP_MAGIC) and not _has_checksum(header)
-
-
-def _has_checksum(header: bytes) -> bool:
-    length, checksum = header[: _LENGTH.size], header[_LENGTH.size :]
-    return len(header) == _HEADER_BYTES and _masked_crc32c(length) == checksum
-
-
-def _masked_crc32c(data: bytes) -> bytes:
-    """Returns the stored form of a checksum: tensorflow/core/lib/hash/crc32c.h."""
-    crc = google_crc32c.value(data)
-    rotated = (crc >> 15) | (crc << 17)
-    return _CHECKSUM.pack((rotated + _MASK_DELTA) & 0xFFFFFFFF)
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[RecordWalk]:
     """Opens a file, decompressed if necessary, with a walk at its first record."""
@@ -179,9 +152,9 @@ class RecordWalk:
             length = self._next_length()
             if length is None:
                 break
-            data, checksum = self._read(length), self._read(_CHECKSUM.size)
+            data, checksum = self._read(length), self._read(CHECKSUM.size)
             self._check_complete(length, checksum)
-            if _masked_crc32c(data) != checksum:
+            if masked_crc32c(data) != checksum:
                 self._fail("its data is damaged")
             taken.append((data, self._offset))
             max_bytes -= length
@@ -199,27 +172,27 @@ class RecordWalk:
             return False
         if self.is_compressed:
             self._read(length)
-            self._check_complete(length, self._read(_CHECKSUM.size))
+            self._check_complete(length, self._read(CHECKSUM.size))
         else:
-            self._stream.seek(length + _CHECKSUM.size, io.SEEK_CUR)
+            self._stream.seek(length + CHECKSUM.size, io.SEEK_CUR)
         self._advance(length)
         return True
 
     def _next_length(self) -> int | None:
         """Reads and checks a header; None at the end of the file."""
-        header = self._read(_HEADER_BYTES)
+        header = self._read(HEADER_BYTES)
         if not header and self.number:
             return None
         if not header:
             raise UsageError(
                 f"{self._path}: byte 0: the file is empty: write it again."
             )
-        if len(header) < _HEADER_BYTES:
-            self._fail(f"only {len(header)} of its {_HEADER_BYTES} header bytes exist")
-        if not _has_checksum(header):
+        if len(header) < HEADER_BYTES:
+            self._fail(f"only {len(header)} of its {HEADER_BYTES} header bytes exist")
+        if not has_checksum(header):
             self._fail("its length is damaged")
-        (length,) = _LENGTH.unpack_from(header)
-        if self._size is not None and self._offset + _EXTRA_BYTES + length > self._size:
+        (length,) = LENGTH.unpack_from(header)
+        if self._size is not None and self._offset + EXTRA_BYTES + length > self._size:
             self._check_complete(length, b"")
         return int(length)
 
@@ -241,12 +214,12 @@ class RecordWalk:
 
     def _check_complete(self, length: int, checksum: bytes) -> None:
         """Raises UsageError unless the last bytes of a record were there to read."""
-        if len(checksum) < _CHECKSUM.size:
+        if len(checksum) < CHECKSUM.size:
             self._fail(f"it claims {length} bytes of data, beyond the end of the file")
 
     def _advance(self, length: int) -> None:
         self.number += 1
-        self._offset += _EXTRA_BYTES + length
+        self._offset += EXTRA_BYTES + length
 
     def _fail(self, problem: str) -> NoReturn:
         advice = "write or copy the file again"

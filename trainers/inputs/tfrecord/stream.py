@@ -28,7 +28,8 @@ from strategies.common.types import Batch
 from strategies.inner_loop.sharding import shard_rows
 from trainers.inputs.batches import batch_of_steps, steps_at_once
 from trainers.inputs.shuffling import Order
-from trainers.inputs.tfrecord.reader import count_records, is_compressed
+from trainers.inputs.tfrecord.framing import is_compressed
+from trainers.inputs.tfrecord.reader import count_records
 from trainers.inputs.tfrecord.schema import RecordSchema
 
 # Both numbers are part of the order of records. More files at a time mix records

@@ -1,0 +1,67 @@
+"""Summary that is printed at the end of a run."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shlex
+import sys
+from collections.abc import Mapping
+
+from strategies.common.console import Console
+from trainers.reporting.metrics import RunMetrics
+from trainers.reporting.metrics_writer import in_words
+from trainers.reporting.result import ALWAYS_FINAL
+from trainers.run_dir.run_dir import RunDir
+
+
+def print_final_summary(
+    console: Console,
+    outcome: str,
+    final: Mapping[str, float | None],
+    metrics: RunMetrics,
+    folder: RunDir,
+) -> None:
+    """Prints the outcome of a run, its speed and where to look at it.
+
+    Args:
+      console: Output of the process.
+      outcome: Status of the run and its last step, in words.
+      final: Last value of each metric by name.
+      metrics: Measurements of the run.
+      folder: Folder of the run.
+    """
+    # In the order of result.json.
+    ordered = {**dict.fromkeys(ALWAYS_FINAL), **final}
+    measured = {name: value for name, value in ordered.items() if value is not None}
+    console.say(f"{outcome} | {in_words(measured)}" if measured else outcome)
+    speed = metrics.throughput.summary()
+    if speed["step_milliseconds"]:
+        console.say(
+            f"speed     {speed['examples_per_second']:,.1f} examples/s, "
+            f"{speed['step_milliseconds']['p50']:.2f} ms/step"
+        )
+    idle = metrics.run_idle.in_words()
+    if idle is not None:
+        console.say(f"pipeline  {idle}")
+    console.say(f"run       {folder.path}")
+    console.say(f"look at   {tensorboard_command(folder)}")
+
+
+def tensorboard_command(folder: RunDir) -> str:
+    """Returns the shell command that shows a run in TensorBoard, on this machine only.
+
+    Args:
+      folder: Folder of the run.
+    """
+    own = str(folder.path / "tb")
+    logdir = folder.path if folder.tensorboard == own else folder.tensorboard
+    # The program of the same environment, which need not be on the PATH.
+    program = pathlib.Path(sys.executable).with_name("tensorboard")
+    if not program.exists():
+        words = [sys.executable, "-m", "tensorboard.main"]
+    else:
+        relative = os.path.relpath(program)
+        # A relative path is shorter and can be pasted in the current folder.
+        words = [str(program) if relative.startswith("..") else relative]
+    return shlex.join([*words, f"--logdir={logdir}", "--host=localhost"])
