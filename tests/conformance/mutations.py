@@ -1,0 +1,303 @@
+"""Breaks the code on purpose, and shows which tests of the suite notice.
+
+  python -m tests.conformance.mutations                   # all, 20 to 40 minutes
+  python -m tests.conformance.mutations --only=tower,dropout
+
+Each mutation is applied to a copy of the tracked files, in which the tests that are
+about it run up to the first failure. Ends with 1 if a mutation was not noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from tests import processes
+
+SAME_TRAINING = "tests/conformance/test_same_training.py"
+ADDED_LOSSES = "tests/conformance/test_added_losses.py"
+LAYER_STATE = "tests/conformance/test_layer_state.py"
+RANDOMNESS = "tests/conformance/test_randomness.py"
+STEPS = "tests/conformance/test_steps.py"
+ORDER = "tests/trainers/inputs/test_shuffling.py"
+# Exit code of pytest if tests have failed: 2 and more mean that none could run.
+_TESTS_FAILED = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mutation:
+    """A fault of the kind that makes another training out of the same command.
+
+    Attributes:
+      name: Fault, in words.
+      path: File that is changed.
+      changes: Pairs of a text that the file has once, and its replacement.
+      tests: Test file that has to notice.
+    """
+
+    name: str
+    path: str
+    changes: tuple[tuple[str, str], ...]
+    tests: str = SAME_TRAINING
+
+    def apply(self, root: pathlib.Path) -> None:
+        """Changes the file below a folder.
+
+        Raises:
+          ValueError: The file does not have a text exactly once.
+        """
+        path = root / self.path
+        content = path.read_text(encoding="utf-8")
+        for old, new in self.changes:
+            if content.count(old) != 1:
+                raise ValueError(f"{self.path} has {content.count(old)} times: {old}")
+            content = content.replace(old, new)
+        path.write_text(content, encoding="utf-8")
+
+
+_TRAIN_STEP = "trainers/model/train_step.py"
+_STATE = "trainers/model/layer_state.py"
+_REPLICATED = "strategies/inner_loop/replicated.py"
+_SHARDING = "strategies/inner_loop/sharding.py"
+_UPDATE = "trainers/model/update.py"
+_SHUFFLING = "trainers/inputs/shuffling.py"
+_RNG = "trainers/model/rng.py"
+
+MUTATIONS = (
+    Mutation(
+        "tower averages twice",
+        "strategies/tower.py",
+        (("[sum_gradients(parts) for", "[sum_gradients(parts) / len(parts) for"),),
+    ),
+    Mutation(
+        "tower leaves out a tower",
+        "strategies/tower.py",
+        (("zip(*tower_gradients, strict", "zip(*tower_gradients[:-1], strict"),),
+    ),
+    Mutation(
+        "tower clips before the sum",
+        "strategies/tower.py",
+        (
+            (
+                "[tower.gradients for tower in towers]",
+                "[(update.ready(t) if update else t).gradients for t in towers]",
+            ),
+        ),
+    ),
+    Mutation(
+        "mirrored does not sum",
+        _REPLICATED,
+        (
+            (
+                "summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector, "
+                "options)",
+                "summed = vector",
+            ),
+        ),
+    ),
+    Mutation(
+        "mirrored takes the mean in place of the sum",
+        _REPLICATED,
+        (("ReduceOp.SUM, vector, options", "ReduceOp.MEAN, vector, options"),),
+    ),
+    Mutation(
+        "mean of the means of two replicas",
+        _TRAIN_STEP,
+        (
+            (
+                'share = sums["loss"] / tf.cast(batch.global_size, dtype)',
+                'share = sums["loss"] / tf.cast(2 * batch.num_rows, dtype)',
+            ),
+        ),
+    ),
+    Mutation(
+        "one example of each shard is left out",
+        _SHARDING,
+        (
+            (
+                "tf.maximum(stop, start + 1), stop - first",
+                "tf.maximum(stop, start + 1), stop - first - 1",
+            ),
+        ),
+    ),
+    Mutation(
+        "the optimizer reduces again",
+        "strategies/common/private_apis.py",
+        (("optimizer._all_reduce_sum_gradients = list", "del optimizer"),),
+    ),
+    Mutation(
+        "dropout does not depend on the replica",
+        _RNG,
+        (("in (batch.step, batch.replica):", "in (batch.step,):"),),
+        RANDOMNESS,
+    ),
+    Mutation(
+        "dropout does not depend on the step",
+        _RNG,
+        (("in (batch.step, batch.replica):", "in (batch.replica,):"),),
+        RANDOMNESS,
+    ),
+    Mutation(
+        "layer state of the first replica only",
+        _STATE,
+        (
+            (
+                "return value * tf.cast(weight, value.dtype)",
+                "return value * tf.cast(tf.equal(replica, 0), value.dtype)",
+            ),
+        ),
+        LAYER_STATE,
+    ),
+    Mutation(
+        "no spread between replicas in the moving variance",
+        _STATE,
+        (("= variance / (1 - layer.momentum)", "= tf.zeros_like(variance)"),),
+        LAYER_STATE,
+    ),
+    Mutation(
+        "the padding row of an empty shard counts",
+        _SHARDING,
+        (("rows < batch.num_rows,", "rows < tf.maximum(batch.num_rows, 1),"),),
+        STEPS,
+    ),
+    Mutation(
+        "every replica counts the whole regularizer",
+        _TRAIN_STEP,
+        (
+            (
+                "return tf.cast(batch.num_rows, dtype) * total",
+                "return tf.cast(batch.global_size, dtype) * total",
+            ),
+        ),
+        ADDED_LOSSES,
+    ),
+    Mutation(
+        "an update that is not finite is applied",
+        "strategies/inner_loop/step.py",
+        (("tf.cond(finite, apply, skip", "tf.cond(tf.constant(True), apply, skip"),),
+        STEPS,
+    ),
+    Mutation(
+        "the order depends on the shard",
+        _SHUFFLING,
+        (
+            (
+                "(tf.reshape(positions, [-1]), epoch)",
+                "(tf.reshape(positions, [-1]), epoch + tf.cast(shard_index, tf.int64))",
+            ),
+        ),
+        ORDER,
+    ),
+    Mutation(
+        "the order is the same in every epoch",
+        _SHUFFLING,
+        (
+            (
+                "(tf.reshape(positions, [-1]), epoch)",
+                "(tf.reshape(positions, [-1]), tf.zeros_like(epoch))",
+            ),
+        ),
+        ORDER,
+    ),
+    Mutation(
+        "index_shuffle has plain keys",
+        _SHUFFLING,
+        (
+            (
+                "for key in tf.unstack(keys):",
+                "for key in [tf.stack([tf.constant(self.seed, tf.int64), epoch])]:",
+            ),
+        ),
+        ORDER,
+    ),
+    Mutation(
+        "every replica counts the step",
+        _UPDATE,
+        (("VariableAggregation.ONLY_FIRST_REPLICA", "VariableAggregation.SUM"),),
+        STEPS,
+    ),
+    Mutation(
+        "a trace for every number of steps",
+        "strategies/inner_loop/loop.py",
+        (
+            ("signature = (signature, *_ARGUMENTS)", "signature = None"),
+            ("tf.constant(num_steps, tf.int32),", "num_steps,"),
+        ),
+        STEPS,
+    ),
+)
+
+
+def main() -> int:
+    """Returns 1 if a mutation was not noticed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="parts of names, by commas")
+    parts = parser.parse_args().only.split(",")
+    chosen = [m for m in MUTATIONS if any(part in m.name for part in parts)]
+    console = Console()
+    table = Table("mutation", "noticed by", "s")
+    unnoticed = 0
+    for mutation in chosen:
+        start = time.monotonic()
+        test = noticed_by(mutation)
+        unnoticed += test is None
+        table.add_row(mutation.name, test or "NONE", f"{time.monotonic() - start:.0f}")
+        console.print(f"{mutation.name}: {test or 'NOT NOTICED'}")
+    console.print(table)
+    console.print(f"{len(chosen) - unnoticed} of {len(chosen)} noticed")
+    return int(unnoticed > 0)
+
+
+def noticed_by(mutation: Mutation) -> str | None:
+    """Returns the first test that fails with a mutation; None if none does.
+
+    Raises:
+      RuntimeError: The tests could not run.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        root = pathlib.Path(folder)
+        copy_tracked_files(root)
+        mutation.apply(root)
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "--exitfirst", "--quiet"),
+                *("-p", "no:cacheprovider", "-m", "not exhaustive", mutation.tests),
+            ],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) \S*::(\S+)", done.stdout, re.MULTILINE)
+    if done.returncode != _TESTS_FAILED or failed is None:
+        raise RuntimeError(f"{mutation.name}: {done.stdout}{done.stderr}")
+    return failed.group(1)
+
+
+def copy_tracked_files(folder: pathlib.Path) -> None:
+    """Copies the tracked files of the project to a folder."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=processes.ROOT, capture_output=True, check=True
+    )
+    for name in listed.stdout.decode().split("\0"):
+        source = processes.ROOT / name
+        if source.is_file():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""The mutations of `mutations.py` still fit the code that they change."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+
+import pytest
+
+from tests import processes
+from tests.conformance.mutations import MUTATIONS, Mutation
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_mutation_fits_its_file(mutation: Mutation, tmp_path: pathlib.Path) -> None:
+    target = tmp_path / mutation.path
+    target.parent.mkdir(parents=True)
+    shutil.copy(processes.ROOT / mutation.path, target)
+    mutation.apply(tmp_path)
+    compile(target.read_text(encoding="utf-8"), mutation.path, "exec")
+    assert (processes.ROOT / mutation.tests).is_file()
