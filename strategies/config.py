@@ -180,7 +180,7 @@ class StrategyConfig:
     )
     peer_timeout_seconds: float = setting(
         10.0,
-        "How long a silent peer is waited for within a step.",
+        "Seconds that a task may be silent until it counts as lost.",
         above=0,
         used_by=_OF_CLUSTERS,
         has_flag=False,

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.base import Communication, Strategy, Traits
+from strategies.cluster.peer_silence import SilenceWatch
 from strategies.cluster.rendezvous import meet
 from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
@@ -70,11 +71,8 @@ class MultiWorkerMirrored(Strategy):
         self._copies: WorkerCopies | None = None
         self._averaged_bytes = 0
         implementation = _IMPLEMENTATIONS[config.collective_implementation]
-        communication, self._patient = (
-            tf.distribute.experimental.CommunicationOptions(
-                timeout_seconds=seconds, implementation=implementation
-            )
-            for seconds in (config.peer_timeout_seconds, _SECONDS_FOR_CHIEF)
+        communication = tf.distribute.experimental.CommunicationOptions(
+            timeout_seconds=_SECONDS_FOR_CHIEF, implementation=implementation
         )
         # Waits for all tasks before TensorFlow, which would wait in C++ without a
         # message.
@@ -86,6 +84,7 @@ class MultiWorkerMirrored(Strategy):
             _SECONDS_TO_CONNECT,
         )
         self._start_up = StartUpWatch(cluster)
+        self._silence_watch = SilenceWatch(cluster, config.peer_timeout_seconds)
         with self._start_up.signals_kept():
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 resolver_of(cluster), communication
@@ -194,6 +193,7 @@ class MultiWorkerMirrored(Strategy):
         share = tf.function(lambda: self._sum_of_chief(variables), autograph=False)
         shared = share()
         self._start_up.end()
+        self._silence_watch.start()
         for variable, value in zip(variables, shared, strict=True):
             variable.assign(self._strategy.experimental_local_results(value)[0])
 
@@ -205,12 +205,13 @@ class MultiWorkerMirrored(Strategy):
             is_first = holds & tf.equal(context.replica_id_in_sync_group, 0)
             # `tf.where`, not a product: 0 times inf would be nan.
             mine = [tf.where(is_first, v, tf.zeros_like(v)) for v in variables]
-            return sum_by_type(context, mine, self._patient)
+            return sum_by_type(context, mine)
 
         return self._strategy.run(on_each_replica)
 
     def close(self) -> None:
         self._start_up.end()
+        self._silence_watch.end()
 
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1:
@@ -237,8 +238,8 @@ class MultiWorkerMirrored(Strategy):
 # Short, because all tasks have just answered in the rendezvous.
 _SECONDS_TO_CONNECT = 10.0
 # The barrier waits for work such as the chief's checkpoint, which may take longer than
-# a step. A task that dies in the meantime is detected at once, independent of the
-# limit.
+# a step. A task that dies in the meantime is detected at once, and one that is silent
+# by `SilenceWatch`: this limit is only for tasks that answer and do nothing.
 _SECONDS_FOR_CHIEF = 600
 _IMPLEMENTATIONS = {
     name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())

@@ -18,8 +18,8 @@ from types import FrameType
 
 import tensorflow as tf
 
-from strategies.cluster.connections import disconnect, limit_silence
-from strategies.cluster.rendezvous import REMEDY, PeerState, is_listening, peer_state
+from strategies.cluster.peer_silence import PeerStates
+from strategies.cluster.rendezvous import REMEDY, is_listening
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError, UsageError
 
@@ -140,11 +140,11 @@ def monitor_workers(
         raise lost[0]
 
     tasks = {**_tasks_of(cluster, "worker"), **_tasks_of(cluster, "ps")}
-    attendance = _Attendance(tasks, patience_seconds)
+    states = PeerStates(tasks, patience_seconds)
 
     def attend() -> None:
         error = _until_too_few_are_left(
-            cluster, attendance, num_required, warn, return_seconds, ended
+            cluster, states, num_required, warn, return_seconds, ended
         )
         if error is None:
             return
@@ -155,7 +155,7 @@ def monitor_workers(
         # At the end the run asks for values of the missing tasks, on new connections,
         # and gRPC waits 20 s for each answer. `missing` disconnects them again.
         while not ended.wait(_POLL_SECONDS):
-            attendance.missing()
+            states.missing()
 
     previous = signal.signal(signal.SIGUSR1, raise_in_main_thread)
     thread = threading.Thread(target=attend, daemon=True)
@@ -170,7 +170,7 @@ def monitor_workers(
 
 def _until_too_few_are_left(
     cluster: Cluster,
-    attendance: _Attendance,
+    states: PeerStates,
     num_required: int,
     warn: Callable[[str], None],
     return_seconds: float,
@@ -181,7 +181,7 @@ def _until_too_few_are_left(
     gone: set[str] = set()
     enough_at = time.monotonic()
     while not ended.wait(_POLL_SECONDS):
-        missing = attendance.missing()
+        missing = states.missing()
         there = workers.keys() - missing.keys()
         enough = len(there) >= num_required
         others = "; the others go on" if enough else ""
@@ -200,48 +200,6 @@ def _until_too_few_are_left(
             needed = f"{len(there)} of {num_required} workers needed are left"
             return PeerLostError(f"{needed}, {names} lost: {REMEDY}")
     return None
-
-
-class _Attendance:
-    """Record of the tasks that are dead or unresponsive."""
-
-    def __init__(self, tasks: Mapping[str, str], patience_seconds: float):
-        """Starts as if all tasks had just answered.
-
-        Args:
-          tasks: Address (host:port) of each task by name.
-          patience_seconds: Longest silence of a task, in seconds.
-        """
-        self._tasks = tasks
-        self._patience_seconds = patience_seconds
-        self._heard_at = dict.fromkeys(tasks, time.monotonic())
-        self._missing: dict[str, str] = {}
-
-    def missing(self) -> Mapping[str, str]:
-        """Returns the problem of each missing task, as words that follow its name.
-
-        Every call disconnects the tasks that have been silent for too long. A missing
-        task stays missing until it answers again.
-        """
-        # Every time, because gRPC opens new connections.
-        limit_silence(self._tasks.values(), self._patience_seconds)
-        # In parallel, because a machine that is off takes a second.
-        with ThreadPoolExecutor(max_workers=32) as pool:
-            found = list(pool.map(peer_state, self._tasks.values()))
-        now = time.monotonic()
-        for (task, address), present in zip(self._tasks.items(), found, strict=True):
-            # A refused connection is an answer, too: of the task's machine.
-            if present is not PeerState.SILENT:
-                self._heard_at[task] = now
-            if present is PeerState.THERE:
-                self._missing.pop(task, None)
-            elif present is PeerState.GONE:
-                self._missing[task] = "was lost"
-            elif now - self._heard_at[task] > self._patience_seconds:
-                # Not over "was lost": the machine of a dead task may go silent later.
-                self._missing.setdefault(task, "does not answer")
-                disconnect(address)
-        return dict(self._missing)
 
 
 def _tasks_of(cluster: Cluster, job: str) -> Mapping[str, str]:

@@ -133,7 +133,6 @@ def gather_by_key(
     context: tf.distribute.ReplicaContext,
     value: tf.Tensor,
     key: tf.Tensor,
-    options: tf.distribute.experimental.CommunicationOptions | None = None,
 ) -> tf.Tensor:
     """Returns the tensors of all replicas, one behind the other.
 
@@ -151,11 +150,10 @@ def gather_by_key(
       value: Tensor, of one shape on all replicas.
       key: int32 scalar, the same on all replicas, and always of tensors of this shape
         and type. From 2 ** 30 on, which TensorFlow does not use: it counts from 100.
-      options: Options that replace the strategy's.
     """
     extended = context.strategy.extended
     launcher = extended._cross_device_ops._launchers[context._replica_id]
-    options = launcher._options.merge(options)
+    options = launcher._options
     with tf.device(launcher._device):
         return tf.raw_ops.CollectiveGatherV2(
             input=value,

@@ -86,7 +86,6 @@ def all_reduce_packed(
     context: tf.distribute.ReplicaContext,
     outputs: ReplicaOutputs,
     send_as: tf.DType | None,
-    options: tf.distribute.experimental.CommunicationOptions | None = None,
 ) -> ReplicaOutputs:
     """Returns the sum of all replicas' outputs by one all-reduce and a few large ones.
 
@@ -102,7 +101,6 @@ def all_reduce_packed(
       outputs: Dense values of any floating type, and IndexedSlices.
       send_as: Type of gradients on the wire; None to keep their type. Sums and layer
         state are never sent with less than single precision.
-      options: Options of the collectives; None for the options of the strategy.
     """
     # By identity: a tensor has no other mark of being a gradient once flattened.
     gradients = {id(gradient) for gradient in tf.nest.flatten(outputs.gradients)}
@@ -113,9 +111,9 @@ def all_reduce_packed(
         wanted = (send_as if id(value) in gradients else None) or main
         return wanted if value.dtype.is_floating else value.dtype
 
-    sparse = _sum_sparse(context, outputs.gradients, options)
+    sparse = _sum_sparse(context, outputs.gradients)
     outputs = outputs._replace(gradients=sparse)
-    return _sum_dense(context, outputs, wire_type, _LARGE_BYTES, options)
+    return _sum_dense(context, outputs, wire_type, _LARGE_BYTES)
 
 
 # A collective of a few numbers takes as long as two copies of some hundred kilobytes.
@@ -145,7 +143,6 @@ _FIRST_KEY = 1 << 30
 def _sum_sparse(
     context: tf.distribute.ReplicaContext,
     gradients: Sequence[Any],
-    options: tf.distribute.experimental.CommunicationOptions | None,
 ) -> list[Any]:
     """Returns gradients in which IndexedSlices have the rows of all replicas.
 
@@ -158,7 +155,7 @@ def _sum_sparse(
     if not places:
         return list(gradients)
     own = tf.stack([tf.size(gradients[place].indices) for place in places])
-    counts = gather_by_key(context, own, tf.constant(_FIRST_KEY), options)
+    counts = gather_by_key(context, own, tf.constant(_FIRST_KEY))
     counts = tf.reshape(counts, [-1, len(places)])
     summed = list(gradients)
     for column, place in enumerate(places):
@@ -166,7 +163,7 @@ def _sum_sparse(
         parts = [tf.cast(slices.indices, tf.int64), slices.values]
         key = _FIRST_KEY + (2 * column + 1) * len(_ROWS_ON_THE_WIRE)
         indices, values = (
-            _gather_rows(context, part, counts[:, column], first_key, options)
+            _gather_rows(context, part, counts[:, column], first_key)
             for part, first_key in zip(
                 parts, (key, key + len(_ROWS_ON_THE_WIRE)), strict=True
             )
@@ -180,7 +177,6 @@ def _gather_rows(
     rows: tf.Tensor,
     counts: tf.Tensor,
     first_key: int,
-    options: tf.distribute.experimental.CommunicationOptions | None,
 ) -> tf.Tensor:
     """Returns the rows of all replicas [sum of counts, ...], in the replicas' order.
 
@@ -189,15 +185,12 @@ def _gather_rows(
       rows: Rows of this replica, [its count, ...].
       counts: Rows of each replica, int32 [replicas].
       first_key: First of the keys of this collective.
-      options: Options that replace the strategy's.
     """
     choice = tf.searchsorted(_ROWS_ON_THE_WIRE, [tf.reduce_max(counts)])[0]
     num_sent = tf.gather(_ROWS_ON_THE_WIRE, choice)
     missing = num_sent - tf.shape(rows)[0]
     padding = [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1)
-    gathered = gather_by_key(
-        context, tf.pad(rows, padding), first_key + choice, options
-    )
+    gathered = gather_by_key(context, tf.pad(rows, padding), first_key + choice)
     is_row = tf.reshape(tf.sequence_mask(counts, num_sent), [-1])
     return tf.ensure_shape(tf.boolean_mask(gathered, is_row), [None, *rows.shape[1:]])
 
@@ -207,7 +200,6 @@ def _sum_dense(
     outputs: ReplicaOutputs,
     wire_type: Callable[[tf.Tensor], tf.DType],
     large_bytes: int,
-    options: tf.distribute.experimental.CommunicationOptions | None = None,
 ) -> ReplicaOutputs:
     """Returns the outputs summed over replicas, except their sparse gradients."""
     flat = tf.nest.flatten(outputs)
@@ -221,7 +213,7 @@ def _sum_dense(
             buffers.setdefault((dtype, own), []).append(index)
     for (dtype, _), indices in buffers.items():
         values = [flat[index] for index in indices]
-        summed = _sum_buffer(context, values, dtype, options)
+        summed = _sum_buffer(context, values, dtype)
         for index, value in zip(indices, summed, strict=True):
             flat[index] = value
     return tf.nest.pack_sequence_as(outputs, flat)
@@ -235,7 +227,6 @@ def _bytes(value: tf.Tensor, dtype: tf.DType) -> int:
 def sum_by_type(
     context: tf.distribute.ReplicaContext,
     values: Sequence[tf.Tensor],
-    options: tf.distribute.experimental.CommunicationOptions | None = None,
 ) -> list[tf.Tensor]:
     """Returns the sums of all replicas' tensors by one collective for each type.
 
@@ -244,13 +235,12 @@ def sum_by_type(
     Args:
       context: Context of the calling replica.
       values: Dense tensors of any types.
-      options: Options of the collectives; None for the options of the strategy.
     """
     summed = list(values)
     for dtype in dict.fromkeys(value.dtype for value in values):
         indices = [index for index, v in enumerate(values) if v.dtype == dtype]
         own = [values[index] for index in indices]
-        totals = _sum_buffer(context, own, dtype, options)
+        totals = _sum_buffer(context, own, dtype)
         for index, total in zip(indices, totals, strict=True):
             summed[index] = total
     return summed
@@ -260,18 +250,15 @@ def _sum_buffer(
     context: tf.distribute.ReplicaContext,
     values: list[tf.Tensor],
     dtype: tf.DType,
-    options: tf.distribute.experimental.CommunicationOptions | None,
 ) -> list[tf.Tensor]:
     """Sums tensors over replicas through one vector of the given type."""
     # A single tensor keeps its shape: a copy into a vector would gain nothing.
     if len(values) == 1:
         (value,) = values
-        summed = context.all_reduce(
-            tf.distribute.ReduceOp.SUM, tf.cast(value, dtype), options
-        )
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(value, dtype))
         return [tf.cast(summed, value.dtype)]
     vector = tf.concat([tf.reshape(tf.cast(v, dtype), [-1]) for v in values], axis=0)
-    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector, options)
+    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
     parts = tf.split(summed, [tf.size(value) for value in values])
     return [
         tf.cast(tf.reshape(part, tf.shape(value)), value.dtype)

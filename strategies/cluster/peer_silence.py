@@ -1,0 +1,97 @@
+"""Silent tasks: suspended ones, and those whose machine is off or unreachable.
+
+A dead task closes its connections, and TensorFlow fails at once. For a silent one it
+waits without limit. Its limit for collectives is no substitute. When a collective of
+`MultiWorkerMirroredStrategy` reaches it, the operation fails while its messages are
+still under way. They then use the freed memory of the step: 3 of 13 runs with a
+suspended leader ended with SIGABRT or SIGSEGV in
+`tsl::CancellationManager::DeregisterCallback` (TensorFlow 2.21, called by
+tensorflow/core/distributed_runtime/cancellable_call.h). An operation whose connection
+is lost waits for its messages first (tensorflow/core/common_runtime/ring_reducer.cc).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from strategies.cluster.connections import disconnect, limit_silence
+from strategies.cluster.rendezvous import PeerState, peer_state
+from strategies.cluster.spec import Cluster
+
+_SECONDS_BETWEEN_PROBES = 0.3
+
+
+class SilenceWatch:
+    """Thread that disconnects tasks which have been silent for too long."""
+
+    def __init__(self, cluster: Cluster, patience_seconds: float):
+        """Watches nothing until `start`.
+
+        Args:
+          cluster: Cluster whose other tasks are watched.
+          patience_seconds: Longest silence of a task.
+        """
+        self._cluster = cluster
+        self._patience_seconds = patience_seconds
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread, once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Stops the thread, which may be waiting for an answer for a second."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        states = PeerStates(self._cluster.peers(), self._patience_seconds)
+        while not self._ended.wait(_SECONDS_BETWEEN_PROBES):
+            states.missing()
+
+
+class PeerStates:
+    """Record of the tasks that are dead or unresponsive."""
+
+    def __init__(self, tasks: Mapping[str, str], patience_seconds: float):
+        """Starts as if all tasks had just answered.
+
+        Args:
+          tasks: Address (host:port) of each task by name.
+          patience_seconds: Longest silence of a task, in seconds.
+        """
+        self._tasks = tasks
+        self._patience_seconds = patience_seconds
+        self._heard_at = dict.fromkeys(tasks, time.monotonic())
+        self._missing: dict[str, str] = {}
+
+    def missing(self) -> Mapping[str, str]:
+        """Returns the problem of each missing task, as words that follow its name.
+
+        Every call disconnects the tasks that have been silent for too long. A missing
+        task stays missing until it answers again.
+        """
+        # Every time, because gRPC opens new connections.
+        limit_silence(self._tasks.values(), self._patience_seconds)
+        # In parallel, because a machine that is off takes a second.
+        with ThreadPoolExecutor(max_workers=32) as pool:
+            found = list(pool.map(peer_state, self._tasks.values()))
+        now = time.monotonic()
+        for (task, address), present in zip(self._tasks.items(), found, strict=True):
+            # A refused connection is an answer, too: of the task's machine.
+            if present is not PeerState.SILENT:
+                self._heard_at[task] = now
+            if present is PeerState.THERE:
+                self._missing.pop(task, None)
+            elif present is PeerState.GONE:
+                self._missing[task] = "was lost"
+            elif now - self._heard_at[task] > self._patience_seconds:
+                # Not over "was lost": the machine of a dead task may go silent later.
+                self._missing.setdefault(task, "does not answer")
+                disconnect(address)
+        return dict(self._missing)
