@@ -99,8 +99,7 @@ MUTATIONS = (
         _REPLICATED,
         (
             (
-                "summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector, "
-                "options)",
+                "summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector)",
                 "summed = vector",
             ),
         ),
@@ -108,7 +107,7 @@ MUTATIONS = (
     Mutation(
         "mirrored takes the mean in place of the sum",
         _REPLICATED,
-        (("ReduceOp.SUM, vector, options", "ReduceOp.MEAN, vector, options"),),
+        (("ReduceOp.SUM, vector)", "ReduceOp.MEAN, vector)"),),
     ),
     Mutation(
         "mean of the means of two replicas",

@@ -181,6 +181,28 @@ def test_squares_beyond_the_type_are_clipped_like_any_gradient() -> None:
         assert np.linalg.norm(now - then) <= 2.001e-3
 
 
+def test_a_norm_near_the_end_of_the_type_clips_nothing() -> None:
+    """The inverse of it is no number of the type, so that gradients became zero."""
+
+    def trained(clip_global_norm: float | None) -> list[np.ndarray]:
+        assembly = assemble_custom(
+            "one_device",
+            1,
+            lambda: [keras.layers.Dense(1)],
+            np.ones([GLOBAL_BATCH_SIZE, 2], np.float32),
+            loss=lambda labels, outputs: outputs[:, 0],
+            global_batch_size=GLOBAL_BATCH_SIZE,
+            optimizer="sgd",
+            clip_global_norm=clip_global_norm,
+        )
+        batches = assembly.strategy.distribute(assembly.batches(0))
+        assert assembly.loop_function(batches, 2).fetch().applied_steps == 2
+        return values(assembly)
+
+    for clipped, free in zip(trained(3e38), trained(None), strict=True):
+        np.testing.assert_array_equal(clipped, free)
+
+
 @pytest.mark.parametrize(
     ("loss", "words"),
     [

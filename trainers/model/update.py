@@ -180,12 +180,10 @@ def _clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
       norm: Maximum global norm.
     """
     present = _global_norm(gradients)
-    present = tf.minimum(present, present.dtype.max)
-    if len(_dtypes(gradients)) > 1:
-        factor = norm / tf.maximum(present, norm)
-        return [scaled(gradient, factor) for gradient in gradients]
-    clipped, _ = tf.clip_by_global_norm(gradients, norm, use_norm=present)
-    return clipped
+    # `tf.clip_by_global_norm` multiplies by norm * min(1 / present, 1 / norm). From
+    # 8.5e37 on, 1 / norm is denormal and counts as zero, and so does the gradient.
+    factor = norm / tf.maximum(present, norm)
+    return [scaled(gradient, factor) for gradient in gradients]
 
 
 def _norm_where_they_are(variables: Sequence[tf.Variable]) -> tf.Tensor:
