@@ -169,7 +169,7 @@ class Strategy(abc.ABC):
     def synchronize(self) -> None:
         """Waits until every scheduled step is applied."""
 
-    def settle(self) -> None:
+    def average_replica_variables(self) -> None:
         """Synchronizes replica variables, so that they can be evaluated or saved.
 
         If processes train separate copies, the variables become the mean of the copies,

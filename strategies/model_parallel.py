@@ -73,7 +73,7 @@ class ModelParallel(Strategy):
         # One replica: its outputs are their own sum.
         def apply(update: Update, outputs: ReplicaOutputs) -> dict[str, tf.Tensor]:
             update.apply(outputs)
-            update.count()
+            update.increment_step()
             return {}
 
         step = Step(

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from strategies.base import Communication, Strategy, Traits
 from strategies.cluster.peer_silence import SilenceWatch
-from strategies.cluster.rendezvous import meet
+from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatch
@@ -39,9 +39,9 @@ from strategies.inner_loop.replicated import (
 )
 from strategies.local_sgd.local_steps import (
     StepsOnCopies,
-    alone,
     average_if_due,
     averaged_variables,
+    local_step,
     sum_what_is_reported,
 )
 from strategies.local_sgd.replica_variables import WorkerCopies
@@ -76,7 +76,7 @@ class MultiWorkerMirrored(Strategy):
         )
         # Waits for all tasks before TensorFlow, which would wait in C++ without a
         # message.
-        meet(cluster, config.startup_timeout_seconds)
+        wait_for_cluster(cluster, config.startup_timeout_seconds)
         jobs = ("chief", "worker")
         addresses = {job: cluster.addresses.get(job, ()) for job in jobs}
         give_up_connecting(
@@ -150,14 +150,15 @@ class MultiWorkerMirrored(Strategy):
             lambda context, outputs: sum_what_is_reported(
                 outputs, functools.partial(self._summed, context)
             ),
-            alone(replica_step, self.num_replicas),
+            local_step(replica_step, self.num_replicas),
             update,
             after_update=average_if_due(
                 functools.partial(self._copies.average, averaged),
                 self._config.steps_between_averages,
             ),
         )
-        # Values stay in the variables until `settle`, so that `leave` does nothing.
+        # Values stay in the variables until `average_replica_variables`: `leave` does
+        # nothing.
         return StepsOnCopies(loop, self._copies.load_local, leave=lambda: None)
 
     def _own_shard(
@@ -178,9 +179,9 @@ class MultiWorkerMirrored(Strategy):
     def replica_state(self) -> Sequence[tf.Variable]:
         return [] if self._copies is None else self._copies.variables()
 
-    def settle(self) -> None:
+    def average_replica_variables(self) -> None:
         if self._copies is not None:
-            self._copies.settle()
+            self._copies.average_replica_variables()
 
     def broadcast_from_chief(self, variables: Sequence[tf.Variable]) -> None:
         """Broadcasts by a sum to which only the chief contributes.

@@ -73,7 +73,7 @@ class OneDevice(Strategy):
         def apply(update: Update, outputs: ReplicaOutputs) -> dict[str, tf.Tensor]:
             with tf.device(self._device):
                 update.apply(outputs)
-                update.count()
+                update.increment_step()
             return {}
 
         return InnerLoop(

@@ -39,9 +39,9 @@ from strategies.inner_loop.replicated import all_reduce_local, compile_replicate
 from strategies.inner_loop.sharding import take_shard
 from strategies.local_sgd.local_steps import (
     StepsOnCopies,
-    alone,
     average_if_due,
     averaged_variables,
+    local_step,
     sum_what_is_reported,
 )
 from strategies.local_sgd.replica_variables import Copies
@@ -107,7 +107,7 @@ class ParameterAveraging(Strategy):
             self._strategy,
             self._own_rows,
             _sum_reported,
-            alone(replica_step, self.num_replicas),
+            local_step(replica_step, self.num_replicas),
             update,
             after_update=average_if_due(
                 functools.partial(self._copies.average, averaged),

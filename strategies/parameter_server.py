@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from strategies.base import Communication, Strategy, Traits
 from strategies.cluster.failure_detection import LOSSES
-from strategies.cluster.rendezvous import is_serving, meet
+from strategies.cluster.rendezvous import is_serving, wait_for_cluster
 from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
@@ -66,7 +66,7 @@ class ParameterServer(Strategy):
         ]
         self.read = read_here
         # Waits for all tasks before TensorFlow connects to them.
-        meet(cluster, config.startup_timeout_seconds)
+        wait_for_cluster(cluster, config.startup_timeout_seconds)
         self._strategy = tf.distribute.ParameterServerStrategy(resolver_of(cluster))
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         self._placement = BySize(self._servers)

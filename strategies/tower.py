@@ -118,7 +118,7 @@ class Tower(Strategy):
             with tf.device(self._parameter_device):
                 # Once per step: all towers read the new weights in the next step.
                 update.apply(outputs)
-                update.count()
+                update.increment_step()
             return {}
 
         return InnerLoop(

@@ -142,7 +142,7 @@ def monitor_workers(
     tasks = {**_tasks_of(cluster, "worker"), **_tasks_of(cluster, "ps")}
     states = PeerStates(tasks, patience_seconds)
 
-    def attend() -> None:
+    def watch() -> None:
         error = _until_too_few_are_left(
             cluster, states, num_required, warn, return_seconds, ended
         )
@@ -158,7 +158,7 @@ def monitor_workers(
             states.missing()
 
     previous = signal.signal(signal.SIGUSR1, raise_in_main_thread)
-    thread = threading.Thread(target=attend, daemon=True)
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield

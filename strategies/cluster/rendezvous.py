@@ -224,7 +224,7 @@ def wait_for_tasks(
             time.sleep(_POLL_SECONDS)
 
 
-def meet(cluster: Cluster, seconds: float) -> None:
+def wait_for_cluster(cluster: Cluster, seconds: float) -> None:
     """Waits until this task has found all others.
 
     Raises:

@@ -69,18 +69,18 @@ class Update(Protocol):
     def apply(self, outputs: ReplicaOutputs) -> None:
         """Clips the gradients, then changes weights and state."""
 
-    # `apply` is `change` of `ready`. With asynchronous parameter servers a worker runs
-    # the first half and the servers run the second.
-    def ready(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
+    # `apply` is `apply_prepared` of `prepare`. With asynchronous parameter servers a
+    # worker runs the first half and the servers run the second.
+    def prepare(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
         """Clips gradients and adds up duplicate rows, the first half of `apply`."""
 
-    def change(self, ready: ReplicaOutputs) -> None:
+    def apply_prepared(self, prepared: ReplicaOutputs) -> None:
         """Changes weights and state, the second half of `apply`; on any task."""
 
-    def again(
+    def adapt_loss_scale(
         self, sums: Mapping[str, tf.Tensor], is_finite: tf.Tensor
     ) -> tf.Tensor | None:
-        """Takes up whether a step was finite, once for all replicas.
+        """Adapts the scale of the loss to the outcome of a step, once for all replicas.
 
         Args:
           sums: `ReplicaOutputs.sums` of the step, summed over replicas.
@@ -92,7 +92,7 @@ class Update(Protocol):
           bool scalar; None if losses are not scaled.
         """
 
-    def count(self) -> tf.Tensor:
+    def increment_step(self) -> tf.Tensor:
         """Adds one to the number of applied updates, atomically, and returns it."""
 
     def applied_updates(self) -> tf.Tensor:
@@ -131,9 +131,9 @@ class SummaryLevel(enum.IntEnum):
     """Level of detail at which a step is observed."""
 
     # Each level includes the levels below it: code compares with >=.
-    NOT = 0
+    NONE = 0
     NORMS = 1
-    CLOSELY = 2
+    HISTOGRAMS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -278,7 +278,7 @@ class LoopFunction(Protocol):
         self,
         batches: Any,
         num_steps: int,
-        observe: SummaryLevel = SummaryLevel.NOT,
+        observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
     ) -> StepFuture:
         """Starts `num_steps` steps and observes the last of them."""

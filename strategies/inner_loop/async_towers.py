@@ -105,7 +105,7 @@ class AsynchronousTowers:
         self,
         batches: TowerInput,
         num_steps: int,
-        observe: SummaryLevel = SummaryLevel.NOT,
+        observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
     ) -> StepFuture:
         # Tracing temporarily changes layers, so that one thread traces all towers.
@@ -252,7 +252,7 @@ def _pieces(
         _Piece(
             first_step + start,
             min(length, num_steps - start),
-            observe if start + length >= num_steps else SummaryLevel.NOT,
+            observe if start + length >= num_steps else SummaryLevel.NONE,
         )
         for start in starts
     ]

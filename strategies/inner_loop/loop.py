@@ -60,7 +60,7 @@ class InnerLoop:
 
     def trace(self, batches: Any) -> tf.Graph:
         """Traces the loop without running a step, and returns its graph."""
-        arguments = loop_arguments(0, SummaryLevel.NOT, SyncedFlags())
+        arguments = loop_arguments(0, SummaryLevel.NONE, SyncedFlags())
         given = self._step.input.arguments(batches)
         function = self.function_of(batches)
         return function.get_concrete_function(given, *arguments).graph
@@ -86,7 +86,7 @@ class InnerLoop:
         self,
         batches: Any,
         num_steps: int,
-        observe: SummaryLevel = SummaryLevel.NOT,
+        observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
     ) -> StepFuture:
         arguments = loop_arguments(num_steps, observe, local_flags or SyncedFlags())
@@ -178,7 +178,7 @@ class InnerLoop:
                 update.observe(outputs, with_histograms)
             )
         )
-        with_histograms = level >= int(SummaryLevel.CLOSELY)
+        with_histograms = level >= int(SummaryLevel.HISTOGRAMS)
         return tf.cond(
             level >= int(SummaryLevel.NORMS),
             lambda: describe(summed, with_histograms),

@@ -48,7 +48,7 @@ def compile_replicated(
     def apply(update: Update, summed: Any) -> dict[str, tf.Tensor]:
         def on_each_replica(outputs: ReplicaOutputs) -> None:
             update.apply(outputs)
-            update.count()
+            update.increment_step()
 
         strategy.run(on_each_replica, args=(summed,))
         after_update(update)

@@ -56,7 +56,7 @@ def apply_then_count(
     # The update is counted once it is complete. An earlier count could include an
     # update that a dying worker never completes.
     with tf.control_dependencies([changes_of(apply)]):
-        count = update.count()
+        count = update.increment_step()
     return {"staleness": count - 1 - version}
 
 

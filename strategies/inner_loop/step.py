@@ -124,7 +124,7 @@ def run_step(
 
     # Return the metrics, and whether to compute the same batch again, because its
     # gradients were too large for their type at the present scale of the loss.
-    again = update.again(metrics, finite)
+    again = update.adapt_loss_scale(metrics, finite)
     metrics |= applied
     if again is None:
         return StepOutputs(metrics, details, finite, num_done=1)

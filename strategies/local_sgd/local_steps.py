@@ -21,7 +21,7 @@ from strategies.inner_loop.reduction import scaled, totals
 from strategies.inner_loop.results import OWN_TOTALS
 
 
-def alone(replica_step: ReplicaFunction, num_replicas: int) -> ReplicaFunction:
+def local_step(replica_step: ReplicaFunction, num_replicas: int) -> ReplicaFunction:
     """Returns a replica step that treats the replica's shard as the global batch.
 
     Gradients are means over the shard. They are weighted so that their mean over
@@ -138,7 +138,7 @@ class StepsOnCopies:
         self,
         batches: Any,
         num_steps: int,
-        observe: SummaryLevel = SummaryLevel.NOT,
+        observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
     ) -> StepFuture:
         self._take_up()

@@ -102,12 +102,12 @@ class WorkerCopies:
     """Replica variables of several workers: local values, and their mean on request.
 
     The variables belong to `tf.distribute.MultiWorkerMirroredStrategy`: each process
-    has its own. A mean over processes costs a collective, so that only `settle`
-    computes it, before evaluation or a checkpoint. `settle` also gathers the local
-    values of every replica in every process, where they are stored until steps run
-    again. A checkpoint of the chief therefore needs no file of another machine, and
-    evaluation does not change the training. Each process needs memory for the
-    variables of all replicas.
+    has its own. A mean over processes costs a collective, so that only
+    `average_replica_variables` computes it, before evaluation or a checkpoint. It also
+    gathers the local values of every replica in every process, where they are stored
+    until steps run again. A checkpoint of the chief therefore needs no file of another
+    machine, and evaluation does not change the training. Each process needs memory for
+    the variables of all replicas.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, worker: int, update: Update):
@@ -161,7 +161,7 @@ class WorkerCopies:
             self._take_up()
         self._is_settled = False
 
-    def settle(self) -> None:
+    def average_replica_variables(self) -> None:
         """Stores the local values of all replicas and assigns their mean.
 
         All processes have to call this method at the same step, because it runs a

@@ -107,7 +107,7 @@ class AsynchronousSteps:
         self,
         batches: WorkerInput,
         num_steps: int,
-        observe: SummaryLevel = SummaryLevel.NOT,
+        observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
     ) -> StepFuture:
         self._free_workers()
@@ -120,7 +120,7 @@ class AsynchronousSteps:
         most = _MOST_CLOSURE_SECONDS / self._typical_step_seconds
         counts = divided(num_steps, self._num_workers, most)
         for index, count in enumerate(counts):
-            looked = observe if index == len(counts) - 1 else SummaryLevel.NOT
+            looked = observe if index == len(counts) - 1 else SummaryLevel.NONE
             position = tf.constant(batches.next_step, tf.int64)
             closure = self._coordinator.schedule(
                 self._function,

@@ -137,7 +137,7 @@ class AsynchronousWorker:
         """Sends a step's outputs to the servers, which apply and record finite ones."""
         outputs, told = summed
         journal = _require(self._journal)
-        outputs = update.ready(outputs)
+        outputs = update.prepare(outputs)
         line = journal.line(told.call, told.step, outputs.sums)
         # The sums travel inside the line.
         outputs = outputs._replace(sums={})
@@ -150,14 +150,14 @@ class AsynchronousWorker:
         entry = journal.entry(line, told.version)
 
         def apply_and_note() -> None:
-            self._strategy.run(update.change, args=(outputs,))
+            self._strategy.run(update.apply_prepared, args=(outputs,))
             journal.note(entry)
 
         def apply() -> tf.Tensor:
             # Counted once the update is complete: an earlier count could include an
             # update that a dying worker never completes.
             with tf.control_dependencies([changes_of(apply_and_note)]):
-                count = update.count()
+                count = update.increment_step()
             journal.mark(entry, count)
             return tf.zeros([])
 

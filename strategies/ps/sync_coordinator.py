@@ -105,7 +105,7 @@ class SynchronousSteps:
         self,
         batches: WorkerInput,
         num_steps: int,
-        observe: SummaryLevel = SummaryLevel.NOT,
+        observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
     ) -> StepFuture:
         self._start_workers(batches)
@@ -188,7 +188,7 @@ class SynchronousSteps:
         # A `tf.function` ends once it has changed all its variables.
         applied = tf.function(apply, autograph=False)()
         with tf.control_dependencies([applied]):
-            update.count()
+            update.increment_step()
         return {}
 
 

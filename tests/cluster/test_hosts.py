@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from strategies.cluster.rendezvous import meet
+from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.security import is_loopback
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
@@ -133,7 +133,7 @@ def test_one_host_by_two_names_is_refused_before_tensorflow_waits() -> None:
     addresses = tuple(f"{name}:{port}" for name in sorted(names))
     cluster = Cluster(job="worker", addresses={"worker": addresses})
     with pytest.raises(UsageError, match="by another name"):
-        meet(cluster, 1)
+        wait_for_cluster(cluster, 1)
 
 
 def test_loopback_needs_no_permission() -> None:

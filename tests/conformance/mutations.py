@@ -90,7 +90,7 @@ MUTATIONS = (
         (
             (
                 "[tower.gradients for tower in towers]",
-                "[(update.ready(t) if update else t).gradients for t in towers]",
+                "[(update.prepare(t) if update else t).gradients for t in towers]",
             ),
         ),
     ),

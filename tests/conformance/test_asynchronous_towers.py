@@ -106,7 +106,7 @@ def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> N
     calls = [
         assembly.loop_function(batches, count, observe).fetch()
         for count, observe in (
-            (1, SummaryLevel.NOT),
+            (1, SummaryLevel.NONE),
             (30, SummaryLevel.NORMS),
             (3000, SummaryLevel(2)),
         )

@@ -62,7 +62,7 @@ class Every:
 
     steps: int | None
     hook: Callback
-    observe: SummaryLevel = SummaryLevel.NOT
+    observe: SummaryLevel = SummaryLevel.NONE
 
     def next_after(self, step: int, last_step: int) -> int:
         """Returns the next step at which the callback is due."""
@@ -87,7 +87,7 @@ class At:
 
     steps: Sequence[int]
     hook: Callback
-    observe: SummaryLevel = SummaryLevel.NOT
+    observe: SummaryLevel = SummaryLevel.NONE
 
     def next_after(self, step: int, last_step: int) -> int:
         """Returns the next step at which the callback is due."""
@@ -108,7 +108,7 @@ class Always:
     """
 
     hook: Callback
-    observe: SummaryLevel = SummaryLevel.NOT
+    observe: SummaryLevel = SummaryLevel.NONE
 
     def next_after(self, step: int, last_step: int) -> int:
         return last_step
@@ -226,7 +226,7 @@ def _until_due(
     due = min(when.next_after(step, last_step) for when in callbacks)
     stop = min(due, last_step, step + most_steps)
     wanted = (w.observe for w in callbacks if w.next_after(step, last_step) == stop)
-    return stop, max(wanted, default=SummaryLevel.NOT)
+    return stop, max(wanted, default=SummaryLevel.NONE)
 
 
 def _delayed(results: StepResults, seconds: float) -> StepResults:

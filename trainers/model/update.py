@@ -61,9 +61,9 @@ class ModelUpdate:
         self._loss_scale = loss_scale
 
     def apply(self, outputs: ReplicaOutputs) -> None:
-        self.change(self.ready(outputs))
+        self.apply_prepared(self.prepare(outputs))
 
-    def ready(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
+    def prepare(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
         gradients = [sum_duplicates(gradient) for gradient in outputs.gradients]
         # After the sum: clipping before it would bound each replica's part, and the sum
         # could be up to N times larger.
@@ -71,12 +71,12 @@ class ModelUpdate:
             gradients = _clipped(gradients, self._clip_global_norm)
         return outputs._replace(gradients=gradients)
 
-    def change(self, ready: ReplicaOutputs) -> None:
+    def apply_prepared(self, prepared: ReplicaOutputs) -> None:
         # First, because a layer may have written weights that are trained.
-        self._layer_state.assign(ready.state)
-        self._optimizer.apply(list(ready.gradients), self._model.trainable_variables)
+        self._layer_state.assign(prepared.state)
+        self._optimizer.apply(list(prepared.gradients), self._model.trainable_variables)
 
-    def again(
+    def adapt_loss_scale(
         self, sums: Mapping[str, tf.Tensor], is_finite: tf.Tensor
     ) -> tf.Tensor | None:
         if self._loss_scale is None:
@@ -85,7 +85,7 @@ class ModelUpdate:
         computed = tf.reduce_all(tf.math.is_finite(tf.stack(list(sums.values()))))
         return self._loss_scale.adapt(used, is_finite, computed & ~is_finite)
 
-    def count(self) -> tf.Tensor:
+    def increment_step(self) -> tf.Tensor:
         return self._step.assign_add(1, read_value=True)
 
     def applied_updates(self) -> tf.Tensor:

@@ -120,7 +120,7 @@ class TrainingRun:
                 except StopRequested as stop:
                     # The checkpoint reads variables, which must be equal in all
                     # processes.
-                    self.parts.strategy.settle()
+                    self.parts.strategy.average_replica_variables()
                     self._save_checkpoint()
                     return "preempted", stop.exit_code
                 except DivergedError as error:
@@ -181,7 +181,7 @@ class TrainingRun:
         every = config.histogram_every_steps
         if every:
             histograms = self._with_equal_variables(reporter.write_histograms)
-            callbacks.append(Every(every, histograms, SummaryLevel.CLOSELY))
+            callbacks.append(Every(every, histograms, SummaryLevel.HISTOGRAMS))
         evaluate = self._with_equal_variables(self._evaluate)
         callbacks.append(Every(self.parts.eval_every_steps, evaluate))
         save = self._with_equal_variables(lambda _: self._save_checkpoint())
@@ -192,7 +192,7 @@ class TrainingRun:
         """Returns a callback that reads variables, with the collectives around it."""
 
         def run(event: StepEvent) -> None:
-            self.parts.strategy.settle()
+            self.parts.strategy.average_replica_variables()
             callback(event)
             self._wait_for_chief()
 
@@ -226,7 +226,7 @@ class TrainingRun:
           DivergedError: There is no checkpoint to go back to; nothing has changed.
         """
         strategy = self.parts.strategy
-        strategy.settle()
+        strategy.average_replica_variables()
         step = None
         if self.parts.config.guard.rolls_back:
             step = agree_on_step(strategy, self.reporter.roll_back(error))

@@ -53,7 +53,7 @@ class PlacementRecorder:
         self,
         batches: Any,
         num_steps: int,
-        observe: SummaryLevel = SummaryLevel.NOT,
+        observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
     ) -> StepFuture:
         if self._tell is None:

@@ -96,7 +96,7 @@ def meet(cluster, seconds):
     kill = lambda: os.kill(os.getpid(), signal.SIGKILL)
     threading.Timer(float(sys.argv[1]), kill).start()
 
-importlib.import_module("strategies.multi_worker_mirrored").meet = meet
+importlib.import_module("strategies.multi_worker_mirrored").wait_for_cluster = meet
 from trainers.main import main
 sys.exit(main(["main", *sys.argv[2:]]))
 """
