@@ -1,4 +1,4 @@
-"""Who counts as missing: silence is not the word that a task is gone, and no return."""
+"""A silent task counts as missing until it answers; silence is no proof of death."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from strategies.cluster import failure_detection
+from strategies.cluster import peer_silence
 from strategies.cluster.rendezvous import PeerState
 from tests.cluster.separate_hosts import reason_for_none, separate_hosts
 from tests.processes import ROOT
@@ -55,13 +55,13 @@ def test_one_that_was_missing_is_so_until_it_talks(
     there, gone, silent = PeerState.THERE, PeerState.GONE, PeerState.SILENT
     seconds, disconnected = [0.0], list[str]()
     monkeypatch.setattr(
-        "strategies.cluster.failure_detection.time.monotonic", lambda: seconds[0]
+        "strategies.cluster.peer_silence.time.monotonic", lambda: seconds[0]
     )
-    monkeypatch.setattr(failure_detection, "disconnect", disconnected.append)
-    tasks = failure_detection._Attendance({"worker-0": "host:1"}, patience_seconds=3)
+    monkeypatch.setattr(peer_silence, "disconnect", disconnected.append)
+    tasks = peer_silence.PeerStates({"worker-0": "host:1"}, patience_seconds=3)
 
     def look(present: PeerState) -> str | None:
-        monkeypatch.setattr(failure_detection, "peer_state", lambda address: present)
+        monkeypatch.setattr(peer_silence, "peer_state", lambda address: present)
         seconds[0] += 1
         return tasks.missing().get("worker-0")
 
