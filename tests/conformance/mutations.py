@@ -167,7 +167,7 @@ MUTATIONS = (
         "the padding row of an empty shard counts",
         _SHARDING,
         (("rows < batch.num_rows,", "rows < tf.maximum(batch.num_rows, 1),"),),
-        STEPS,
+        SAME_TRAINING,
     ),
     Mutation(
         "every replica counts the whole regularizer",
