@@ -9,9 +9,29 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 
 import psutil
+
+
+def connect_without_proxy(
+    addresses: Iterable[str], environment: MutableMapping[str, str]
+) -> None:
+    """Lets gRPC connect to other tasks directly where a proxy is set for HTTPS.
+
+    gRPC sends connections to any host through `https_proxy`, those to 127.0.0.1
+    included (grpc/doc/environment_variables.md). A proxy of a company refuses them, and
+    TensorFlow then waits for the tasks in vain.
+
+    Args:
+      addresses: Addresses (host:port) of all tasks: a task connects to itself, too.
+      environment: Environment of this process, in which `no_grpc_proxy` is set.
+    """
+    # gRPC ignores `no_proxy` where `no_grpc_proxy` is set.
+    known = environment.get("no_grpc_proxy", environment.get("no_proxy", ""))
+    hosts = [address.rpartition(":")[0].strip("[]") for address in addresses]
+    names = [*filter(None, known.split(",")), *hosts]
+    environment["no_grpc_proxy"] = ",".join(dict.fromkeys(names))
 
 
 def disconnect(address: str) -> None:

@@ -163,6 +163,7 @@ def _session(cluster: Cluster) -> Iterator[_Values]:
     with native_log_hidden():
         import tensorflow as tf
 
+        from strategies.cluster.connections import connect_without_proxy
         from strategies.cluster.failure_detection import translate_peer_errors
         from strategies.cluster.resolver import cluster_spec
         from strategies.ps.server import server_threads
@@ -170,6 +171,7 @@ def _session(cluster: Cluster) -> Iterator[_Values]:
     # Without this filter a session waits for all tasks, and a worker may have ended.
     config.device_filters[:] = ["/job:ps", f"/job:{cluster.job}/task:{cluster.index}"]
     config.operation_timeout_in_ms = int(1e3 * _SECONDS_TO_START)
+    connect_without_proxy(cluster.members().values(), os.environ)
     server = tf.distribute.Server(
         cluster_spec(cluster),
         job_name=cluster.job,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from strategies.cluster.connections import connect_without_proxy
 from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.security import is_loopback
 from strategies.cluster.spec import Cluster
@@ -18,6 +19,7 @@ from strategies.hello_cluster import __main__
 from strategies.launcher.launch_config import local_cluster
 from strategies.launcher.process import LAUNCHER_PID
 from tests import processes
+from tests.markers import further
 from trainers.cli.role import cluster_of
 from trainers.config.config import Config
 
@@ -199,3 +201,32 @@ def test_the_first_cluster_is_for_one_machine(
     monkeypatch.setenv("TF_CONFIG", cluster.tf_config())
     assert __main__.main(["hello_cluster"]) == 2
     assert "hosts other than this machine's loopback" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    "strategy", ["multi_worker_mirrored", further("parameter_server")]
+)
+@pytest.mark.parametrize("name", ["https_proxy", further("http_proxy")])
+def test_tasks_connect_without_a_proxy(
+    strategy: str, name: str, tmp_path: pathlib.Path
+) -> None:
+    """Nobody listens at port 9."""
+    flags = (f"--strategy={strategy}", "--model=mlp", "--train_steps=5")
+    words = processes.command(f"--run_dir={tmp_path / 'run'}", *flags)
+    done = processes.run_words(words, tmp_path, **{name: "http://127.0.0.1:9"})
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, "host,::1"),
+        ({"no_proxy": "example.org,host"}, "example.org,host,::1"),
+        ({"no_proxy": "a", "no_grpc_proxy": "b"}, "b,host,::1"),
+    ],
+)
+def test_hosts_without_a_proxy_are_added(before: dict[str, str], after: str) -> None:
+    connect_without_proxy(["host:1", "[::1]:2", "host:3"], before)
+    assert before["no_grpc_proxy"] == after

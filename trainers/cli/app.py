@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from strategies import registry
+from strategies.cluster.connections import connect_without_proxy
 from strategies.cluster.security import WHAT_IT_MEANS, has_remote
 from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console, print_error
@@ -99,6 +100,8 @@ def _run(config: Config, argv: Sequence[str], console: Console) -> int:
     cluster = cluster_of(config, os.environ)
     if cluster is None:
         return launch(config, argv, console)
+    if cluster.addresses:
+        connect_without_proxy(cluster.members().values(), os.environ)
     if needs_tensorflow(config):
         check_files(config, cluster)
         load_tensorflow(config)
