@@ -20,6 +20,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # A run of these tests takes seconds. The rest is for machines with much else to do.
 PATIENCE_SECONDS = 180.0
+# A prediction makes a dozen runs of several processes. Below the limit of a test.
+PREDICT_PATIENCE_SECONDS = 290.0
 
 _SECONDS_BETWEEN_LOOKS = 0.01
 
@@ -69,14 +71,20 @@ def environment() -> dict[str, str]:
 
 
 def run(
-    *flags: str, folder: pathlib.Path = ROOT, **variables: str
+    *flags: str,
+    folder: pathlib.Path = ROOT,
+    patience_seconds: float = PATIENCE_SECONDS,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs the program to its end, in a folder, with further environment variables."""
-    return run_words(command(*flags), folder, **variables)
+    return run_words(command(*flags), folder, patience_seconds, **variables)
 
 
 def run_words(
-    words: Sequence[str], folder: pathlib.Path = ROOT, **variables: str
+    words: Sequence[str],
+    folder: pathlib.Path = ROOT,
+    patience_seconds: float = PATIENCE_SECONDS,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """The same with any command."""
     return subprocess.run(
@@ -86,7 +94,7 @@ def run_words(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=patience_seconds,
         check=False,
     )
 

@@ -147,12 +147,22 @@ def test_a_file_of_settings_cannot_ask_for_help(tmp_path: pathlib.Path) -> None:
         flags.parse(["main", f"--config={path}"])
 
 
+@pytest.fixture(scope="module")
+def folder_of_examples(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Folder of all examples: some use the runs of those before them."""
+    return tmp_path_factory.mktemp("examples")
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_examples_work_one_after_the_other(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "--helpfull"])
+def test_examples_work_one_after_the_other(
+    page: str, folder_of_examples: pathlib.Path
+) -> None:
     program = shlex.join(processes.command())
-    for page in ("--help", *(f"--mode={mode} --help" for mode in MODES)):
-        for command in commands_on(page_of(page)):
-            line = command.replace("python -m trainers.main", program, 1)
-            done = processes.run_words(["sh", "-c", line], tmp_path)
-            assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    for command in commands_on(page_of(page)):
+        line = command.replace("python -m trainers.main", program, 1)
+        done = processes.run_words(
+            ["sh", "-c", line], folder_of_examples, processes.PREDICT_PATIENCE_SECONDS
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

@@ -32,6 +32,7 @@ def test_short_runs_here_predict_a_larger_cluster(
         "--set=prediction.latency_microseconds=20000",
         f"--run_dir={folder}",
         *SMALL,
+        patience_seconds=processes.PREDICT_PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((folder / "predict.json").read_text("utf-8"))
