@@ -3,7 +3,7 @@
 A dead task closes its connections, and TensorFlow fails at once. For a silent one it
 waits without limit. Its limit for collectives is no substitute. When a collective of
 `MultiWorkerMirroredStrategy` reaches it, the operation fails while its messages are
-still under way. They then use the freed memory of the step: 3 of 13 runs with a
+still under way. They then use the freed memory of the step: 3 of 8 runs with a
 suspended leader ended with SIGABRT or SIGSEGV in
 `tsl::CancellationManager::DeregisterCallback` (TensorFlow 2.21, called by
 tensorflow/core/distributed_runtime/cancellable_call.h). An operation whose connection
