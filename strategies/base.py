@@ -170,7 +170,7 @@ class Strategy(abc.ABC):
         """Waits until every scheduled step is applied."""
 
     def average_replica_variables(self) -> None:
-        """Synchronizes replica variables, so that they can be evaluated or saved.
+        """Makes replica variables equal, so that they can be evaluated or saved.
 
         If processes train separate copies, the variables become the mean of the copies,
         and the next call of `LoopFunction` restores each process's copy. All processes

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, MutableMapping
 
 import psutil
 
+from strategies.cluster.rendezvous import sockets_of
+
 
 def connect_without_proxy(
     addresses: Iterable[str], environment: MutableMapping[str, str]
@@ -70,7 +72,8 @@ def _for_each_connection(
     addresses: Iterable[str], act: Callable[[socket.socket], None]
 ) -> None:
     """Calls a function with each TCP connection of this process to given addresses."""
-    wanted = {place for address in addresses for place in _places(address)}
+    # An address that cannot be resolved now matches no connection.
+    wanted = {place[:2] for address in addresses for place in sockets_of(address)}
     for connection in psutil.Process().net_connections(kind="tcp"):
         remote = connection.raddr
         # gRPC writes IPv4 addresses as IPv6 addresses, such as ::ffff:127.0.0.1.
@@ -83,13 +86,3 @@ def _for_each_connection(
             socket.socket(fileno=os.dup(connection.fd)) as same,
         ):
             act(same)
-
-
-def _places(address: str) -> set[tuple[str, int]]:
-    """Returns the numeric hosts and ports of an address, host:port."""
-    host, _, port = address.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port))
-    except socket.gaierror:
-        return set()  # Without an address no connection can be matched to the task.
-    return {(str(place[0]), int(port)) for _, _, _, _, place in found}

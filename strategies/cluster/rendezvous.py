@@ -161,18 +161,18 @@ def _check_own_address(cluster: Cluster) -> None:
 
     This task would answer in its place, and TensorFlow would wait for it without limit.
     """
-    own = _sockets(cluster.address)
+    own = sockets_of(cluster.address)
     for task, address in cluster.peers().items():
         same_port = address.rpartition(":")[2] == cluster.address.rpartition(":")[2]
-        if same_port and own & _sockets(address):
+        if same_port and own & sockets_of(address):
             raise UsageError(
                 f"the address {cluster.address} of {cluster.task} is {address} of "
                 f"{task} by another name: give each task a host and port of its own."
             )
 
 
-def _sockets(address: str) -> set[tuple[Any, ...]]:
-    """Returns what a host:port leads to; nothing if its name is not known (yet)."""
+def sockets_of(address: str) -> set[tuple[Any, ...]]:
+    """Returns the numeric socket addresses of a host:port; none if it is unknown."""
     host, _, port = address.rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
