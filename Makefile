@@ -83,6 +83,10 @@ coverage: $(VENV)/.test ## Run the tests and show which code none of them reache
 		echo 'Line by line: build/coverage/html/index.html' && \
 		exit $$status
 
+.PHONY: wheel
+wheel: $(VENV)/.runtime ## Build the package for pip into build/wheel
+	$(python) -m pip wheel --quiet --no-deps --wheel-dir=build/wheel .
+
 .PHONY: lint
 lint: $(VENV)/.test ## Check style and types
 	$(python) -m ruff check

@@ -16,6 +16,9 @@ from models import catalogue
 FORM = "package.module:factory"
 # For `fnmatch`, where nothing else has a colon in it.
 PATTERN = "*:*"
+# The examples of this project are found from any folder.
+_EXAMPLES = "examples"
+_BELOW = __name__.rpartition("models")[0]
 _FACTORY = re.compile(
     r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)"
 )
@@ -80,7 +83,11 @@ def _parts(name: str) -> tuple[str, str]:
     found = _FACTORY.fullmatch(name)
     if found is None:
         raise ValueError(f"{name!r} is not of the form {FORM}")
-    return found["module"], found["name"]
+    module = found["module"]
+    package = module.partition(".")[0]
+    if package == _EXAMPLES and importlib.util.find_spec(_EXAMPLES) is None:
+        module = _BELOW + module
+    return module, found["name"]
 
 
 def _no_module(name: str, flag: str, module: str) -> str:

@@ -26,7 +26,8 @@ from trainers.config.used_settings import check_used
 from trainers.experiments.measurement import started
 from trainers.run_dir.run_dir import RunDir, default_path
 
-_ROOT = pathlib.Path(__file__).parents[1]
+# Folder of the top-level package: the clone, or site-packages.
+_ROOT = pathlib.Path(__file__).parents[__name__.count(".")]
 
 
 def configure(**settings: Any) -> Config:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
 from strategies.common.errors import ExitCode
 from strategies.common.native_log import exit_at_once, prepare_standard_streams
 
-_OWN = ("models", "strategies", "trainers")
+_OWN = ("keras_strategies", "models", "strategies", "trainers")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     return command.run(argv)
 
 
-if __name__ == "__main__":
+def console() -> None:
+    """Runs the command line of this process, and ends the process."""
     prepare_standard_streams()
     exit_code = main(sys.argv)
     # A stream that is not at its end is read by threads that call Python. Its iterator
@@ -40,3 +42,13 @@ if __name__ == "__main__":
     if "tensorflow" in sys.modules:
         exit_at_once(exit_code)
     sys.exit(exit_code)
+
+
+def console_script() -> None:
+    """Runs the installed command, which finds modules as `python -m` does."""
+    sys.path.insert(0, os.getcwd())
+    console()
+
+
+if __name__ == "__main__":
+    console()

@@ -37,8 +37,8 @@ class OutsideWatch:
           patience_seconds: Longest time for which a task may be unreachable.
         """
         request = {"peers": dict(peers), "patience_seconds": patience_seconds}
-        # The folder that contains the package `strategies`.
-        root = str(pathlib.Path(__file__).parents[2])
+        # The folder of the top-level package: the clone, or site-packages.
+        root = str(pathlib.Path(__file__).parents[__name__.count(".")])
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, json.dumps(request)],
             env={**os.environ, "PYTHONPATH": root},
