@@ -88,15 +88,60 @@ class ClassPredictions(NamedTuple):
     num_classes: int
 
 
+class Weighted(NamedTuple):
+    """Labels of n examples with sample weights, in place of labels alone.
+
+    Attributes:
+      labels: Tensor or structure of tensors [n, ...].
+      weights: Tensor [n] or [n, ...], or one for each output in the labels' structure.
+    """
+
+    labels: Any
+    weights: Any
+
+
+def labels_of(labels: Any) -> Any:
+    """Returns labels without the sample weights that may be with them."""
+    return labels.labels if isinstance(labels, Weighted) else labels
+
+
+class Summed(NamedTuple):
+    """A tensor that is already summed over n examples, among values of each example.
+
+    Attributes:
+      total: Sum over the examples, such as the counts that a metric keeps.
+    """
+
+    total: tf.Tensor
+
+
+# The value of each example, [n], or their sum.
+Values = Mapping[str, "tf.Tensor | Summed"]
+
+
+def means_over_examples(sums: Mapping[str, Any]) -> dict[str, float]:
+    """Divides sums by their common denominator, `examples`.
+
+    Args:
+      sums: Sums over examples by name, and the number of examples as `examples`.
+    """
+    examples = sums["examples"]
+    return {
+        name: float(value / examples)
+        for name, value in sums.items()
+        if name != "examples"
+    }
+
+
 class EvalOutputs(NamedTuple):
     """Results of evaluating n examples.
 
     Attributes:
-      values: The `loss` and each metric per example by name, [n] each.
+      values: The `loss` and each metric by name, as `Objective.values` returns them.
       classes: True and predicted classes; None if the model is no classifier.
     """
 
-    values: Mapping[str, tf.Tensor]
+    values: Values
     classes: ClassPredictions | None
 
 
@@ -104,13 +149,14 @@ class EvalOutputs(NamedTuple):
 ClassPredictionsFunction = Callable[[Any, Any], "ClassPredictions | None"]
 
 
+Totals = Callable[[Predict, Any], Mapping[str, "tf.Tensor"]]
+
+
 class Objective(Protocol):
     """The loss that is minimized, and the metrics that are reported."""
 
-    def values(
-        self, model: Predict, batch: Any, training: bool
-    ) -> Mapping[str, tf.Tensor]:
-        """Returns the `loss` and each metric per example by name, [n] each.
+    def values(self, model: Predict, batch: Any, training: bool) -> Values:
+        """Returns the `loss` per example, [n], and each metric, by name.
 
         Args:
           model: Model to call with `batch.features`.
@@ -119,18 +165,38 @@ class Objective(Protocol):
         """
 
     def of_predictions(
-        self, labels: Any, predictions: Any, global_size: Any = None
-    ) -> Mapping[str, tf.Tensor]:
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        totals: Mapping[str, Any] | None = None,
+    ) -> Values:
         """Returns the same values, computed from the model's predictions.
 
         Args:
           labels: Labels of n examples.
           predictions: Predictions for the same examples.
           global_size: Examples of the global batch; None if these are all.
+          totals: Totals of the global batch; None if these examples are all.
         """
 
     def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """Evaluates a batch, with true and predicted classes; nothing is trained."""
+
+    @property
+    def totals(self) -> Totals | None:
+        """Function for what `values` needs of the whole global batch; None for nothing.
+
+        It takes a model and a batch, and returns scalar sums over the rows, by name.
+        """
+
+    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Returns the loss and metrics of any number of examples.
+
+        Args:
+          sums: Sums of `values` over the examples by name, NumPy arrays or numbers, and
+            the number of examples as `examples`. Other sums become means too.
+        """
 
     @property
     def compiled(self) -> AsCompiled | None:
@@ -172,10 +238,12 @@ def judged_by(
       batch: Batch as in `Objective.values`.
     """
     predictions = model(batch.features, training=False)
-    values = objective.of_predictions(batch.labels, predictions, batch.global_size)
+    values = objective.of_predictions(
+        batch.labels, predictions, batch.global_size, batch.totals
+    )
     if classes is None:
         return EvalOutputs(values, None)
-    return EvalOutputs(values, classes(batch.labels, predictions))
+    return EvalOutputs(values, classes(labels_of(batch.labels), predictions))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,16 +270,29 @@ class PredictionObjective:
         return self.of_predictions(batch.labels, predictions)
 
     def of_predictions(
-        self, labels: Any, predictions: Any, global_size: Any = None
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        totals: Mapping[str, Any] | None = None,
     ) -> Mapping[str, tf.Tensor]:
         """See `Objective`."""
-        del global_size
+        del global_size, totals
         functions = {"loss": self.loss, **self.metrics}
         return {name: f(labels, predictions) for name, f in functions.items()}
 
     def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """See `Objective`."""
         return judged_by(self, self.classes, model, batch)
+
+    @property
+    def totals(self) -> None:
+        """See `Objective`."""
+        return None
+
+    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """See `Objective`."""
+        return means_over_examples(sums)
 
 
 class TrainableModel(Protocol):
@@ -228,6 +309,11 @@ class TrainableModel(Protocol):
           ValueError: The model has no objective, or it does not support label
             smoothing.
         """
+
+    def compiled_optimizer(
+        self, model: keras.Model
+    ) -> keras.optimizers.Optimizer | None:
+        """Returns the optimizer to train with; None for that of the settings."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,6 +344,9 @@ class ModelSpec:
             classes=largest_logit,
             compiled=None if compiled is None else compiled(label_smoothing),
         )
+
+    def compiled_optimizer(self, model: keras.Model) -> None:
+        """See `TrainableModel`."""
 
 
 def make_cross_entropy(label_smoothing: float) -> PerExample:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 from keras.src.trainers import compile_utils
+from keras.src.trainers.data_adapters import array_data_adapter, data_adapter_utils
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context, executor
@@ -45,6 +46,51 @@ def count_atomically(optimizer: keras.optimizers.Optimizer) -> None:
     counter.assign_add = lambda value: counter.value.assign_add(
         tf.cast(value, counter.value.dtype)
     )
+
+
+def build_optimizer_anew(
+    optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
+) -> None:
+    """Makes the variables of an optimizer anew, with their values, in this scope.
+
+    A program makes its optimizer before it is known under which strategy it trains.
+    The optimizer keeps the strategy of its creation, and finds the variables that
+    belong to a weight by the identity of the `tf.Variable` (keras/src/backend/
+    tensorflow/optimizer.py, `__init__` and `_var_key`).
+
+    Args:
+      optimizer: Optimizer, perhaps not built yet.
+      weights: Trainable variables, which are of this scope already.
+    """
+    optimizer._distribution_strategy = tf.distribute.get_strategy()
+    for variable in optimizer.variables:
+        make_anew(variable)
+    if not optimizer.built:
+        optimizer.build(list(weights))
+        return
+    optimizer._trainable_variables_indices = {
+        optimizer._var_key(weight): index for index, weight in enumerate(weights)
+    }
+
+
+def schedule_of(
+    optimizer: keras.optimizers.Optimizer,
+) -> Callable[[int], Any] | None:
+    """Returns the schedule of an optimizer's learning rate; None for a number.
+
+    `Optimizer.learning_rate` is the rate of the present number of updates (keras/src/
+    optimizers/base_optimizer.py, `_get_current_learning_rate`).
+    """
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return rate
+    return None
+
+
+def reduce_gradients_again(optimizer: keras.optimizers.Optimizer) -> None:
+    """Undoes `stop_reducing_gradients` and `count_atomically`."""
+    vars(optimizer).pop("_all_reduce_sum_gradients", None)
+    vars(optimizer._iterations).pop("assign_add", None)
 
 
 def adagrad_accumulator(
@@ -328,6 +374,87 @@ def make_anew(variable: keras.Variable) -> None:
     variable._initialize(lambda: tf.constant(value))
 
 
+def lend_variables(variables: Sequence[keras.Variable]) -> Callable[[], None]:
+    """Makes variables anew, and returns a function that restores the former ones.
+
+    The former `tf.Variable`s get the present values then. Functions that were traced
+    with them, such as that of `predict`, are valid again.
+
+    Args:
+      variables: Keras variables that belong to no strategy.
+    """
+    former = [variable._value for variable in variables]
+    for variable in variables:
+        make_anew(variable)
+
+    def give_back() -> None:
+        for variable, owned in zip(variables, former, strict=True):
+            value = variable.numpy()
+            variable._value = owned
+            owned.assign(value)
+
+    return give_back
+
+
+@contextlib.contextmanager
+def variables_as_numbers() -> Iterator[None]:
+    """Makes `float` and `int` of a Keras variable work under every strategy.
+
+    A mirrored variable converts to NumPy and not to a number, and callbacks often call
+    `float(self.model.optimizer.learning_rate)` (keras/src/backend/common/variables.py,
+    `__float__`, calls `float` of the `tf.Variable`).
+    """
+    kind = keras.Variable
+    former = kind.__float__, kind.__int__
+    kind.__float__ = lambda variable: float(variable.numpy())
+    kind.__int__ = lambda variable: int(variable.numpy())
+    try:
+        yield
+    finally:
+        kind.__float__, kind.__int__ = former
+
+
+class FitData(NamedTuple):
+    """Data of `fit`, as its first step would get it.
+
+    Attributes:
+      features: Structure of arrays.
+      labels: Structure of arrays; None for none.
+      weights: Sample weights, in which class weights are included; None for 1 each.
+    """
+
+    features: Any
+    labels: Any
+    weights: Any
+
+
+def whole_arrays(
+    x: Any, y: Any, sample_weight: Any, class_weight: Any
+) -> FitData | None:
+    """Returns all examples of arguments of `fit` as NumPy arrays, or None.
+
+    Keras takes arrays of several libraries, turns class weights into sample weights,
+    and converts types (keras/src/trainers/data_adapters/array_data_adapter.py). None:
+    the data are no arrays but a data set, a generator or the like.
+
+    Raises:
+      ValueError: Keras refuses the arguments.
+    """
+    if not array_data_adapter.can_convert_arrays((x, y, sample_weight)):
+        return None
+    num_examples = keras.tree.flatten(x)[0].shape[0]
+    adapter = array_data_adapter.ArrayDataAdapter(
+        x,
+        y,
+        sample_weight=sample_weight,
+        class_weight=class_weight,
+        batch_size=num_examples,
+        shuffle=False,
+    )
+    batch = next(iter(adapter.get_numpy_iterator()))
+    return FitData(*data_adapter_utils.unpack_x_y_sample_weight(batch))
+
+
 def slurm_addresses(
     jobs: Mapping[str, int], first_port: int
 ) -> tuple[dict[str, tuple[str, ...]], str, int]:
@@ -464,17 +591,32 @@ class OutputMetric(NamedTuple):
     Attributes:
       metric: A Keras metric; a function is wrapped as `fit` wraps it.
       position: Position of the output among all.
+      is_weighted: True if sample weights apply to it.
       compiled: The `CompileMetrics` of all outputs.
     """
 
     metric: keras.metrics.Metric
     position: int
+    is_weighted: bool
     compiled: Any
 
     def of_output(self, labels: Any, predictions: Any) -> tuple[Any, Any]:
         """Returns the labels and predictions of this metric's output."""
         flatten = self.compiled._flatten_y
         return flatten(labels)[self.position], flatten(predictions)[self.position]
+
+    def weights_of_output(self, labels: Any, weights: Any) -> Any:
+        """Returns the sample weights that apply to this metric, or None.
+
+        Weights that are given once are those of every output (keras/src/trainers/
+        compile_utils.py, `CompileMetrics.update_state`).
+        """
+        if weights is None or not self.is_weighted:
+            return None
+        flatten = self.compiled._flatten_y
+        flat = flatten(weights)
+        is_shared = len(flat) < len(flatten(labels))
+        return flat[0 if is_shared else self.position]
 
 
 def metrics_by_output(
@@ -499,7 +641,7 @@ def metrics_by_output(
     compiled.build(labels, predictions)
     groups = (compiled._flat_metrics, compiled._flat_weighted_metrics)
     return [
-        OutputMetric(metric, position, compiled)
+        OutputMetric(metric, position, group is groups[1], compiled)
         for group in groups
         for position, listed in enumerate(group)
         if listed is not None
@@ -507,22 +649,25 @@ def metrics_by_output(
     ]
 
 
-def metric_names(metrics: Sequence[OutputMetric]) -> Sequence[str]:
-    """Returns the names that `evaluate` reports these metrics by.
+def metric_results(
+    metrics: Sequence[OutputMetric], state: Sequence[tuple[keras.Variable, Any]]
+) -> Mapping[str, Any]:
+    """Returns the results of metrics by the names that `evaluate` reports them by.
 
-    They have the output's name in front where there are several, and a number where
+    Names have the output's name in front where there are several, and a number where
     two are alike (keras/src/trainers/compile_utils.py, `CompileMetrics.result`).
 
     Args:
       metrics: All of one call of `metrics_by_output`.
+      state: Values in place of the metrics' variables. Other variables count as zero,
+        because to read those of a strategy is a collective call.
     """
     if not metrics:
-        return []
+        return {}
     compiled = metrics[0].compiled
-    # The names need no values, and to read those of a strategy is a collective call.
     zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in compiled.variables]
-    with keras.StatelessScope(zeros):
-        return list(compiled.result())
+    with keras.StatelessScope([*zeros, *state]):
+        return compiled.result()
 
 
 def function_of_metric(

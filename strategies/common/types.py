@@ -28,6 +28,8 @@ class Batch(NamedTuple):
       indices: Indices of the examples in the data set, int64 [rows].
       features: Tensor or structure of tensors [rows, ...].
       labels: Tensor or structure of tensors [rows, ...].
+      totals: Scalars of the whole global batch by name, for steps that need some (see
+        `strategies.inner_loop.totals`).
     """
 
     step: tf.Tensor
@@ -37,6 +39,7 @@ class Batch(NamedTuple):
     indices: tf.Tensor
     features: Any
     labels: Any
+    totals: dict[str, Any] = {}  # noqa: RUF012
 
 
 class ReplicaOutputs(NamedTuple):

@@ -18,6 +18,7 @@ from strategies.inner_loop.results import (
     in_a_vector,
     proposal,
 )
+from strategies.inner_loop.totals import totals_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,9 +83,16 @@ def run_step(
       observe: Function that describes the summed outputs.
     """
 
+    def sums_over_replicas(function: ReplicaFunction) -> Mapping[str, tf.Tensor]:
+        return strategy.first(strategy.all_reduce_gradients(function, batch)).sums
+
     # Compute the gradients of every replica's shard, and sum them over all replicas.
     # Flags that all processes must agree on travel in the same sum.
+    whole_batch = totals_of(replica_step, sums_over_replicas)
+
     def compute_gradients(shard: Batch) -> ReplicaOutputs:
+        if whole_batch:
+            shard = shard._replace(totals=whole_batch)
         outputs = replica_step(shard)
         return outputs._replace(sums={**outputs.sums, **proposal(local_flags)})
 

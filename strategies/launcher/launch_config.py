@@ -63,6 +63,7 @@ class Plan:
       max_restarts: Number of restarts of dead tasks without progress in between.
       patience_seconds: Longest suspension of a task before it counts as dead.
       resume_flags: Additional arguments of the command when all tasks are restarted.
+      last_arguments: Arguments that follow after all others.
       saved_step: Function that returns the step of the newest checkpoint.
       reached_step: Function that returns the step that the running tasks have reached.
     """
@@ -78,6 +79,7 @@ class Plan:
     max_restarts: int = 0
     patience_seconds: float = math.inf
     resume_flags: Sequence[str] = ()
+    last_arguments: Sequence[str] = ()
     saved_step: Callable[[], int] = lambda: 0
     reached_step: Callable[[], int] = lambda: 0
 

@@ -60,7 +60,7 @@ class TaskGroup:
     def _start(self, cluster: Cluster) -> LaunchedTask:
         task = LaunchedTask(
             cluster,
-            self._plan.command,
+            [*self._plan.command, *self._plan.last_arguments],
             self._network,
             resources_of(self._plan, cluster),
             self._plan.logs / f"{cluster.task}.log",

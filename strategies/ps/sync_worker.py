@@ -18,6 +18,7 @@ from strategies.common.types import (
     ReplicaOutputs,
     Update,
 )
+from strategies.inner_loop.totals import totals_of
 from strategies.ps.gradient_queues import GradientQueues
 from strategies.ps.step_tokens import FINISHED, NOT_STARTED, StepTokens
 
@@ -116,10 +117,16 @@ class WorkerLoop:
             shard_index % self._num_required,
         )
         batch = self.batches.at(resident, step + ahead, own_shard, self._num_required)
-        whole = self.batches.at(resident, step, 0, 1).global_size
+        whole = self.batches.at(resident, step, 0, 1)
+        totals = totals_of(self._replica_step, lambda count: count(whole).sums)
         # The shard counts as a part of this step's batch, also if it is from a later
         # one, so that its gradient is divided by the same number of examples.
-        return batch._replace(step=step, replica=shard_index, global_size=whole)
+        return batch._replace(
+            step=step,
+            replica=shard_index,
+            global_size=whole.global_size,
+            totals=totals,
+        )
 
     def _check_state(self, outputs: ReplicaOutputs) -> None:
         state = tf.nest.flatten(outputs.state)

@@ -66,7 +66,7 @@ def parse(argv: Sequence[str]) -> Config:
     else:
         config = Config().replace(**settings)
     check_used(config)
-    return config
+    return dataclasses.replace(config, given=frozenset(given))
 
 
 def parse_arm(words: Sequence[str], base: Config) -> Config:
@@ -114,15 +114,20 @@ def arguments_of(config: Config) -> list[str]:
     for name, value in config.to_dict().items():
         field = all_fields()[name][1]
         # `to_dict` returns lists for tuples, as JSON does.
-        if without_lists(value) == field.default:
+        is_default = without_lists(value) == field.default
+        overrides = config.model.script is not None and name in config.given
+        if name == "script_arguments" or (is_default and not overrides):
             continue
         items = value if field.metadata["repeatable"] and value else [value]
         arguments += [f"{option(name)}={as_argument(item)}" for item in items]
+    if config.model.script_arguments:
+        arguments += ["--", *config.model.script_arguments]
     return arguments
 
 
 def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the settings of the file and the settings of the command line."""
+    argv, script_arguments = split_arguments(argv)
     values = _define()
     stray = _read(values, list(argv))
     # Before the values are converted, so that `--help` works beside an unusable value.
@@ -136,11 +141,21 @@ def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     for name, (_, field) in all_fields().items():
         if field.metadata["has_flag"] and values[name].present:
             given[name] = _converted(name, values[name].value)
+    if script_arguments:
+        given["script_arguments"] = tuple(script_arguments)
     in_file = {}
     if values["config"].present:
         in_file = settings_from_file(os.path.expanduser(values.config))
         check_given(in_file, given, f"--config={values.config}")
     return in_file, given
+
+
+def split_arguments(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Returns a command line before and after its first --."""
+    if "--" not in argv:
+        return argv, []
+    place = argv.index("--")
+    return argv[:place], argv[place + 1 :]
 
 
 def _of_set(argument: str) -> tuple[str, Any]:

@@ -15,6 +15,7 @@ from strategies.devices.gpu import divide, visible_gpus
 from strategies.launcher.launch_config import Plan, local_cluster
 from strategies.launcher.launcher import Launcher
 from trainers import inputs
+from trainers.cli.flags import split_arguments
 from trainers.config.config import Config
 from trainers.run_dir.run_dir import RunDir
 
@@ -54,6 +55,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
       UsageError: The machine has fewer GPUs than workers, or has no GPU although a
         setting limits GPU memory.
     """
+    arguments = config.model.script_arguments
     num_tasks = {
         "chief": 1,
         "worker": config.strategy.expected_workers,
@@ -75,7 +77,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
     return Plan(
         command=[
             *(sys.executable, "-m", "trainers.main"),
-            *argv[1:],
+            *split_arguments(argv)[0][1:],
             # The last flag wins, so all tasks use the folder that the launcher chose.
             f"--run_dir={folder.path}",
         ],
@@ -89,6 +91,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
         patience_seconds=config.strategy.peer_timeout_seconds,
         # Added to the command when all tasks are restarted.
         resume_flags=["--resume=auto"],
+        last_arguments=["--", *arguments] if arguments else (),
         saved_step=folder.saved_step,
         reached_step=folder.reached_step,
     )

@@ -52,6 +52,9 @@ class Config:
     guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
     comparison: ComparisonConfig = dataclasses.field(default_factory=ComparisonConfig)
     prediction: PredictionConfig = dataclasses.field(default_factory=PredictionConfig)
+    # Names of the settings that a flag has given, perhaps the default value. What a
+    # program chooses holds where none has.
+    given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
         """Checks constraints that involve more than one group.

@@ -6,6 +6,7 @@ This module does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 from typing import ClassVar
 
 import models
@@ -30,6 +31,16 @@ class ModelConfig:
         "of your own that returns a Keras model.",
         choices=models.names,
         why_not=models.why_not,
+    )
+    script: str | None = setting(
+        None,
+        "A Keras program, such as train.py, to run as it is: its call of Model.fit "
+        "trains under --strategy. Arguments for it follow after --.",
+        path="file",
+        used_by={"mode": ("train", "verify", "compare")},
+    )
+    script_arguments: tuple[str, ...] | None = setting(
+        None, "Arguments of --script: what follows after --.", has_flag=False
     )
     loss: str | None = setting(
         None,
@@ -119,5 +130,10 @@ class ModelConfig:
 
     @property
     def is_custom(self) -> bool:
-        """True if the user supplies the model (`package.module:factory`)."""
-        return factories.is_factory(self.model)
+        """True if the user supplies the model, by a factory or in a program."""
+        return self.script is not None or factories.is_factory(self.model)
+
+    @property
+    def name(self) -> str:
+        """Name of the model for people: the program's, if it is in one."""
+        return self.model if self.script is None else pathlib.Path(self.script).name

@@ -5,11 +5,13 @@ This module does not import TensorFlow.
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from models import factories
 from strategies.common.errors import UsageError
+from strategies.common.text import shown
 from trainers.config.config import Config
 
 # Settings that accept a function as `package.module:factory`.
@@ -30,6 +32,11 @@ def check_packages(config: Config) -> None:
             factories.check_package(value, name)
         except ValueError as error:
             raise UsageError(str(error)) from error
+    script = config.model.script
+    if script is not None and not pathlib.Path(script).is_file():
+        raise UsageError(
+            f"--script={shown(script)} is no file: give the path of a Keras program."
+        )
 
 
 def check_given(
@@ -54,6 +61,8 @@ def check_given(
         for name, value in _factories(settings).items()
         if flags.get(name) is None or not factories.is_factory(flags[name])
     }
+    if settings.get("script") is not None and flags.get("script") is None:
+        missing["script"] = settings["script"]
     if missing:
         words = " ".join(f"--{name}={value}" for name, value in missing.items())
         raise UsageError(

@@ -129,11 +129,11 @@ class SourceBatches:
         per_epoch = of_full + order.steps_per_epoch - full
 
         def span_of(step: int) -> int:
-            epoch, batch = divmod(step, order.steps_per_epoch)
+            epoch, batch = divmod(step - order.first_step, order.steps_per_epoch)
             return epoch * per_epoch + (batch // most if batch < full else of_full)
 
         def limits(span: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            begin = span // per_epoch * order.steps_per_epoch
+            begin = order.first_step + span // per_epoch * order.steps_per_epoch
             within = span % per_epoch
             is_full = within < of_full
             first = begin + tf.where(is_full, within * most, full)

@@ -36,12 +36,14 @@ class Order:
       global_batch_size: Number of examples of a batch, except the last of an epoch.
       seed: Seed of the permutation of each epoch; None for ascending order.
       drop_last_batch: True if an epoch ends before a batch that would be smaller.
+      first_step: Step that the first epoch begins with.
     """
 
     num_examples: int
     global_batch_size: int
     seed: int | None
     drop_last_batch: bool = False
+    first_step: int = 0
 
     @property
     def examples_per_epoch(self) -> int:
@@ -59,7 +61,7 @@ class Order:
         Args:
           step: Step, counted over epochs.
         """
-        epoch, batch = divmod(step, self.steps_per_epoch)
+        epoch, batch = divmod(step - self.first_step, self.steps_per_epoch)
         return epoch * self.examples_per_epoch + batch * self.global_batch_size
 
     def indices(
@@ -100,6 +102,7 @@ class Order:
           int64 indices [num_steps, rows], the number of rows of each step that count,
           and the size of each global batch.
         """
+        step -= self.first_step
         epoch = step // self.steps_per_epoch
         first = (step % self.steps_per_epoch) * self.global_batch_size
         global_size = tf.minimum(

@@ -117,7 +117,7 @@ class Data:
 
     Attributes:
       train: Training examples; a `RecordStream` cannot be read by index.
-      evaluation: Held-out examples.
+      evaluation: Held-out examples; None for none.
       input_shape: Shape of one example's features, without the batch dimension.
       num_classes: Number of classes; labels are int64 from 0 to num_classes - 1.
       num_categories: Number of categories if features are ids from 0 to num_categories
@@ -127,16 +127,18 @@ class Data:
       class_names: Names of the classes in their order, in reports; None without names.
       augment: Function from features that `train` reads to features of a step with
         shape `input_shape`; None if features are not augmented.
+      is_shuffled: False to train on the examples in their own order.
     """
 
     train: Source
-    evaluation: Source
+    evaluation: Source | None
     input_shape: tuple[int, ...]
     num_classes: int
     num_categories: int | None = None
     best_eval_loss: float | None = None
     class_names: Sequence[str] | None = None
     augment: Augment | None = None
+    is_shuffled: bool = True
 
 
 def hold_out(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 
 import keras
@@ -22,7 +23,7 @@ from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
 from trainers.loop import checks
 from trainers.loop.evaluation import Evaluation
-from trainers.loop.parts import ModelParts, TrainingParts
+from trainers.loop.parts import ModelParts, RateByStep, TrainingParts
 from trainers.loop.precision import check_precision, follow_floatx, set_precision
 from trainers.model.gradient_accumulation import Accumulation, check_accumulable
 from trainers.model.gradient_noise_scale import WithStatistics
@@ -31,13 +32,15 @@ from trainers.model.optimizers import (
     LearningRate,
     LearningRateScale,
     LossScale,
+    adopt_optimizer,
     build_optimizer,
     needs_loss_scale,
+    rate_of,
     update_where_variables_are,
 )
 from trainers.model.overlapping_layer_state import layer_state_of
 from trainers.model.padding_weights import WithBallast
-from trainers.model.train_step import TrainStep
+from trainers.model.train_step import TrainStep, with_totals
 from trainers.model.update import make_step_counter
 from trainers.pipeline_parallel.build import build_pipeline
 from trainers.pipeline_parallel.step import PipelineStep
@@ -84,8 +87,25 @@ def assemble(config: Config, strategy: Strategy) -> TrainingParts:
     return assemble_parts(config, strategy, data, models.load(config.model.model))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """One training of several that a program does one after another.
+
+    Attributes:
+      number: Number of the training, from 1.
+      first_step: Number of updates that earlier ones have applied.
+    """
+
+    number: int = 1
+    first_step: int = 0
+
+
 def assemble_parts(
-    config: Config, strategy: Strategy, data: Data, spec: TrainableModel
+    config: Config,
+    strategy: Strategy,
+    data: Data,
+    spec: TrainableModel,
+    phase: Phase = Phase(),
 ) -> TrainingParts:
     """Assembles a run from a given strategy, data set and model.
 
@@ -94,6 +114,7 @@ def assemble_parts(
       strategy: Strategy from `create_strategy`.
       data: Training and evaluation examples.
       spec: Description of the model.
+      phase: Place of the training among several.
 
     Raises:
       UsageError: The settings, the strategy, the data and the model do not fit
@@ -108,12 +129,14 @@ def assemble_parts(
     order = Order(
         num_examples=data.train.num_examples,
         global_batch_size=config.length.global_batch_size,
-        seed=config.run.seed,
+        seed=config.run.seed if data.is_shuffled else None,
         drop_last_batch=config.drops_last_batch,
+        first_step=phase.first_step,
     )
     # Epochs can only be converted to steps once the number of examples is known.
-    train_steps = _train_steps(config, order)
+    train_steps = phase.first_step + _train_steps(config, order)
     model_parts = build_model_parts(config, strategy, data, spec, train_steps)
+    model_parts.step.assign(phase.first_step)
     train_step = model_parts.train_step(config, strategy)
     parts = TrainingParts(
         **vars(model_parts),
@@ -123,26 +146,40 @@ def assemble_parts(
         order=order,
         train_steps=train_steps,
         loop_function=strategy.compile(
-            _replica_step(train_step, model_parts.model, config, strategy),
+            _replica_step(
+                train_step, model_parts.model, model_parts.objective, config, strategy
+            ),
             model_parts.update(config),
         ),
-        evaluation=Evaluation(
-            strategy,
-            model_parts.eval_step(),
-            data.evaluation,
-            config.report.eval_global_batch_size,
-        ),
+        evaluation=_evaluation(config, strategy, data, model_parts),
         # Called later for exports, outside of the strategy's scope.
         rebuild=lambda: spec.build(data, config.model),
+        phase=phase.number,
     )
     if config.model.jit_compile:
         checks.check_compilable(parts, train_step)
     return parts
 
 
+def _evaluation(
+    config: Config, strategy: Strategy, data: Data, parts: ModelParts
+) -> Evaluation | None:
+    """Returns the evaluation on held-out examples, or None if there are none."""
+    if data.evaluation is None:
+        return None
+    return Evaluation(
+        strategy,
+        parts.eval_step(),
+        data.evaluation,
+        config.report.eval_global_batch_size,
+        parts.objective.results,
+    )
+
+
 def _replica_step(
     train_step: TrainStep | PipelineStep,
     model: keras.Model,
+    objective: Objective,
     config: Config,
     strategy: Strategy,
 ) -> ReplicaFunction:
@@ -155,7 +192,7 @@ def _replica_step(
         checks.check_dense(model)
         num_shards = config.strategy.num_shards(strategy.num_replicas)
         step = WithStatistics(step, num_shards)
-    return step
+    return with_totals(step, model, objective)
 
 
 def _train_steps(config: Config, order: Order) -> int:
@@ -195,13 +232,14 @@ def build_model_parts(
     with strategy.scope():
         disable_layers(model, config.model.disable_layers or ())
         scale = LearningRateScale(may_change=config.guard.rolls_back)
-        size = config.length.global_batch_size
-        learning_rate = LearningRate(config.optimizer, train_steps, size, scale)
         # Before the optimizer is built: its variables must be on the devices of the
         # stages.
         if config.strategy.traits.is_model_parallel:
             pipeline = build_pipeline(model, config, strategy.devices, data.train)
-        optimizer = build_optimizer(config.optimizer, learning_rate, model)
+        compiled = spec.compiled_optimizer(model)
+        optimizer, learning_rate = _make_optimizer(
+            config, compiled, model, train_steps, scale
+        )
         loss_scale = LossScale(optimizer) if needs_loss_scale(model) else None
         if pipeline is not None:
             update_where_variables_are(optimizer)
@@ -213,6 +251,7 @@ def build_model_parts(
         pipeline=pipeline,
         objective=objective,
         optimizer=optimizer,
+        has_compiled_optimizer=compiled is not None,
         learning_rate=learning_rate,
         learning_rate_scale=scale,
         layer_state=layer_state_of(model, updates_overlap=updates_overlap),
@@ -221,13 +260,30 @@ def build_model_parts(
     )
 
 
+def _make_optimizer(
+    config: Config,
+    compiled: keras.optimizers.Optimizer | None,
+    model: keras.Model,
+    train_steps: int,
+    scale: LearningRateScale,
+) -> tuple[keras.optimizers.Optimizer, RateByStep]:
+    """Returns the optimizer with its variables, and its learning rate by step."""
+    if compiled is not None:
+        adopt_optimizer(compiled, model)
+        return compiled, lambda step: rate_of(compiled, step)
+    size = config.length.global_batch_size
+    learning_rate = LearningRate(config.optimizer, train_steps, size, scale)
+    return build_optimizer(config.optimizer, learning_rate, model), learning_rate
+
+
 def _build_model(
     config: Config, strategy: Strategy, data: Data, spec: TrainableModel
 ) -> tuple[keras.Model, Objective]:
     """Builds the model with its initial weights, and its loss and metrics."""
     if not config.model.is_custom:
         set_precision(config.model)
-    keras.utils.set_random_seed(config.run.seed)
+    if config.model.script is None:
+        keras.utils.set_random_seed(config.run.seed)
     with strategy.scope(), _refused():
         model = spec.build(data, config.model)
         checks.check_trainable(model, config)

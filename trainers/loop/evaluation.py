@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ class Evaluation:
         eval_step: ReplicaFunction,
         source: Source,
         global_batch_size: int,
+        results: Callable[[Mapping[str, Any]], dict[str, float]],
     ):
         """Prepares the evaluation; the first `run` compiles it.
 
@@ -60,7 +61,9 @@ class Evaluation:
           eval_step: Step that computes the sums of one replica's rows.
           source: Examples to evaluate on.
           global_batch_size: Examples per step, over all replicas.
+          results: Function from sums over all examples to the loss and metrics.
         """
+        self._results = results
         self._strategy = strategy
         order = Order(
             num_examples=source.num_examples,
@@ -87,7 +90,7 @@ class Evaluation:
         batches, self._opened = self._opened, None
         if batches is None:
             batches = self._strategy.distribute(self._batches)
-        sums: Counter[str] = Counter()
+        sums: Counter[Any] = Counter()
         tables: list[np.ndarray] = []
         step = 0
         while step < self._num_steps:
@@ -97,17 +100,17 @@ class Evaluation:
             table = summed.pop(CONFUSION, None)
             # The inner loop stopped early at a step with a value that is not finite.
             if results.applied_steps < count:
-                means = {name: math.nan for name in summed if name != "examples"}
-                return Evaluated(means, None)
+                totals = {name: values.sum(axis=0) for name, values in summed.items()}
+                return Evaluated(dict.fromkeys(self._results(totals), math.nan), None)
             if table is not None:
                 # [steps, classes, classes] -> [classes, classes].
                 tables.append(table.sum(axis=0))
-            sums.update({name: values.sum() for name, values in summed.items()})
+            sums.update({name: values.sum(axis=0) for name, values in summed.items()})
             step += count
         if self._stays_open:
             self._opened = batches
         confusion = np.sum(tables, axis=0).astype(np.int64) if tables else None
-        return Evaluated(means_over_examples(sums), confusion)
+        return Evaluated(self._results(sums), confusion)
 
     def num_traces(self) -> int:
         """Returns the number of traces of the inner loop."""
@@ -118,17 +121,3 @@ def _is_small(source: Source) -> bool:
     if source.example_bytes is None:
         return False
     return source.example_bytes * source.num_examples <= _MOST_BYTES_KEPT_OPEN
-
-
-def means_over_examples(sums: Mapping[str, float]) -> dict[str, float]:
-    """Divides sums by their common denominator, `examples`.
-
-    Args:
-      sums: Sums over examples by name, and the number of examples as `examples`.
-    """
-    examples = sums["examples"]
-    return {
-        name: float(value / examples)
-        for name, value in sums.items()
-        if name != "examples"
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -11,7 +12,7 @@ import tensorflow as tf
 from models.base import Objective
 from models.embedding import ShardedEmbedding
 from strategies.base import Strategy
-from strategies.common.types import GlobalBatches, LoopFunction
+from strategies.common.types import GlobalBatches, LoopFunction, ReplicaFunction
 from strategies.inner_loop.reduction import bytes_of
 from trainers.config.config import Config
 from trainers.inputs.batches import SourceBatches
@@ -20,10 +21,15 @@ from trainers.inputs.sources import Data
 from trainers.inputs.tfrecord.stream import RecordStream
 from trainers.loop.evaluation import Evaluation
 from trainers.model.layer_state import LayerState
-from trainers.model.optimizers import LearningRate, LearningRateScale, LossScale
+from trainers.model.optimizers import LearningRateScale, LossScale
 from trainers.model.replica_invariant_dropout import ReplayableDropout
 from trainers.model.sparse_gradients import embeddings_of
-from trainers.model.train_step import EvalStep, StepSettings, TrainStep
+from trainers.model.train_step import (
+    EvalStep,
+    StepSettings,
+    TrainStep,
+    with_totals,
+)
 from trainers.model.update import ModelUpdate
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.step import PipelineStep
@@ -35,6 +41,10 @@ _FEWEST_EVALUATIONS = 10
 _FEWEST_STEPS_BETWEEN_EVALUATIONS = 20
 
 
+# Function from the number of applied updates to the rate of the next one.
+RateByStep = Callable[[int], Any]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelParts:
     """Model, optimizer and their state in a strategy's scope.
@@ -44,6 +54,7 @@ class ModelParts:
       pipeline: Stages of the model; None for a model that is not partitioned.
       objective: Loss and metrics of the model.
       optimizer: Optimizer with initial variables.
+      has_compiled_optimizer: True if the model was compiled with the optimizer.
       learning_rate: Learning rate by number of applied updates.
       learning_rate_scale: Factor of the learning rate.
       layer_state: Non-trainable variables that training changes.
@@ -55,7 +66,8 @@ class ModelParts:
     pipeline: Pipeline | None
     objective: Objective
     optimizer: keras.optimizers.Optimizer
-    learning_rate: LearningRate
+    has_compiled_optimizer: bool
+    learning_rate: RateByStep
     learning_rate_scale: LearningRateScale
     layer_state: LayerState
     step: tf.Variable
@@ -106,12 +118,14 @@ class ModelParts:
             record_gradients=config.report.record_steps,
             sparse_gradients=config.optimizer.sparse_gradients,
             loss_scale=self.loss_scale,
+            merge_rows=not self.has_compiled_optimizer,
         )
 
-    def eval_step(self) -> EvalStep:
+    def eval_step(self) -> ReplicaFunction:
         """Returns the evaluation step of one replica."""
         model = self.pipeline.staged if self.pipeline else self.model
-        return EvalStep(model, self.objective, self.model.trainable_variables)
+        step = EvalStep(model, self.objective, self.model.trainable_variables)
+        return with_totals(step, model, self.objective)
 
 
 def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
@@ -134,8 +148,9 @@ class TrainingParts(ModelParts):
       order: Order of the training examples.
       train_steps: Number of applied updates at the end of the run.
       loop_function: Inner training loop, not traced yet.
-      evaluation: Evaluation on the held-out examples, not traced yet.
+      evaluation: Evaluation on the held-out examples, not traced yet; None for none.
       rebuild: Function that builds the model again, outside of the strategy.
+      phase: Number of the call of `fit` that a program trains with, from 1.
     """
 
     config: Config
@@ -144,8 +159,9 @@ class TrainingParts(ModelParts):
     order: Order
     train_steps: int
     loop_function: LoopFunction
-    evaluation: Evaluation
+    evaluation: Evaluation | None
     rebuild: Callable[[], keras.Model]
+    phase: int = 1
 
     @property
     def eval_every_steps(self) -> int | None:
@@ -155,6 +171,8 @@ class TrainingParts(ModelParts):
         so does a run that is continued.
         """
         given = self.config.report.eval_every_steps
+        if self.evaluation is None:
+            return None
         if given != 0:
             return given
         per_epoch = self.order.steps_per_epoch

@@ -84,7 +84,11 @@ class ReplicaStatistics:
         Returns:
           Scalars by tag; empty if the statistics were not measured.
         """
-        sums = {n: float(v[-1]) for n, v in results.sums.items() if len(v)}
+        sums = {
+            name: float(values[-1])
+            for name, values in results.sums.items()
+            if values.ndim == 1 and len(values)
+        }
         if _COUNT not in sums:
             return {}
         losses = {name: value for name, value in sums.items() if name.startswith(_LOSS)}

@@ -15,8 +15,10 @@ import tensorflow as tf
 from strategies.common.private_apis import (
     adagrad_accumulator,
     adam_moments,
+    build_optimizer_anew,
     count_atomically,
     flat_layers,
+    schedule_of,
     stop_reducing_gradients,
 )
 from trainers.config.optimizer import OptimizerConfig
@@ -49,6 +51,31 @@ def build_optimizer(
     stop_reducing_gradients(optimizer)
     count_atomically(optimizer)
     return optimizer
+
+
+def adopt_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+    """Makes an optimizer of the user's train under a strategy, in whose scope this is.
+
+    Args:
+      optimizer: Optimizer, perhaps with the state of an earlier training.
+      model: Model whose trainable variables it updates.
+    """
+    build_optimizer_anew(optimizer, model.trainable_variables)
+    # The strategy has already summed the gradients; Keras would sum them again.
+    stop_reducing_gradients(optimizer)
+    count_atomically(optimizer)
+
+
+def rate_of(optimizer: keras.optimizers.Optimizer, step: int) -> float:
+    """Returns the learning rate of an optimizer for the update after a step.
+
+    Args:
+      optimizer: Optimizer whose rate is a number that may be changed, or a schedule.
+      step: Number of updates that the optimizer has applied.
+    """
+    schedule = schedule_of(optimizer)
+    rate = optimizer.learning_rate if schedule is None else schedule(step)
+    return float(keras.ops.convert_to_numpy(rate))
 
 
 def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:

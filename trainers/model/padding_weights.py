@@ -57,6 +57,12 @@ class WithBallast:
         """Returns the objective of the model without ballast; see `TrainableModel`."""
         return self.spec.objective(model, label_smoothing)
 
+    def compiled_optimizer(
+        self, model: keras.Model
+    ) -> keras.optimizers.Optimizer | None:
+        """See `TrainableModel`."""
+        return self.spec.compiled_optimizer(model)
+
 
 def add_ballast(model: keras.Model, num_weights: int) -> None:
     """Adds weights with as many bytes as the model's gradients, within the bounds.

@@ -11,10 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import Objective, Predict
+from models.base import Objective, Predict, Summed, Values
 from strategies.common.types import Batch, Read, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import scaled, with_known_shapes
 from strategies.inner_loop.sharding import row_weights
+from strategies.inner_loop.totals import WithTotals
 from trainers.model.confusion_matrix import CONFUSION, MOST_CLASSES, confusion_of
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers import LOSS_SCALE, LossScale
@@ -239,6 +240,27 @@ class TrainStep:
         return self._dropout.replayed(batch)
 
 
+def with_totals(
+    step: ReplicaFunction, model: Predict, objective: Objective
+) -> ReplicaFunction:
+    """Returns a step that gets the totals of the global batch, if its loss needs any.
+
+    Args:
+      step: Step of one replica.
+      model: Model to call.
+      objective: Objective of the step.
+    """
+    totals = objective.totals
+    if totals is None:
+        return step
+
+    def count(batch: Batch) -> Mapping[str, tf.Tensor]:
+        with keras.StatelessScope():
+            return totals(model, batch)
+
+    return WithTotals(step, count)
+
+
 def scaled_loss(
     loss: tf.Tensor,
     sums: dict[str, tf.Tensor],
@@ -300,22 +322,24 @@ class EvalStep:
         return ReplicaOutputs(gradients=[], state={}, sums=sums)
 
 
-def weighted_sums(
-    values: Mapping[str, tf.Tensor], batch: Batch
-) -> dict[str, tf.Tensor]:
+def weighted_sums(values: Values, batch: Batch) -> dict[str, tf.Tensor]:
     """Sums values over the rows that count.
 
     Args:
-      values: Loss and metrics by name, each [rows].
+      values: Loss and metrics by name, each [rows] or already summed.
       batch: Batch that marks the rows that count.
 
     Returns:
-      Scalar sums by name.
+      Sums by name: scalars, except those that were already summed.
     """
-    return {
-        name: tf.reduce_sum(of_rows * row_weights(batch, of_rows))
-        for name, of_rows in values.items()
-    }
+
+    def of_rows_that_count(value: tf.Tensor | Summed) -> tf.Tensor:
+        if not isinstance(value, Summed):
+            return tf.reduce_sum(value * row_weights(batch, value))
+        # The row of an empty shard is the only one that does not count.
+        return value.total * tf.cast(batch.num_rows > 0, value.total.dtype)
+
+    return {name: of_rows_that_count(value) for name, value in values.items()}
 
 
 def reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:

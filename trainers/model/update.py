@@ -35,6 +35,7 @@ class ModelUpdate:
         record_gradients: bool = False,
         sparse_gradients: bool = True,
         loss_scale: LossScale | None = None,
+        merge_rows: bool = True,
     ):
         """Stores the variables that an update changes.
 
@@ -50,7 +51,12 @@ class ModelUpdate:
           record_gradients: True if an observed step keeps its gradients.
           sparse_gradients: True if gradients of embeddings hold the used rows only.
           loss_scale: Factor of the loss that is differentiated; None for one.
+          merge_rows: True to add up the rows of a sparse gradient that have one index,
+            before the optimizer sees them. `fit` does not: the optimizers of Keras that
+            square gradients square each row by itself
+            (tests/test_tensorflow_facts.py).
         """
+        self._merge_rows = merge_rows
         self._model = model
         self._optimizer = optimizer
         self._step = step
@@ -64,7 +70,9 @@ class ModelUpdate:
         self.apply_prepared(self.prepare(outputs))
 
     def prepare(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
-        gradients = [sum_duplicates(gradient) for gradient in outputs.gradients]
+        gradients = list(outputs.gradients)
+        if self._merge_rows:
+            gradients = [sum_duplicates(gradient) for gradient in gradients]
         # After the sum: clipping before it would bound each replica's part, and the sum
         # could be up to N times larger.
         if self._clip_global_norm is not None:

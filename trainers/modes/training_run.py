@@ -8,6 +8,7 @@ operations outside of steps are in this module, in the order in which they happe
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -24,11 +25,20 @@ from trainers.fault_tolerance.non_finite import Diagnosis, require_finite_weight
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.fault_tolerance.rollback import agree_on_step
 from trainers.fault_tolerance.watchdog import Watchdog
+from trainers.keras_program.epochs import Epochs
 from trainers.loop.loop import Always, At, Callback, Every, StepEvent, When, run_loop
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.null_reporter import NullReporter
 from trainers.run_dir.run_dir import RunDir
+
+
+class TrainingStopped(Exception):
+    """A callback of a program has stopped the training, as EarlyStopping does."""
+
+    def __init__(self, event: StepEvent):
+        super().__init__(f"stopped after step {event.step}")
+        self.event = event
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,6 +51,7 @@ class TrainingRun:
       metrics: Measurements of the run.
       watchdog: Watchdog of this process.
       folder: Folder of the run.
+      epochs: Epochs of a program's `fit`; None without a program.
     """
 
     parts: TrainingParts
@@ -48,6 +59,7 @@ class TrainingRun:
     metrics: RunMetrics
     watchdog: Watchdog
     folder: RunDir
+    epochs: Epochs | None = None
 
     def run(self) -> ExitCode:
         """Restores the newest checkpoint, trains, and reports how the run has ended."""
@@ -58,6 +70,8 @@ class TrainingRun:
         # Makes the replicas of all processes equal to the restored state.
         strategy.broadcast_from_chief([*self.parts.state_variables(), is_complete])
         self.parts.learning_rate_scale.hold()
+        if self.epochs is not None:
+            self.epochs.restore(reporter.restored_state())
         if is_complete.numpy():
             return ExitCode.DONE
         # From here on the folder is locked and written.
@@ -86,7 +100,9 @@ class TrainingRun:
             # included.
             if not reporter.write_result(status):
                 exit_code = ExitCode.USAGE
-            strategy.close()
+            # A program that goes on may train again.
+            if self.epochs is None or exit_code != ExitCode.DONE:
+                strategy.close()
         reporter.print_summary(status)
         # The other processes end only when the chief has written its files.
         self._wait_for_chief()
@@ -101,13 +117,15 @@ class TrainingRun:
         Raises:
           DivergedError: A step has diverged and there is no checkpoint to go back to.
         """
-        if not self.parts.applied_steps():
+        if self.parts.applied_steps() == self.parts.order.first_step:
             record_keras_step(self.parts, self.folder.path)
             if self.parts.config.guard.rolls_back:
                 # Most learning rates that are too large diverge before the first
                 # regular checkpoint.
                 self._save_checkpoint()
                 self._wait_for_chief()
+        if self.epochs is not None:
+            self.epochs.begin()
         batches = self._batches()
         self.metrics.clock.started()
         with self.metrics.clock.measure("trace"):
@@ -123,11 +141,21 @@ class TrainingRun:
                     self.parts.strategy.average_replica_variables()
                     self._save_checkpoint()
                     return "preempted", stop.exit_code
+                except TrainingStopped as stopped:
+                    self._report_stop(stopped.event)
                 except DivergedError as error:
                     self._roll_back(error)
                     batches = self._batches()
-                else:
-                    return "completed", ExitCode.DONE
+                    continue
+                if self.epochs is not None:
+                    self.epochs.finish()
+                return "completed", ExitCode.DONE
+
+    def _report_stop(self, event: StepEvent) -> None:
+        """Writes what is written at the last step of a training that is not stopped."""
+        if event.step % self.parts.config.report.summary_every_steps:
+            self.reporter.write_metrics(event)
+        self._save_checkpoint()
 
     def _batches(self) -> Any:
         """Opens the input at the next step."""
@@ -182,11 +210,38 @@ class TrainingRun:
         if every:
             histograms = self._with_equal_variables(reporter.write_histograms)
             callbacks.append(Every(every, histograms, SummaryLevel.HISTOGRAMS))
-        evaluate = self._with_equal_variables(self._evaluate)
-        callbacks.append(Every(self.parts.eval_every_steps, evaluate))
+        if self.epochs is not None:
+            callbacks += self._callbacks_of_epochs(self.epochs)
+        elif self.parts.evaluation is not None:
+            evaluate = self._with_equal_variables(self._evaluate)
+            callbacks.append(Every(self.parts.eval_every_steps, evaluate))
         save = self._with_equal_variables(lambda _: self._save_checkpoint())
         callbacks.append(Every(config.checkpoint_every_steps, save))
         return callbacks
+
+    def _callbacks_of_epochs(self, epochs: Epochs) -> list[When]:
+        """Returns the callbacks that call a program's callbacks."""
+
+        def end(event: StepEvent) -> None:
+            evaluated = None
+            if self.parts.evaluation is not None and epochs.is_validated():
+                evaluated = self._evaluate(event)
+            epochs.end(evaluated)
+            if epochs.is_stopped:
+                raise TrainingStopped(event)
+
+        def end_batch(event: StepEvent) -> None:
+            epochs.end_batch()
+            # As in `fit`, the epoch ends at once.
+            if epochs.is_stopped and not at_end.is_due(event):
+                end(event)
+
+        every, first = epochs.steps_per_epoch, self.parts.order.first_step
+        at_end = Every(every, self._with_equal_variables(end), first_step=first)
+        found: list[When] = [Always(epochs.window)]
+        if epochs.observes_batches:
+            found.append(Every(1, self._with_equal_variables(end_batch)))
+        return [*found, at_end]
 
     def _with_equal_variables(self, callback: Callback) -> Callback:
         """Returns a callback that reads variables, with the collectives around it."""
@@ -202,10 +257,13 @@ class TrainingRun:
         """Returns when all tasks have called it; a step would not wait so long."""
         self.parts.strategy.broadcast_from_chief([])
 
-    def _evaluate(self, event: StepEvent) -> None:
+    def _evaluate(self, event: StepEvent) -> Mapping[str, float]:
+        """Evaluates on the held-out examples, and returns the loss and metrics."""
+        assert self.parts.evaluation is not None
         with self.metrics.clock.measure("eval"):
             evaluated = self.parts.evaluation.run()
         self.reporter.write_evaluation(event, evaluated)
+        return evaluated.means
 
     def _save_checkpoint(self) -> None:
         """Saves a checkpoint, if all weights are finite.
@@ -217,7 +275,8 @@ class TrainingRun:
         with self.metrics.clock.measure("checkpoint"):
             # On every task, so that all learn of a divergence.
             require_finite_weights(self.parts.model, self.parts.applied_steps())
-            self.reporter.save_checkpoint()
+            state = {} if self.epochs is None else self.epochs.state()
+            self.reporter.save_checkpoint(state)
 
     def _roll_back(self, error: DivergedError) -> None:
         """Returns to the checkpoint that the chief chooses.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from trainers.loop.evaluation import means_over_examples
 from trainers.loop.loop import StepEvent
 from trainers.loop.timing import Clock
 from trainers.model.gradient_noise_scale import without_statistics
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.reporting.pipeline_idle import PipelineIdleMeter
 from trainers.run_dir.train_state import TrainCounters
+
+Results = Callable[[Mapping[str, Any]], dict[str, float]]
 
 
 class RunMetrics:
@@ -32,11 +33,18 @@ class RunMetrics:
       run_idle: Idle time of pipeline stages of the run.
     """
 
-    def __init__(self, clock: Clock, pipeline: Pipeline | None):
+    def __init__(self, clock: Clock, pipeline: Pipeline | None, results: Results):
+        """Starts with nothing counted.
+
+        Args:
+          clock: Wall time by kind of work.
+          pipeline: Stages of the model; None for a model that is not partitioned.
+          results: Function from sums over examples to the loss and metrics.
+        """
         self.clock = clock
         self.counters = TrainCounters()
         self.throughput = ThroughputMeter()
-        self.window = MetricsWindow()
+        self.window = MetricsWindow(results)
         self.staleness, self.run_staleness = Staleness(), Staleness()
         self.idle, self.run_idle = (
             PipelineIdleMeter(pipeline),
@@ -49,7 +57,7 @@ class RunMetrics:
         for meter in (self.staleness, self.run_staleness, self.idle, self.run_idle):
             meter(event)
 
-    def begin_window(self, sums: Mapping[str, float] | None = None) -> None:
+    def begin_window(self, sums: Mapping[str, Any] | None = None) -> None:
         """Starts the steps of the next line of metrics.jsonl.
 
         Args:
@@ -63,12 +71,18 @@ class RunMetrics:
 class MetricsWindow:
     """Sums of losses, metrics and times over an interval of steps. A callback."""
 
-    def __init__(self) -> None:
+    def __init__(self, results: Results) -> None:
+        """Starts an interval.
+
+        Args:
+          results: Function from sums over examples to the loss and metrics.
+        """
+        self._results = results
         self.reset()
 
     def reset(self) -> None:
         """Starts a new interval."""
-        self._sums: Counter[str] = Counter()
+        self._sums: Counter[Any] = Counter()
         self._num_steps = 0
         self._num_examples = 0.0
         self._call_seconds = 0.0
@@ -78,7 +92,7 @@ class MetricsWindow:
     def __call__(self, report: StepEvent) -> None:
         results = report.results
         for name, values in results.sums.items():
-            self._sums[name] += values.sum()
+            self._sums[name] += values.sum(axis=0)
         self._num_steps += results.applied_steps
         self._num_examples += results.sums["examples"].sum()
         self._call_seconds += report.call_seconds
@@ -86,8 +100,8 @@ class MetricsWindow:
         self._input_seconds += results.input_seconds.sum()
 
     def means(self) -> dict[str, float]:
-        """Returns loss and metrics, averaged over the examples of the interval."""
-        return means_over_examples(without_statistics(self._sums))
+        """Returns the loss and metrics of the examples of the interval."""
+        return self._results(without_statistics(self._sums))
 
     def examples_per_second(self) -> float:
         return self._num_examples / max(self._call_seconds, 1e-9)
@@ -105,14 +119,14 @@ class MetricsWindow:
             "rest": (self._call_seconds - self._step_seconds) * per_step,
         }
 
-    def sums(self) -> dict[str, float]:
-        """Returns the sums for a checkpoint.
+    def sums(self) -> dict[str, Any]:
+        """Returns the sums for a checkpoint, numbers or nested lists of them.
 
         With them a resumed run writes the same next line.
         """
-        return {name: float(value) for name, value in self._sums.items()}
+        return {name: np.asarray(v).tolist() for name, v in self._sums.items()}
 
-    def restore(self, sums: Mapping[str, float]) -> None:
+    def restore(self, sums: Mapping[str, Any]) -> None:
         """Restores the sums of a checkpoint.
 
         Times start at zero, because they belong to a process.
@@ -121,7 +135,7 @@ class MetricsWindow:
           sums: Sums by name, from `sums`.
         """
         self.reset()
-        self._sums.update(sums)
+        self._sums.update({name: np.asarray(value) for name, value in sums.items()})
 
 
 class Staleness:

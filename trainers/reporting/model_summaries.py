@@ -19,10 +19,11 @@ class Inspection:
 
     def __init__(self, model: keras.Model, data: Data):
         self._model = model
-        count = min(_NUM_SAMPLES, data.evaluation.num_examples)
+        source = data.train if data.evaluation is None else data.evaluation
+        count = min(_NUM_SAMPLES, source.num_examples)
         # Read once: every summary shows the same examples.
-        self._features, _ = data.evaluation.read(
-            data.evaluation.tensors(), tf.range(count, dtype=tf.int64)
+        self._features, _ = source.read(
+            source.tensors(), tf.range(count, dtype=tf.int64)
         )
         self._histograms = tf.function(self._compute_histograms, autograph=False)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import tensorflow as tf
 
 from strategies.cluster.spec import Cluster
@@ -82,11 +85,18 @@ class NullReporter:
     def write_evaluation(self, event: StepEvent, evaluated: Evaluated) -> None:
         """Writes the result of an evaluation, and exports the best model."""
 
-    def save_checkpoint(self) -> None:
+    def restored_state(self) -> Mapping[str, Any]:
+        """Returns the state of the restored checkpoint; empty for a new run."""
+        return {}
+
+    def save_checkpoint(self, program: Mapping[str, Any]) -> None:
         """Saves a checkpoint of the current state.
 
         A full disk causes a warning; the run continues and tries again at the next
         checkpoint.
+
+        Args:
+          program: State of a program's `fit`; empty without a program.
         """
 
     def roll_back(self, error: DivergedError) -> int | None:

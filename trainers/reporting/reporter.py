@@ -29,6 +29,7 @@ from trainers.reporting.tracking.tracking import Tracking
 from trainers.run_dir.checkpoints import Checkpoints, weights_sha256
 from trainers.run_dir.export import BEST, LAST, Exports
 from trainers.run_dir.run_dir import RunDir
+from trainers.run_dir.train_state import is_stopped
 
 
 class Reporter(NullReporter):
@@ -63,7 +64,7 @@ class Reporter(NullReporter):
         self._metrics = metrics
         self._origin = Origin(weights_sha256(parts.model), code_version())
         self._checkpoints = Checkpoints(
-            folder.checkpoints,
+            folder.phase_path(parts.phase),
             model=parts.model,
             optimizer=parts.optimizer,
             step=parts.step,
@@ -96,7 +97,9 @@ class Reporter(NullReporter):
         step = self._parts.applied_steps()
         # A run without a result, such as one killed in its last checkpoint, still
         # writes one.
-        if step < self._parts.train_steps or self._folder.read_result() is None:
+        is_over = step == self._parts.train_steps or is_stopped(self._restored or {})
+        is_followed = self._folder.phase_path(self._parts.phase + 1).exists()
+        if not is_over or not (is_followed or self._folder.read_result()):
             return False
         self._console.say(
             f"{self._folder.path} is complete at step {step}: nothing to do."
@@ -106,6 +109,7 @@ class Reporter(NullReporter):
     def begin(self, first_step: int) -> None:
         parts, folder, metrics = self._parts, self._folder, self._metrics
         folder.begin(parts.config, first_step)
+        folder.phase_path(parts.phase).mkdir(exist_ok=True)
         self._checkpoints.remove_unfinished()
         self._console.open_log(folder.log_path(self._cluster.task))
         print_startup_report(parts, folder, first_step, self._console)
@@ -179,12 +183,16 @@ class Reporter(NullReporter):
             words = in_words(evaluated.means)
             self._console.say(f"eval  | step {event.step:>7} | {words}")
 
-    def save_checkpoint(self) -> None:
+    def restored_state(self) -> Mapping[str, Any]:
+        return self._restored or {}
+
+    def save_checkpoint(self, program: Mapping[str, Any]) -> None:
         step = self._parts.applied_steps()
         state = {
             "interval_sums": self._metrics.window.sums(),
             "tally": self._metrics.counters.state(),
             **self._rollbacks.state(),
+            **program,
         }
         what = f"the checkpoint of step {step} cannot be written"
         if self._saving.attempt(what, lambda: self._checkpoints.save(state)):

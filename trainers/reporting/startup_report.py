@@ -31,7 +31,7 @@ def print_startup_report(
       first_step: Number of updates already applied.
       console: Output of the run.
     """
-    strategy = assembly.strategy
+    strategy, held_out = assembly.strategy, assembly.data.evaluation
     replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
     parts = assembly.config.strategy.gradient_accumulation_steps
     if parts > 1:
@@ -41,7 +41,7 @@ def print_startup_report(
     )
     console.item(
         "model",
-        f"{assembly.config.model.model}, {assembly.model.count_params():,} parameters",
+        f"{assembly.config.model.name}, {assembly.model.count_params():,} parameters",
     )
     for stage in assembly.pipeline.stages if assembly.pipeline else ():
         console.item("", stage.in_words())
@@ -49,7 +49,7 @@ def print_startup_report(
         "data",
         f"{assembly.config.data.dataset}, "
         f"{assembly.data.train.num_examples:,} examples to train, "
-        f"{assembly.data.evaluation.num_examples:,} held out"
+        f"{held_out.num_examples if held_out else 0:,} held out"
         + _best_loss(assembly.data),
     )
     resumed = f", continued at step {first_step}" if first_step else ""

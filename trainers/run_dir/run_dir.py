@@ -212,7 +212,16 @@ class RunDir:
 
     def saved_step(self) -> int:
         """Returns the step of the newest checkpoint, damaged or not; 0 without one."""
-        return max(checkpoints_in(self.checkpoints), default=0)
+        folders = [self.checkpoints, *self.checkpoints.glob("phase-*")]
+        return max((s for f in folders for s in checkpoints_in(f)), default=0)
+
+    def phase_path(self, phase: int) -> pathlib.Path:
+        """Returns the folder of the checkpoints of one phase of a run.
+
+        Args:
+          phase: Number of the call of `fit`, from 1.
+        """
+        return self.checkpoints / f"phase-{phase}" if phase > 1 else self.checkpoints
 
     def reached_step(self) -> int:
         """Returns the newest known step, from the metrics or from a checkpoint."""
@@ -297,6 +306,8 @@ class RunDir:
         for path in self._folders:
             path.mkdir(exist_ok=True)
         write_atomically(self._metrics, kept)
+        # A program may train again in the same folder.
+        self._must_be_new = False
 
     def drop_metrics_after(self, step: int) -> None:
         """Removes the metrics of later steps.
@@ -353,6 +364,9 @@ class RunDir:
         was, now = self.read_config().to_dict(), config.to_dict()
         has_schedule = config.optimizer.learning_rate_schedule != "constant"
         fixed = _FIXED + (_FIXED_WITH_A_SCHEDULE if has_schedule else [])
+        if config.model.script is not None:
+            # The program decides the others, and config.json has what it decided.
+            fixed = [n for n in fixed if n in config.given or n.startswith("script")]
         differences = ", ".join(
             f"{option(name)}={as_argument(now[name])} (was {as_argument(was[name])})"
             for name in fixed
@@ -369,4 +383,6 @@ def default_path(config: Config) -> pathlib.Path:
     """Returns a new folder named after strategy, model and data set."""
     # Some programs read the part before a colon as a host name.
     name = f"{config.strategy.strategy}-{config.model.model}-{config.data.dataset}"
+    if config.model.script is not None:
+        name = f"{config.strategy.strategy}-{pathlib.Path(config.model.script).stem}"
     return new_folder(name.replace(":", "-"))

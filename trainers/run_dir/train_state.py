@@ -64,9 +64,18 @@ class RollbackHistory:
     learning_rate_factor: float = 1.0
 
 
-# Parts with fixed fields. The interval sums are numbers by metric name.
+# In the history of a program's `fit`: whether a callback has stopped the training.
+STOPPED = "/stopped"
+
+
+def is_stopped(state: Mapping[str, Any]) -> bool:
+    """Returns whether the checkpoint is of a training that a callback has stopped."""
+    return bool(state.get("history", {}).get(STOPPED, False))
+
+
+# Parts with fixed fields. The interval sums are numbers, or lists, by metric name.
 _PARTS = {"tally": TrainCounters, "rollbacks": RollbackHistory}
-_SUMS = "interval_sums"
+_BY_NAME = ("interval_sums", "epoch_sums", "history")
 
 
 def check_state(state: Mapping[str, Any]) -> None:
@@ -83,22 +92,31 @@ def check_state(state: Mapping[str, Any]) -> None:
     """
     for name, content in state.items():
         part = _PARTS.get(name)
-        if not isinstance(content, dict) or (part is None and name != _SUMS):
+        if not isinstance(content, dict) or (part is None and name not in _BY_NAME):
             raise DamagedError(f"its {shown(name)} is not of the right form")
-        fields = typing.get_type_hints(part) if part else dict.fromkeys(content, float)
+        hints: dict[str, Any] = dict.fromkeys(content, float | None)
+        fields = typing.get_type_hints(part) if part else hints
         for key, value in content.items():
-            if key not in fields or not _is_of(value, fields[key]):
+            if key not in fields or not _is_of(value, fields[key], lists=part is None):
                 raise DamagedError(
                     f"its {shown(name)} has {shown(key)} = {shown(value)}"
                 )
 
 
-def _is_of(value: Any, kind: Any) -> bool:
-    """Returns whether a JSON value is a finite number or None that fits a type."""
+def _is_of(value: Any, kind: Any, lists: bool) -> bool:
+    """Returns whether a JSON value is a finite number or None that fits a type.
+
+    Args:
+      value: JSON value.
+      kind: Type of the number.
+      lists: True if it may be a list of such values, nested to any depth.
+    """
+    if lists and isinstance(value, list):
+        return all(_is_of(item, kind, lists) for item in value)
     if value is None:
         return type(None) in typing.get_args(kind)
     # bool is a subclass of int.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    takes_fractions = kind is float
+    takes_fractions = float in (kind, *typing.get_args(kind))
     return math.isfinite(value) and (takes_fractions or isinstance(value, int))

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 
-from models.base import Objective
+from models.base import Objective, labels_of
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.inputs.sources import ArraySource, Data
@@ -62,9 +62,8 @@ def check_numbers(data: Data) -> None:
     Raises:
       UsageError: There are some.
     """
-    for values in data.evaluation.read(
-        data.evaluation.tensors(), tf.zeros([1], tf.int64)
-    ):
+    source = data.evaluation or data.train
+    for values in source.read(source.tensors(), tf.zeros([1], tf.int64)):
         for value in tf.nest.flatten(values):
             if value.dtype.as_datatype_enum in _UNFIT:
                 kind = "strings" if value.dtype == tf.string else "complex numbers"
@@ -154,10 +153,10 @@ def check_ids(
     sparse = {name: _ignored(given) for name, given in losses.items()}
     sparse = {name: ignored for name, ignored in sparse.items() if ignored is not False}
     sources = [
-        source.tensors()[1]
+        labels_of(source.tensors()[1])
         for source in (data.train, data.evaluation)
         if isinstance(source, ArraySource)
-    ] or [few.labels]
+    ] or [labels_of(few.labels)]
     if not sparse:
         return
     outputs = _by_output(predictions(), names)

@@ -31,8 +31,18 @@ class Judge(Protocol):
     @property
     def title(self) -> str: ...
 
-    def __call__(self, labels: Any, predictions: Any, global_size: Any = None) -> Any:
+    def __call__(
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        weights: Any = None,
+        total: Any = None,
+    ) -> Any:
         """Returns values [n] of n examples."""
+
+    def weight_of_rows(self, labels: Any, predictions: Any, weights: Any) -> Any:
+        """Returns the weight of each example in the mean, or None."""
 
     def reduced(self, labels: Any, predictions: Any) -> Any:
         """Returns the value of the batch in `fit`, a scalar."""
@@ -66,9 +76,10 @@ def _check_rows(judge: Judge, labels: Any, predictions: Any) -> None:
             f"{judge.title} gives {values.shape[0]} values for {count} examples: "
             "return a tensor whose first axis is that of the examples."
         )
+    total = _total(judge, labels, predictions)
     alone = [
-        judge(_rows(labels, [index]), _rows(predictions, [index]), count)
-        for index in range(count)
+        judge(_rows(labels, [i]), _rows(predictions, [i]), count, None, total)
+        for i in range(count)
     ]
     found = tf.reduce_mean(values)
     _require_additive(judge, found, tf.concat(alone, 0), labels, predictions)
@@ -78,7 +89,7 @@ def _require_additive(
     judge: Judge, found: Any, of_parts: Any, labels: Any, predictions: Any
 ) -> None:
     # Only sums over examples are ever used.
-    if not _agree(found, tf.reduce_mean(of_parts)):
+    if not agree(found, tf.reduce_mean(of_parts)):
         raise UsageError(
             f"{judge.title} gives examples another value beside other examples, so "
             f"that replicas cannot share a batch ({_shapes(labels, predictions)}): "
@@ -90,20 +101,26 @@ def _require_additive(
 def _check_mean(judge: Judge, labels: Any, predictions: Any) -> None:
     values = judge(labels, predictions)
     count = values.shape[0]
+    total = _total(judge, labels, predictions)
     parts = [
-        judge(_rows(labels, rows), _rows(predictions, rows), count)
+        judge(_rows(labels, rows), _rows(predictions, rows), count, None, total)
         for rows in (range(count // 2), range(count // 2, count))
         if rows
     ]
     found = tf.reduce_mean(values)
     _require_additive(judge, found, tf.concat(parts, 0), labels, predictions)
     expected = judge.reduced(labels, predictions)
-    if not _agree(found, expected):
+    if not agree(found, expected):
         raise UsageError(
             f"{judge.title} is {float(expected):g} in fit and {float(found):g} as the "
             f"mean of its examples' values ({_shapes(labels, predictions)}): return "
             "one value for each example, without their mean."
         )
+
+
+def _total(judge: Judge, labels: Any, predictions: Any) -> Any:
+    weights = judge.weight_of_rows(labels, predictions, None)
+    return None if weights is None else tf.reduce_sum(weights)
 
 
 def _rows(values: Any, rows: Sequence[int]) -> Any:
@@ -114,7 +131,8 @@ def _each(function: Callable[..., Any], values: Any, *arguments: Any) -> Any:
     return tf.nest.map_structure(lambda value: function(value, *arguments), values)
 
 
-def _agree(found: Any, expected: Any) -> bool:
+def agree(found: Any, expected: Any) -> bool:
+    """Returns whether numbers are equal but for rounding in single precision."""
     return np.allclose(
         np.asarray(found, np.float64),
         np.asarray(expected, np.float64),

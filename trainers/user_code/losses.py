@@ -18,26 +18,27 @@ from models.base import (
     ClassPredictionsFunction,
     EvalOutputs,
     Predict,
+    Totals,
+    Values,
+    Weighted,
     judged_by,
 )
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import (
     OutputLoss,
-    OutputMetric,
     compiled_with,
-    function_of_metric,
     losses_by_output,
-    metric_names,
-    metrics_by_output,
 )
+from strategies.inner_loop.sharding import row_weights
 from trainers.user_code.classes import classes_of
 from trainers.user_code.independence import check_independence
+from trainers.user_code.metrics import Metrics, resolve_metrics
+from trainers.user_code.probe import Probe
 from trainers.user_code.unreduced import (
+    RowWeights,
     Unreduced,
-    in_columns,
     num_rows,
     of_rows,
-    refuse_masks,
 )
 
 _ACCURACY = ("accuracy", "acc")
@@ -49,33 +50,39 @@ class CompiledObjective:
 
     Attributes:
       losses: One of each output that has one.
-      metrics: By the name that `evaluate` reports them by.
+      metrics: Reported metrics.
       classes: Classes of examples; None where the model is no classifier.
       compiled: The arguments of `compile` that it was made from.
+      weighs_rows: True if examples have unequal weights in the mean of a loss.
     """
 
     losses: Sequence[_Loss]
-    metrics: Mapping[str, _Mean]
+    metrics: Metrics
     classes: ClassPredictionsFunction | None
     compiled: AsCompiled | None
+    weighs_rows: bool = False
 
-    def values(
-        self, model: Predict, batch: Any, training: bool
-    ) -> Mapping[str, tf.Tensor]:
+    def values(self, model: Predict, batch: Any, training: bool) -> Values:
         """See `Objective`."""
         predictions = model(batch.features, training=training)
-        return self.of_predictions(batch.labels, predictions, batch.global_size)
+        return self.of_predictions(
+            batch.labels, predictions, batch.global_size, batch.totals
+        )
 
     def of_predictions(
-        self, labels: Any, predictions: Any, global_size: Any = None
-    ) -> Mapping[str, tf.Tensor]:
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        totals: Mapping[str, Any] | None = None,
+    ) -> Values:
         """See `Objective`."""
-        refuse_masks(predictions)
-        labels = _in_floatx(labels)
-        by_name = {
-            f"{loss.name}_loss": loss(labels, predictions, global_size)
-            for loss in self.losses
-        }
+        labels, weights = _separated(labels)
+        by_name = {}
+        for loss in self.losses:
+            name = f"{loss.name}_loss"
+            total = (totals or {}).get(name)
+            by_name[name] = loss(labels, predictions, global_size, weights, total)
         total = tf.add_n(
             [
                 value if loss.weight is None else loss.weight * value
@@ -83,20 +90,51 @@ class CompiledObjective:
             ]
         )
         reported = by_name if len(self.losses) > 1 else {}
-        found = {name: f(labels, predictions) for name, f in self.metrics.items()}
-        return {"loss": total, **found, **reported}
+        metrics = self.metrics.values(labels, predictions, weights)
+        return {"loss": total, **metrics, **reported}
 
     def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """See `Objective`."""
         return judged_by(self, self.classes, model, batch)
+
+    @property
+    def totals(self) -> Totals | None:
+        """See `Objective`."""
+        return self.weights_of_rows if self.weighs_rows else None
+
+    def weights_of_rows(self, model: Predict, batch: Any) -> Mapping[str, tf.Tensor]:
+        """Returns the sum of the weights of rows in the mean of each loss, by name.
+
+        Losses in which every example weighs alike are left out.
+
+        Args:
+          model: Model to call with `batch.features`.
+          batch: Batch of n examples.
+        """
+        # Masks depend on the features alone: of the model's operations only those that
+        # compute them remain in the graph.
+        predictions = model(batch.features, training=False)
+        labels, weights = _separated(batch.labels)
+        counts = {
+            f"{loss.name}_loss": loss.weight_of_rows(labels, predictions, weights)
+            for loss in self.losses
+        }
+        return {
+            name: tf.reduce_sum(count * row_weights(batch, count))
+            for name, count in counts.items()
+            if count is not None
+        }
+
+    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """See `Objective`."""
+        return self.metrics.results(sums)
 
 
 def objective_of(
     model: keras.Model,
     loss: str | None,
     metrics: Sequence[str] | None,
-    labels: Any,
-    predictions: Any,
+    probe: Probe,
 ) -> CompiledObjective:
     """Returns what `fit` would minimize and report, for each example.
 
@@ -106,8 +144,7 @@ def objective_of(
       model: A model, perhaps compiled.
       loss: Keras's name; None for the loss the model was compiled with.
       metrics: Keras's names; None for those the model was compiled with.
-      labels: Of a few examples.
-      predictions: Tensors such as the model returns for these examples.
+      probe: A few examples, whose labels may be `Weighted`.
 
     Raises:
       UsageError: There is no loss, or one of them has no value for each example.
@@ -129,16 +166,19 @@ def objective_of(
         weighted_metrics=None if metrics else _named_accuracy(weighted),
     )
     names = getattr(model, "output_names", None)
-    labels = _in_floatx(labels)
+    predictions = probe.predictions
+    labels, sample_weights = _separated(probe.labels)
     losses = _losses(compiled, names, labels, predictions)
     objective = CompiledObjective(
         losses=losses,
-        metrics=_metrics(compiled, names, labels, predictions),
+        metrics=resolve_metrics(
+            compiled, names, probe._replace(labels=labels), sample_weights
+        ),
         classes=classes_of(losses[0].resolved.loss) if len(losses) == 1 else None,
         compiled=compiled,
     )
-    refuse_masks(predictions)
-    check_independence([*losses, *objective.metrics.values()], labels, predictions)
+    judges = [*losses, *objective.metrics.means.values()]
+    check_independence(judges, labels, predictions)
     return objective
 
 
@@ -165,56 +205,57 @@ class _Loss:
         return self.resolved.weight
 
     def __call__(
-        self, labels: Any, predictions: Any, global_size: Any = None
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        weights: Any = None,
+        total: Any = None,
     ) -> tf.Tensor:
         """Returns values [n] whose mean over the global batch is Keras's loss.
 
         Args:
-          labels: Of n examples.
-          predictions: Of the same.
+          labels: Labels of n examples.
+          predictions: Predictions for the same examples.
           global_size: Examples of the global batch; None if these are all.
+          weights: Sample weights; None for 1 each.
+          total: Sum of `weight_of_rows` over the global batch; None if these are all.
         """
         loss = self.resolved.loss
-        values = self.resolved.computed_by(Unreduced(loss))(labels, predictions)
+        unreduced = self.resolved.computed_by(Unreduced(loss))
+        values = unreduced(labels, predictions, weights)
+        of_rows_weight = self.weight_of_rows(labels, predictions, weights)
+        if of_rows_weight is not None:
+            size = num_rows(predictions) if global_size is None else global_size
+            total = tf.reduce_sum(of_rows_weight) if total is None else total
+            summed = of_rows(tf.reduce_sum, values, predictions, self.title)
+            factor = tf.math.divide_no_nan(
+                tf.cast(size, summed.dtype), tf.cast(total, summed.dtype)
+            )
+            return summed * factor
         if loss.reduction != "sum":
             return of_rows(tf.reduce_mean, values, predictions, self.title)
         summed = of_rows(tf.reduce_sum, values, predictions, self.title)
         size = num_rows(predictions) if global_size is None else global_size
         return tf.cast(size, summed.dtype) * summed
 
+    def weight_of_rows(
+        self, labels: Any, predictions: Any, weights: Any
+    ) -> tf.Tensor | None:
+        """Returns the weight of each example in the mean, [n]; None if all weigh alike.
+
+        Args:
+          labels: Labels of n examples.
+          predictions: Predictions for the same examples.
+          weights: Sample weights; None for 1 each.
+        """
+        counting = RowWeights(self.resolved.loss)
+        counted = self.resolved.computed_by(counting)(labels, predictions, weights)
+        return counted if counting.is_needed else None
+
     def reduced(self, labels: Any, predictions: Any) -> tf.Tensor:
         """Returns the loss of the batch as `fit` has it, without its weight."""
         return self.resolved.computed_by(self.resolved.loss)(labels, predictions)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Mean:
-    """A metric that is a mean over examples."""
-
-    name: str
-    resolved: OutputMetric
-
-    @property
-    def title(self) -> str:
-        return f"the metric {self.name!r}"
-
-    def __call__(
-        self, labels: Any, predictions: Any, global_size: Any = None
-    ) -> tf.Tensor:
-        """Returns values [n] whose mean over all examples is Keras's metric."""
-        del global_size
-        of_output = self.resolved.of_output(labels, predictions)
-        values = in_columns(function_of_metric(self.resolved.metric), *of_output)
-        dtype = self.resolved.metric.dtype
-        return of_rows(tf.reduce_mean, tf.cast(values, dtype), of_output[1], self.title)
-
-    def reduced(self, labels: Any, predictions: Any) -> tf.Tensor:
-        """Returns the metric of the batch, as its `update_state` counts it."""
-        metric = self.resolved.metric
-        values = function_of_metric(metric)(
-            *self.resolved.of_output(labels, predictions)
-        )
-        return tf.reduce_mean(tf.cast(values, metric.dtype))
 
 
 def _losses(
@@ -255,36 +296,6 @@ def _check_names(
             )
 
 
-def _metrics(
-    compiled: AsCompiled, names: Sequence[str] | None, labels: Any, predictions: Any
-) -> Mapping[str, _Mean]:
-    if not compiled.metrics and not compiled.weighted_metrics:
-        return {}
-    resolved = metrics_by_output(
-        compiled.metrics, compiled.weighted_metrics, names, labels, predictions
-    )
-    for one in resolved:
-        _require_mean(one.metric)
-    named = metric_names(resolved)
-    if "loss" in named:
-        raise UsageError("a metric is named 'loss', as the loss is: rename it.")
-    return {name: _Mean(name, one) for name, one in zip(named, resolved, strict=True)}
-
-
-def _require_mean(metric: keras.metrics.Metric) -> None:
-    """Raises UsageError unless a metric is the mean of a function's values."""
-    kind, mean = type(metric), keras.metrics.MeanMetricWrapper
-    is_mean = isinstance(metric, mean) and (
-        (kind.update_state, kind.result) == (mean.update_state, mean.result)
-    )
-    if not is_mean:
-        raise UsageError(
-            f"the metric {metric.name!r} is not a mean over "
-            "examples, as accuracy or mean_absolute_error are: leave it out, and use "
-            "it on the trained model."
-        )
-
-
 def _named_accuracy(metrics: Any) -> Any:
     """Returns the same metrics, with one name for accuracy in files and charts."""
     if metrics is None:
@@ -296,6 +307,13 @@ def _named_accuracy(metrics: Any) -> Any:
 
 def _is_accuracy(given: Any) -> bool:
     return isinstance(given, str) and given.lower() in _ACCURACY
+
+
+def _separated(labels: Any) -> tuple[Any, Any]:
+    """Returns labels as `fit` hands them on, and sample weights or None."""
+    if isinstance(labels, Weighted):
+        return _in_floatx(labels.labels), _in_floatx(labels.weights)
+    return _in_floatx(labels), None
 
 
 def _in_floatx(labels: Any) -> Any:

@@ -19,7 +19,7 @@ from strategies.common.private_apis import make_anew
 from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.config.model import ModelConfig
-from trainers.inputs.sources import Data, Source
+from trainers.inputs.sources import Data
 from trainers.user_code import wrap_user_errors
 from trainers.user_code.checks import (
     check_ids,
@@ -27,7 +27,7 @@ from trainers.user_code.checks import (
     check_values,
     labels_blamed,
 )
-from trainers.user_code.losses import objective_of
+from trainers.user_code.losses import CompiledObjective, objective_of
 from trainers.user_code.probe import probe
 from trainers.user_code.train_step import NAME, own_objective
 
@@ -44,6 +44,7 @@ class CustomModel:
       few: Function that returns a small batch of valid examples.
       data: All of the examples.
       flag: Flag named in messages.
+      optimizer: Optimizer to train with; None for that of the settings.
     """
 
     build: Build
@@ -53,6 +54,14 @@ class CustomModel:
     few: Callable[[], Batch]
     data: Data
     flag: str
+    optimizer: keras.optimizers.Optimizer | None = None
+
+    def compiled_optimizer(
+        self, model: keras.Model
+    ) -> keras.optimizers.Optimizer | None:
+        """See `TrainableModel`."""
+        del model
+        return self.optimizer
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
         """Returns the objective of a model; see `TrainableModel`."""
@@ -85,7 +94,21 @@ class CustomModel:
         # Keras computes the loss of these examples to find out what it is made of.
         check_ids(loss, names, self.data, few, predictions)
         with labels_blamed(few):
-            return objective_of(model, self.loss, self.metrics, *examples)
+            objective = objective_of(model, self.loss, self.metrics, examples)
+        return dataclasses.replace(
+            objective, weighs_rows=_weighs(objective, model, few)
+        )
+
+
+def _weighs(objective: CompiledObjective, model: keras.Model, few: Batch) -> bool:
+    """Returns whether examples have unequal weights in the mean of a loss."""
+
+    def trace(batch: Batch) -> Any:
+        with keras.StatelessScope():
+            return objective.weights_of_rows(model, batch)
+
+    traced = tf.function(trace, autograph=False).get_concrete_function(few)
+    return bool(traced.structured_outputs)
 
 
 def custom_model(config: ModelConfig, data: Data) -> CustomModel:
@@ -107,7 +130,7 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
     # Read once, and only if it is needed.
     @functools.cache
     def few() -> Batch:
-        return _few(data.evaluation)
+        return few_examples(data)
 
     before: list[keras.Model] = []
 
@@ -117,7 +140,7 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
             if replica_step is None:
                 check_methods(model)
             model = _with_own_variables(model, created, before, flag)
-            _build(model, few)
+            build_with(model, few)
         before.append(model)
         return model
 
@@ -189,7 +212,7 @@ def _copied(model: keras.Model, flag: str) -> keras.Model:
         ) from error
 
 
-def _build(model: keras.Model, few: Callable[[], Batch]) -> None:
+def build_with(model: keras.Model, few: Callable[[], Batch]) -> None:
     """Makes the variables of a model that makes them when it is called."""
     if model.built and model.variables:
         return
@@ -206,8 +229,10 @@ def _specified(features: Any) -> Any:
     )
 
 
-def _few(source: Source) -> Batch:
+def few_examples(data: Data) -> Batch:
     """Reads a batch of at most two examples, in the form of a step's batch."""
+    # A stream to train on cannot be read by index.
+    source = data.train if data.evaluation is None else data.evaluation
     count = min(2, source.num_examples)
     indices = tf.range(count, dtype=tf.int64)
     features, labels = source.read(source.tensors(), indices)

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from strategies.common.private_apis import mask_of
 from strategies.common.types import Batch
-from trainers.user_code.unreduced import refuse_masks
 
 # Two examples several times: losses of pairs need pairs of one label and of two. It is
 # rarely the size of another axis, with which labels of too few axes would agree.
 _NUM_ROWS = 7
 
 
-def probe(model: keras.Model, batch: Batch) -> tuple[Any, Any]:
+class Probe(NamedTuple):
+    """A few examples for the objective of a model.
+
+    Attributes:
+      labels: Labels, in which an example is repeated.
+      predictions: Tensors of the shapes and dtypes of the model's predictions, with
+        values drawn from (0, 1).
+      is_masked: True if some of the model's predictions have a mask.
+    """
+
+    labels: Any
+    predictions: Any
+    is_masked: bool
+
+
+def probe(model: keras.Model, batch: Batch) -> Probe:
     """Returns labels and predictions of seven examples.
 
     The model is traced, in training and without, and not run: on a cluster its
@@ -24,39 +39,33 @@ def probe(model: keras.Model, batch: Batch) -> tuple[Any, Any]:
     Args:
       model: With its variables.
       batch: One or two examples.
-
-    Returns:
-      Labels, in which an example is repeated, and predictions of the shapes and dtypes
-      of the model's, with values drawn from (0, 1).
-
-    Raises:
-      UsageError: An output has a mask.
     """
-    specs = _specs(model, batch)
+    specs, is_masked = _specs(model, batch)
     count = tf.nest.flatten(batch.labels)[0].shape[0]
     rows = [index % count for index in range(_NUM_ROWS)]
     labels = tf.nest.map_structure(lambda v: tf.gather(v, rows), batch.labels)
     drawn = [_drawn(spec, index) for index, spec in enumerate(tf.nest.flatten(specs))]
-    return labels, tf.nest.pack_sequence_as(specs, drawn)
+    return Probe(labels, tf.nest.pack_sequence_as(specs, drawn), is_masked)
 
 
-def _specs(model: keras.Model, batch: Batch) -> Any:
-    """Returns what the model predicts for a batch, without values if possible."""
+def _specs(model: keras.Model, batch: Batch) -> tuple[Any, bool]:
+    """Returns predictions for a batch, without values if possible, and masks or not."""
+    masks: list[bool] = []
 
     def trace(features: Any) -> Any:
         with keras.StatelessScope():
             model(features, training=False)
         with keras.StatelessScope():
             predictions = model(features, training=True)
-        refuse_masks(predictions)
+        masks.extend(mask_of(p) is not None for p in tf.nest.flatten(predictions))
         return predictions
 
     function = tf.function(trace, autograph=False)
     specs = function.get_concrete_function(batch.features).structured_outputs
     if all(s.shape[1:].is_fully_defined() for s in tf.nest.flatten(specs)):
-        return specs
+        return specs, any(masks)
     with keras.StatelessScope():
-        return model(batch.features, training=False)
+        return model(batch.features, training=False), any(masks)
 
 
 def _drawn(spec: Any, index: int) -> tf.Tensor:

@@ -9,7 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from models.base import EvalOutputs, Objective, Predict
+from models.base import (
+    EvalOutputs,
+    Objective,
+    Predict,
+    Totals,
+    Values,
+    means_over_examples,
+)
 from strategies.common.errors import UsageError
 
 NAME = "replica_step"
@@ -30,9 +37,7 @@ class OwnObjective:
     function: Callable[..., Any]
     evaluation: Objective | None
 
-    def values(
-        self, model: Predict, batch: Any, training: bool
-    ) -> Mapping[str, tf.Tensor]:
+    def values(self, model: Predict, batch: Any, training: bool) -> Values:
         """Returns the `loss` and each metric per example; see `Objective`."""
         if self.evaluation is not None:
             if not training:
@@ -46,8 +51,12 @@ class OwnObjective:
         return None
 
     def of_predictions(
-        self, labels: Any, predictions: Any, global_size: Any = None
-    ) -> Mapping[str, tf.Tensor]:
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        totals: Mapping[str, Any] | None = None,
+    ) -> Values:
         """See `Objective`."""
         raise UsageError(
             f"{NAME} calls the whole model, which model_parallel has in stages: choose "
@@ -62,6 +71,17 @@ class OwnObjective:
         if self.evaluation is not None:
             return self.evaluation.judged(model, batch)
         return EvalOutputs(self.values(model, batch, training=False), None)
+
+    @property
+    def totals(self) -> Totals | None:
+        """See `Objective`."""
+        return None if self.evaluation is None else self.evaluation.totals
+
+    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """See `Objective`."""
+        if self.evaluation is not None:
+            return self.evaluation.results(sums)
+        return means_over_examples(sums)
 
 
 def own_objective(

@@ -45,14 +45,55 @@ class Unreduced(keras.losses.Loss):
 
     def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
         """See `keras.losses.Loss`."""
-        values = in_columns(self._loss.call, y_true, y_pred)
-        if mask_of(values) is not None:
-            raise UsageError(
-                f"the loss {self.name!r} leaves some values out of its mean, so that "
-                "an example's weight depends on the others in its batch: return a "
-                "per-example loss from replica_step(model, batch)."
-            )
-        return values
+        return in_columns(self._loss.call, y_true, y_pred)
+
+
+class RowWeights(keras.losses.Loss):
+    """Weight of each example in the mean of a loss, in place of the loss.
+
+    A mean counts the values that a mask leaves (`Loss.reduction` sum_over_batch_size)
+    or the sample weights (mean_with_sample_weight): keras/src/losses/loss.py,
+    `apply_mask` and `reduce_values`.
+
+    Attributes:
+      is_needed: After a call: False if every example has the same weight.
+    """
+
+    def __init__(self, loss: keras.losses.Loss):
+        """Counts nothing yet.
+
+        Args:
+          loss: Loss with the reduction that it has in `fit`.
+        """
+        super().__init__(name=loss.name, reduction="none", dtype=loss.dtype)
+        self.is_needed = False
+        self._loss = loss
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        """Returns the weights [n], or zeros where they are not needed."""
+        masks = [mask_of(y_pred), mask_of(self._values(y_true, y_pred))]
+        masks = [tf.cast(mask, self.dtype) for mask in masks if mask is not None]
+        if self._loss.reduction == "sum":
+            masks = []
+        elif self._loss.reduction == "mean_with_sample_weight":
+            weights = [] if sample_weight is None else [sample_weight]
+            masks += [tf.cast(weight, self.dtype) for weight in weights]
+        self.is_needed = bool(masks)
+        if not masks:
+            return tf.zeros([num_rows(y_pred)], self.dtype)
+        rank = max(mask.shape.rank for mask in masks)
+        product = tf.ones([], self.dtype)
+        for mask in masks:
+            missing = rank - mask.shape.rank
+            product *= tf.reshape(mask, [*tf.unstack(tf.shape(mask)), *[1] * missing])
+        return tf.reduce_sum(product, axis=list(range(1, rank)))
+
+    def _values(self, y_true: Any, y_pred: Any) -> Any:
+        converted = (
+            keras.tree.map_structure(lambda value: tf.cast(value, self.dtype), given)
+            for given in (y_true, y_pred)
+        )
+        return self._loss.call(*converted)
 
 
 def of_rows(
@@ -104,16 +145,6 @@ def in_columns(function: Callable[[Any, Any], Any], *vectors: Any) -> Any:
     if values.shape.rank == 0 and all(_is_vector(vector) for vector in vectors):
         return function(*(vector[:, tf.newaxis] for vector in vectors))
     return values
-
-
-def refuse_masks(predictions: Any) -> None:
-    """Raises UsageError if some of the predictions do not count."""
-    if any(mask_of(one) is not None for one in tf.nest.flatten(predictions)):
-        raise UsageError(
-            "an output of the model has a mask, so that some of it does not count: "
-            "return a per-example loss from replica_step(model, batch) that says how "
-            "examples of different lengths weigh."
-        )
 
 
 def _is_vector(values: Any) -> bool:

@@ -1,0 +1,215 @@
+"""Epochs of a program's `fit`: Keras's logs, history and callbacks at Keras's moments.
+
+All tasks count the same logs. Callbacks run on the chief alone; what they change is
+then sent to the others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.base import Strategy
+from trainers.keras_program.fit_arguments import FitArguments
+from trainers.loop.parts import TrainingParts
+from trainers.reporting.metrics import MetricsWindow
+from trainers.run_dir.train_state import STOPPED
+
+
+class Epochs:
+    """The epochs of one `fit`.
+
+    Attributes:
+      arguments: Arguments of `fit`.
+      steps_per_epoch: Number of steps of an epoch.
+      window: Sums over the present epoch.
+      is_stopped: True if a callback has stopped the training.
+      history: What `fit` returns.
+    """
+
+    def __init__(
+        self,
+        arguments: FitArguments,
+        parts: TrainingParts,
+        is_chief: bool,
+    ):
+        """Calls no callback yet.
+
+        Args:
+          arguments: Arguments of `fit`.
+          parts: Parts of the run.
+          is_chief: True on the task that runs callbacks.
+        """
+        self.arguments = arguments
+        self.steps_per_epoch = arguments.steps_per_epoch or parts.order.steps_per_epoch
+        self.window = MetricsWindow(parts.objective.results)
+        self.is_stopped = False
+        self.history = keras.callbacks.History()
+        self._restored: tuple[list[int], dict[str, list[float]]] = ([], {})
+        self._parts = parts
+        self._callbacks = keras.callbacks.CallbackList(
+            # The history is last, because other callbacks add to the logs.
+            [*(arguments.callbacks if is_chief else []), self.history],
+            add_history=True,
+            model=parts.model,
+            epochs=arguments.epochs,
+            steps=self.steps_per_epoch,
+            verbose=arguments.verbose,
+        )
+        self._has_callbacks = bool(arguments.callbacks)
+
+    @property
+    def observes_batches(self) -> bool:
+        """True if a callback has something to do at every batch."""
+        return any(map(_observes_batches, self.arguments.callbacks))
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues with the state of a checkpoint.
+
+        Args:
+          state: State as `state` returned it; empty for a new run.
+        """
+        self.window.restore(state.get("epoch_sums", {}))
+        history = dict(state.get("history", {}))
+        self.is_stopped = bool(history.pop(STOPPED, False))
+        self._restored = (
+            [int(epoch) for epoch in history.pop(_EPOCHS, [])],
+            {
+                name: [math.nan if value is None else value for value in values]
+                for name, values in history.items()
+            },
+        )
+        self.history.epoch, self.history.history = self._restored
+
+    def begin(self) -> None:
+        """Calls callbacks at the start of training, or of the present epoch."""
+        self._parts.model.stop_training = False
+        self._callbacks.on_train_begin()
+        # The history has forgotten it, as at the start of a `fit`.
+        self.history.epoch, self.history.history = self._restored
+        if not self._step():
+            self._callbacks.on_epoch_begin(self._epoch_of(0))
+        if self.observes_batches:
+            self._callbacks.on_train_batch_begin(self._step() % self.steps_per_epoch)
+        self._send_changes()
+
+    def end_batch(self) -> None:
+        """Calls callbacks after a step, and before the next one of the epoch."""
+        batch = (self._step() - 1) % self.steps_per_epoch
+        self._callbacks.on_train_batch_end(batch, self.window.means())
+        self._send_changes()
+        is_last = self._parts.applied_steps() == self._parts.train_steps
+        if batch + 1 < self.steps_per_epoch and not (is_last or self.is_stopped):
+            self._callbacks.on_train_batch_begin(batch + 1)
+            self._send_changes()
+
+    def end(self, validated: Mapping[str, float] | None) -> None:
+        """Ends an epoch, and begins the next one if there is one.
+
+        Args:
+          validated: Results of the validation; None without.
+        """
+        epoch = self._epoch_of(self._step() - 1)
+        logs = self.window.means()
+        self.window.reset()
+        for name, value in (validated or {}).items():
+            logs[f"val_{name}"] = value
+        self._callbacks.on_epoch_end(epoch, logs)
+        self._send_changes()
+        is_last = self._parts.applied_steps() == self._parts.train_steps
+        if is_last or self.is_stopped:
+            return
+        self._callbacks.on_epoch_begin(epoch + 1)
+        if self.observes_batches:
+            self._callbacks.on_train_batch_begin(0)
+        self._send_changes()
+
+    def is_validated(self) -> bool:
+        """Returns whether the epoch that ends now is validated."""
+        return self.arguments.is_validated(self._epoch_of(self._step() - 1))
+
+    def finish(self) -> None:
+        """Calls callbacks at the end of training."""
+        found = self.history.history
+        self._callbacks.on_train_end({name: v[-1] for name, v in found.items() if v})
+        self._send_changes()
+
+    def share_history(self) -> None:
+        """Sends the chief's history to all tasks; its callbacks have added to it."""
+        content = [self.history.epoch, self.history.history]
+        strategy = self._parts.strategy
+        text = tf.io.decode_raw(json.dumps(content), tf.uint8)
+        length = tf.Variable(float(text.shape[0]))
+        strategy.broadcast_from_chief([length])
+        shared = tf.Variable(tf.zeros([int(length.numpy())]))
+        if text.shape == shared.shape:
+            shared.assign(tf.cast(text, tf.float32))
+        strategy.broadcast_from_chief([shared])
+        words = bytes(shared.numpy().astype("uint8").tolist()).decode()
+        self.history.epoch, self.history.history = json.loads(words)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a resumed run needs, for a checkpoint."""
+        history = self.history.history
+        return {
+            "epoch_sums": self.window.sums(),
+            "history": {
+                **{name: list(map(_finite, v)) for name, v in history.items()},
+                _EPOCHS: list(self.history.epoch),
+                STOPPED: float(self.is_stopped),
+            },
+        }
+
+    def _step(self) -> int:
+        """Returns the number of updates that this `fit` has applied."""
+        return self._parts.applied_steps() - self._parts.order.first_step
+
+    def _epoch_of(self, step: int) -> int:
+        return self.arguments.initial_epoch + step // self.steps_per_epoch
+
+    def _send_changes(self) -> None:
+        """Makes what callbacks have changed equal on all tasks."""
+        if not self._has_callbacks:
+            return
+        strategy: Strategy = self._parts.strategy
+        stop = tf.Variable(float(self._parts.model.stop_training))
+        strategy.broadcast_from_chief([*self._parts.state_variables(), stop])
+        self.is_stopped = self._parts.model.stop_training = bool(stop.numpy())
+
+
+# Keys of the history in a checkpoint beside the names of logs.
+_EPOCHS = "/epochs"
+# Callbacks of Keras that have methods for batches and do nothing in them by default.
+_OF_EPOCHS_BY_DEFAULT = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.TensorBoard,
+)
+_BATCH_METHODS: Sequence[str] = (
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+)
+
+
+def _observes_batches(callback: keras.callbacks.Callback) -> bool:
+    if isinstance(callback, _OF_EPOCHS_BY_DEFAULT):
+        every = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
+        return every != "epoch"
+    # LambdaCallback keeps functions in the instance.
+    return any(
+        name in vars(callback)
+        or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        for name in _BATCH_METHODS
+    )
+
+
+def _finite(value: float) -> float | None:
+    """Returns None for what JSON has no word for."""
+    return value if math.isfinite(value) else None

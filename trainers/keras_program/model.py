@@ -1,0 +1,116 @@
+"""The model of a program: lent to a strategy for the time of a `fit`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from models.base import Examples, Settings
+from strategies.common.errors import UsageError
+from strategies.common.private_apis import (
+    build_optimizer_anew,
+    lend_variables,
+    reduce_gradients_again,
+    schedule_of,
+)
+from strategies.common.types import Batch
+from trainers.config.config import Config
+from trainers.inputs.sources import Data
+from trainers.user_code import wrap_user_errors
+from trainers.user_code.checks import check_methods
+from trainers.user_code.model import CustomModel, build_with, few_examples
+
+
+class LentModel:
+    """A program's compiled model, whose variables a strategy owns while it trains.
+
+    The program holds the same Keras objects before and after: only the `tf.Variable`s
+    below them are others during training.
+
+    Attributes:
+      model: The program's model.
+    """
+
+    def __init__(self, model: keras.Model, flag: str):
+        """Keeps the model as it is.
+
+        Args:
+          model: Compiled model, perhaps not built yet.
+          flag: Flag that names the program, for messages.
+        """
+        self.model = model
+        self._flag = flag
+        self._give_back: Callable[[], None] | None = None
+
+    def spec(self, data: Data, config: Config) -> CustomModel:
+        """Returns the model as one that can be built in a strategy's scope.
+
+        Args:
+          data: Examples of the call of `fit`.
+          config: Configuration, whose given settings take precedence.
+        """
+
+        @functools.cache
+        def few() -> Batch:
+            return few_examples(data)
+
+        def build(examples: Examples, settings: Settings) -> keras.Model:
+            del examples, settings
+            with wrap_user_errors(self._flag):
+                return self._lend()
+
+        with wrap_user_errors(self._flag):
+            check_methods(self.model)
+            build_with(self.model, few)
+        return CustomModel(
+            build=build,
+            loss=None,
+            metrics=None,
+            replica_step=None,
+            few=few,
+            data=data,
+            flag=self._flag,
+            optimizer=self._chosen_optimizer(config),
+        )
+
+    def _optimizer(self) -> keras.optimizers.Optimizer:
+        optimizer = self.model.optimizer
+        # Losses are scaled by the training loop, which repeats an overflowing step.
+        return getattr(optimizer, "inner_optimizer", optimizer)
+
+    def _chosen_optimizer(self, config: Config) -> keras.optimizers.Optimizer | None:
+        """Returns the compiled optimizer; None if a flag chooses another one."""
+        if "optimizer" in config.given:
+            return None
+        optimizer = self._optimizer()
+        if "learning_rate" in config.given:
+            if schedule_of(optimizer) is not None:
+                raise UsageError(
+                    f"--learning_rate={config.optimizer.learning_rate} does not fit "
+                    "the schedule that the model is compiled with: leave it out, or "
+                    "give --optimizer as well."
+                )
+            optimizer.learning_rate = config.optimizer.learning_rate
+        return optimizer
+
+    def _lend(self) -> keras.Model:
+        """Makes the variables anew in the present scope, and returns the model."""
+        if self._give_back is not None:
+            # Where a second model is needed, the first one is being trained.
+            return keras.models.clone_model(self.model)
+        self._give_back = lend_variables(self.model.variables)
+        return self.model
+
+    def take_back(self) -> None:
+        """Gives the trained values to the program, outside of a strategy's scope."""
+        if self._give_back is None:
+            return
+        self._give_back()
+        self._give_back = None
+        optimizer: Any = self._optimizer()
+        if optimizer.built:
+            build_optimizer_anew(optimizer, self.model.trainable_variables)
+        reduce_gradients_again(optimizer)

@@ -1,0 +1,211 @@
+"""Training of a Keras program: its calls of `fit` under the strategy of the run."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.base import Strategy
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import ExitCode, UsageError
+from strategies.common.private_apis import variables_as_numbers
+from trainers.config.config import Config
+from trainers.keras_program.data import data_of_fit
+from trainers.keras_program.epochs import Epochs
+from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
+from trainers.keras_program.model import LentModel
+from trainers.keras_program.script import failure_of, replaced_fit, run_script
+from trainers.loop.builder import Phase, assemble_parts
+from trainers.loop.parts import TrainingParts
+from trainers.loop.precision import set_precision
+
+# Trains the parts of a run with the epochs of a `fit`, and returns the exit code.
+Train = Callable[[TrainingParts, Epochs], ExitCode]
+
+# What the chief tells tasks that wait after a `fit`.
+_OVER, _TRAINS_AGAIN = 0, 1
+
+# Keras's own, where `fit` has neither a batch size nor a number of steps.
+_DEFAULT_BATCH_SIZE = 32
+
+
+def train_program(
+    config: Config, cluster: Cluster, strategy: Strategy, train: Train
+) -> ExitCode:
+    """Runs the program of --script on this task, and returns the exit code.
+
+    Args:
+      config: Configuration of the run.
+      cluster: This process's place in the cluster.
+      strategy: Strategy of the run.
+      train: Function that trains.
+
+    Raises:
+      UsageError: The program failed, or did what cannot be taken over.
+    """
+    program = _Program(config, cluster, strategy, train)
+    set_precision(config.model)
+    # Every task makes the same model and data, unless the program chooses seeds.
+    keras.utils.set_random_seed(config.run.seed)
+    return program.run()
+
+
+class _ProgramEnded(BaseException):
+    """End of a program on this task. A program's `except Exception` does not see it."""
+
+    def __init__(self, exit_code: ExitCode):
+        super().__init__(f"ended with {exit_code.name.lower()}")
+        self.exit_code = exit_code
+
+
+class _Program:
+    """The program of --script on one task."""
+
+    def __init__(
+        self, config: Config, cluster: Cluster, strategy: Strategy, train: Train
+    ):
+        self._config = config
+        self._cluster = cluster
+        self._strategy = strategy
+        self._train = train
+        self._path = config.model.script or ""
+        self._num_fits = 0
+        self._phase = Phase()
+        # Raised inside of `fit`, by this project and not by the program.
+        self._error: BaseException | None = None
+
+    def run(self) -> ExitCode:
+        exit_code = ExitCode.USAGE
+        try:
+            exit_code = self._run()
+        finally:
+            self._end(exit_code)
+        return exit_code
+
+    def _run(self) -> ExitCode:
+        try:
+            with self._replaced(), variables_as_numbers():
+                run_script(self._path, self._config.model.script_arguments or ())
+        except _ProgramEnded as ended:
+            return ended.exit_code
+        except BaseException as error:
+            if error is self._error or isinstance(error, KeyboardInterrupt):
+                raise
+            is_end = isinstance(error, SystemExit) and not error.code
+            if not is_end:
+                raise failure_of(self._path, error) from error
+        if self._error is not None:
+            raise self._error
+        if not self._num_fits:
+            raise UsageError(
+                f"--script={self._path} has ended without a call of keras.Model.fit: "
+                "there is nothing to train."
+            )
+        return ExitCode.DONE
+
+    def _replaced(self) -> AbstractContextManager[None]:
+        return replaced_fit(self._fit, writes=self._cluster.is_chief)
+
+    def _end(self, exit_code: ExitCode) -> None:
+        """Tells tasks that wait after a `fit` that the program is over."""
+        if self._cluster.is_chief and self._num_fits and self._error is None:
+            self._strategy.close()
+            self._tell(_OVER, exit_code)
+
+    def _tell(self, what: int, exit_code: ExitCode) -> tuple[int, ExitCode]:
+        """Sends a word from the chief to all tasks, and returns it on each."""
+        word = tf.Variable([float(what), float(exit_code)])
+        self._strategy.broadcast_from_chief([word])
+        said, code = word.numpy()
+        return int(said), ExitCode(int(code))
+
+    def _fit(
+        self, fit: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any
+    ) -> keras.callbacks.History:
+        """Trains in place of `keras.Model.fit`."""
+        try:
+            self._check_call(model)
+            arguments = arguments_of_call(fit, model, args, kwargs)
+            if self._num_fits and self._cluster.is_chief:
+                self._tell(_TRAINS_AGAIN, ExitCode.DONE)
+            history, exit_code = self._train_model(model, arguments)
+        except BaseException as error:
+            self._error = error
+            raise
+        if exit_code != ExitCode.DONE:
+            raise _ProgramEnded(exit_code)
+        if not self._cluster.is_chief:
+            # Only the chief runs the rest of the program, unless it trains again: then
+            # this task comes to that call of `fit` too.
+            word, exit_code = self._tell(_OVER, ExitCode.BUG)
+            if word == _OVER:
+                raise _ProgramEnded(exit_code)
+        return history
+
+    def _check_call(self, model: keras.Model) -> None:
+        """Refuses a call of `fit` that cannot be taken over."""
+        if threading.current_thread() is not threading.main_thread():
+            raise UsageError(
+                f"--script={self._path} calls fit in a thread: call it in the main "
+                "one, where signals arrive."
+            )
+        if model.distribute_strategy is not tf.distribute.get_strategy() or (
+            tf.distribute.has_strategy()
+        ):
+            kind = type(model.distribute_strategy).__name__
+            raise UsageError(
+                f"--script={self._path} makes its model under a {kind} of its own: "
+                "leave it out; --strategy chooses one."
+            )
+        if model.optimizer is None:
+            raise UsageError(
+                f"--script={self._path} calls fit of a model without an optimizer: "
+                "compile it first."
+            )
+
+    def _train_model(
+        self, model: keras.Model, arguments: FitArguments
+    ) -> tuple[keras.callbacks.History, ExitCode]:
+        data = data_of_fit(arguments)
+        config = _config_of_fit(self._config, arguments, data.train.num_examples)
+        lent = LentModel(model, f"--script={self._path}")
+        spec = lent.spec(data, config)
+        parts = assemble_parts(config, self._strategy, data, spec, self._phase)
+        self._num_fits += 1
+        epochs = Epochs(arguments, parts, self._cluster.is_chief)
+        exit_code = self._train(parts, epochs)
+        if exit_code == ExitCode.DONE:
+            epochs.share_history()
+            self._phase = Phase(
+                number=self._num_fits + 1, first_step=parts.applied_steps()
+            )
+        lent.take_back()
+        return epochs.history, exit_code
+
+
+def _config_of_fit(
+    config: Config, arguments: FitArguments, num_examples: int
+) -> Config:
+    """Returns the configuration of one `fit`; flags that are given override it."""
+    steps = arguments.steps_per_epoch
+    default = math.ceil(num_examples / steps) if steps else _DEFAULT_BATCH_SIZE
+    size = arguments.batch_size or default
+    if "global_batch_size" in config.given:
+        size = config.length.global_batch_size
+    steps = steps or math.ceil(num_examples / size)
+    length: dict[str, Any] = {
+        "train_steps": (arguments.epochs - arguments.initial_epoch) * steps
+    }
+    if config.length.train_steps or config.length.epochs:
+        length = {}
+    return config.replace(
+        **length,
+        global_batch_size=size,
+        eval_global_batch_size=arguments.validation_batch_size or size,
+    )

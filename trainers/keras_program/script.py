@@ -1,0 +1,105 @@
+"""Execution of a program's file, with another `fit` in place of Keras's."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+from strategies.common.errors import UsageError
+from strategies.common.text import one_line, printable
+
+# Enough for the cause, which Keras puts after the names of all layers around it.
+_MOST_CHARACTERS = 300
+
+
+@contextlib.contextmanager
+def replaced_fit(fit: Callable[..., Any], writes: bool) -> Iterator[None]:
+    """Makes every call of `keras.Model.fit` in the block a call of a function.
+
+    Args:
+      fit: Function of Keras's own `fit`, the model and the arguments of the call.
+      writes: False to leave out the calls that write a model to a file, because
+        another task writes it.
+    """
+    original = keras.Model.fit
+    writers = {} if writes else {n: getattr(keras.Model, n) for n in _WRITERS}
+
+    @functools.wraps(original)
+    def replacement(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        return fit(original, model, *args, **kwargs)
+
+    keras.Model.fit = replacement
+    for name in writers:
+        setattr(keras.Model, name, lambda *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        keras.Model.fit = original
+        for name, writer in writers.items():
+            setattr(keras.Model, name, writer)
+
+
+_WRITERS = ("save", "save_weights", "export")
+
+
+def run_script(path: str, arguments: Sequence[str]) -> None:
+    """Runs a file as `python path arguments` does.
+
+    Args:
+      path: Path of a Python file.
+      arguments: Its command line after the path.
+
+    Raises:
+      BaseException: Whatever the program raises.
+    """
+    argv, paths = sys.argv, list(sys.path)
+    sys.argv = [path, *arguments]
+    # Python puts the folder of the file there, in place of the present one.
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    try:
+        runpy.run_path(path, run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = argv, paths
+
+
+def failure_of(path: str, error: BaseException) -> UsageError:
+    """Returns one line on what a program has raised, and in which line.
+
+    Args:
+      path: Path of the program.
+      error: What it raised.
+    """
+    if isinstance(error, SystemExit):
+        code = "" if error.code is None else repr(error.code)
+        return UsageError(
+            f"--script={path}{_line_of(path, error)} calls "
+            f"sys.exit({printable(code[:100])}), which is not the end of a run: leave "
+            "the call out, or raise an error that says what is wrong."
+        )
+    words = printable(one_line(error))
+    if len(words) > _MOST_CHARACTERS:
+        words = words[:_MOST_CHARACTERS] + "..."
+    return UsageError(
+        f"--script={path}{_line_of(path, error)} failed ({type(error).__name__}: "
+        f"{words}): correct it; --verbose shows where."
+    )
+
+
+def _line_of(path: str, error: BaseException) -> str:
+    """Returns such as `, line 12,`: the last line of the file that was at work."""
+    if isinstance(error, SyntaxError) and error.lineno:
+        return f", line {error.lineno},"
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if os.path.abspath(frame.filename) == os.path.abspath(path)
+    ]
+    return f", line {lines[-1]}," if lines else ""

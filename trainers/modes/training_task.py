@@ -1,0 +1,158 @@
+"""One task of a cluster that trains: what it holds from its start to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+from strategies.cluster.failure_detection import monitor_workers
+from strategies.cluster.spec import EVALUATOR, Cluster
+from strategies.common.console import Console
+from strategies.common.errors import ExitCode, UsageError
+from strategies.common.write_errors import WriteErrorReporter
+from strategies.launcher.process import has_launcher
+from trainers.config.config import Config
+from trainers.fault_tolerance.watchdog import Watchdog
+from trainers.keras_program.epochs import Epochs
+from trainers.loop.builder import create_strategy
+from trainers.loop.parts import TrainingParts
+from trainers.loop.timing import Clock
+from trainers.modes.training_run import TrainingRun
+from trainers.reporting.metrics import RunMetrics
+from trainers.reporting.null_reporter import NullReporter
+from trainers.reporting.reporter import Reporter
+from trainers.reporting.tracking.tracking import Tracking
+from trainers.run_dir.run_dir import FolderGoneError, RunDir
+
+
+class TrainingTask:
+    """Strategy, watchdog and folder of a task. A context manager.
+
+    At its end it tells the other tasks how the run has ended.
+
+    Attributes:
+      config: Configuration of the run.
+      cluster: This process's place in the cluster.
+      console: Output of the process.
+      strategy: Strategy of the run.
+      exit_code: Exit code of the run, once it is known.
+    """
+
+    def __init__(self, config: Config, cluster: Cluster, console: Console):
+        """Creates the strategy, which waits for the other tasks.
+
+        Args:
+          config: Configuration of the run.
+          cluster: This process's place in the cluster.
+          console: Output of the process.
+
+        Raises:
+          UsageError: The configuration cannot be run; nothing has been written.
+        """
+        self.config, self.cluster, self.console = config, cluster, console
+        self.exit_code = ExitCode.BUG
+        if cluster.is_chief:
+            self._folder = RunDir.for_training(config)
+        else:
+            self._folder = RunDir(pathlib.Path(config.run.run_dir or ""))
+        self._tracking = Tracking(config.tracking, console)
+        self.strategy = create_strategy(config, cluster)
+        self._errors = WriteErrorReporter(console, "they see that the chief is gone")
+        self._watchdog = Watchdog(
+            config.guard.stall_timeout_seconds,
+            cluster,
+            console,
+            self._shutdown_servers,
+        )
+        self._clock = Clock(self._watchdog.note)
+        self._guards = contextlib.ExitStack()
+
+    def __enter__(self) -> TrainingTask:
+        self._guards.enter_context(self._watchdog)
+        self._guards.enter_context(
+            _lost_workers_tolerated(self.config, self.cluster, self.console)
+        )
+        return self
+
+    def train(self, parts: TrainingParts, epochs: Epochs | None = None) -> ExitCode:
+        """Trains the parts of a run to their last step, and returns the exit code.
+
+        Args:
+          parts: Parts of the run, under this task's strategy.
+          epochs: Epochs of a program's `fit`; None without a program.
+        """
+        metrics = RunMetrics(self._clock, parts.pipeline, parts.objective.results)
+        reporter = (
+            Reporter(
+                parts,
+                self.cluster,
+                self.console,
+                self._folder,
+                self._tracking,
+                metrics,
+            )
+            if self.cluster.is_chief
+            else NullReporter(parts, self.cluster, self.console)
+        )
+        run = TrainingRun(
+            parts, reporter, metrics, self._watchdog, self._folder, epochs
+        )
+        return run.run()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        with contextlib.ExitStack() as last:
+            # Nobody waits for this process any more.
+            last.callback(self._tracking.wait)
+            self._guards.__exit__(kind, error, trace)
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Tells the other tasks how the run has ended."""
+        # Other tasks see that the chief is gone. A shutdown file would make the folder
+        # anew.
+        if isinstance(error, FolderGoneError):
+            return
+        if isinstance(error, UsageError):
+            self._shutdown_servers(ExitCode.USAGE)
+        if error is not None:
+            return
+        self.strategy.close()
+        self._shutdown_servers(self.exit_code)
+        if self.cluster.is_chief and EVALUATOR in self.cluster.addresses:
+            self._errors.attempt(
+                "the evaluator cannot be told how the run has ended",
+                lambda: self._folder.write_ending(f"{EVALUATOR}-0", self.exit_code),
+            )
+
+    def _shutdown_servers(self, exit_code: int) -> None:
+        self._errors.attempt(
+            "other tasks cannot be told how the run has ended",
+            lambda: self.strategy.shutdown_servers(
+                self._folder.shutdown_path(), exit_code
+            ),
+        )
+
+
+def _lost_workers_tolerated(
+    config: Config, cluster: Cluster, console: Console
+) -> AbstractContextManager[None]:
+    """Returns a context in which dead workers of a parameter server run are tolerated.
+
+    The context does nothing for strategies without server jobs.
+    """
+    traits = config.strategy.traits
+    if not traits.server_jobs:
+        return contextlib.nullcontext()
+    num_workers = len(cluster.addresses["worker"])
+    # An update of a synchronous run needs all workers except the backup workers.
+    num_required = config.strategy.num_required(num_workers)
+    patience_seconds = return_seconds = config.strategy.peer_timeout_seconds
+    if has_launcher():
+        # It starts lost workers again, or ends the run. To start takes longer than
+        # an answer.
+        return_seconds = max(patience_seconds, config.strategy.startup_timeout_seconds)
+    return monitor_workers(
+        cluster, num_required, console.warn, patience_seconds, return_seconds
+    )

@@ -1,0 +1,299 @@
+"""Compiled metrics as sums over examples, so that shards of a batch can be added.
+
+A metric that is the mean of a function is computed for each example. Any other metric
+keeps counts in its variables (thresholds of AUC, a confusion matrix, sums of squares):
+each shard adds its counts to the sum, and the result is computed from the total.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.base import AsCompiled, Summed, means_over_examples
+from strategies.common.errors import UsageError
+from strategies.common.private_apis import (
+    OutputMetric,
+    function_of_metric,
+    metric_results,
+    metrics_by_output,
+)
+from trainers.user_code.independence import agree
+from trainers.user_code.probe import Probe
+from trainers.user_code.unreduced import in_columns, of_rows
+
+# Between the name of a metric and the number of its variable, in names of sums.
+_STATE = "/state/"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MeanOverExamples:
+    """A metric that is the mean of a function's values. Satisfies `Judge`.
+
+    Attributes:
+      name: Name that `evaluate` reports it by.
+      resolved: The metric as Keras resolves it.
+    """
+
+    name: str
+    resolved: OutputMetric
+
+    @property
+    def title(self) -> str:
+        return f"the metric {self.name!r}"
+
+    def __call__(
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        weights: Any = None,
+        total: Any = None,
+    ) -> tf.Tensor:
+        """Returns values [n] whose mean over all examples is Keras's metric."""
+        del global_size, weights, total
+        of_output = self.resolved.of_output(labels, predictions)
+        values = in_columns(function_of_metric(self.resolved.metric), *of_output)
+        dtype = self.resolved.metric.dtype
+        return of_rows(tf.reduce_mean, tf.cast(values, dtype), of_output[1], self.title)
+
+    def weight_of_rows(self, labels: Any, predictions: Any, weights: Any) -> None:
+        """See `Judge`."""
+
+    def reduced(self, labels: Any, predictions: Any) -> tf.Tensor:
+        """Returns the metric of the batch, as its `update_state` counts it."""
+        metric = self.resolved.metric
+        values = function_of_metric(metric)(
+            *self.resolved.of_output(labels, predictions)
+        )
+        return tf.reduce_mean(tf.cast(values, metric.dtype))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CountingMetric:
+    """A metric whose variables are sums over examples.
+
+    Attributes:
+      name: Name that `evaluate` reports it by, or that of the first of its values.
+      resolved: The metric as Keras resolves it.
+      initial: Values of its variables before any example.
+    """
+
+    name: str
+    resolved: OutputMetric
+    initial: Sequence[np.ndarray]
+
+    def counts(
+        self, labels: Any, predictions: Any, weights: Any
+    ) -> Mapping[str, Summed]:
+        """Returns what n examples add to the variables, by names of sums.
+
+        Args:
+          labels: Labels of n examples.
+          predictions: Predictions for the same examples.
+          weights: Sample weights; None for 1 each.
+        """
+        initial = [tf.constant(value) for value in self.initial]
+        updated = self._updated(initial, labels, predictions, weights)
+        return {
+            f"{self.name}{_STATE}{index}": Summed(_difference(new, old))
+            for index, (new, old) in enumerate(zip(updated, initial, strict=True))
+        }
+
+    def _updated(
+        self, state: Sequence[Any], labels: Any, predictions: Any, weights: Any
+    ) -> Sequence[tf.Tensor]:
+        of_output = self.resolved.of_output(labels, predictions)
+        own = self.resolved.weights_of_output(labels, weights)
+        metric = self.resolved.metric
+        if own is None:
+            return metric.stateless_update_state(list(state), *of_output)
+        return metric.stateless_update_state(list(state), *of_output, sample_weight=own)
+
+    def total(self, sums: Mapping[str, Any]) -> list[tuple[keras.Variable, Any]]:
+        """Returns the variables with their values after all examples.
+
+        Args:
+          sums: Sums over the examples of what `counts` returned.
+        """
+        return [
+            (variable, _added(initial, sums[f"{self.name}{_STATE}{index}"], variable))
+            for index, (variable, initial) in enumerate(
+                zip(self.resolved.metric.variables, self.initial, strict=True)
+            )
+        ]
+
+    def check_sums(self, labels: Any, predictions: Any, weights: Any) -> None:
+        """Compares the counts of a few examples with those of its halves.
+
+        Args:
+          labels: Labels of a few examples.
+          predictions: Predictions for them.
+          weights: Sample weights of them; None for 1 each.
+
+        Raises:
+          UsageError: The counts of the halves do not add up.
+        """
+        given = (labels, predictions, weights)
+        num_rows = tf.nest.flatten(predictions)[0].shape[0]
+        halves = [
+            [_rows(value, rows) for value in given]
+            for rows in (range(num_rows // 2), range(num_rows // 2, num_rows))
+        ]
+        whole = self.counts(*given)
+        first, second = (self.counts(*half) for half in halves)
+        # From the state after the first half: a maximum is no sum, though that of the
+        # halves may happen to be.
+        initial = [tf.constant(value) for value in self.initial]
+        in_turn = self._updated(self._updated(initial, *halves[0]), *halves[1])
+        for index, (name, count) in enumerate(whole.items()):
+            parts = first[name].total + second[name].total
+            last = _difference(in_turn[index], initial[index])
+            if not (agree(count.total, parts) and agree(last, parts)):
+                raise UsageError(
+                    f"the metric {self.name!r} keeps numbers that are not sums over "
+                    "examples, so that replicas cannot add theirs: leave it out, and "
+                    "use it on the trained model."
+                )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Metrics:
+    """All metrics that a model was compiled with.
+
+    Attributes:
+      means: Metrics that are means over examples, by name.
+      counting: Metrics that count.
+      resolved: All of them, in Keras's order.
+    """
+
+    means: Mapping[str, MeanOverExamples]
+    counting: Sequence[CountingMetric]
+    resolved: Sequence[OutputMetric]
+
+    def values(self, labels: Any, predictions: Any, weights: Any) -> dict[str, Any]:
+        """Returns the value of each example, or sums over the examples, by name.
+
+        Args:
+          labels: Labels of n examples.
+          predictions: Predictions for the same examples.
+          weights: Sample weights; None for 1 each.
+        """
+        found: dict[str, Any] = {
+            name: metric(labels, predictions) for name, metric in self.means.items()
+        }
+        for metric in self.counting:
+            found |= metric.counts(labels, predictions, weights)
+        return found
+
+    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Returns means over examples, and results of counts; see `Objective`."""
+        means = means_over_examples(
+            {name: value for name, value in sums.items() if _STATE not in name}
+        )
+        if not self.counting:
+            return means
+        state = [pair for metric in self.counting for pair in metric.total(sums)]
+        found = metric_results(self.resolved, state)
+        # Keras has zeros for metrics whose means are above.
+        counted = {
+            name: value for name, value in found.items() if name not in self.means
+        }
+        return {**means, **_flat(counted)}
+
+
+def resolve_metrics(
+    compiled: AsCompiled,
+    names: Sequence[str] | None,
+    probe: Probe,
+    weights: Any,
+) -> Metrics:
+    """Resolves the metrics that a model was compiled with.
+
+    Args:
+      compiled: Arguments of `compile`.
+      names: Names of the model's outputs; None if they are not known.
+      probe: A few examples.
+      weights: Sample weights of them; None for 1 each.
+
+    Raises:
+      UsageError: A metric cannot be summed over examples.
+    """
+    if not compiled.metrics and not compiled.weighted_metrics:
+        return Metrics({}, [], [])
+    labels, predictions, _ = probe
+    resolved = metrics_by_output(
+        compiled.metrics, compiled.weighted_metrics, names, labels, predictions
+    )
+    for metric in resolved:
+        # Some metrics make their variables with the first examples.
+        of_output = metric.of_output(labels, predictions)
+        metric.metric.update_state(*of_output)
+        metric.metric.reset_state()
+    owners = _names_by_metric(resolved)
+    if "loss" in owners:
+        raise UsageError("a metric is named 'loss', as the loss is: rename it.")
+    means, counting = {}, []
+    for name, metric in zip(owners, resolved, strict=True):
+        # A mask weighs the values of every metric, and sample weights those of some.
+        if _is_mean(metric, weights) and not probe.is_masked:
+            means[name] = MeanOverExamples(name, metric)
+            continue
+        initial = [variable.numpy() for variable in metric.metric.variables]
+        counting.append(CountingMetric(name, metric, initial))
+        counting[-1].check_sums(labels, predictions, weights)
+    return Metrics(means, counting, resolved)
+
+
+def _names_by_metric(resolved: Sequence[OutputMetric]) -> Sequence[str]:
+    """Returns a name for each metric, the one that `evaluate` has where it has one."""
+    names = list(metric_results(resolved, []))
+    # A metric whose result is a dictionary has a name for each entry.
+    if len(names) == len(resolved):
+        return names
+    return [f"{index}:{one.metric.name}" for index, one in enumerate(resolved)]
+
+
+def _is_mean(metric: OutputMetric, weights: Any) -> bool:
+    """Returns whether a metric is the unweighted mean of a function's values."""
+    kind, mean = type(metric.metric), keras.metrics.MeanMetricWrapper
+    is_mean = isinstance(metric.metric, mean) and (
+        (kind.update_state, kind.result) == (mean.update_state, mean.result)
+    )
+    return is_mean and not (metric.is_weighted and weights is not None)
+
+
+def _rows(values: Any, rows: range) -> Any:
+    if values is None:
+        return None
+    return tf.nest.map_structure(lambda value: tf.gather(value, list(rows)), values)
+
+
+def _difference(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+    """Returns what was added, in a type that has negative numbers."""
+    if new.dtype.is_floating:
+        return new - old
+    return tf.cast(new, tf.int64) - tf.cast(old, tf.int64)
+
+
+def _added(initial: np.ndarray, total: Any, variable: keras.Variable) -> tf.Tensor:
+    total = np.reshape(np.asarray(total), variable.shape)
+    return tf.constant((initial + total).astype(variable.dtype), variable.dtype)
+
+
+def _flat(results: Mapping[str, Any]) -> dict[str, float]:
+    """Returns one number for each name; a vector's have their places in the names."""
+    found = {}
+    for name, value in results.items():
+        numbers = np.asarray(value)
+        if not numbers.ndim:
+            found[name] = float(numbers)
+            continue
+        for index, number in enumerate(numbers.reshape(-1)):
+            found[f"{name}/{index}"] = float(number)
+    return found
