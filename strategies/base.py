@@ -48,6 +48,9 @@ class Traits:
       updates: Accepted values of --update, the default first; empty for no choice.
       supports_streaming: True if batches are read in the order of their steps, each
         once, so that they may come from a stream.
+      applies_in_branches: True if an optimizer may change weights in a branch, as
+        Keras's do that accumulate gradients. Replicas of tf.distribute cannot be merged
+        inside a branch of one of them.
       exchange: Gradient exchange: `one_place`; `ring`; `servers`, from which weights
         are read; or `none` without an exchange.
       averages: Accepted values of --average, the default first: the quantity that a
@@ -67,6 +70,7 @@ class Traits:
     server_jobs: tuple[str, ...] = ()
     updates: tuple[str, ...] = ()
     supports_streaming: bool = False
+    applies_in_branches: bool = False
     exchange: str = "none"
     averages: tuple[str, ...] = ("gradients",)
     own_settings: tuple[str, ...] = ()

@@ -33,6 +33,7 @@ class OneDevice(Strategy):
         multi_process=False,
         matches_one_device=True,
         supports_streaming=True,
+        applies_in_branches=True,
         max_replicas=1,
         averages=(),
         summary="No distribution: the control that the others are compared with.",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.trainers import compile_utils
+from keras.src.trainers import compile_utils, data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, data_adapter_utils
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
@@ -426,6 +427,24 @@ class FitData(NamedTuple):
     features: Any
     labels: Any
     weights: Any
+
+
+def data_adapter(x: Any, class_weight: Any, shuffle: Any) -> Any:
+    """Returns Keras's reader of data of `fit` that are no arrays.
+
+    It makes a tf.data.Dataset of tf.data, PyDataset, torch and Grain sources, and turns
+    class weights into sample weights (keras/src/trainers/data_adapters/__init__.py,
+    `get_data_adapter`).
+
+    Raises:
+      ValueError, TypeError: Keras refuses the data.
+    """
+    with warnings.catch_warnings():
+        # That shuffle is for the data set to do.
+        warnings.simplefilter("ignore")
+        return data_adapters.get_data_adapter(
+            x, class_weight=class_weight, shuffle=shuffle
+        )
 
 
 def whole_arrays(

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.types import GlobalBatches
 from trainers.inputs.augmentation import Augment
+from trainers.inputs.shuffling import Order
 
 
 class Source(Protocol):
@@ -43,6 +45,23 @@ class Source(Protocol):
 
         Returns:
           Features [n, ...] and labels [n, ...], in the order of `indices`.
+        """
+
+
+@runtime_checkable
+class StreamedSource(Protocol):
+    """Examples that are read one after the other; see also `Source`."""
+
+    def few(self, count: int) -> tuple[Any, Any]:
+        """Returns features and labels of the first examples."""
+
+    def batches(self, order: Order, first_step: int, last_step: int) -> GlobalBatches:
+        """Returns the batches of a range of steps.
+
+        Args:
+          order: Order that assigns steps to epochs.
+          first_step: First step, counted over epochs.
+          last_step: Step after the last one.
         """
 
 

@@ -6,83 +6,95 @@ from typing import Any
 
 import keras
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from models.base import Weighted
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import FitData, whole_arrays
-from trainers.inputs.sources import ArraySource, Data
+from trainers.inputs.sources import ArraySource, Data, Source
 from trainers.keras_program.fit_arguments import FitArguments
+from trainers.keras_program.stream import ProgramStream, open_stream
 
 
-def data_of_fit(arguments: FitArguments) -> Data:
+def data_of_fit(arguments: FitArguments, streams: bool) -> Data:
     """Returns the examples to train and to validate on.
 
     Args:
       arguments: Arguments of `fit`.
+      streams: True if the strategy reads a stream; False to hold data in memory.
 
     Raises:
       UsageError: They are of a kind that is not taken.
     """
-    train = _read(
-        arguments.x, arguments.y, arguments.sample_weight, arguments.class_weight
-    )
-    validation = None
-    if arguments.validation_data is not None:
-        validation = _read(
-            *keras.utils.unpack_x_y_sample_weight(arguments.validation_data), None
+    given = arguments
+    steps = given.steps_per_epoch
+    train = _arrays(given.x, given.y, given.sample_weight, given.class_weight)
+    if train is None:
+        opened = open_stream(
+            given.x, given.class_weight, given.shuffle, steps, "training data"
         )
-    elif arguments.validation_split:
-        train, validation = _split(train, arguments.validation_split)
-    features = train.features
-    is_single = isinstance(features, np.ndarray)
+        return _data(opened, None, given, streams)
+    held_out = None
+    if given.validation_data is None and given.validation_split:
+        train, held_out = _split(train, given.validation_split)
+    return _data(_source(train), held_out, given, streams)
+
+
+def _data(
+    train: Source, held_out: FitData | None, arguments: FitArguments, streams: bool
+) -> Data:
+    validation = None if held_out is None else _source(held_out)
+    if arguments.validation_data is not None:
+        validation = _validation(arguments)
+    train, validation = (
+        source if streams else _in_memory(source) for source in (train, validation)
+    )
+    few = train.few(1) if isinstance(train, ProgramStream) else train.tensors()
+    features = few[0]
     return Data(
-        train=_source(train),
-        evaluation=None if validation is None else _source(validation),
-        input_shape=tuple(features.shape[1:]) if is_single else (),
+        train=train,
+        evaluation=validation,
+        input_shape=() if tf.nest.is_nested(features) else tuple(features.shape[1:]),
         num_classes=0,
         is_shuffled=bool(arguments.shuffle),
     )
 
 
-def _read(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> FitData:
+def _validation(arguments: FitArguments) -> Source:
+    given = arguments.validation_data
+    found = None
+    if not isinstance(given, (tf.data.Dataset, keras.utils.PyDataset)):
+        found = _arrays(*keras.utils.unpack_x_y_sample_weight(given), None)
+    if found is not None:
+        return _source(found)
+    steps = arguments.validation_steps
+    return open_stream(given, None, False, steps, "validation data")
+
+
+def _arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> FitData | None:
+    """Returns all examples of arrays; None for other data."""
     try:
         found = whole_arrays(x, y, sample_weight, class_weight)
     except ValueError as error:
         raise UsageError(f"fit refuses its data: {error}") from error
-    if found is None:
-        found = _elements(x)
-    if found.labels is None:
+    if found is not None and found.labels is None:
         raise UsageError(
             "fit has no labels (y): give some; a loss that needs none is not taken."
         )
     return found
 
 
-def _elements(x: Any) -> FitData:
-    """Reads a data set whole."""
-    if not isinstance(x, tf.data.Dataset):
-        raise UsageError(
-            f"fit got data of type {type(x).__name__}: give arrays or a "
-            "tf.data.Dataset."
-        )
-    if x.cardinality() == tf.data.INFINITE_CARDINALITY:
-        raise UsageError(
-            "fit got a tf.data.Dataset without an end: leave repeat() out."
-        )
-    batches = [
-        keras.utils.unpack_x_y_sample_weight(batch) for batch in x.as_numpy_iterator()
-    ]
-    if not batches:
-        raise UsageError("fit got a tf.data.Dataset without elements.")
-    return FitData(
-        *(
-            None
-            if parts[0] is None
-            else tf.nest.map_structure(lambda *rows: np.concatenate(rows), *parts)
-            for parts in zip(*batches, strict=True)
-        )
+def _in_memory(source: Source | None) -> Source | None:
+    """Reads one epoch of a stream, for strategies that read any step on request."""
+    if not isinstance(source, ProgramStream):
+        return source
+    limit = psutil.virtual_memory().available // 2
+    batches = source.read_epoch(limit)
+    features, labels = tf.nest.map_structure(
+        lambda *rows: np.concatenate([row.numpy() for row in rows]), *batches
     )
+    return ArraySource(features, labels)
 
 
 def _split(train: FitData, fraction: float) -> tuple[FitData, FitData]:

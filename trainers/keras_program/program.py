@@ -16,11 +16,13 @@ from strategies.cluster.spec import Cluster
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.private_apis import variables_as_numbers
 from trainers.config.config import Config
+from trainers.inputs.sources import Data
 from trainers.keras_program.data import data_of_fit
 from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
 from trainers.keras_program.model import LentModel
 from trainers.keras_program.script import failure_of, replaced_fit, run_script
+from trainers.keras_program.stream import ProgramStream
 from trainers.loop.builder import Phase, assemble_parts
 from trainers.loop.parts import TrainingParts
 from trainers.loop.precision import set_precision
@@ -172,8 +174,8 @@ class _Program:
     def _train_model(
         self, model: keras.Model, arguments: FitArguments
     ) -> tuple[keras.callbacks.History, ExitCode]:
-        data = data_of_fit(arguments)
-        config = _config_of_fit(self._config, arguments, data.train.num_examples)
+        data = data_of_fit(arguments, self._strategy.traits.supports_streaming)
+        config = _config_of_fit(self._config, arguments, data)
         lent = LentModel(model, f"--script={self._path}")
         spec = lent.spec(data, config)
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
@@ -189,15 +191,23 @@ class _Program:
         return epochs.history, exit_code
 
 
-def _config_of_fit(
-    config: Config, arguments: FitArguments, num_examples: int
-) -> Config:
+def _config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Config:
     """Returns the configuration of one `fit`; flags that are given override it."""
-    steps = arguments.steps_per_epoch
+    steps, num_examples = arguments.steps_per_epoch, data.train.num_examples
     default = math.ceil(num_examples / steps) if steps else _DEFAULT_BATCH_SIZE
     size = arguments.batch_size or default
     if "global_batch_size" in config.given:
         size = config.length.global_batch_size
+    if isinstance(data.train, ProgramStream):
+        if size != data.train.batch_size and "global_batch_size" in config.given:
+            raise UsageError(
+                f"--global_batch_size={size} does not fit data of batches of "
+                f"{data.train.batch_size}: change it in the program."
+            )
+        size = data.train.batch_size
+    eval_size = arguments.validation_batch_size or size
+    if isinstance(data.evaluation, ProgramStream):
+        eval_size = data.evaluation.batch_size
     steps = steps or math.ceil(num_examples / size)
     length: dict[str, Any] = {
         "train_steps": (arguments.epochs - arguments.initial_epoch) * steps
@@ -207,5 +217,5 @@ def _config_of_fit(
     return config.replace(
         **length,
         global_batch_size=size,
-        eval_global_batch_size=arguments.validation_batch_size or size,
+        eval_global_batch_size=eval_size,
     )

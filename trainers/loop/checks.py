@@ -14,6 +14,7 @@ from trainers.inputs.sources import Data
 from trainers.inputs.tfrecord.stream import RecordStream
 from trainers.loop.parts import TrainingParts
 from trainers.model.layer_state import sums_over_replicas
+from trainers.model.optimizers import has_conditional_update
 from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import TrainStep
 from trainers.model.xla_errors import compile_error
@@ -74,6 +75,25 @@ def check_dense(model: keras.Model) -> None:
             "--set=report.replica_statistics=true does not fit a table of embeddings, "
             "of whose gradient each replica has other rows: leave it out, or choose "
             "another --model."
+        )
+
+
+def check_compiled_optimizer(
+    optimizer: keras.optimizers.Optimizer | None, strategy: Strategy
+) -> None:
+    """Refuses an optimizer that updates in a branch where that is not possible.
+
+    Raises:
+      UsageError: Some updates of the optimizer change no weights.
+    """
+    if optimizer is None or strategy.traits.applies_in_branches:
+        return
+    if has_conditional_update(optimizer):
+        raise UsageError(
+            f"{type(optimizer).__name__} with gradient_accumulation_steps or "
+            f"ema_overwrite_frequency does not fit --strategy={strategy.name}: leave "
+            "it out (--gradient_accumulation_steps divides a batch instead), or choose "
+            "tower or one_device."
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from strategies.base import Strategy
 from strategies.common.types import ReplicaFunction
-from trainers.inputs.batches import SourceBatches
+from trainers.inputs.batches import batches_of
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Source
 from trainers.model.confusion_matrix import CONFUSION
@@ -73,12 +73,8 @@ class Evaluation:
         )
         self._num_steps = order.steps_per_epoch
         self._stays_open = _is_small(source)
-        self._batches = SourceBatches(
-            source=source,
-            order=order,
-            first_step=0,
-            last_step=self._num_steps,
-            repeats=self._stays_open,
+        self._batches = batches_of(
+            source, order, 0, self._num_steps, repeats=self._stays_open
         )
         self._opened: Any = None
         self._run_steps = strategy.compile(eval_step, update=None)

@@ -15,10 +15,9 @@ from strategies.base import Strategy
 from strategies.common.types import GlobalBatches, LoopFunction, ReplicaFunction
 from strategies.inner_loop.reduction import bytes_of
 from trainers.config.config import Config
-from trainers.inputs.batches import SourceBatches
+from trainers.inputs.batches import batches_of
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
-from trainers.inputs.tfrecord.stream import RecordStream
 from trainers.loop.evaluation import Evaluation
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers import LearningRateScale, LossScale
@@ -189,14 +188,11 @@ class TrainingParts(ModelParts):
         Args:
           first_step: Number of updates already applied.
         """
-        train = self.data.train
-        if isinstance(train, RecordStream):
-            return train.batches(self.order, first_step, self.train_steps)
-        return SourceBatches(
-            source=train,
-            order=self.order,
-            first_step=first_step,
-            last_step=self.train_steps,
+        return batches_of(
+            self.data.train,
+            self.order,
+            first_step,
+            self.train_steps,
             augment=self.data.augment,
         )
 

@@ -66,6 +66,16 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -
     count_atomically(optimizer)
 
 
+def has_conditional_update(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether an optimizer changes weights in some of its updates only.
+
+    Keras accumulates gradients, and overwrites weights with their moving average, in a
+    branch (keras/src/optimizers/base_optimizer.py, `_backend_apply_gradients`).
+    """
+    overwrites = optimizer.use_ema and optimizer.ema_overwrite_frequency
+    return bool(optimizer.gradient_accumulation_steps or overwrites)
+
+
 def rate_of(optimizer: keras.optimizers.Optimizer, step: int) -> float:
     """Returns the learning rate of an optimizer for the update after a step.
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainers.inputs.sources import Data
+from trainers.inputs.sources import Data, StreamedSource
 from trainers.model.histograms import histogram
 
 _NUM_SAMPLES = 32
@@ -22,9 +22,12 @@ class Inspection:
         source = data.train if data.evaluation is None else data.evaluation
         count = min(_NUM_SAMPLES, source.num_examples)
         # Read once: every summary shows the same examples.
-        self._features, _ = source.read(
-            source.tensors(), tf.range(count, dtype=tf.int64)
-        )
+        if isinstance(source, StreamedSource):
+            self._features, _ = source.few(count)
+        else:
+            self._features, _ = source.read(
+                source.tensors(), tf.range(count, dtype=tf.int64)
+            )
         self._histograms = tf.function(self._compute_histograms, autograph=False)
 
     def histograms(self) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ from strategies.common.private_apis import make_anew
 from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.config.model import ModelConfig
-from trainers.inputs.sources import Data
+from trainers.inputs.sources import Data, StreamedSource
 from trainers.user_code import wrap_user_errors
 from trainers.user_code.checks import (
     check_ids,
@@ -231,11 +231,14 @@ def _specified(features: Any) -> Any:
 
 def few_examples(data: Data) -> Batch:
     """Reads a batch of at most two examples, in the form of a step's batch."""
-    # A stream to train on cannot be read by index.
+    # A stream of records to train on cannot be read so.
     source = data.train if data.evaluation is None else data.evaluation
     count = min(2, source.num_examples)
     indices = tf.range(count, dtype=tf.int64)
-    features, labels = source.read(source.tensors(), indices)
+    if isinstance(source, StreamedSource):
+        features, labels = source.few(count)
+    else:
+        features, labels = source.read(source.tensors(), indices)
     size = tf.constant(count, tf.int64)
     return Batch(
         step=tf.zeros([], tf.int64),

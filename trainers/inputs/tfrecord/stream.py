@@ -161,6 +161,9 @@ class RecordStream:
     def read(self, tensors: Any, indices: tf.Tensor) -> NoReturn:
         raise TypeError("a stream cannot be read by index: see `batches`")
 
+    def few(self, count: int) -> NoReturn:
+        raise TypeError("examples are taken from those to evaluate on")
+
     def batches(self, order: Order, first_step: int, last_step: int) -> StreamBatches:
         """Returns the batches of a range of steps.
 
