@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from strategies.inner_loop.results import Packing
+
 # More steps than are under way at once: later steps overwrite earlier ones, and a
 # closure repeats the steps that it does not find. The number is fixed, because a
 # variable of unknown shape ends its server with SIGABRT (TensorFlow 2.21).
@@ -46,7 +48,7 @@ class AppliedSteps:
           server: Device of the variable that counts applied updates.
         """
         self._server = server
-        self._names: list[str] = []
+        self._layout = Packing()
         # `line` makes this variable, because only tracing shows the reported values.
         self._notes: tf.Variable | None = None
         # Columns: the call, the step, and the count of updates after it. The call is
@@ -62,16 +64,16 @@ class AppliedSteps:
         Args:
           call: Number of the call of the inner loop, int64 scalar.
           step: Index of the step, int64 scalar.
-          sums: Named scalars.
+          sums: Named tensors.
         """
-        self._names = sorted(sums)
+        # Whole numbers are exact in float64 up to 2 ** 53.
+        place = tf.cast(tf.stack([call, step]), tf.float64)
+        values = self._layout.pack(sums)
         # `init_scope` lifts the variable out of the function that is being traced.
         if self._notes is None:
             with tf.init_scope():
-                self._notes = self._variable(len(sums) + 1, tf.float64)
-        # Whole numbers are exact in float64 up to 2 ** 53.
-        values = [call, step, *(sums[name] for name in self._names)]
-        return tf.stack([tf.cast(value, tf.float64) for value in values])
+                self._notes = self._variable(values.shape[0] + 1, tf.float64)
+        return tf.concat([place, values], axis=0)
 
     def entry(self, line: tf.Tensor, version: tf.Tensor) -> Entry:
         """Returns the record of a step.
@@ -140,13 +142,13 @@ class AppliedSteps:
     def read(
         self, done: np.ndarray, noted: np.ndarray
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Returns the sums by name and the staleness, float64 [steps done] each.
+        """Returns the sums by name and the staleness, float64 [steps done, ...] each.
 
         Args:
           done: Value of `done`.
           noted: Value of `noted`.
         """
-        sums = {name: noted[:, column] for column, name in enumerate(self._names)}
+        sums = self._layout.unpack(noted[:, :-1])
         # Count after the update, less the update itself, less the version before it.
         return sums, done[:, 2] - 1 - noted[:, -1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 import keras
@@ -180,7 +180,8 @@ def open_stream(
         endless = dataset.repeat()
     else:
         endless = tf.data.Dataset.from_generator(
-            lambda: _all_epochs(adapter), output_signature=dataset.element_spec
+            lambda: _all_epochs(lambda: data_adapter(x, class_weight, shuffle)),
+            output_signature=dataset.element_spec,
         )
     first = next(iter(dataset), None)
     if first is None:
@@ -197,11 +198,17 @@ def open_stream(
     return _stream(endless, first, steps, name)
 
 
-def _all_epochs(adapter: Any) -> Iterator[Any]:
+def _all_epochs(make_adapter: Callable[[], Any]) -> Iterator[Any]:
+    """Yields the batches of one epoch after the other, without an end."""
+    # A new reader for each pipeline: one that is left in the middle of an epoch cannot
+    # begin another.
+    adapter = make_adapter()
     while True:
         adapter.on_epoch_begin()
-        yield from adapter.get_tf_dataset()
-        adapter.on_epoch_end()
+        try:
+            yield from adapter.get_tf_dataset()
+        finally:
+            adapter.on_epoch_end()
 
 
 def _of_generator(x: Iterable[Any], steps: int | None, name: str) -> ProgramStream:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs
 from strategies.inner_loop.reduction import scaled, with_known_shapes
+from strategies.inner_loop.results import in_a_vector
 from trainers.model.histograms import histogram
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers import LOSS_SCALE, LossScale
@@ -90,7 +91,7 @@ class ModelUpdate:
         if self._loss_scale is None:
             return None
         used = sums[LOSS_SCALE] / sums["examples"]
-        computed = tf.reduce_all(tf.math.is_finite(tf.stack(list(sums.values()))))
+        computed = tf.reduce_all(tf.math.is_finite(in_a_vector([*sums.values()])))
         return self._loss_scale.adapt(used, is_finite, computed & ~is_finite)
 
     def increment_step(self) -> tf.Tensor:
