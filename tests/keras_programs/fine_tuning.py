@@ -12,8 +12,8 @@ base = keras.Sequential(
     [
         keras.layers.Input((8, 8, 1)),
         keras.layers.Rescaling(1 / 16),
-        keras.layers.Conv2D(8, 3, activation="relu"),
-        keras.layers.BatchNormalization(),
+        keras.layers.Conv2D(8, 3, activation="gelu"),
+        keras.layers.GroupNormalization(4),
         keras.layers.Flatten(),
     ],
     name="base",

@@ -52,6 +52,7 @@ class Epochs:
         self.history = keras.callbacks.History()
         self._restored: tuple[list[int], dict[str, list[float]]] = ([], {})
         self._parts = parts
+        self._is_final = False
         self._callbacks = keras.callbacks.CallbackList(
             # The history is last, because other callbacks add to the logs.
             [*(arguments.callbacks if is_chief else []), self.history],
@@ -108,6 +109,20 @@ class Epochs:
             self._callbacks.on_train_batch_begin(batch + 1)
             self._send_changes()
 
+    def begin_validation(self) -> None:
+        """Calls callbacks before the held-out examples are evaluated."""
+        self._callbacks.on_test_begin()
+        self._send_changes()
+
+    def end_validation(self, validated: Mapping[str, float]) -> None:
+        """Calls callbacks after the held-out examples have been evaluated.
+
+        Args:
+          validated: Results of the validation.
+        """
+        self._callbacks.on_test_end(dict(validated))
+        self._send_changes()
+
     def end(self, validated: Mapping[str, float] | None) -> None:
         """Ends an epoch, and begins the next one if there is one.
 
@@ -133,8 +148,19 @@ class Epochs:
         """Returns whether the epoch that ends now is validated."""
         return self.arguments.is_validated(self._epoch_of(self._step() - 1))
 
+    def finalize(self) -> None:
+        """Replaces the weights by their moving average, if the optimizer keeps one.
+
+        Checkpoints have the weights themselves, with which training goes on.
+        """
+        weights = self._parts.model.trainable_variables
+        if self._parts.has_compiled_optimizer and not self._is_final:
+            self._parts.optimizer.finalize_variable_values(weights)
+        self._is_final = True
+
     def finish(self) -> None:
         """Calls callbacks at the end of training."""
+        self.finalize()
         found = self.history.history
         self._callbacks.on_train_end({name: v[-1] for name, v in found.items() if v})
         self._send_changes()

@@ -52,7 +52,8 @@ def train_program(
       UsageError: The program failed, or did what cannot be taken over.
     """
     program = _Program(config, cluster, strategy, train)
-    set_precision(config.model)
+    if "dtype" in config.given:
+        set_precision(config.model)
     # Every task makes the same model and data, unless the program chooses seeds.
     keras.utils.set_random_seed(config.run.seed)
     return program.run()
@@ -183,6 +184,8 @@ class _Program:
         epochs = Epochs(arguments, parts, self._cluster.is_chief)
         exit_code = self._train(parts, epochs)
         if exit_code == ExitCode.DONE:
+            # Also of a run that was complete before.
+            epochs.finalize()
             epochs.share_history()
             self._phase = Phase(
                 number=self._num_fits + 1, first_step=parts.applied_steps()

@@ -225,7 +225,9 @@ class TrainingRun:
         def end(event: StepEvent) -> None:
             evaluated = None
             if self.parts.evaluation is not None and epochs.is_validated():
+                epochs.begin_validation()
                 evaluated = self._evaluate(event)
+                epochs.end_validation(evaluated)
             epochs.end(evaluated)
             if epochs.is_stopped:
                 raise TrainingStopped(event)

@@ -1,0 +1,39 @@
+"""Runs a Keras program, and writes what its calls of fit returned and trained.
+
+  python recorded.py RECORD.json FLOATX PROGRAM.py [ARGUMENTS...]
+
+It is itself a Keras program, to be run with and without --script. Examples are not
+shuffled, so that the batches are those of Keras's own fit.
+"""
+
+import json
+import runpy
+import sys
+
+import keras
+
+path, floatx, *sys.argv = sys.argv[1:]
+keras.config.set_floatx(floatx)
+fit = keras.Model.fit
+record = []
+
+
+def recorded(model, *args, **kwargs):
+    history = fit(model, *args, **{**kwargs, "shuffle": False, "verbose": 0})
+    record.append(
+        {
+            "epochs": history.epoch,
+            "history": {k: list(map(float, v)) for k, v in history.history.items()},
+            "weights": [weight.tolist() for weight in model.get_weights()],
+        }
+    )
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(record, file)
+    return history
+
+
+keras.Model.fit = recorded
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    keras.Model.fit = fit

@@ -1,0 +1,124 @@
+"""A program trains under a strategy as Keras's own `fit` trains it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import processes
+from tests.markers import chosen
+
+_PROGRAMS = processes.ROOT / "tests" / "keras_programs"
+_RECORDED = pathlib.Path(__file__).with_name("recorded.py")
+
+# Programs without random layers, and their arguments.
+_DETERMINISTIC = {
+    "regression": (),
+    "several_inputs_and_outputs": (),
+    "sample_weights": (),
+    "tagging_with_masks": (),
+    "added_losses": (),
+    "autoencoder": (),
+    "moving_average_of_weights": (),
+    "py_dataset": (),
+    "own_callbacks": (),
+    "fine_tuning": (),
+}
+_OPTIMIZERS = (
+    *("sgd", "adam", "adamw", "nadam", "adamax", "adagrad", "adadelta", "rmsprop"),
+    *("ftrl", "lion", "adafactor", "muon", "schedulefreeadamw"),
+)
+_STRATEGIES = {
+    "mirrored": ("--strategy=mirrored", "--num_replicas=2"),
+    "tower": ("--strategy=tower", "--num_replicas=3"),
+    "multi_worker_mirrored": ("--strategy=multi_worker_mirrored", "--num_workers=2"),
+    "parameter_server": (
+        *("--strategy=parameter_server", "--update=sync"),
+        *("--num_workers=2", "--num_ps=1"),
+    ),
+}
+# In float64. A sum over replicas is rounded in another order than that over a batch,
+# and Adam's division by the root of a small number magnifies it.
+_TOLERANCE = 1e-9
+
+
+@functools.cache
+def _plain(program: str, *arguments: str) -> list[dict[str, Any]]:
+    """What Keras's fit returns and trains."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "record.json"
+        ended = subprocess.run(
+            [sys.executable, _RECORDED, *_words(path, program, *arguments)],
+            env=processes.environment() | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=processes.PATIENCE_SECONDS,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(path.read_text())
+
+
+def _under(
+    strategy: str, folder: pathlib.Path, program: str, *arguments: str
+) -> list[dict[str, Any]]:
+    path = folder / "record.json"
+    ended = processes.run(
+        *_STRATEGIES[strategy],
+        f"--script={_RECORDED}",
+        f"--run_dir={folder / 'run'}",
+        "--",
+        *_words(path, program, *arguments),
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(path.read_text())
+
+
+def _words(path: pathlib.Path, program: str, *arguments: str) -> list[str]:
+    return [str(path), "float64", str(_PROGRAMS / f"{program}.py"), *arguments]
+
+
+def _assert_same(found: list[dict[str, Any]], plain: list[dict[str, Any]]) -> None:
+    assert len(found) == len(plain)
+    for one, other in zip(found, plain, strict=True):
+        assert one["epochs"] == other["epochs"]
+        assert set(one["history"]) == set(other["history"])
+        for name, values in other["history"].items():
+            np.testing.assert_allclose(
+                one["history"][name], values, rtol=_tolerance_of(name), err_msg=name
+            )
+        for weights, expected in zip(one["weights"], other["weights"], strict=True):
+            scale = np.abs(expected).max() if np.size(expected) else 0.0
+            np.testing.assert_allclose(weights, expected, atol=_TOLERANCE * scale)
+
+
+def _tolerance_of(name: str) -> float:
+    # Keras counts in float32 whatever floatx is, where a metric has that type.
+    return 1e-5 if "accuracy" in name or "learning_rate" in name else 1e-6
+
+
+@pytest.mark.parametrize("strategy", chosen(_STRATEGIES, ("mirrored",)))
+@pytest.mark.parametrize("program", _DETERMINISTIC)
+def test_a_program_trains_as_with_fit(
+    tmp_path: pathlib.Path, program: str, strategy: str
+) -> None:
+    found = _under(strategy, tmp_path, program, *_DETERMINISTIC[program])
+    _assert_same(found, _plain(program, *_DETERMINISTIC[program]))
+
+
+@pytest.mark.parametrize("strategy", chosen(_STRATEGIES, ("tower",)))
+@pytest.mark.parametrize("optimizer", chosen(_OPTIMIZERS, ("nadam", "muon", "lion")))
+def test_each_optimizer_updates_as_with_fit(
+    tmp_path: pathlib.Path, optimizer: str, strategy: str
+) -> None:
+    found = _under(strategy, tmp_path, "each_optimizer", optimizer)
+    _assert_same(found, _plain("each_optimizer", optimizer))
