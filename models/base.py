@@ -184,6 +184,10 @@ class Objective(Protocol):
         """Evaluates a batch, with true and predicted classes; nothing is trained."""
 
     @property
+    def has_layer_losses(self) -> bool:
+        """True if the loss has what layers add and the regularization of weights."""
+
+    @property
     def totals(self) -> Totals | None:
         """Function for what `values` needs of the whole global batch; None for nothing.
 
@@ -284,6 +288,11 @@ class PredictionObjective:
     def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """See `Objective`."""
         return judged_by(self, self.classes, model, batch)
+
+    @property
+    def has_layer_losses(self) -> bool:
+        """See `Objective`."""
+        return False
 
     @property
     def totals(self) -> None:

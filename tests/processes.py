@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import psutil
@@ -71,22 +71,26 @@ def environment() -> dict[str, str]:
 
 
 def run(
-    *flags: str,
-    folder: pathlib.Path = ROOT,
-    patience_seconds: float = PATIENCE_SECONDS,
-    **variables: str,
+    *flags: str, folder: pathlib.Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs the program to its end, in a folder, with further environment variables."""
-    return run_words(command(*flags), folder, patience_seconds, **variables)
+    return run_words(command(*flags), folder, **variables)
 
 
 def run_words(
-    words: Sequence[str],
-    folder: pathlib.Path = ROOT,
-    patience_seconds: float = PATIENCE_SECONDS,
-    **variables: str,
+    words: Sequence[str], folder: pathlib.Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """The same with any command."""
+    return run_patiently(words, PATIENCE_SECONDS, folder, variables)
+
+
+def run_patiently(
+    words: Sequence[str],
+    patience_seconds: float,
+    folder: pathlib.Path = ROOT,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.CompletedProcess[str]:
+    """The same with a time limit."""
     return subprocess.run(
         words,
         cwd=folder,

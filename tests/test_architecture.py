@@ -87,7 +87,7 @@ FLOORS = (
     ("trainers/loop",),
     ("trainers/fault_tolerance", "trainers/reporting/tracking"),
     ("trainers/reporting",),
-    ("trainers/cli",),
+    ("trainers/cli", "trainers/keras_program"),
     ("trainers/experiments",),
     (
         *("trainers/experiments/compare", "trainers/experiments/predict"),
@@ -150,6 +150,9 @@ def test_only_the_training_program_calls_collectives() -> None:
         "trainers/modes/training_run.py",
         # `agree_on_step`, which the training program calls.
         "trainers/fault_tolerance/rollback.py",
+        # A Keras program runs on every task too, and so do its epochs.
+        "trainers/keras_program/epochs.py",
+        "trainers/keras_program/program.py",
     }
 
 

@@ -25,19 +25,27 @@ from tensorflow.python.eager import context
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import (
     adagrad_accumulator,
+    build_optimizer_anew,
     calls_of,
+    data_adapter,
     flat_layers,
     graphs_collected,
     keep_sums_in_order,
+    lend_variables,
     losses_by_output,
+    losses_of_shards,
     make_anew,
-    metric_names,
+    metric_results,
     metrics_by_output,
     move_variable,
     name_operations_after_layers,
+    reduce_gradients_again,
     run_after,
+    schedule_of,
     stop_reducing_gradients,
     takes_weights,
+    variables_as_numbers,
+    whole_arrays,
 )
 from tests.processes import ROOT
 from trainers.inputs.tfrecord.reader import count_records
@@ -595,7 +603,16 @@ def test_metrics_have_the_names_of_evaluate() -> None:
     labels = [tf.ones([3, 1]), tf.ones([3, 1], tf.int64)]
     given = [["mae", "mae"], ["accuracy"]]
     found = metrics_by_output(given, [["mae"], []], ["a", "b"], labels, predictions)
-    assert metric_names(found) == ["a_mae", "a_mae_1", "b_accuracy", "a_weighted_mae"]
+    results = metric_results(found, [])
+    assert list(results) == ["a_mae", "a_mae_1", "b_accuracy", "a_weighted_mae"]
+    # The state of the first metric: a sum of 6 over 3 examples.
+    total, count = found[0].metric.variables
+    state = [(total, tf.constant(6.0)), (count, tf.constant(3.0))]
+    assert float(metric_results(found, state)["a_mae"]) == 2.0
+    assert [one.is_weighted for one in found] == [False, False, False, True]
+    weights = tf.constant([1.0, 2.0, 3.0])
+    assert found[0].weights_of_output(labels, weights) is None
+    assert found[3].weights_of_output(labels, weights) is weights
     assert isinstance(found[2].metric, keras.metrics.SparseCategoricalAccuracy)
     of_output = found[2].of_output(labels, predictions)
     assert of_output[0] is labels[1]
@@ -744,3 +761,99 @@ def test_a_closure_ends_when_the_default_executor_has_nothing_to_do(
     program = [sys.executable, "-c", _WAITS_FOR_A_SERVER, where]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(ends)], done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad", "rmsprop"])
+def test_optimizers_of_keras_square_each_row_of_an_index_by_itself(name: str) -> None:
+    """So that `fit` trains an embedding otherwise than with summed rows."""
+    rows = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 1]), tf.constant([4, 2]))
+    states = []
+    for gradient in (rows, tf.convert_to_tensor(rows)):
+        variable = keras.Variable(tf.ones([4, 2]))
+        optimizer = keras.optimizers.get(name)
+        optimizer.apply([gradient], [variable])
+        states.append(optimizer.variables[-1].numpy())
+    # 1 + 1 in place of (1 + 1) squared.
+    apart, summed = (state[1, 0] - state[0, 0] for state in states)
+    assert 2 * apart == pytest.approx(summed)
+
+
+def test_variables_that_are_lent_come_back_with_their_values() -> None:
+    variable = keras.Variable(tf.ones([2]))
+    former = variable.value
+    read = tf.function(lambda: variable.value + 0.0)
+    read()
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        give_back = lend_variables([variable])
+        assert variable.value is not former
+    variable.assign([3.0, 4.0])
+    give_back()
+    assert variable.value is former
+    assert read().numpy().tolist() == [3.0, 4.0]
+
+
+def test_an_optimizer_is_built_anew_for_other_variables() -> None:
+    variable = keras.Variable(tf.ones([2]))
+    optimizer = keras.optimizers.Adam(0.5)
+    optimizer.apply([tf.ones([2])], [variable])
+    momentum = optimizer.variables[2].numpy()
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        lend_variables([variable])
+        build_optimizer_anew(optimizer, [variable])
+    assert optimizer.variables[2].numpy().tolist() == momentum.tolist()
+    stop_reducing_gradients(optimizer)
+    strategy.run(lambda: optimizer.apply([tf.ones([2])], [variable]))
+    assert variable.numpy().tolist() == pytest.approx([0.0, 0.0], abs=1e-4)
+    reduce_gradients_again(optimizer)
+    assert "_all_reduce_sum_gradients" not in vars(optimizer)
+
+
+def test_the_schedule_of_an_optimizer_is_found() -> None:
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.1)
+    assert schedule_of(keras.optimizers.SGD(schedule)) is schedule
+    assert schedule_of(keras.optimizers.SGD(0.5)) is None
+
+
+def test_a_mirrored_variable_is_a_number_where_it_is_asked_for() -> None:
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        variable = keras.Variable(2.5)
+    with pytest.raises(TypeError):
+        float(variable)
+    with variables_as_numbers():
+        assert (float(variable), int(variable)) == (2.5, 2)
+    with pytest.raises(TypeError):
+        float(variable)
+
+
+def test_losses_of_keras_are_divided_by_the_number_of_replicas() -> None:
+    strategy = two_devices()
+    loss = keras.losses.MeanSquaredError()
+
+    def on_each() -> tuple[tf.Tensor, tf.Tensor]:
+        divided = loss(tf.zeros([2, 1]), tf.ones([2, 1]))
+        with losses_of_shards():
+            return divided, loss(tf.zeros([2, 1]), tf.ones([2, 1]))
+
+    first = [strategy.experimental_local_results(v)[0] for v in strategy.run(on_each)]
+    assert [float(value) for value in first] == [0.5, 1.0]
+
+
+def test_arrays_are_read_as_fit_reads_them() -> None:
+    x, y = np.ones([3, 2]), np.array([0, 1, 1])
+    found = whole_arrays(x, y, None, {0: 1.0, 1: 5.0})
+    assert found is not None
+    assert found.features.dtype == np.float32
+    assert found.weights.tolist() == [1.0, 5.0, 5.0]
+    assert whole_arrays(tf.data.Dataset.from_tensors((x, y)), None, None, None) is None
+    with pytest.raises(ValueError, match="sample_weight"):
+        whole_arrays(x, y, np.ones([3]), {0: 1.0, 1: 5.0})
+
+
+def test_a_data_set_is_read_as_fit_reads_it() -> None:
+    data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.constant([0, 1])))
+    adapter = data_adapter(data, {0: 1.0, 1: 5.0}, True)
+    ((_, _, weights),) = adapter.get_tf_dataset()
+    assert weights.numpy().tolist() == [1.0, 5.0]
+    assert adapter.num_batches == 1

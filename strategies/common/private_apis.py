@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.losses import loss as loss_module
 from keras.src.trainers import compile_utils, data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, data_adapter_utils
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
@@ -398,6 +399,22 @@ def lend_variables(variables: Sequence[keras.Variable]) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
+def losses_of_shards() -> Iterator[None]:
+    """Makes losses of Keras means over the rows that they are given.
+
+    Under a strategy of tf.distribute Keras divides each mean by the number of replicas,
+    as if every shard had equally many rows, and a mean of the user's own is not divided
+    (keras/src/losses/loss.py, `scale_loss_for_distribution`).
+    """
+    former = loss_module.scale_loss_for_distribution
+    loss_module.scale_loss_for_distribution = lambda value: value
+    try:
+        yield
+    finally:
+        loss_module.scale_loss_for_distribution = former
+
+
+@contextlib.contextmanager
 def variables_as_numbers() -> Iterator[None]:
     """Makes `float` and `int` of a Keras variable work under every strategy.
 
@@ -561,8 +578,10 @@ class OutputLoss(NamedTuple):
     compiled: Any
     position: int
 
-    def computed_by(self, loss: keras.losses.Loss) -> Callable[[Any, Any], Any]:
-        """Returns a function of all labels and predictions: the loss of this output.
+    def computed_by(self, loss: keras.losses.Loss) -> Callable[..., Any]:
+        """Returns the loss of this output, a function of all labels and predictions.
+
+        A third argument are sample weights, as `fit` takes them.
 
         The rest is Keras's own: pairing labels with outputs, and the dtype.
 
@@ -627,7 +646,7 @@ class OutputMetric(NamedTuple):
     def weights_of_output(self, labels: Any, weights: Any) -> Any:
         """Returns the sample weights that apply to this metric, or None.
 
-        Weights that are given once are those of every output (keras/src/trainers/
+        Weights that are given once apply to every output (keras/src/trainers/
         compile_utils.py, `CompileMetrics.update_state`).
         """
         if weights is None or not self.is_weighted:
@@ -673,13 +692,14 @@ def metric_results(
 ) -> Mapping[str, Any]:
     """Returns the results of metrics by the names that `evaluate` reports them by.
 
-    Names have the output's name in front where there are several, and a number where
-    two are alike (keras/src/trainers/compile_utils.py, `CompileMetrics.result`).
+    Names begin with the output's name where there are several outputs, and end with a
+    number where two are alike (keras/src/trainers/compile_utils.py,
+    `CompileMetrics.result`).
 
     Args:
       metrics: All of one call of `metrics_by_output`.
       state: Values in place of the metrics' variables. Other variables count as zero,
-        because to read those of a strategy is a collective call.
+        because to read a strategy's variables is a collective call.
     """
     if not metrics:
         return {}

@@ -1,7 +1,7 @@
 """Totals over a global batch that a replica step needs before it computes its loss.
 
 The mean of a loss with a mask divides by the number of values that count in the whole
-global batch. A replica knows the number of its own shard only.
+global batch. A replica knows only the number in its shard.
 """
 
 from __future__ import annotations

@@ -48,15 +48,15 @@ def batches_of(
 class SourceBatches:
     """Batches of steps from `first_step` up to, but not including, `last_step`.
 
-    It satisfies `GlobalBatches`.
+    Satisfies `GlobalBatches`.
 
     Attributes:
-      source: of the examples.
-      order: in which they come; with a seed, if they are augmented.
-      first_step: counted over epochs.
-      last_step: likewise.
-      augment: changes features by step; None to leave them as they are read.
-      repeats: whether `first_step` follows the last one, again and again.
+      source: Examples.
+      order: Order of the examples; with a seed, if they are augmented.
+      first_step: First step, counted over epochs.
+      last_step: Step after the last one, counted over epochs.
+      augment: Change of features by step; None to leave them as they are read.
+      repeats: True if `first_step` follows the last one, again and again.
     """
 
     source: Source

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
@@ -46,6 +46,19 @@ class Source(Protocol):
         Returns:
           Features [n, ...] and labels [n, ...], in the order of `indices`.
         """
+
+
+class NoExamples:
+    """A source without examples, where a program holds out none."""
+
+    num_examples = 0
+    example_bytes = None
+
+    def tensors(self) -> NoReturn:
+        raise ValueError("there are no examples")
+
+    def read(self, tensors: Any, indices: tf.Tensor) -> NoReturn:
+        raise ValueError("there are no examples")
 
 
 @runtime_checkable
@@ -136,7 +149,7 @@ class Data:
 
     Attributes:
       train: Training examples; a `RecordStream` cannot be read by index.
-      evaluation: Held-out examples; None for none.
+      evaluation: Held-out examples; `NoExamples` for none.
       input_shape: Shape of one example's features, without the batch dimension.
       num_classes: Number of classes; labels are int64 from 0 to num_classes - 1.
       num_categories: Number of categories if features are ids from 0 to num_categories
@@ -150,7 +163,7 @@ class Data:
     """
 
     train: Source
-    evaluation: Source | None
+    evaluation: Source
     input_shape: tuple[int, ...]
     num_classes: int
     num_categories: int | None = None
@@ -158,6 +171,12 @@ class Data:
     class_names: Sequence[str] | None = None
     augment: Augment | None = None
     is_shuffled: bool = True
+
+    @property
+    def to_look_at(self) -> Source:
+        """Examples from which some are taken to look at the model."""
+        # A stream of records to train on has none at hand.
+        return self.evaluation if self.evaluation.num_examples else self.train
 
 
 def hold_out(

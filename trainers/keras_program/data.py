@@ -12,7 +12,7 @@ import tensorflow as tf
 from models.base import Weighted
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import FitData, whole_arrays
-from trainers.inputs.sources import ArraySource, Data, Source
+from trainers.inputs.sources import ArraySource, Data, NoExamples, Source
 from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.stream import ProgramStream, open_stream
 
@@ -44,7 +44,7 @@ def data_of_fit(arguments: FitArguments, streams: bool) -> Data:
 def _data(
     train: Source, held_out: FitData | None, arguments: FitArguments, streams: bool
 ) -> Data:
-    validation = None if held_out is None else _source(held_out)
+    validation: Source = NoExamples() if held_out is None else _source(held_out)
     if arguments.validation_data is not None:
         validation = _validation(arguments)
     train, validation = (
@@ -65,7 +65,8 @@ def _validation(arguments: FitArguments) -> Source:
     given = arguments.validation_data
     found = None
     if not isinstance(given, (tf.data.Dataset, keras.utils.PyDataset)):
-        found = _arrays(*keras.utils.unpack_x_y_sample_weight(given), None)
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(given)
+        found = _arrays(x, y, weights, None)
     if found is not None:
         return _source(found)
     steps = arguments.validation_steps
@@ -85,7 +86,7 @@ def _arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> FitData | 
     return found
 
 
-def _in_memory(source: Source | None) -> Source | None:
+def _in_memory(source: Source) -> Source:
     """Reads one epoch of a stream, for strategies that read any step on request."""
     if not isinstance(source, ProgramStream):
         return source

@@ -151,7 +151,7 @@ class Epochs:
     def finalize(self) -> None:
         """Replaces the weights by their moving average, if the optimizer keeps one.
 
-        Checkpoints have the weights themselves, with which training goes on.
+        Checkpoints have the weights themselves, from which a resumed run trains.
         """
         weights = self._parts.model.trainable_variables
         if self._parts.has_compiled_optimizer and not self._is_final:

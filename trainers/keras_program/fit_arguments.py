@@ -55,7 +55,7 @@ def arguments_of_call(
 
     Raises:
       TypeError: `fit` would raise it.
-      UsageError: A number is not one that `fit` can use.
+      UsageError: `fit` cannot use a number.
     """
     bound = inspect.signature(fit).bind(model, *args, **kwargs)
     bound.apply_defaults()

@@ -19,8 +19,9 @@ from strategies.common.private_apis import (
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
+from trainers.keras_program.own_loss import own_loss
 from trainers.user_code import wrap_user_errors
-from trainers.user_code.checks import check_methods
+from trainers.user_code.checks import has_own
 from trainers.user_code.model import CustomModel, build_with, few_examples
 
 
@@ -46,7 +47,7 @@ class LentModel:
         self._give_back: Callable[[], None] | None = None
 
     def spec(self, data: Data, config: Config) -> CustomModel:
-        """Returns the model as one that can be built in a strategy's scope.
+        """Returns a description of the model that can be built in a strategy's scope.
 
         Args:
           data: Examples of the call of `fit`.
@@ -57,14 +58,17 @@ class LentModel:
         def few() -> Batch:
             return few_examples(data)
 
-        def build(examples: Examples, settings: Settings) -> keras.Model:
-            del examples, settings
+        def build(data: Examples, settings: Settings) -> keras.Model:
+            del data, settings
             with wrap_user_errors(self._flag):
                 return self._lend()
 
         with wrap_user_errors(self._flag):
-            check_methods(self.model)
+            _check_methods(self.model)
             build_with(self.model, few)
+            objective = None
+            if has_own(self.model, "compute_loss"):
+                objective = own_loss(self.model, few())
         return CustomModel(
             build=build,
             loss=None,
@@ -74,6 +78,7 @@ class LentModel:
             data=data,
             flag=self._flag,
             optimizer=self._chosen_optimizer(config),
+            own_objective=objective,
         )
 
     def _optimizer(self) -> keras.optimizers.Optimizer:
@@ -114,3 +119,17 @@ class LentModel:
         if optimizer.built:
             build_optimizer_anew(optimizer, self.model.trainable_variables)
         reduce_gradients_again(optimizer)
+
+
+def _check_methods(model: keras.Model) -> None:
+    """Refuses methods of the model's class that are not taken over.
+
+    Raises:
+      UsageError: There is one.
+    """
+    for name in ("train_step", "test_step", "compute_metrics"):
+        if has_own(model, name):
+            raise UsageError(
+                f"{type(model).__name__} has a {name} of its own, which is not taken "
+                "over: give the model a compute_loss, or compile it with a loss."
+            )

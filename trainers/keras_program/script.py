@@ -58,7 +58,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
       arguments: Its command line after the path.
 
     Raises:
-      BaseException: Whatever the program raises.
+      BaseException: The program raised it.
     """
     argv, paths = sys.argv, list(sys.path)
     sys.argv = [path, *arguments]

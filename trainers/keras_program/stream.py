@@ -245,8 +245,9 @@ def _stream(
             f"fit has {name} in which the elements are no batches, of shapes "
             f"{', '.join(str(rows.shape) for rows in _tensors(first))}: call batch()."
         )
+    (size,) = sizes
     return ProgramStream(
-        endless=endless, first=first, batch_size=sizes.pop(), steps_per_epoch=steps
+        endless=endless, first=first, batch_size=int(size or 0), steps_per_epoch=steps
     )
 
 

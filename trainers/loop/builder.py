@@ -151,7 +151,13 @@ def assemble_parts(
             ),
             model_parts.update(config),
         ),
-        evaluation=_evaluation(config, strategy, data, model_parts),
+        evaluation=Evaluation(
+            strategy,
+            model_parts.eval_step(),
+            data.evaluation,
+            config.report.eval_global_batch_size,
+            model_parts.objective.results,
+        ),
         # Called later for exports, outside of the strategy's scope.
         rebuild=lambda: spec.build(data, config.model),
         phase=phase.number,
@@ -159,21 +165,6 @@ def assemble_parts(
     if config.model.jit_compile:
         checks.check_compilable(parts, train_step)
     return parts
-
-
-def _evaluation(
-    config: Config, strategy: Strategy, data: Data, parts: ModelParts
-) -> Evaluation | None:
-    """Returns the evaluation on held-out examples, or None if there are none."""
-    if data.evaluation is None:
-        return None
-    return Evaluation(
-        strategy,
-        parts.eval_step(),
-        data.evaluation,
-        config.report.eval_global_batch_size,
-        parts.objective.results,
-    )
 
 
 def _replica_step(

@@ -44,7 +44,11 @@ class Evaluated(NamedTuple):
 
 
 class Evaluation:
-    """Evaluation of the model's current weights under the run's strategy."""
+    """Evaluation of the model's current weights under the run's strategy.
+
+    Attributes:
+      num_examples: Number of held-out examples; not to be run with none.
+    """
 
     def __init__(
         self,
@@ -63,11 +67,12 @@ class Evaluation:
           global_batch_size: Examples per step, over all replicas.
           results: Function from sums over all examples to the loss and metrics.
         """
+        self.num_examples = source.num_examples
         self._results = results
         self._strategy = strategy
         order = Order(
             num_examples=source.num_examples,
-            global_batch_size=min(global_batch_size, source.num_examples),
+            global_batch_size=max(min(global_batch_size, source.num_examples), 1),
             # In the order of the source: evaluation does not shuffle.
             seed=None,
         )

@@ -147,7 +147,7 @@ class TrainingParts(ModelParts):
       order: Order of the training examples.
       train_steps: Number of applied updates at the end of the run.
       loop_function: Inner training loop, not traced yet.
-      evaluation: Evaluation on the held-out examples, not traced yet; None for none.
+      evaluation: Evaluation on the held-out examples, not traced yet.
       rebuild: Function that builds the model again, outside of the strategy.
       phase: Number of the call of `fit` that a program trains with, from 1.
     """
@@ -158,7 +158,7 @@ class TrainingParts(ModelParts):
     order: Order
     train_steps: int
     loop_function: LoopFunction
-    evaluation: Evaluation | None
+    evaluation: Evaluation
     rebuild: Callable[[], keras.Model]
     phase: int = 1
 
@@ -170,7 +170,7 @@ class TrainingParts(ModelParts):
         so does a run that is continued.
         """
         given = self.config.report.eval_every_steps
-        if self.evaluation is None:
+        if not self.evaluation.num_examples:
             return None
         if given != 0:
             return given

@@ -220,11 +220,14 @@ class TrainStep:
           mapped: Values to use in place of variables.
         """
         keyed = keyed_states(self._seed_states, self._seed, batch)
+        mapped = [*mapped, *regularized(self._model, self._objective, mapped)]
         with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
             with self._replayed_dropout(batch):
                 values = self._objective.values(self._model, batch, training=True)
             sums = weighted_sums(values, batch)
-            added = layer_losses(self._model.trainable_variables, scope)
+            added = added_losses(
+                self._objective, self._model.trainable_variables, scope
+            )
             dtype = sums["loss"].dtype
             sums["loss"] += scale_by_examples(added, batch, dtype)
             # Divided by the global size, not by the shard's rows: the parts of all
@@ -311,9 +314,10 @@ class EvalStep:
         self._variables = variables
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
-        with keras.StatelessScope(collect_losses=True) as scope:
+        mapped = regularized(self._model, self._objective, [])
+        with keras.StatelessScope(mapped, collect_losses=True) as scope:
             judged = self._objective.judged(self._model, batch)
-            added = layer_losses(self._variables, scope)
+            added = added_losses(self._objective, self._variables, scope)
             sums = weighted_sums(judged.values, batch)
             sums["loss"] += scale_by_examples(added, batch, sums["loss"].dtype)
         sums = reported(sums, batch)
@@ -352,6 +356,46 @@ def reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
     reported = {name: tf.cast(value, tf.float64) for name, value in sums.items()}
     reported["examples"] = tf.cast(batch.num_rows, tf.float64)
     return reported
+
+
+def added_losses(
+    objective: Objective,
+    variables: Sequence[keras.Variable],
+    scope: keras.StatelessScope,
+) -> list[tf.Tensor]:
+    """Returns the losses to add to that of an objective.
+
+    Args:
+      objective: Objective, which may have them in its loss already.
+      variables: Trainable variables.
+      scope: Scope in which the layers ran.
+    """
+    if objective.has_layer_losses:
+        return []
+    return layer_losses(variables, scope)
+
+
+def regularized(
+    model: Any, objective: Objective, mapped: Sequence[tuple[keras.Variable, Any]]
+) -> list[tuple[keras.Variable, Any]]:
+    """Returns regularized variables with their own values, for a StatelessScope.
+
+    `Model.losses`, which an objective's loss may have in it, asks the scope for the
+    value of each (keras/src/layers/layer.py, `_get_regularization_losses`).
+
+    Args:
+      model: Model of the objective.
+      objective: Objective of the step.
+      mapped: Values that the scope has anyway.
+    """
+    if not objective.has_layer_losses:
+        return []
+    known = {id(variable) for variable, _ in mapped}
+    return [
+        (variable, variable.value)
+        for variable in model.trainable_variables
+        if variable.regularizer is not None and id(variable) not in known
+    ]
 
 
 def layer_losses(

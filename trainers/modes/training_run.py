@@ -8,7 +8,7 @@ operations outside of steps are in this module, in the order in which they happe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -212,7 +212,7 @@ class TrainingRun:
             callbacks.append(Every(every, histograms, SummaryLevel.HISTOGRAMS))
         if self.epochs is not None:
             callbacks += self._callbacks_of_epochs(self.epochs)
-        elif self.parts.evaluation is not None:
+        elif self.parts.evaluation.num_examples:
             evaluate = self._with_equal_variables(self._evaluate)
             callbacks.append(Every(self.parts.eval_every_steps, evaluate))
         save = self._with_equal_variables(lambda _: self._save_checkpoint())
@@ -224,7 +224,7 @@ class TrainingRun:
 
         def end(event: StepEvent) -> None:
             evaluated = None
-            if self.parts.evaluation is not None and epochs.is_validated():
+            if self.parts.evaluation.num_examples and epochs.is_validated():
                 epochs.begin_validation()
                 evaluated = self._evaluate(event)
                 epochs.end_validation(evaluated)
@@ -245,7 +245,7 @@ class TrainingRun:
             found.append(Every(1, self._with_equal_variables(end_batch)))
         return [*found, at_end]
 
-    def _with_equal_variables(self, callback: Callback) -> Callback:
+    def _with_equal_variables(self, callback: Callable[[StepEvent], Any]) -> Callback:
         """Returns a callback that reads variables, with the collectives around it."""
 
         def run(event: StepEvent) -> None:
@@ -261,7 +261,6 @@ class TrainingRun:
 
     def _evaluate(self, event: StepEvent) -> Mapping[str, float]:
         """Evaluates on the held-out examples, and returns the loss and metrics."""
-        assert self.parts.evaluation is not None
         with self.metrics.clock.measure("eval"):
             evaluated = self.parts.evaluation.run()
         self.reporter.write_evaluation(event, evaluated)

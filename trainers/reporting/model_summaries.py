@@ -19,7 +19,7 @@ class Inspection:
 
     def __init__(self, model: keras.Model, data: Data):
         self._model = model
-        source = data.train if data.evaluation is None else data.evaluation
+        source = data.to_look_at
         count = min(_NUM_SAMPLES, source.num_examples)
         # Read once: every summary shows the same examples.
         if isinstance(source, StreamedSource):

@@ -31,7 +31,7 @@ def print_startup_report(
       first_step: Number of updates already applied.
       console: Output of the run.
     """
-    strategy, held_out = assembly.strategy, assembly.data.evaluation
+    strategy = assembly.strategy
     replicas = f"{strategy.num_replicas} replica{'s'[: strategy.num_replicas != 1]}"
     parts = assembly.config.strategy.gradient_accumulation_steps
     if parts > 1:
@@ -49,7 +49,7 @@ def print_startup_report(
         "data",
         f"{assembly.config.data.dataset}, "
         f"{assembly.data.train.num_examples:,} examples to train, "
-        f"{held_out.num_examples if held_out else 0:,} held out"
+        f"{assembly.data.evaluation.num_examples:,} held out"
         + _best_loss(assembly.data),
     )
     resumed = f", continued at step {first_step}" if first_step else ""

@@ -21,6 +21,11 @@ from trainers.user_code.train_step import NAME
 _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
+def has_own(model: keras.Model, name: str) -> bool:
+    """Returns whether the model's class has its own version of a method of Keras's."""
+    return getattr(type(model), name) is not getattr(keras.Model, name)
+
+
 def check_methods(model: keras.Model) -> None:
     """Refuses methods of the model's class that only `fit` would call.
 
@@ -28,7 +33,7 @@ def check_methods(model: keras.Model) -> None:
       UsageError: There is one.
     """
     for name in _OF_FIT:
-        if getattr(type(model), name) is not getattr(keras.Model, name):
+        if has_own(model, name):
             raise UsageError(
                 f"{type(model).__name__} has a {name} of its own, which only fit would "
                 f"call: write {NAME}(model, batch, training) beside the factory, which "
@@ -62,7 +67,7 @@ def check_numbers(data: Data) -> None:
     Raises:
       UsageError: There are some.
     """
-    source = data.evaluation or data.train
+    source = data.evaluation
     for values in source.read(source.tensors(), tf.zeros([1], tf.int64)):
         for value in tf.nest.flatten(values):
             if value.dtype.as_datatype_enum in _UNFIT:

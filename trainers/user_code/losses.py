@@ -31,7 +31,7 @@ from strategies.common.private_apis import (
 )
 from strategies.inner_loop.sharding import row_weights
 from trainers.user_code.classes import classes_of
-from trainers.user_code.independence import check_independence
+from trainers.user_code.independence import Judge, check_independence
 from trainers.user_code.metrics import Metrics, resolve_metrics
 from trainers.user_code.probe import Probe
 from trainers.user_code.unreduced import (
@@ -96,6 +96,11 @@ class CompiledObjective:
     def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """See `Objective`."""
         return judged_by(self, self.classes, model, batch)
+
+    @property
+    def has_layer_losses(self) -> bool:
+        """See `Objective`."""
+        return False
 
     @property
     def totals(self) -> Totals | None:
@@ -177,7 +182,7 @@ def objective_of(
         classes=classes_of(losses[0].resolved.loss) if len(losses) == 1 else None,
         compiled=compiled,
     )
-    judges = [*losses, *objective.metrics.means.values()]
+    judges: list[Judge] = [*losses, *objective.metrics.means.values()]
     check_independence(judges, labels, predictions)
     return objective
 

@@ -129,7 +129,7 @@ class CountingMetric:
         ]
 
     def check_sums(self, labels: Any, predictions: Any, weights: Any) -> None:
-        """Compares the counts of a few examples with those of its halves.
+        """Compares the counts of a few examples with the counts of two halves.
 
         Args:
           labels: Labels of a few examples.
@@ -251,7 +251,7 @@ def resolve_metrics(
 
 
 def _names_by_metric(resolved: Sequence[OutputMetric]) -> Sequence[str]:
-    """Returns a name for each metric, the one that `evaluate` has where it has one."""
+    """Returns a name for each metric: `evaluate`'s, where it has one for each."""
     names = list(metric_results(resolved, []))
     # A metric whose result is a dictionary has a name for each entry.
     if len(names) == len(resolved):

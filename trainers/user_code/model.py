@@ -45,6 +45,8 @@ class CustomModel:
       data: All of the examples.
       flag: Flag named in messages.
       optimizer: Optimizer to train with; None for that of the settings.
+      own_objective: Objective of a model that computes its loss itself; None for the
+        compiled one.
     """
 
     build: Build
@@ -55,6 +57,7 @@ class CustomModel:
     data: Data
     flag: str
     optimizer: keras.optimizers.Optimizer | None = None
+    own_objective: Objective | None = None
 
     def compiled_optimizer(
         self, model: keras.Model
@@ -72,8 +75,11 @@ class CustomModel:
                 "own: compile it with a loss that smooths labels."
             )
         with wrap_user_errors(self.flag):
-            if self.replica_step is None:
-                objective: Objective = self._compiled(model)
+            objective: Objective
+            if self.own_objective is not None:
+                objective = self.own_objective
+            elif self.replica_step is None:
+                objective = self._compiled(model)
             else:
                 objective = own_objective(
                     self.replica_step, lambda: self._compiled(model)
@@ -231,8 +237,7 @@ def _specified(features: Any) -> Any:
 
 def few_examples(data: Data) -> Batch:
     """Reads a batch of at most two examples, in the form of a step's batch."""
-    # A stream of records to train on cannot be read so.
-    source = data.train if data.evaluation is None else data.evaluation
+    source = data.to_look_at
     count = min(2, source.num_examples)
     indices = tf.range(count, dtype=tf.int64)
     if isinstance(source, StreamedSource):

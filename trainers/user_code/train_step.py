@@ -73,6 +73,11 @@ class OwnObjective:
         return EvalOutputs(self.values(model, batch, training=False), None)
 
     @property
+    def has_layer_losses(self) -> bool:
+        """See `Objective`."""
+        return False
+
+    @property
     def totals(self) -> Totals | None:
         """See `Objective`."""
         return None if self.evaluation is None else self.evaluation.totals

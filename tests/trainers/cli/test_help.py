@@ -162,7 +162,7 @@ def test_examples_work_one_after_the_other(
     program = shlex.join(processes.command())
     for command in commands_on(page_of(page)):
         line = command.replace("python -m trainers.main", program, 1)
-        done = processes.run_words(
-            ["sh", "-c", line], folder_of_examples, processes.PREDICT_PATIENCE_SECONDS
-        )
+        patience_seconds = processes.PREDICT_PATIENCE_SECONDS
+        words = ["sh", "-c", line]
+        done = processes.run_patiently(words, patience_seconds, folder_of_examples)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

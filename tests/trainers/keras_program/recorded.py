@@ -15,7 +15,7 @@ import keras
 path, floatx, *sys.argv = sys.argv[1:]
 keras.config.set_floatx(floatx)
 fit = keras.Model.fit
-record = []
+record: list[dict] = []
 
 
 def recorded(model, *args, **kwargs):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from tests.trainers.user_code import factories
 from trainers.user_code.losses import objective_of
+from trainers.user_code.probe import Probe
 
 
 def means(
@@ -250,8 +251,8 @@ def test_a_sum_is_that_over_the_global_batch() -> None:
     features, labels = factories.numbers()
     model = factories.summed()
     predictions = model(features)
-    few = tf.constant(labels[:4]), predictions[:4]
-    objective = objective_of(model, None, None, *few)
+    few = Probe(tf.constant(labels[:4]), predictions[:4], is_masked=False)
+    objective = objective_of(model, None, None, few)
     values = objective.of_predictions(labels[:2], predictions[:2], 8)["loss"]
     squares = np.square(labels[:2] - predictions[:2, 0])
     np.testing.assert_allclose(values, 8 * squares, rtol=1e-6)

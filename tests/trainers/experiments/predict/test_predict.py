@@ -24,7 +24,7 @@ def test_short_runs_here_predict_a_larger_cluster(
     strategy: str, kind: str, tmp_path: pathlib.Path
 ) -> None:
     folder = tmp_path / "predicted"
-    done = processes.run(
+    words = processes.command(
         "--mode=predict",
         f"--strategies={strategy}",
         "--replicas=2,64,512",
@@ -32,8 +32,8 @@ def test_short_runs_here_predict_a_larger_cluster(
         "--set=prediction.latency_microseconds=20000",
         f"--run_dir={folder}",
         *SMALL,
-        patience_seconds=processes.PREDICT_PATIENCE_SECONDS,
     )
+    done = processes.run_patiently(words, processes.PREDICT_PATIENCE_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((folder / "predict.json").read_text("utf-8"))
     jsonschema.validate(found, SCHEMA)
