@@ -149,7 +149,7 @@ def _sum_sparse(
     Rows of the same index add up when applied. A collective has one shape on all
     replicas, and TensorFlow remembers the shape by the collective's key. So replicas
     first agree on a number of rows, fill theirs up to it, and take the key of that
-    number (`library_internals.gather_by_key`).
+    number (`gather_by_key`).
     """
     places = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
     if not places:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from strategies import registry
 from strategies.common.errors import UsageError
-from strategies.common.text import as_argument, shown
-from trainers.config.data import DataConfig
-from trainers.config.groups import option
+from strategies.common.text import as_argument
+from trainers.config.program import check_program
 from trainers.config.run import LARGEST_SEED
 
 if TYPE_CHECKING:
@@ -215,47 +213,9 @@ def _check_streaming(config: Config) -> None:
     )
 
 
-# What a program decides, and a flag does not.
-_OF_A_PROGRAM = (
-    *(field.name for field in dataclasses.fields(DataConfig)),
-    *("model", "loss", "metrics", "hidden_units", "embedding_dimension"),
-    *("embedding_shards", "dropout", "label_smoothing", "eval_every_steps"),
-)
-# Settings of the optimizer that --optimizer replaces the program's with.
-_OF_AN_OPTIMIZER = (
-    *("lr_scaling", "base_global_batch_size", "learning_rate_schedule"),
-    *("warmup_steps", "momentum", "weight_decay"),
-)
-
-
-def _check_script(config: Config) -> None:
-    if config.model.script is None:
-        if config.model.script_arguments:
-            words = " ".join(config.model.script_arguments)
-            raise UsageError(
-                f"-- {shown(words)} are arguments for a program, and there is none: "
-                "add --script=train.py, or leave them out."
-            )
-        return
-    refused = list(_OF_A_PROGRAM)
-    if "optimizer" not in config.given:
-        refused += _OF_AN_OPTIMIZER
-    for name in refused:
-        if name in config.given:
-            raise UsageError(
-                f"{option(name)} is decided by the program of "
-                f"--script={config.model.script}: change it there."
-            )
-    if config.strategy.traits.is_model_parallel:
-        raise UsageError(
-            f"--strategy={config.strategy.strategy} does not fit --script, whose model "
-            "is made before its stages are known: choose another strategy."
-        )
-
-
 # In this order, which decides what is refused first.
 CHECKS: Sequence[Callable[[Config], None]] = (
-    _check_script,
+    check_program,
     _check_num_replicas,
     _check_device_settings,
     _check_ballast,

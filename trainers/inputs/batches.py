@@ -8,40 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.common.types import Batch, GlobalBatches
+from strategies.common.types import Batch
 from trainers.inputs.augmentation import Augment
 from trainers.inputs.shuffling import Order
-from trainers.inputs.sources import Source, StreamedSource
-
-
-def batches_of(
-    source: Source,
-    order: Order,
-    first_step: int,
-    last_step: int,
-    augment: Augment | None = None,
-    repeats: bool = False,
-) -> GlobalBatches:
-    """Returns the batches of a range of steps of any source.
-
-    Args:
-      source: Examples, by index or one after the other.
-      order: Order of the examples, or of the epochs of a stream.
-      first_step: First step, counted over epochs.
-      last_step: Step after the last one.
-      augment: Change of features by step; None to leave them as they are read.
-      repeats: True if `first_step` follows the last one, again and again.
-    """
-    if isinstance(source, StreamedSource):
-        return source.batches(order, first_step, last_step)
-    return SourceBatches(
-        source=source,
-        order=order,
-        first_step=first_step,
-        last_step=last_step,
-        augment=augment,
-        repeats=repeats,
-    )
+from trainers.inputs.sources import Source
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,8 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis import FitData, whole_arrays
 from trainers.inputs.sources import ArraySource, Data, NoExamples, Source
 from trainers.keras_program.fit_arguments import FitArguments
-from trainers.keras_program.stream import ProgramStream, open_stream
+from trainers.keras_program.open_stream import open_stream
+from trainers.keras_program.stream import ProgramStream
 
 
 def data_of_fit(arguments: FitArguments, streams: bool) -> Data:

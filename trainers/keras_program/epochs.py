@@ -65,6 +65,11 @@ class Epochs:
         self._has_callbacks = bool(arguments.callbacks)
 
     @property
+    def first_step(self) -> int:
+        """Step of the first batch of the first epoch."""
+        return self._parts.order.first_step
+
+    @property
     def observes_batches(self) -> bool:
         """True if a callback has something to do at every batch."""
         return any(map(_observes_batches, self.arguments.callbacks))
@@ -146,6 +151,8 @@ class Epochs:
 
     def is_validated(self) -> bool:
         """Returns whether the epoch that ends now is validated."""
+        if not self._parts.evaluation.num_examples:
+            return False
         return self.arguments.is_validated(self._epoch_of(self._step() - 1))
 
     def finalize(self) -> None:

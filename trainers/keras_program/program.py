@@ -23,8 +23,8 @@ from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
 from trainers.keras_program.model import LentModel
 from trainers.keras_program.script import failure_of, replaced_fit, run_script
 from trainers.keras_program.stream import ProgramStream
-from trainers.loop.builder import Phase, assemble_parts
-from trainers.loop.parts import TrainingParts
+from trainers.loop.builder import assemble_parts
+from trainers.loop.parts import Phase, TrainingParts
 from trainers.loop.precision import set_precision
 
 # Trains the parts of a run with the epochs of a `fit`, and returns the exit code.

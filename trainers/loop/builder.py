@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 
 import keras
@@ -23,7 +22,7 @@ from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
 from trainers.loop import checks
 from trainers.loop.evaluation import Evaluation
-from trainers.loop.parts import ModelParts, RateByStep, TrainingParts
+from trainers.loop.parts import ONLY_PHASE, ModelParts, Phase, RateByStep, TrainingParts
 from trainers.loop.precision import check_precision, follow_floatx, set_precision
 from trainers.model.gradient_accumulation import Accumulation, check_accumulable
 from trainers.model.gradient_noise_scale import WithStatistics
@@ -87,25 +86,12 @@ def assemble(config: Config, strategy: Strategy) -> TrainingParts:
     return assemble_parts(config, strategy, data, models.load(config.model.model))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Phase:
-    """One training of several that a program does one after another.
-
-    Attributes:
-      number: Number of the training, from 1.
-      first_step: Number of updates that earlier ones have applied.
-    """
-
-    number: int = 1
-    first_step: int = 0
-
-
 def assemble_parts(
     config: Config,
     strategy: Strategy,
     data: Data,
     spec: TrainableModel,
-    phase: Phase = Phase(),
+    phase: Phase = ONLY_PHASE,
 ) -> TrainingParts:
     """Assembles a run from a given strategy, data set and model.
 

@@ -15,7 +15,7 @@ from strategies.base import Strategy
 from strategies.common.types import GlobalBatches, LoopFunction, ReplicaFunction
 from strategies.inner_loop.reduction import bytes_of
 from trainers.config.config import Config
-from trainers.inputs.batches import batches_of
+from trainers.inputs.any_batches import batches_of
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
 from trainers.loop.evaluation import Evaluation
@@ -134,6 +134,22 @@ def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout
     if "dropout" in (config.model.disable_layers or ()):
         return None
     return ReplayableDropout(model, config.run.seed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """One training of several that a program does one after another.
+
+    Attributes:
+      number: Number of the training, from 1.
+      first_step: Number of updates that earlier ones have applied.
+    """
+
+    number: int = 1
+    first_step: int = 0
+
+
+ONLY_PHASE = Phase()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

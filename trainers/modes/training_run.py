@@ -25,20 +25,13 @@ from trainers.fault_tolerance.non_finite import Diagnosis, require_finite_weight
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.fault_tolerance.rollback import agree_on_step
 from trainers.fault_tolerance.watchdog import Watchdog
+from trainers.keras_program.epoch_callbacks import TrainingStopped, callbacks_of
 from trainers.keras_program.epochs import Epochs
 from trainers.loop.loop import Always, At, Callback, Every, StepEvent, When, run_loop
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.null_reporter import NullReporter
 from trainers.run_dir.run_dir import RunDir
-
-
-class TrainingStopped(Exception):
-    """A callback of a program has stopped the training, as EarlyStopping does."""
-
-    def __init__(self, event: StepEvent):
-        super().__init__(f"stopped after step {event.step}")
-        self.event = event
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -211,39 +204,15 @@ class TrainingRun:
             histograms = self._with_equal_variables(reporter.write_histograms)
             callbacks.append(Every(every, histograms, SummaryLevel.HISTOGRAMS))
         if self.epochs is not None:
-            callbacks += self._callbacks_of_epochs(self.epochs)
+            callbacks += callbacks_of(
+                self.epochs, self._evaluate, self._with_equal_variables
+            )
         elif self.parts.evaluation.num_examples:
             evaluate = self._with_equal_variables(self._evaluate)
             callbacks.append(Every(self.parts.eval_every_steps, evaluate))
         save = self._with_equal_variables(lambda _: self._save_checkpoint())
         callbacks.append(Every(config.checkpoint_every_steps, save))
         return callbacks
-
-    def _callbacks_of_epochs(self, epochs: Epochs) -> list[When]:
-        """Returns the callbacks that call a program's callbacks."""
-
-        def end(event: StepEvent) -> None:
-            evaluated = None
-            if self.parts.evaluation.num_examples and epochs.is_validated():
-                epochs.begin_validation()
-                evaluated = self._evaluate(event)
-                epochs.end_validation(evaluated)
-            epochs.end(evaluated)
-            if epochs.is_stopped:
-                raise TrainingStopped(event)
-
-        def end_batch(event: StepEvent) -> None:
-            epochs.end_batch()
-            # As in `fit`, the epoch ends at once.
-            if epochs.is_stopped and not at_end.is_due(event):
-                end(event)
-
-        every, first = epochs.steps_per_epoch, self.parts.order.first_step
-        at_end = Every(every, self._with_equal_variables(end), first_step=first)
-        found: list[When] = [Always(epochs.window)]
-        if epochs.observes_batches:
-            found.append(Every(1, self._with_equal_variables(end_batch)))
-        return [*found, at_end]
 
     def _with_equal_variables(self, callback: Callable[[StepEvent], Any]) -> Callback:
         """Returns a callback that reads variables, with the collectives around it."""
@@ -276,8 +245,7 @@ class TrainingRun:
         with self.metrics.clock.measure("checkpoint"):
             # On every task, so that all learn of a divergence.
             require_finite_weights(self.parts.model, self.parts.applied_steps())
-            state = {} if self.epochs is None else self.epochs.state()
-            self.reporter.save_checkpoint(state)
+            self.reporter.save_checkpoint(self.epochs.state() if self.epochs else {})
 
     def _roll_back(self, error: DivergedError) -> None:
         """Returns to the checkpoint that the chief chooses.
@@ -287,9 +255,9 @@ class TrainingRun:
         """
         strategy = self.parts.strategy
         strategy.average_replica_variables()
-        step = None
-        if self.parts.config.guard.rolls_back:
-            step = agree_on_step(strategy, self.reporter.roll_back(error))
+        rolls_back = self.parts.config.guard.rolls_back
+        own_step = self.reporter.roll_back(error) if rolls_back else None
+        step = agree_on_step(strategy, own_step) if rolls_back else None
         if step is None:
             num_rollbacks = self.reporter.num_rollbacks
             raise DivergedError(error.step, error.what, num_rollbacks) from error

@@ -72,10 +72,8 @@ class Reporter(NullReporter):
             replica_state=parts.strategy.replica_state(),
         )
         self._rollbacks = Rollbacks(
-            self._checkpoints,
-            parts.learning_rate_scale,
-            guard.most_rollbacks,
-            console.warn,
+            *(self._checkpoints, parts.learning_rate_scale),
+            *(guard.most_rollbacks, console.warn),
         )
         # State of the restored checkpoint; None for a run that has just begun.
         self._restored: Mapping[str, Any] | None = None
@@ -98,8 +96,7 @@ class Reporter(NullReporter):
         # A run without a result, such as one killed in its last checkpoint, still
         # writes one.
         is_over = step == self._parts.train_steps or is_stopped(self._restored or {})
-        is_followed = self._folder.phase_path(self._parts.phase + 1).exists()
-        if not is_over or not (is_followed or self._folder.read_result()):
+        if not (is_over and self._folder.has_ended(self._parts.phase)):
             return False
         self._console.say(
             f"{self._folder.path} is complete at step {step}: nothing to do."
@@ -138,9 +135,7 @@ class Reporter(NullReporter):
         return PlacementRecorder(
             loop_function,
             lambda placed: write_placements(
-                placed,
-                self._parts,
-                self._console,
+                *(placed, self._parts, self._console),
                 str(self._folder.log_path(self._cluster.task)),
                 self._writer.summaries,
             ),
@@ -234,9 +229,7 @@ class Reporter(NullReporter):
         self._console.stop_progress()
         self._writer.close()
         result = build_result(
-            self._parts,
-            self._cluster,
-            self._metrics,
+            *(self._parts, self._cluster, self._metrics),
             status=status,
             final=self._writer.final,
             rollbacks=self._rollbacks.count,
@@ -262,7 +255,5 @@ class Reporter(NullReporter):
         print_final_summary(
             self._console,
             f"{status} | step {self._parts.applied_steps()}",
-            self._writer.final,
-            self._metrics,
-            self._folder,
+            *(self._writer.final, self._metrics, self._folder),
         )

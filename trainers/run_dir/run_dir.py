@@ -215,6 +215,11 @@ class RunDir:
         folders = [self.checkpoints, *self.checkpoints.glob("phase-*")]
         return max((s for f in folders for s in checkpoints_in(f)), default=0)
 
+    def has_ended(self, phase: int) -> bool:
+        """Returns whether a phase has a result, or is followed by another phase."""
+        is_followed = self.phase_path(phase + 1).exists()
+        return is_followed or self.read_result() is not None
+
     def phase_path(self, phase: int) -> pathlib.Path:
         """Returns the folder of the checkpoints of one phase of a run.
 

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.base import AsCompiled, Summed, means_over_examples
+from models.base import AsCompiled, means_over_examples
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import (
     OutputMetric,
@@ -23,12 +23,9 @@ from strategies.common.private_apis import (
     metric_results,
     metrics_by_output,
 )
-from trainers.user_code.independence import agree
+from trainers.user_code.counting_metric import STATE, CountingMetric
 from trainers.user_code.probe import Probe
 from trainers.user_code.unreduced import in_columns, of_rows
-
-# Between the name of a metric and the number of its variable, in names of sums.
-_STATE = "/state/"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,94 +72,6 @@ class MeanOverExamples:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CountingMetric:
-    """A metric whose variables are sums over examples.
-
-    Attributes:
-      name: Name that `evaluate` reports it by, or that of the first of its values.
-      resolved: The metric as Keras resolves it.
-      initial: Values of its variables before any example.
-    """
-
-    name: str
-    resolved: OutputMetric
-    initial: Sequence[np.ndarray]
-
-    def counts(
-        self, labels: Any, predictions: Any, weights: Any
-    ) -> Mapping[str, Summed]:
-        """Returns what n examples add to the variables, by names of sums.
-
-        Args:
-          labels: Labels of n examples.
-          predictions: Predictions for the same examples.
-          weights: Sample weights; None for 1 each.
-        """
-        initial = [tf.constant(value) for value in self.initial]
-        updated = self._updated(initial, labels, predictions, weights)
-        return {
-            f"{self.name}{_STATE}{index}": Summed(_difference(new, old))
-            for index, (new, old) in enumerate(zip(updated, initial, strict=True))
-        }
-
-    def _updated(
-        self, state: Sequence[Any], labels: Any, predictions: Any, weights: Any
-    ) -> Sequence[tf.Tensor]:
-        of_output = self.resolved.of_output(labels, predictions)
-        own = self.resolved.weights_of_output(labels, weights)
-        metric = self.resolved.metric
-        if own is None:
-            return metric.stateless_update_state(list(state), *of_output)
-        return metric.stateless_update_state(list(state), *of_output, sample_weight=own)
-
-    def total(self, sums: Mapping[str, Any]) -> list[tuple[keras.Variable, Any]]:
-        """Returns the variables with their values after all examples.
-
-        Args:
-          sums: Sums over the examples of what `counts` returned.
-        """
-        return [
-            (variable, _added(initial, sums[f"{self.name}{_STATE}{index}"], variable))
-            for index, (variable, initial) in enumerate(
-                zip(self.resolved.metric.variables, self.initial, strict=True)
-            )
-        ]
-
-    def check_sums(self, labels: Any, predictions: Any, weights: Any) -> None:
-        """Compares the counts of a few examples with the counts of two halves.
-
-        Args:
-          labels: Labels of a few examples.
-          predictions: Predictions for them.
-          weights: Sample weights of them; None for 1 each.
-
-        Raises:
-          UsageError: The counts of the halves do not add up.
-        """
-        given = (labels, predictions, weights)
-        num_rows = tf.nest.flatten(predictions)[0].shape[0]
-        halves = [
-            [_rows(value, rows) for value in given]
-            for rows in (range(num_rows // 2), range(num_rows // 2, num_rows))
-        ]
-        whole = self.counts(*given)
-        first, second = (self.counts(*half) for half in halves)
-        # From the state after the first half: a maximum is no sum, though that of the
-        # halves may happen to be.
-        initial = [tf.constant(value) for value in self.initial]
-        in_turn = self._updated(self._updated(initial, *halves[0]), *halves[1])
-        for index, (name, count) in enumerate(whole.items()):
-            parts = first[name].total + second[name].total
-            last = _difference(in_turn[index], initial[index])
-            if not (agree(count.total, parts) and agree(last, parts)):
-                raise UsageError(
-                    f"the metric {self.name!r} keeps numbers that are not sums over "
-                    "examples, so that replicas cannot add theirs: leave it out, and "
-                    "use it on the trained model."
-                )
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Metrics:
     """All metrics that a model was compiled with.
 
@@ -194,7 +103,7 @@ class Metrics:
     def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Returns means over examples, and results of counts; see `Objective`."""
         means = means_over_examples(
-            {name: value for name, value in sums.items() if _STATE not in name}
+            {name: value for name, value in sums.items() if STATE not in name}
         )
         if not self.counting:
             return means
@@ -266,24 +175,6 @@ def _is_mean(metric: OutputMetric, weights: Any) -> bool:
         (kind.update_state, kind.result) == (mean.update_state, mean.result)
     )
     return is_mean and not (metric.is_weighted and weights is not None)
-
-
-def _rows(values: Any, rows: range) -> Any:
-    if values is None:
-        return None
-    return tf.nest.map_structure(lambda value: tf.gather(value, list(rows)), values)
-
-
-def _difference(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-    """Returns what was added, in a type that has negative numbers."""
-    if new.dtype.is_floating:
-        return new - old
-    return tf.cast(new, tf.int64) - tf.cast(old, tf.int64)
-
-
-def _added(initial: np.ndarray, total: Any, variable: keras.Variable) -> tf.Tensor:
-    total = np.reshape(np.asarray(total), variable.shape)
-    return tf.constant((initial + total).astype(variable.dtype), variable.dtype)
 
 
 def _flat(results: Mapping[str, Any]) -> dict[str, float]:

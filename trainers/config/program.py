@@ -1,0 +1,59 @@
+"""Check of the settings beside --script, whose program decides most of them.
+
+This module does not import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from strategies.common.errors import UsageError
+from strategies.common.text import shown
+from trainers.config.data import DataConfig
+from trainers.config.groups import option
+
+if TYPE_CHECKING:
+    from trainers.config.config import Config
+
+# What a program decides, and a flag does not.
+_OF_A_PROGRAM = (
+    *(field.name for field in dataclasses.fields(DataConfig)),
+    *("model", "loss", "metrics", "hidden_units", "embedding_dimension"),
+    *("embedding_shards", "dropout", "label_smoothing", "eval_every_steps"),
+)
+# Settings of the optimizer that --optimizer replaces the program's with.
+_OF_AN_OPTIMIZER = (
+    *("lr_scaling", "base_global_batch_size", "learning_rate_schedule"),
+    *("warmup_steps", "momentum", "weight_decay"),
+)
+
+
+def check_program(config: Config) -> None:
+    """Refuses settings that a program decides, and arguments without a program.
+
+    Raises:
+      UsageError: There is one.
+    """
+    if config.model.script is None:
+        if config.model.script_arguments:
+            words = " ".join(config.model.script_arguments)
+            raise UsageError(
+                f"-- {shown(words)} are arguments for a program, and there is none: "
+                "add --script=train.py, or leave them out."
+            )
+        return
+    refused = list(_OF_A_PROGRAM)
+    if "optimizer" not in config.given:
+        refused += _OF_AN_OPTIMIZER
+    for name in refused:
+        if name in config.given:
+            raise UsageError(
+                f"{option(name)} is decided by the program of "
+                f"--script={config.model.script}: change it there."
+            )
+    if config.strategy.traits.is_model_parallel:
+        raise UsageError(
+            f"--strategy={config.strategy.strategy} does not fit --script, whose model "
+            "is made before its stages are known: choose another strategy."
+        )

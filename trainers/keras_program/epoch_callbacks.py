@@ -1,0 +1,55 @@
+"""Callbacks of the outer loop that run the epochs of a program's `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from trainers.keras_program.epochs import Epochs
+from trainers.loop.loop import Always, Callback, Every, StepEvent, When
+
+
+class TrainingStopped(Exception):
+    """A callback of a program has stopped the training, as EarlyStopping does."""
+
+    def __init__(self, event: StepEvent):
+        super().__init__(f"stopped after step {event.step}")
+        self.event = event
+
+
+def callbacks_of(
+    epochs: Epochs,
+    evaluate: Callable[[StepEvent], Mapping[str, float]],
+    with_equal_variables: Callable[[Callable[[StepEvent], Any]], Callback],
+) -> Sequence[When]:
+    """Returns the callbacks that call a program's callbacks, at batches and epochs.
+
+    Args:
+      epochs: Epochs of the `fit`.
+      evaluate: Function that evaluates on the held-out examples.
+      with_equal_variables: Function that adds collectives around a callback.
+    """
+
+    def end(event: StepEvent) -> None:
+        evaluated = None
+        if epochs.is_validated():
+            epochs.begin_validation()
+            evaluated = evaluate(event)
+            epochs.end_validation(evaluated)
+        epochs.end(evaluated)
+        if epochs.is_stopped:
+            raise TrainingStopped(event)
+
+    def end_batch(event: StepEvent) -> None:
+        epochs.end_batch()
+        # As in `fit`, the epoch ends at once.
+        if epochs.is_stopped and not at_end.is_due(event):
+            end(event)
+
+    at_end = Every(
+        epochs.steps_per_epoch, with_equal_variables(end), first_step=epochs.first_step
+    )
+    found: list[When] = [Always(epochs.window)]
+    if epochs.observes_batches:
+        found.append(Every(1, with_equal_variables(end_batch)))
+    return [*found, at_end]
