@@ -19,6 +19,7 @@ from trainers.keras_program.fit_arguments import FitArguments
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import MetricsWindow
 from trainers.run_dir.train_state import STOPPED
+from trainers.user_code import wrap_user_errors
 
 
 class Epochs:
@@ -95,28 +96,28 @@ class Epochs:
     def begin(self) -> None:
         """Calls callbacks at the start of training, or of the present epoch."""
         self._parts.model.stop_training = False
-        self._callbacks.on_train_begin()
+        self._call("on_train_begin")
         # The history has forgotten it, as at the start of a `fit`.
         self.history.epoch, self.history.history = self._restored
         if not self._step():
-            self._callbacks.on_epoch_begin(self._epoch_of(0))
+            self._call("on_epoch_begin", self._epoch_of(0))
         if self.observes_batches:
-            self._callbacks.on_train_batch_begin(self._step() % self.steps_per_epoch)
+            self._call("on_train_batch_begin", self._step() % self.steps_per_epoch)
         self._send_changes()
 
     def end_batch(self) -> None:
         """Calls callbacks after a step, and before the next one of the epoch."""
         batch = (self._step() - 1) % self.steps_per_epoch
-        self._callbacks.on_train_batch_end(batch, self.window.means())
+        self._call("on_train_batch_end", batch, self.window.means())
         self._send_changes()
         is_last = self._parts.applied_steps() == self._parts.train_steps
         if batch + 1 < self.steps_per_epoch and not (is_last or self.is_stopped):
-            self._callbacks.on_train_batch_begin(batch + 1)
+            self._call("on_train_batch_begin", batch + 1)
             self._send_changes()
 
     def begin_validation(self) -> None:
         """Calls callbacks before the held-out examples are evaluated."""
-        self._callbacks.on_test_begin()
+        self._call("on_test_begin")
         self._send_changes()
 
     def end_validation(self, validated: Mapping[str, float]) -> None:
@@ -125,7 +126,7 @@ class Epochs:
         Args:
           validated: Results of the validation.
         """
-        self._callbacks.on_test_end(dict(validated))
+        self._call("on_test_end", dict(validated))
         self._send_changes()
 
     def end(self, validated: Mapping[str, float] | None) -> None:
@@ -139,14 +140,14 @@ class Epochs:
         self.window.reset()
         for name, value in (validated or {}).items():
             logs[f"val_{name}"] = value
-        self._callbacks.on_epoch_end(epoch, logs)
+        self._call("on_epoch_end", epoch, logs)
         self._send_changes()
         is_last = self._parts.applied_steps() == self._parts.train_steps
         if is_last or self.is_stopped:
             return
-        self._callbacks.on_epoch_begin(epoch + 1)
+        self._call("on_epoch_begin", epoch + 1)
         if self.observes_batches:
-            self._callbacks.on_train_batch_begin(0)
+            self._call("on_train_batch_begin", 0)
         self._send_changes()
 
     def is_validated(self) -> bool:
@@ -169,7 +170,7 @@ class Epochs:
         """Calls callbacks at the end of training."""
         self.finalize()
         found = self.history.history
-        self._callbacks.on_train_end({name: v[-1] for name, v in found.items() if v})
+        self._call("on_train_end", {name: v[-1] for name, v in found.items() if v})
         self._send_changes()
 
     def share_history(self) -> None:
@@ -201,6 +202,11 @@ class Epochs:
     def _step(self) -> int:
         """Returns the number of updates that this `fit` has applied."""
         return self._parts.applied_steps() - self._parts.order.first_step
+
+    def _call(self, moment: str, *arguments: Any) -> None:
+        """Calls a method of all callbacks."""
+        with wrap_user_errors(f"{moment} of a callback"):
+            getattr(self._callbacks, moment)(*arguments)
 
     def _epoch_of(self, step: int) -> int:
         return self.arguments.initial_epoch + step // self.steps_per_epoch

@@ -54,10 +54,12 @@ def arguments_of_call(
       kwargs: Arguments by name.
 
     Raises:
-      TypeError: `fit` would raise it.
-      UsageError: `fit` cannot use a number.
+      UsageError: `fit` has no such argument, or cannot use a number.
     """
-    bound = inspect.signature(fit).bind(model, *args, **kwargs)
+    try:
+        bound = inspect.signature(fit).bind(model, *args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"fit {error}: give it what Keras's has.") from error
     bound.apply_defaults()
     given = {name: bound.arguments[name] for name in _NAMES}
     given["callbacks"] = _callbacks(given["callbacks"])

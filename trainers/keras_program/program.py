@@ -79,6 +79,8 @@ class _Program:
         self._train = train
         self._path = config.model.script or ""
         self._num_fits = 0
+        # After a `fit` that was completed, until the chief trains again or has ended.
+        self._others_wait = False
         self._phase = Phase()
         # Raised inside of `fit`, by this project and not by the program.
         self._error: BaseException | None = None
@@ -117,7 +119,7 @@ class _Program:
 
     def _end(self, exit_code: ExitCode) -> None:
         """Tells tasks that wait after a `fit` that the program is over."""
-        if self._cluster.is_chief and self._num_fits and self._error is None:
+        if self._cluster.is_chief and self._others_wait:
             self._strategy.close()
             self._tell(_OVER, exit_code)
 
@@ -135,19 +137,22 @@ class _Program:
         try:
             self._check_call(model)
             arguments = arguments_of_call(fit, model, args, kwargs)
-            if self._num_fits and self._cluster.is_chief:
+            if self._others_wait and self._cluster.is_chief:
                 self._tell(_TRAINS_AGAIN, ExitCode.DONE)
+            self._others_wait = False
             history, exit_code = self._train_model(model, arguments)
         except BaseException as error:
             self._error = error
             raise
         if exit_code != ExitCode.DONE:
             raise _ProgramEnded(exit_code)
+        self._others_wait = True
         if not self._cluster.is_chief:
             # Only the chief runs the rest of the program, unless it trains again: then
             # this task comes to that call of `fit` too.
             word, exit_code = self._tell(_OVER, ExitCode.BUG)
             if word == _OVER:
+                self._strategy.close()
                 raise _ProgramEnded(exit_code)
         return history
 

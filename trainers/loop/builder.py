@@ -73,6 +73,11 @@ def assemble(config: Config, strategy: Strategy) -> TrainingParts:
       UsageError: The settings, the strategy, the data and the model do not fit
         together.
     """
+    if config.model.script is not None:
+        raise UsageError(
+            f"--script={config.model.script} makes its own model and data: evaluate "
+            "and export the model in the program, after its fit."
+        )
     # A module may make layers when it is imported, or set their types.
     set_precision(config.model)
     keras.utils.set_random_seed(config.run.seed)

@@ -102,23 +102,21 @@ class TrainingTask:
         return run.run()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        with contextlib.ExitStack() as last:
-            # Nobody waits for this process any more.
-            last.callback(self._tracking.wait)
-            self._guards.__exit__(kind, error, trace)
+        self._guards.__exit__(kind, error, trace)
+        if error is None or isinstance(error, UsageError):
             self._end(error)
+            # Nobody waits for this process any more.
+            self._tracking.wait()
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: UsageError | None) -> None:
         """Tells the other tasks how the run has ended."""
         # Other tasks see that the chief is gone. A shutdown file would make the folder
         # anew.
         if isinstance(error, FolderGoneError):
             return
-        if isinstance(error, UsageError):
-            self._shutdown_servers(ExitCode.USAGE)
         if error is not None:
+            self._shutdown_servers(ExitCode.USAGE)
             return
-        self.strategy.close()
         self._shutdown_servers(self.exit_code)
         if self.cluster.is_chief and EVALUATOR in self.cluster.addresses:
             self._errors.attempt(

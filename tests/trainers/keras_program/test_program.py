@@ -1,0 +1,273 @@
+"""`--script`: what becomes of a program around its calls of `fit`."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import textwrap
+
+import pytest
+
+from tests import processes
+from tests.markers import further
+
+_PROGRAMS = processes.ROOT / "tests" / "keras_programs"
+# A model and data that need a second.
+_MODEL = """
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+x = np.random.normal(size=(60, 4))
+y = x.sum(axis=1)
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+"""
+_MIRRORED = ("--strategy=mirrored", "--num_replicas=2")
+_WORKERS = ("--strategy=multi_worker_mirrored", "--num_workers=2")
+_SERVERS = ("--strategy=parameter_server", "--num_workers=2", "--num_ps=1")
+
+
+def _write(folder: pathlib.Path, text: str) -> pathlib.Path:
+    path = folder / "train.py"
+    path.write_text(_MODEL + textwrap.dedent(text))
+    return path
+
+
+def _run(
+    folder: pathlib.Path, text: str, *flags: str
+) -> subprocess.CompletedProcess[str]:
+    path = _write(folder, text)
+    words = [f"--script={path}", f"--run_dir={folder / 'run'}", *flags]
+    return processes.run(*words, folder=folder)
+
+
+@pytest.mark.parametrize(
+    "strategy", [_MIRRORED, pytest.param(_WORKERS), further(_SERVERS)]
+)
+def test_a_program_goes_on_with_the_trained_model(
+    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+) -> None:
+    done = _run(
+        tmp_path,
+        """
+        import sys
+        before = model.evaluate(x, y, verbose=0)
+        history = model.fit(x, y, epochs=3, batch_size=20, validation_split=0.2)
+        after = model.evaluate(x, y, verbose=0)
+        print("found", len(history.history["val_loss"]), after < before, sys.argv[1:])
+        model.save("trained.keras")
+        again = keras.models.load_model("trained.keras").evaluate(x, y, verbose=0)
+        print("same", abs(again - after) < 1e-6)
+        """,
+        *strategy,
+        *("--", "--rate=0.1", "a b"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "found 3 True ['--rate=0.1', 'a b']\n" in done.stdout
+    assert "same True\n" in done.stdout
+    # Once, by the chief.
+    assert done.stdout.count("found") == 1
+    result = processes.result_of(tmp_path / "run")
+    assert (result["status"], result["steps"]) == ("completed", 9)
+    assert result["examples_seen"] == 3 * 48
+    assert result["final"]["eval_loss"] > 0
+
+
+def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) -> None:
+    text = "model.fit(x, y, epochs=3, batch_size=20)"
+    rate = ("--learning_rate=0.001", "--global_batch_size=64", "--train_steps=2")
+    done = _run(tmp_path, text, "--strategy=one_device", *rate)
+    assert done.returncode == 0, done.stderr
+    assert processes.result_of(tmp_path / "run")["steps"] == 2
+    last = processes.metrics_of(tmp_path / "run")[-1]
+    # The default of the flag, and given all the same.
+    assert last["learning_rate"] == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("raise KeyError('lost')", ("train.py, line 9, failed", "KeyError", "lost")),
+        ("model.fit(x, y)\n1 / 0", ("line 10, failed", "ZeroDivisionError")),
+        ("def f(:", ("line 9, failed", "SyntaxError")),
+        ("print(1)", ("without a call of keras.Model.fit",)),
+        ("model.fit(x, y)\nraise SystemExit(3)", ("line 10", "sys.exit(3)")),
+        ("model.fit(x)", ("no labels",)),
+        ("model.fit(x, y, epochs=0)", ("epochs=0",)),
+        (
+            "model.fit(x, y, epoch=2)",
+            ("fit got an unexpected keyword argument 'epoch'",),
+        ),
+        ("model.fit(x, y, validation_split=0.999)", ("validation_split=0.999",)),
+        (
+            "import threading\nt = threading.Thread(target=model.fit, args=(x, y))\n"
+            "t.start()\nt.join()",
+            ("fit in a thread",),
+        ),
+        (
+            "import tensorflow as tf\nwith tf.distribute.OneDeviceStrategy('CPU:0')"
+            ".scope():\n  m = keras.Sequential([keras.layers.Dense(1)])\n"
+            "  m.compile('sgd', 'mse')\nm.fit(x, y)",
+            ("OneDeviceStrategy of its own", "--strategy"),
+        ),
+        (
+            "class Largest(keras.metrics.Metric):\n"
+            "  def __init__(self):\n    super().__init__(name='largest')\n"
+            "    self.most = self.add_variable((), 'zeros')\n"
+            "  def update_state(self, y_true, y_pred, sample_weight=None):\n"
+            "    highest = keras.ops.max(y_pred)\n"
+            "    self.most.assign(keras.ops.maximum(self.most, highest))\n"
+            "  def result(self):\n    return self.most.value\n"
+            "model.compile('sgd', 'mse', metrics=[Largest()])\nmodel.fit(x, y)",
+            ("'largest'", "not sums over examples"),
+        ),
+        (
+            "class Own(keras.Model):\n  def train_step(self, data):\n    return {}\n"
+            "m = Own()\nm.compile('sgd', 'mse')\nm.fit(x, y)",
+            ("Own has a train_step",),
+        ),
+        (
+            "model.fit((row for row in [(x, y)]), epochs=2)",
+            ("generator", "steps_per_epoch"),
+        ),
+    ],
+)
+def test_what_goes_wrong_in_a_program_is_one_line(
+    tmp_path: pathlib.Path, text: str, words: tuple[str, ...]
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_MODEL.lstrip("\n") + text)
+    done = processes.run(
+        f"--script={path}", f"--run_dir={tmp_path / 'run'}", "--strategy=one_device"
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, done.stderr
+    assert all(word in lines[0] for word in words), lines[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--script=missing.py",), "--script=missing.py"),
+        (("--script={path}", "--dataset=digits"), "--dataset"),
+        (("--script={path}", "--momentum=0.5"), "--momentum"),
+        (("--script={path}", "--strategy=model_parallel"), "model_parallel"),
+        (("--script={path}", "--mode=doctor"), "--script"),
+        (("--", "word"), "word"),
+    ],
+)
+def test_flags_that_do_not_fit_a_program_are_refused(
+    tmp_path: pathlib.Path, flags: tuple[str, ...], words: str
+) -> None:
+    path = _write(tmp_path, "model.fit(x, y)")
+    done = processes.run(*(flag.format(path=path) for flag in flags), folder=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_does_not_choose_the_program(tmp_path: pathlib.Path) -> None:
+    path = _write(tmp_path, "model.fit(x, y)")
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps({"model": {"script": str(path)}}))
+    done = processes.run(f"--config={settings}", folder=tmp_path)
+    assert done.returncode == 2
+    assert f"--script={path}" in done.stderr
+
+
+@pytest.mark.parametrize("strategy", [_MIRRORED, pytest.param(_WORKERS)])
+def test_a_callback_stops_every_task(
+    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+) -> None:
+    done = _run(
+        tmp_path,
+        """
+        class Stop(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                self.model.optimizer.learning_rate = 0.5
+                self.model.stop_training = epoch == 1
+
+        history = model.fit(x, y, epochs=9, batch_size=20, callbacks=[Stop()])
+        print("epochs", history.epoch, float(model.optimizer.learning_rate))
+        """,
+        *strategy,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "epochs [0, 1] 0.5\n" in done.stdout
+    result = processes.result_of(tmp_path / "run")
+    assert (result["status"], result["steps"]) == ("completed", 6)
+
+
+def test_a_callback_that_raises_ends_the_run(tmp_path: pathlib.Path) -> None:
+    done = _run(
+        tmp_path,
+        """
+        class Broken(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                raise KeyError("no such log")
+
+        model.fit(x, y, callbacks=[Broken()])
+        """,
+        "--strategy=one_device",
+    )
+    assert done.returncode == 2, done.stderr
+    assert "on_epoch_end" in done.stderr
+    assert "no such log" in done.stderr
+
+
+def test_a_killed_program_ends_with_the_weights_of_one_left_alone(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = """
+    import os, signal, sys
+
+    class Kill(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if len(sys.argv) > 1 and epoch == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    model.compile("adam", "mse")
+    model.fit(x, y, epochs=2, batch_size=16)
+    model.compile("sgd", "mse")
+    model.fit(x, y, epochs=8, initial_epoch=2, batch_size=16, callbacks=[Kill()])
+    """
+    often = ("--strategy=one_device", "--checkpoint_every_steps=3")
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    for folder in (alone, killed):
+        folder.mkdir()
+    assert _run(alone, text, *often).returncode == 0
+    assert _run(killed, text, *often, "--", "kill").returncode == -9
+    done = _run(killed, text, *often, "--resume=auto")
+    assert done.returncode == 0, done.stderr
+    results = [processes.result_of(folder / "run") for folder in (alone, killed)]
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
+    assert results[1]["steps"] == 4 * 8
+    steps = [row["step"] for row in processes.metrics_of(killed / "run")]
+    assert steps == sorted(steps)
+    assert {8, 32} <= set(steps)
+
+
+@pytest.mark.parametrize(
+    "program", sorted(p.stem for p in _PROGRAMS.glob("*.py") if p.stem != "__init__")
+)
+@pytest.mark.parametrize(
+    "strategy", [further(_MIRRORED), further(_WORKERS), further(_SERVERS)]
+)
+def test_programs_of_users_run_unchanged(
+    tmp_path: pathlib.Path, program: str, strategy: tuple[str, ...]
+) -> None:
+    refused = {"generative_adversarial_network", "variational_autoencoder"}
+    if "mirrored" in strategy[0] or "parameter_server" in strategy[0]:
+        refused.add("accumulated_gradients")
+    path = _PROGRAMS / f"{program}.py"
+    done = processes.run(
+        f"--script={path}",
+        f"--run_dir={tmp_path / 'run'}",
+        *strategy,
+        *("--", str(tmp_path)) * (program == "classifier_with_callbacks"),
+        folder=tmp_path,
+    )
+    assert done.returncode == (2 if program in refused else 0), done.stderr
