@@ -63,7 +63,7 @@ BEFORE_TENSORFLOW = [
     row("--nomodel", "--nomodel", "--model"),
     row("train", "'train'", "--name=value"),
     row("--seed=1 more", "'more'", "--name=value"),
-    row("-- --seed=1", "'--seed=1'", "--name=value"),
+    row("-- --seed=1", "--seed=1", "--script"),
     row("--seed", "--seed", "--name=value"),
     row("--seed=", "--seed=", "whole numbers"),
     row("--seed=-1", "--seed=-1", "0 or more"),

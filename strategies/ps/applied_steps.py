@@ -68,7 +68,9 @@ class AppliedSteps:
         """
         # Whole numbers are exact in float64 up to 2 ** 53.
         place = tf.cast(tf.stack([call, step]), tf.float64)
-        values = self._layout.pack(sums)
+        values = self._layout.pack(
+            {name: tf.convert_to_tensor(value) for name, value in sums.items()}
+        )
         # `init_scope` lifts the variable out of the function that is being traced.
         if self._notes is None:
             with tf.init_scope():

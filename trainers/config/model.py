@@ -37,7 +37,6 @@ class ModelConfig:
         "A Keras program, such as train.py, to run as it is: its call of Model.fit "
         "trains under --strategy. Arguments for it follow after --.",
         path="file",
-        used_by={"mode": ("train", "verify", "compare")},
     )
     script_arguments: tuple[str, ...] | None = setting(
         None, "Arguments of --script: what follows after --.", has_flag=False

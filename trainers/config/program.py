@@ -22,6 +22,7 @@ _OF_A_PROGRAM = (
     *("model", "loss", "metrics", "hidden_units", "embedding_dimension"),
     *("embedding_shards", "dropout", "label_smoothing", "eval_every_steps"),
 )
+_MODES = ("train", "verify", "compare")
 # Settings of the optimizer that --optimizer replaces the program's with.
 _OF_AN_OPTIMIZER = (
     *("lr_scaling", "base_global_batch_size", "learning_rate_schedule"),
@@ -43,6 +44,11 @@ def check_program(config: Config) -> None:
                 "add --script=train.py, or leave them out."
             )
         return
+    if config.run.mode not in _MODES:
+        raise UsageError(
+            f"--script={config.model.script} does not fit --mode={config.run.mode}: "
+            f"choose {', '.join(_MODES)}."
+        )
     refused = list(_OF_A_PROGRAM)
     if "optimizer" not in config.given:
         refused += _OF_AN_OPTIMIZER

@@ -1,4 +1,4 @@
-"""The objective of a model whose class has a `compute_loss` of its own."""
+"""The objective of a model whose class overrides `compute_loss`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class OwnLoss:
     ) -> Values:
         """See `Objective`."""
         raise UsageError(
-            "a compute_loss of the model's own needs the whole model, which "
+            "an overridden compute_loss needs the whole model, which "
             "model_parallel has in stages: choose another --strategy."
         )
 
@@ -87,7 +87,7 @@ class OwnLoss:
 
 
 def own_loss(model: keras.Model, few: Batch) -> OwnLoss:
-    """Returns the objective of a model with a `compute_loss` of its own.
+    """Returns the objective of a model that overrides `compute_loss`.
 
     Args:
       model: Model before a strategy owns its variables.

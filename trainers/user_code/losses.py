@@ -139,7 +139,9 @@ def objective_of(
     model: keras.Model,
     loss: str | None,
     metrics: Sequence[str] | None,
-    probe: Probe,
+    labels: Any,
+    predictions: Any,
+    is_masked: bool = False,
 ) -> CompiledObjective:
     """Returns what `fit` would minimize and report, for each example.
 
@@ -149,7 +151,9 @@ def objective_of(
       model: A model, perhaps compiled.
       loss: Keras's name; None for the loss the model was compiled with.
       metrics: Keras's names; None for those the model was compiled with.
-      probe: A few examples, whose labels may be `Weighted`.
+      labels: Labels of a few examples, perhaps `Weighted`.
+      predictions: Tensors such as the model returns for these examples.
+      is_masked: True if some of the model's predictions have a mask.
 
     Raises:
       UsageError: There is no loss, or one of them has no value for each example.
@@ -171,13 +175,12 @@ def objective_of(
         weighted_metrics=None if metrics else _named_accuracy(weighted),
     )
     names = getattr(model, "output_names", None)
-    predictions = probe.predictions
-    labels, sample_weights = _separated(probe.labels)
+    labels, sample_weights = _separated(labels)
     losses = _losses(compiled, names, labels, predictions)
     objective = CompiledObjective(
         losses=losses,
         metrics=resolve_metrics(
-            compiled, names, probe._replace(labels=labels), sample_weights
+            compiled, names, Probe(labels, predictions, is_masked), sample_weights
         ),
         classes=classes_of(losses[0].resolved.loss) if len(losses) == 1 else None,
         compiled=compiled,

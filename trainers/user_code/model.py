@@ -100,7 +100,7 @@ class CustomModel:
         # Keras computes the loss of these examples to find out what it is made of.
         check_ids(loss, names, self.data, few, predictions)
         with labels_blamed(few):
-            objective = objective_of(model, self.loss, self.metrics, examples)
+            objective = objective_of(model, self.loss, self.metrics, *examples)
         return dataclasses.replace(
             objective, weighs_rows=_weighs(objective, model, few)
         )

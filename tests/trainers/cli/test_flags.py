@@ -196,7 +196,6 @@ def test_what_absl_would_read_in_secret_is_unknown(argument: str) -> None:
         ("train",),
         ("--seed=1", "train"),
         ("--verbose", "true"),
-        ("--", "--seed=1"),
         ("-",),
         ("",),
     ],

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.base import Summed
 from strategies.common.errors import UsageError
+from strategies.common.private_apis import mask_of
 from tests.trainers.user_code import factories
 from trainers.user_code.losses import objective_of
-from trainers.user_code.probe import Probe
 
 
 def means(
@@ -21,9 +22,18 @@ def means(
 ) -> dict[str, float]:
     predictions = model(features, training=False)
     few = tf.nest.map_structure(lambda v: tf.constant(v[:4]), (labels, predictions))
-    objective = objective_of(model, given.get("loss"), given.get("metrics"), *few)
+    flat = tf.nest.flatten(predictions)
+    is_masked = any(mask_of(one) is not None for one in flat)
+    given_names = given.get("loss"), given.get("metrics")
+    objective = objective_of(model, *given_names, *few, is_masked=is_masked)
     values = objective.of_predictions(labels, predictions)
-    return {name: float(tf.reduce_mean(value)) for name, value in values.items()}
+    sums = {
+        name: value.total if isinstance(value, Summed) else tf.reduce_sum(value)
+        for name, value in values.items()
+    }
+    return objective.results(
+        {**{n: np.asarray(v) for n, v in sums.items()}, "examples": flat[0].shape[0]}
+    )
 
 
 def compiled(**settings: Any) -> keras.Model:
@@ -143,12 +153,7 @@ OF_IDS = keras.losses.SparseCategoricalCrossentropy
     [
         (factories.not_compiled, "--loss is missing"),
         (factories.mean_of_a_batch, "one number for a whole batch"),
-        (factories.counting_metric, "is not a mean over examples"),
         (lambda: compiled(loss={"other": "mse"}), "no loss is of an output"),
-        (
-            lambda: compiled(loss="mse", metrics=[LastDoubled()]),
-            "is not a mean over examples",
-        ),
         (lambda: compiled(loss=Called()), "has a __call__ of its own"),
         (lambda: compiled(loss=Centred()), "another value beside other examples"),
         (lambda: compiled(loss=keras.losses.Dice()), "one number for a whole batch"),
@@ -165,7 +170,7 @@ OF_IDS = keras.losses.SparseCategoricalCrossentropy
         ),
     ],
     ids=[
-        *("no loss", "mean", "AUC", "no output", "own update", "own call", "centred"),
+        *("no loss", "mean", "no output", "own call", "centred"),
         *("Dice", "reduction none", "two losses", "name"),
     ],
 )
@@ -178,20 +183,29 @@ def test_what_has_no_value_of_each_example_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("loss", "words"),
+    "make",
     [
-        (
-            OF_IDS(from_logits=True, ignore_class=2),
-            "leaves some values out of its mean",
-        ),
-        (keras.losses.Circle(), "leaves some values out of its mean"),
+        factories.counting_metric,
+        lambda: compiled(loss="mse", metrics=[LastDoubled()]),
+        lambda: compiled(loss="mse", metrics=[keras.metrics.R2Score()]),
     ],
-    ids=["ignored", "pairs"],
+    ids=["AUC", "own update", "sums of squares"],
 )
-def test_losses_that_leave_examples_out_are_refused(loss: Any, words: str) -> None:
-    """`fit` divides by the number of those that count in the whole batch."""
-    with pytest.raises(UsageError, match=words):
-        means(compiled(loss=loss), *factories.arrays())
+def test_metrics_that_count_are_computed_of_all_counts(
+    make: Callable[[], keras.Model],
+) -> None:
+    features, labels = factories.arrays()
+    assert_as_evaluated(make(), features, np.eye(3, dtype=np.float32)[labels])
+
+
+def test_a_loss_divides_by_the_examples_that_it_does_not_leave_out() -> None:
+    loss = OF_IDS(from_logits=True, ignore_class=2)
+    assert_as_evaluated(compiled(loss=loss), *factories.arrays())
+
+
+def test_a_loss_of_pairs_is_refused() -> None:
+    with pytest.raises(UsageError, match="another value beside other examples"):
+        means(compiled(loss=keras.losses.Circle()), *factories.arrays())
 
 
 def words_of_all(y_true: Any, y_pred: Any) -> Any:
@@ -251,8 +265,8 @@ def test_a_sum_is_that_over_the_global_batch() -> None:
     features, labels = factories.numbers()
     model = factories.summed()
     predictions = model(features)
-    few = Probe(tf.constant(labels[:4]), predictions[:4], is_masked=False)
-    objective = objective_of(model, None, None, few)
+    few = tf.constant(labels[:4]), predictions[:4]
+    objective = objective_of(model, None, None, *few)
     values = objective.of_predictions(labels[:2], predictions[:2], 8)["loss"]
     squares = np.square(labels[:2] - predictions[:2, 0])
     np.testing.assert_allclose(values, 8 * squares, rtol=1e-6)
@@ -267,7 +281,6 @@ def test_labels_of_another_output_are_refused() -> None:
         means(factories.two_in_two_out(), features, labels)
 
 
-def test_an_output_of_which_a_part_does_not_count_is_refused() -> None:
-    ids = np.array([[1, 2, 0, 0]])
-    with pytest.raises(UsageError, match="has a mask"):
-        means(masked(), ids, np.zeros([1, 4, 1], np.float32))
+def test_a_loss_divides_by_the_words_that_have_no_mask() -> None:
+    ids = np.array([[1, 2, 0, 0], [3, 0, 0, 0], [1, 2, 3, 4]] * 2)
+    assert_as_evaluated(masked(), ids, np.ones([6, 4, 1], np.float32))

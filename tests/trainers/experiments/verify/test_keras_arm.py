@@ -23,8 +23,8 @@ SHORT = ("--strategies=one_device", "--train_steps=2")
 CALLED_DIRECTLY = (
     Fault(
         file="trainers/user_code/unreduced.py",
-        right="values = in_columns(self._loss.call, y_true, y_pred)",
-        wrong="values = getattr(self._loss, 'fn', self._loss.call)(y_true, y_pred)",
+        right="return in_columns(self._loss.call, y_true, y_pred)",
+        wrong="return getattr(self._loss, 'fn', self._loss.call)(y_true, y_pred)",
     ),
     Fault(
         file="trainers/user_code/independence.py",
