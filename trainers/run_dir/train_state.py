@@ -94,7 +94,9 @@ def check_state(state: Mapping[str, Any]) -> None:
         part = _PARTS.get(name)
         if not isinstance(content, dict) or (part is None and name not in _BY_NAME):
             raise DamagedError(f"its {shown(name)} is not of the right form")
-        hints: dict[str, Any] = dict.fromkeys(content, float | None)
+        # A log of a program may not have been finite.
+        kind = float | None if name == "history" else float
+        hints: dict[str, Any] = dict.fromkeys(content, kind)
         fields = typing.get_type_hints(part) if part else hints
         for key, value in content.items():
             if key not in fields or not _is_of(value, fields[key], lists=part is None):
