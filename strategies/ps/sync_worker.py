@@ -118,6 +118,7 @@ class WorkerLoop:
         )
         batch = self.batches.at(resident, step + ahead, own_shard, self._num_required)
         whole = self.batches.at(resident, step, 0, 1)
+        # Each worker counts the whole batch by itself, which costs no message.
         totals = totals_of(self._replica_step, lambda count: count(whole).sums)
         # The shard counts as a part of this step's batch, also if it is from a later
         # one, so that its gradient is divided by the same number of examples.

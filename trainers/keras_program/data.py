@@ -64,6 +64,7 @@ def _data(
 
 def _validation(arguments: FitArguments) -> Source:
     given = arguments.validation_data
+    # Keras takes a pair of arrays or a data set, and a data set is a sequence too.
     found = None
     if not isinstance(given, (tf.data.Dataset, keras.utils.PyDataset)):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(given)
@@ -91,6 +92,7 @@ def _in_memory(source: Source) -> Source:
     """Reads one epoch of a stream, for strategies that read any step on request."""
     if not isinstance(source, ProgramStream):
         return source
+    # The other half is for the arrays that the batches are joined to.
     limit = psutil.virtual_memory().available // 2
     batches = source.read_epoch(limit)
     features, labels = tf.nest.map_structure(
@@ -102,6 +104,7 @@ def _in_memory(source: Source) -> Source:
 def _split(train: FitData, fraction: float) -> tuple[FitData, FitData]:
     """Divides examples as `fit` does: the last ones are for validation."""
     num_examples = len(tf.nest.flatten(train.features)[0])
+    # Rounded down, as in keras/src/trainers/data_adapters/array_slicing.py.
     first = int(num_examples * (1.0 - fraction))
     if not 0 < first < num_examples:
         raise UsageError(

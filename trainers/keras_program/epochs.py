@@ -95,6 +95,7 @@ class Epochs:
 
     def begin(self) -> None:
         """Calls callbacks at the start of training, or of the present epoch."""
+        # A former `fit` may have been stopped.
         self._parts.model.stop_training = False
         self._call("on_train_begin")
         # The history has forgotten it, as at the start of a `fit`.
@@ -137,6 +138,7 @@ class Epochs:
         """
         epoch = self._epoch_of(self._step() - 1)
         logs = self.window.means()
+        # The next epoch begins with no examples, as Keras resets its metrics.
         self.window.reset()
         for name, value in (validated or {}).items():
             logs[f"val_{name}"] = value
@@ -178,6 +180,7 @@ class Epochs:
         content = [self.history.epoch, self.history.history]
         strategy = self._parts.strategy
         text = tf.io.decode_raw(json.dumps(content), tf.uint8)
+        # Other tasks learn how long the text is before they can receive it.
         length = tf.Variable(float(text.shape[0]))
         strategy.broadcast_from_chief([length])
         shared = tf.Variable(tf.zeros([int(length.numpy())]))
@@ -216,6 +219,7 @@ class Epochs:
         if not self._has_callbacks:
             return
         strategy: Strategy = self._parts.strategy
+        # With the variables, so that all tasks stop after the same step.
         stop = tf.Variable(float(self._parts.model.stop_training))
         strategy.broadcast_from_chief([*self._parts.state_variables(), stop])
         self.is_stopped = self._parts.model.stop_training = bool(stop.numpy())

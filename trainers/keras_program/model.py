@@ -113,6 +113,7 @@ class LentModel:
         """Gives the trained values to the program, outside of a strategy's scope."""
         if self._give_back is None:
             return
+        # First the weights: the optimizer finds its variables by theirs.
         self._give_back()
         self._give_back = None
         optimizer: Any = self._optimizer()

@@ -44,6 +44,7 @@ def open_stream(
             lambda: _all_epochs(lambda: data_adapter(x, class_weight, shuffle)),
             output_signature=dataset.element_spec,
         )
+    # Its shapes and types are needed before there is a step.
     first = next(iter(dataset), None)
     if first is None:
         raise UsageError(f"fit has no batches in its {name}.")
@@ -55,6 +56,7 @@ def open_stream(
                 f"fit has {name} without an end: give steps_per_epoch (or "
                 "validation_steps)."
             )
+        # The last step of the run has to be known at its start.
         steps = sum(1 for _ in dataset)
     return _stream(endless, first, steps, name)
 

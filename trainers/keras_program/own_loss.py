@@ -45,6 +45,7 @@ class OwnLoss:
                 training=training,
             )
         loss = tf.reduce_mean(loss)
+        # Each row has the mean of its shard: the sum over rows weighs the shard.
         num_rows = tf.shape(tf.nest.flatten(batch.features)[0])[:1]
         metrics = self.metrics.values(labels, predictions, weights)
         return {"loss": tf.fill(num_rows, loss), **metrics}
@@ -96,6 +97,7 @@ def own_loss(model: keras.Model, few: Batch) -> OwnLoss:
     Raises:
       UsageError: The loss is no mean over examples, or a metric cannot be summed.
     """
+    # While the model's variables are still those of this process.
     _check_mean(model, few)
     examples = probe(model, few)
     _, metrics, weighted = compiled_with(model)

@@ -102,9 +102,11 @@ class _Program:
         except BaseException as error:
             if error is self._error or isinstance(error, KeyboardInterrupt):
                 raise
+            # A program may end with sys.exit() or sys.exit(0), as many do.
             is_end = isinstance(error, SystemExit) and not error.code
             if not is_end:
                 raise failure_of(self._path, error) from error
+        # The program has caught it, or it was raised in a thread.
         if self._error is not None:
             raise self._error
         if not self._num_fits:
@@ -125,6 +127,7 @@ class _Program:
 
     def _tell(self, what: int, exit_code: ExitCode) -> tuple[int, ExitCode]:
         """Sends a word from the chief to all tasks, and returns it on each."""
+        # Floats, which every collective implementation sums.
         word = tf.Variable([float(what), float(exit_code)])
         self._strategy.broadcast_from_chief([word])
         said, code = word.numpy()
@@ -182,6 +185,7 @@ class _Program:
     ) -> tuple[keras.callbacks.History, ExitCode]:
         data = data_of_fit(arguments, self._strategy.traits.supports_streaming)
         config = _config_of_fit(self._config, arguments, data)
+        # The program keeps its objects; the strategy makes the variables below them.
         lent = LentModel(model, f"--script={self._path}")
         spec = lent.spec(data, config)
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
@@ -195,6 +199,7 @@ class _Program:
             self._phase = Phase(
                 number=self._num_fits + 1, first_step=parts.applied_steps()
             )
+        # Only now, because epochs read variables of the strategy until their end.
         lent.take_back()
         return epochs.history, exit_code
 
@@ -220,6 +225,7 @@ def _config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Confi
     length: dict[str, Any] = {
         "train_steps": (arguments.epochs - arguments.initial_epoch) * steps
     }
+    # A flag that says how long to train holds for every `fit` of the program.
     if config.length.train_steps or config.length.epochs:
         length = {}
     return config.replace(

@@ -37,6 +37,7 @@ def replaced_fit(fit: Callable[..., Any], writes: bool) -> Iterator[None]:
         return fit(original, model, *args, **kwargs)
 
     keras.Model.fit = replacement
+    # Two tasks that write one file would destroy it.
     for name in writers:
         setattr(keras.Model, name, lambda *args, **kwargs: None)
     try:
@@ -97,6 +98,7 @@ def _line_of(path: str, error: BaseException) -> str:
     """Returns such as `, line 12,`: the last line of the file that was at work."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f", line {error.lineno},"
+    # The last one is the innermost call in the program's own file.
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)

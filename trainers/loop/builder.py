@@ -127,6 +127,7 @@ def assemble_parts(
     # Epochs can only be converted to steps once the number of examples is known.
     train_steps = phase.first_step + _train_steps(config, order)
     model_parts = build_model_parts(config, strategy, data, spec, train_steps)
+    # A checkpoint that is restored later overwrites it.
     model_parts.step.assign(phase.first_step)
     train_step = model_parts.train_step(config, strategy)
     parts = TrainingParts(

@@ -103,6 +103,7 @@ class TrainingTask:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._guards.__exit__(kind, error, trace)
+        # Any other error is a bug or a lost task, which others notice by themselves.
         if error is None or isinstance(error, UsageError):
             self._end(error)
             # Nobody waits for this process any more.

@@ -90,6 +90,7 @@ class CountingMetric:
             [_rows(value, rows) for value in given]
             for rows in (range(num_rows // 2), range(num_rows // 2, num_rows))
         ]
+        # Sums of the parts must be the sums of the whole, as replicas add them.
         whole = self.counts(*given)
         first, second = (self.counts(*half) for half in halves)
         # From the state after the first half: a maximum is no sum, though that of the

@@ -24,8 +24,9 @@ def means(
     few = tf.nest.map_structure(lambda v: tf.constant(v[:4]), (labels, predictions))
     flat = tf.nest.flatten(predictions)
     is_masked = any(mask_of(one) is not None for one in flat)
-    given_names = given.get("loss"), given.get("metrics")
-    objective = objective_of(model, *given_names, *few, is_masked=is_masked)
+    objective = objective_of(
+        model, given.get("loss"), given.get("metrics"), few[0], few[1], is_masked
+    )
     values = objective.of_predictions(labels, predictions)
     sums = {
         name: value.total if isinstance(value, Summed) else tf.reduce_sum(value)
