@@ -1,14 +1,11 @@
-"""A model class with its own call, and float64 features in a pandas frame."""
+"""A model class with its own call, and float64 features."""
 
 import keras
-import pandas as pd
 from sklearn.datasets import load_breast_cancer
 
 keras.utils.set_random_seed(18)
-frame = load_breast_cancer(as_frame=True).frame
-targets = frame.pop("target")
-frame = (frame - frame.mean()) / frame.std()
-assert isinstance(frame, pd.DataFrame)
+features, targets = load_breast_cancer(return_X_y=True)
+features = (features - features.mean(axis=0)) / features.std(axis=0)
 
 
 class Classifier(keras.Model):
@@ -31,5 +28,5 @@ model.compile(
     loss=keras.losses.BinaryCrossentropy(label_smoothing=0.1),
     metrics=[keras.metrics.BinaryAccuracy(), keras.metrics.AUC()],
 )
-history = model.fit(frame, targets, batch_size=64, epochs=3, validation_split=0.2)
+history = model.fit(features, targets, batch_size=64, epochs=3, validation_split=0.2)
 print(history.history["val_auc"])
