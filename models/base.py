@@ -100,9 +100,14 @@ class Weighted(NamedTuple):
     weights: Any
 
 
+def separated(labels: Any) -> tuple[Any, Any]:
+    """Returns labels and sample weights; None in place of weights of 1 each."""
+    return labels if isinstance(labels, Weighted) else (labels, None)
+
+
 def labels_of(labels: Any) -> Any:
     """Returns labels without the sample weights that may be with them."""
-    return labels.labels if isinstance(labels, Weighted) else labels
+    return separated(labels)[0]
 
 
 class Summed(NamedTuple):
@@ -319,10 +324,9 @@ class TrainableModel(Protocol):
             smoothing.
         """
 
-    def compiled_optimizer(
-        self, model: keras.Model
-    ) -> keras.optimizers.Optimizer | None:
-        """Returns the optimizer to train with; None for that of the settings."""
+    @property
+    def compiled_optimizer(self) -> keras.optimizers.Optimizer | None:
+        """The optimizer to train with; None for the optimizer of the settings."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -354,7 +358,8 @@ class ModelSpec:
             compiled=None if compiled is None else compiled(label_smoothing),
         )
 
-    def compiled_optimizer(self, model: keras.Model) -> None:
+    @property
+    def compiled_optimizer(self) -> None:
         """See `TrainableModel`."""
 
 

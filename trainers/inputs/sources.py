@@ -78,6 +78,19 @@ class StreamedSource(Protocol):
         """
 
 
+def first_examples(source: Source, most: int) -> tuple[Any, Any]:
+    """Returns features and labels of the first examples of any source.
+
+    Args:
+      source: Examples, by index or one after the other.
+      most: Number of examples, if there are as many.
+    """
+    count = min(most, source.num_examples)
+    if isinstance(source, StreamedSource):
+        return source.few(count)
+    return source.read(source.tensors(), tf.range(count, dtype=tf.int64))
+
+
 class ArraySource:
     """Examples held in memory."""
 

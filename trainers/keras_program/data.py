@@ -12,7 +12,13 @@ import tensorflow as tf
 from models.base import Weighted
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import FitData, whole_arrays
-from trainers.inputs.sources import ArraySource, Data, NoExamples, Source
+from trainers.inputs.sources import (
+    ArraySource,
+    Data,
+    NoExamples,
+    Source,
+    first_examples,
+)
 from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.open_stream import open_stream
 from trainers.keras_program.stream import ProgramStream
@@ -51,8 +57,7 @@ def _data(
     train, validation = (
         source if streams else _in_memory(source) for source in (train, validation)
     )
-    few = train.few(1) if isinstance(train, ProgramStream) else train.tensors()
-    features = few[0]
+    features, _ = first_examples(train, 1)
     return Data(
         train=train,
         evaluation=validation,

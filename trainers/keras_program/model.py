@@ -77,7 +77,7 @@ class LentModel:
             few=few,
             data=data,
             flag=self._flag,
-            optimizer=self._chosen_optimizer(config),
+            compiled_optimizer=self._chosen_optimizer(config),
             own_objective=objective,
         )
 

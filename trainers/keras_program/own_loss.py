@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.base import AsCompiled, EvalOutputs, Totals, Values, Weighted
+from models.base import AsCompiled, EvalOutputs, Totals, Values, separated
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import compiled_with, losses_of_shards
 from strategies.common.types import Batch
@@ -35,7 +35,7 @@ class OwnLoss:
     def values(self, model: Any, batch: Any, training: bool) -> Values:
         """See `Objective`."""
         predictions = model(batch.features, training=training)
-        labels, weights = _separated(batch.labels)
+        labels, weights = separated(batch.labels)
         with losses_of_shards():
             loss = model.compute_loss(
                 x=batch.features,
@@ -101,7 +101,7 @@ def own_loss(model: keras.Model, few: Batch) -> OwnLoss:
     _check_mean(model, few)
     examples = probe(model, few)
     _, metrics, weighted = compiled_with(model)
-    labels, weights = _separated(examples.labels)
+    labels, weights = separated(examples.labels)
     compiled = AsCompiled(loss=None, metrics=metrics, weighted_metrics=weighted)
     names = getattr(model, "output_names", None)
     found = resolve_metrics(compiled, names, examples._replace(labels=labels), weights)
@@ -133,9 +133,3 @@ def _check_mean(model: keras.Model, few: Batch) -> None:
             f"and {mean:g} in the mean for one at a time: replicas share a batch, so "
             "that it has to be a mean over examples."
         )
-
-
-def _separated(labels: Any) -> tuple[Any, Any]:
-    if isinstance(labels, Weighted):
-        return labels.labels, labels.weights
-    return labels, None

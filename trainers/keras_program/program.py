@@ -21,11 +21,12 @@ from trainers.keras_program.data import data_of_fit
 from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
 from trainers.keras_program.model import LentModel
-from trainers.keras_program.script import failure_of, replaced_fit, run_script
+from trainers.keras_program.script import line_of, replaced_fit, run_script
 from trainers.keras_program.stream import ProgramStream
 from trainers.loop.builder import assemble_parts
 from trainers.loop.parts import Phase, TrainingParts
 from trainers.loop.precision import set_precision
+from trainers.user_code import failure_of
 
 # Trains the parts of a run with the epochs of a `fit`, and returns the exit code.
 Train = Callable[[TrainingParts, Epochs], ExitCode]
@@ -105,7 +106,8 @@ class _Program:
             # A program may end with sys.exit() or sys.exit(0), as many do.
             is_end = isinstance(error, SystemExit) and not error.code
             if not is_end:
-                raise failure_of(self._path, error) from error
+                what = f"--script={self._path}{line_of(self._path, error)}"
+                raise failure_of(what, error) from error
         # The program has caught it, or it was raised in a thread.
         if self._error is not None:
             raise self._error

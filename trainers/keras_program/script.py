@@ -13,12 +13,6 @@ from typing import Any
 
 import keras
 
-from strategies.common.errors import UsageError
-from strategies.common.text import one_line, printable
-
-# Enough for the cause, which Keras puts after the names of all layers around it.
-_MOST_CHARACTERS = 300
-
 
 @contextlib.contextmanager
 def replaced_fit(fit: Callable[..., Any], writes: bool) -> Iterator[None]:
@@ -71,31 +65,16 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         sys.argv, sys.path[:] = argv, paths
 
 
-def failure_of(path: str, error: BaseException) -> UsageError:
-    """Returns one line on what a program has raised, and in which line.
+def line_of(path: str, error: BaseException) -> str:
+    """Returns the line of a program that an error came through, such as `, line 12,`.
 
     Args:
       path: Path of the program.
       error: What it raised.
+
+    Returns:
+      The number of its innermost call; empty if the error has none.
     """
-    if isinstance(error, SystemExit):
-        code = "" if error.code is None else repr(error.code)
-        return UsageError(
-            f"--script={path}{_line_of(path, error)} calls "
-            f"sys.exit({printable(code[:100])}), which is not the end of a run: leave "
-            "the call out, or raise an error that says what is wrong."
-        )
-    words = printable(one_line(error))
-    if len(words) > _MOST_CHARACTERS:
-        words = words[:_MOST_CHARACTERS] + "..."
-    return UsageError(
-        f"--script={path}{_line_of(path, error)} failed ({type(error).__name__}: "
-        f"{words}): correct it; --verbose shows where."
-    )
-
-
-def _line_of(path: str, error: BaseException) -> str:
-    """Returns such as `, line 12,`: the last line of the file that was at work."""
     if isinstance(error, SyntaxError) and error.lineno:
         return f", line {error.lineno},"
     # The last one is the innermost call in the program's own file.

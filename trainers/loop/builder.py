@@ -219,7 +219,7 @@ def build_model_parts(
         # stages.
         if config.strategy.traits.is_model_parallel:
             pipeline = build_pipeline(model, config, strategy.devices, data.train)
-        compiled = spec.compiled_optimizer(model)
+        compiled = spec.compiled_optimizer
         checks.check_compiled_optimizer(compiled, strategy)
         optimizer, learning_rate = _make_optimizer(
             config, compiled, model, train_steps, scale

@@ -57,11 +57,10 @@ class WithBallast:
         """Returns the objective of the model without ballast; see `TrainableModel`."""
         return self.spec.objective(model, label_smoothing)
 
-    def compiled_optimizer(
-        self, model: keras.Model
-    ) -> keras.optimizers.Optimizer | None:
+    @property
+    def compiled_optimizer(self) -> keras.optimizers.Optimizer | None:
         """See `TrainableModel`."""
-        return self.spec.compiled_optimizer(model)
+        return self.spec.compiled_optimizer
 
 
 def add_ballast(model: keras.Model, num_weights: int) -> None:

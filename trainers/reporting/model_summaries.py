@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainers.inputs.sources import Data, StreamedSource
+from trainers.inputs.sources import Data, first_examples
 from trainers.model.histograms import histogram
 
 _NUM_SAMPLES = 32
@@ -19,15 +19,8 @@ class Inspection:
 
     def __init__(self, model: keras.Model, data: Data):
         self._model = model
-        source = data.to_look_at
-        count = min(_NUM_SAMPLES, source.num_examples)
         # Read once: every summary shows the same examples.
-        if isinstance(source, StreamedSource):
-            self._features, _ = source.few(count)
-        else:
-            self._features, _ = source.read(
-                source.tensors(), tf.range(count, dtype=tf.int64)
-            )
+        self._features, _ = first_examples(data.to_look_at, _NUM_SAMPLES)
         self._histograms = tf.function(self._compute_histograms, autograph=False)
 
     def histograms(self) -> dict[str, np.ndarray]:

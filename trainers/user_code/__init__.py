@@ -31,16 +31,26 @@ def wrap_user_errors(what: str) -> Iterator[None]:
         yield
     except (UsageError, KeyboardInterrupt):
         raise
-    except SystemExit as error:
-        raise ended(what, error) from error
     except BaseException as error:
-        words = printable(_AROUND.sub("", one_line(error)))
-        if len(words) > _MOST_CHARACTERS:
-            words = words[:_MOST_CHARACTERS] + "..."
-        raise UsageError(
-            f"{what} failed ({type(error).__name__}: {words}): correct it; --verbose "
-            "shows where."
-        ) from error
+        raise failure_of(what, error) from error
+
+
+def failure_of(what: str, error: BaseException) -> UsageError:
+    """Returns one line on an error in the user's code.
+
+    Args:
+      what: Subject of the message, such as a flag with the name of a function.
+      error: What the code raised.
+    """
+    if isinstance(error, SystemExit):
+        return ended(what, error)
+    words = printable(_AROUND.sub("", one_line(error)))
+    if len(words) > _MOST_CHARACTERS:
+        words = words[:_MOST_CHARACTERS] + "..."
+    return UsageError(
+        f"{what} failed ({type(error).__name__}: {words}): correct it; --verbose "
+        "shows where."
+    )
 
 
 def ended(what: str, error: SystemExit) -> UsageError:

@@ -20,8 +20,8 @@ from models.base import (
     Predict,
     Totals,
     Values,
-    Weighted,
     judged_by,
+    separated,
 )
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import (
@@ -319,9 +319,8 @@ def _is_accuracy(given: Any) -> bool:
 
 def _separated(labels: Any) -> tuple[Any, Any]:
     """Returns labels as `fit` hands them on, and sample weights or None."""
-    if isinstance(labels, Weighted):
-        return _in_floatx(labels.labels), _in_floatx(labels.weights)
-    return _in_floatx(labels), None
+    labels, weights = separated(labels)
+    return _in_floatx(labels), None if weights is None else _in_floatx(weights)
 
 
 def _in_floatx(labels: Any) -> Any:

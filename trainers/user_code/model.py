@@ -19,7 +19,7 @@ from strategies.common.private_apis import make_anew
 from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.config.model import ModelConfig
-from trainers.inputs.sources import Data, StreamedSource
+from trainers.inputs.sources import Data, first_examples
 from trainers.user_code import wrap_user_errors
 from trainers.user_code.checks import (
     check_ids,
@@ -44,7 +44,7 @@ class CustomModel:
       few: Function that returns a small batch of valid examples.
       data: All of the examples.
       flag: Flag named in messages.
-      optimizer: Optimizer to train with; None for that of the settings.
+      compiled_optimizer: Optimizer to train with; None for that of the settings.
       own_objective: Objective of a model that computes its loss itself; None for the
         compiled one.
     """
@@ -56,15 +56,8 @@ class CustomModel:
     few: Callable[[], Batch]
     data: Data
     flag: str
-    optimizer: keras.optimizers.Optimizer | None = None
+    compiled_optimizer: keras.optimizers.Optimizer | None = None
     own_objective: Objective | None = None
-
-    def compiled_optimizer(
-        self, model: keras.Model
-    ) -> keras.optimizers.Optimizer | None:
-        """See `TrainableModel`."""
-        del model
-        return self.optimizer
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
         """Returns the objective of a model; see `TrainableModel`."""
@@ -237,13 +230,9 @@ def _specified(features: Any) -> Any:
 
 def few_examples(data: Data) -> Batch:
     """Reads a batch of at most two examples, in the form of a step's batch."""
-    source = data.to_look_at
-    count = min(2, source.num_examples)
+    features, labels = first_examples(data.to_look_at, 2)
+    count = tf.nest.flatten(features)[0].shape[0]
     indices = tf.range(count, dtype=tf.int64)
-    if isinstance(source, StreamedSource):
-        features, labels = source.few(count)
-    else:
-        features, labels = source.read(source.tensors(), indices)
     size = tf.constant(count, tf.int64)
     return Batch(
         step=tf.zeros([], tf.int64),
