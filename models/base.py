@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 
@@ -120,8 +121,26 @@ class Summed(NamedTuple):
     total: tf.Tensor
 
 
+# Start of the names of sums that are not summed over steps: the last step's counts, as
+# `fit` reports numbers that are no metrics.
+LATEST = "latest/"
+
 # The value of each example, [n], or their sum.
 Values = Mapping[str, "tf.Tensor | Summed"]
+
+
+def add_steps(sums: MutableMapping[str, Any], steps: Mapping[str, np.ndarray]) -> None:
+    """Adds the sums of further steps to sums over examples.
+
+    Args:
+      sums: Sums by name, to which is added.
+      steps: Sums of each step by name, [steps, ...].
+    """
+    for name, values in steps.items():
+        if name.startswith(LATEST):
+            sums[name] = values[-1]
+        else:
+            sums[name] = sums.get(name, 0) + values.sum(axis=0)
 
 
 def means_over_examples(sums: Mapping[str, Any]) -> dict[str, float]:

@@ -51,6 +51,8 @@ class Traits:
       applies_in_branches: True if an optimizer may change weights in a branch, as
         Keras's do that accumulate gradients. Replicas of tf.distribute cannot be merged
         inside a branch of one of them.
+      updates_in_turn: True if a step may have several updates, each of which needs the
+        weights after the one before.
       exchange: Gradient exchange: `one_place`; `ring`; `servers`, from which weights
         are read; or `none` without an exchange.
       averages: Accepted values of --average, the default first: the quantity that a
@@ -71,6 +73,7 @@ class Traits:
     updates: tuple[str, ...] = ()
     supports_streaming: bool = False
     applies_in_branches: bool = False
+    updates_in_turn: bool = False
     exchange: str = "none"
     averages: tuple[str, ...] = ("gradients",)
     own_settings: tuple[str, ...] = ()

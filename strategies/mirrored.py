@@ -33,6 +33,7 @@ class Mirrored(Strategy):
         multi_process=False,
         matches_one_device=True,
         supports_streaming=True,
+        updates_in_turn=True,
         exchange="one_place",
         own_settings=("cross_device_reduction",),
         summary="A copy of the weights per device, gradients summed across devices.",

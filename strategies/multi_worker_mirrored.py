@@ -56,6 +56,7 @@ class MultiWorkerMirrored(Strategy):
         multi_process=True,
         matches_one_device=True,
         supports_streaming=True,
+        updates_in_turn=True,
         averages=("gradients", "parameters"),
         roles=("worker",),
         optional_roles=("chief", "evaluator"),

@@ -33,6 +33,7 @@ class OneDevice(Strategy):
         multi_process=False,
         matches_one_device=True,
         supports_streaming=True,
+        updates_in_turn=True,
         applies_in_branches=True,
         max_replicas=1,
         averages=(),

@@ -55,6 +55,7 @@ class Tower(Strategy):
         updates=("sync", "async"),
         averages=("gradients", "losses"),
         supports_streaming=True,
+        updates_in_turn=True,
         applies_in_branches=True,
         exchange="one_place",
         summary="Towers written out: weights on one device, gradients brought there.",

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import (
+    get_stateless_scope,
+    in_stateless_scope,
+)
 from keras.src.losses import loss as loss_module
 from keras.src.trainers import compile_utils, data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, data_adapter_utils
@@ -364,6 +368,14 @@ def move_variable(variable: keras.Variable, device: str) -> None:
         )
 
 
+def variable_below(variable: keras.Variable) -> tf.Variable:
+    """Returns the `tf.Variable` below a Keras variable, also inside of a StatelessScope.
+
+    `Variable.value` asks the scope there (keras/src/backend/common/variables.py).
+    """
+    return variable._value
+
+
 def make_anew(variable: keras.Variable) -> None:
     """Makes the variable below a Keras variable once more, with its present value.
 
@@ -398,20 +410,46 @@ def lend_variables(variables: Sequence[keras.Variable]) -> Callable[[], None]:
     return give_back
 
 
-@contextlib.contextmanager
-def losses_of_shards() -> Iterator[None]:
-    """Makes losses of Keras means over the rows that they are given.
+@functools.cache
+def hand_over_updates(kind: type[Any]) -> None:
+    """Makes optimizers and losses ask a scope of some kind, for good.
 
-    Under a strategy of tf.distribute Keras divides each mean by the number of replicas,
-    as if every shard had equally many rows, and a mean of the user's own is not divided
-    (keras/src/losses/loss.py, `scale_loss_for_distribution`).
+    A model's own `train_step` calls its optimizers itself. Inside of such a scope they
+    update nothing: the scope's `catch` gets the gradients, and its `scale_loss` the
+    loss. Keras keeps the innermost scope of each thread, and has no public name for it
+    (keras/src/backend/common/stateless_scope.py).
+
+    Under a strategy of tf.distribute Keras divides the mean of a loss by the number of
+    replicas, as if every shard had equally many rows, and multiplies what it reports
+    (keras/src/losses/loss.py, `scale_loss_for_distribution`). A mean of the user's own
+    is not divided. Inside of such a scope none is.
+
+    Args:
+      kind: Subclass of `keras.StatelessScope`.
     """
-    former = loss_module.scale_loss_for_distribution
-    loss_module.scale_loss_for_distribution = lambda value: value
-    try:
-        yield
-    finally:
-        loss_module.scale_loss_for_distribution = former
+
+    def in_scope(original: Callable[..., Any], instead: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            scope = get_stateless_scope() if in_stateless_scope() else None
+            if isinstance(scope, kind):
+                return instead(scope, *args, **kwargs)
+            return original(*args, **kwargs)
+
+        return ask
+
+    def catch(scope: Any, optimizer: Any, grads: Any, variables: Any = None) -> None:
+        known = optimizer._trainable_variables
+        scope.catch(optimizer, grads, known if variables is None else variables)
+
+    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer.apply = in_scope(optimizer.apply, catch)
+        optimizer.scale_loss = in_scope(
+            optimizer.scale_loss, lambda scope, optimizer, loss: scope.scale_loss(loss)
+        )
+    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+        original = getattr(loss_module, name)
+        setattr(loss_module, name, in_scope(original, lambda scope, value: value))
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from strategies.inner_loop.results import (
     proposal,
 )
 from strategies.inner_loop.totals import totals_of
+from strategies.inner_loop.updates_in_turn import apply_earlier
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,21 +84,26 @@ def run_step(
       observe: Function that describes the summed outputs.
     """
 
-    def sums_over_replicas(function: ReplicaFunction) -> Mapping[str, tf.Tensor]:
-        return strategy.first(strategy.all_reduce_gradients(function, batch)).sums
+    def summed_over_replicas(function: ReplicaFunction) -> tuple[Any, ReplicaOutputs]:
+        reduced = strategy.all_reduce_gradients(function, batch)
+        return reduced, strategy.first(reduced)
+
+    # Most steps have one update. Apply all others, each on what the one before changed.
+    earlier = apply_earlier(replica_step, update, summed_over_replicas, strategy.apply)
 
     # Compute the gradients of every replica's shard, and sum them over all replicas.
     # Flags that all processes must agree on travel in the same sum.
-    whole_batch = totals_of(replica_step, sums_over_replicas)
+    whole_batch = totals_of(
+        earlier.last, lambda count: summed_over_replicas(count)[1].sums
+    )
 
     def compute_gradients(shard: Batch) -> ReplicaOutputs:
         if whole_batch:
             shard = shard._replace(totals=whole_batch)
-        outputs = replica_step(shard)
+        outputs = earlier.last(shard)
         return outputs._replace(sums={**outputs.sums, **proposal(local_flags)})
 
-    reduced = strategy.all_reduce_gradients(compute_gradients, batch)
-    summed = strategy.first(reduced)
+    reduced, summed = summed_over_replicas(compute_gradients)
 
     # Check that everything is finite. Local SGD sends its own totals as a sum.
     metrics = dict(summed.sums)
@@ -107,8 +113,8 @@ def run_step(
     elif changes is None:
         changes = totals(summed)
     numbers = in_a_vector([*metrics.values(), changes])
-    finite = tf.reduce_all(tf.math.is_finite(numbers))
-    details = observe(summed)
+    finite = tf.reduce_all(tf.math.is_finite(numbers)) & earlier.finite
+    details = observe(earlier.with_all_gradients(summed))
     if update is None:
         return StepOutputs(metrics, details, finite, num_done=1)
 

@@ -76,6 +76,11 @@ class Config:
         return traits
 
     @property
+    def data_name(self) -> str:
+        """Name of the data for people: a program has its own."""
+        return self.data.dataset if self.model.script is None else "of the program"
+
+    @property
     def drops_last_batch(self) -> bool:
         """True if all global batches are full.
 

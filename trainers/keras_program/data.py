@@ -83,14 +83,9 @@ def _validation(arguments: FitArguments) -> Source:
 def _arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> FitData | None:
     """Returns all examples of arrays; None for other data."""
     try:
-        found = whole_arrays(x, y, sample_weight, class_weight)
+        return whole_arrays(x, y, sample_weight, class_weight)
     except ValueError as error:
         raise UsageError(f"fit refuses its data: {error}") from error
-    if found is not None and found.labels is None:
-        raise UsageError(
-            "fit has no labels (y): give some; a loss that needs none is not taken."
-        )
-    return found
 
 
 def _in_memory(source: Source) -> Source:
@@ -131,7 +126,8 @@ def _split(train: FitData, fraction: float) -> tuple[FitData, FitData]:
 
 
 def _source(data: FitData) -> ArraySource:
-    labels = data.labels
+    # tf.data takes an empty structure, and no None.
+    labels = () if data.labels is None else data.labels
     if data.weights is not None:
         labels = Weighted(labels, data.weights)
     return ArraySource(_as_tuples(data.features), _as_tuples(labels))

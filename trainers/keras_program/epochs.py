@@ -20,6 +20,7 @@ from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import MetricsWindow
 from trainers.run_dir.train_state import STOPPED
 from trainers.user_code import wrap_user_errors
+from trainers.user_code.own_step import reported_names
 
 
 class Epochs:
@@ -109,7 +110,7 @@ class Epochs:
     def end_batch(self) -> None:
         """Calls callbacks after a step, and before the next one of the epoch."""
         batch = (self._step() - 1) % self.steps_per_epoch
-        self._call("on_train_batch_end", batch, self.window.means())
+        self._call("on_train_batch_end", batch, self._logs())
         self._send_changes()
         is_last = self._parts.applied_steps() == self._parts.train_steps
         if batch + 1 < self.steps_per_epoch and not (is_last or self.is_stopped):
@@ -127,7 +128,7 @@ class Epochs:
         Args:
           validated: Results of the validation.
         """
-        self._call("on_test_end", dict(validated))
+        self._call("on_test_end", self._reported(validated, training=False))
         self._send_changes()
 
     def end(self, validated: Mapping[str, float] | None) -> None:
@@ -137,11 +138,11 @@ class Epochs:
           validated: Results of the validation; None without.
         """
         epoch = self._epoch_of(self._step() - 1)
-        logs = self.window.means()
+        logs = self._logs()
         # The next epoch begins with no examples, as Keras resets its metrics.
         self.window.reset()
-        for name, value in (validated or {}).items():
-            logs[f"val_{name}"] = value
+        validated = self._reported(validated or {}, training=False)
+        logs |= {f"val_{name}": value for name, value in validated.items()}
         self._call("on_epoch_end", epoch, logs)
         self._send_changes()
         is_last = self._parts.applied_steps() == self._parts.train_steps
@@ -151,6 +152,16 @@ class Epochs:
         if self.observes_batches:
             self._call("on_train_batch_begin", 0)
         self._send_changes()
+
+    def _logs(self) -> dict[str, float]:
+        return self._reported(self.window.means(), training=True)
+
+    def _reported(
+        self, results: Mapping[str, float], training: bool
+    ) -> dict[str, float]:
+        """Returns what `fit` reports: a step of the model's own may have no loss."""
+        names = reported_names(self._parts.objective, training)
+        return {n: v for n, v in results.items() if names is None or n in names}
 
     def is_validated(self) -> bool:
         """Returns whether the epoch that ends now is validated."""

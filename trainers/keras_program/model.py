@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from models.base import Examples, Settings
 from strategies.common.errors import UsageError
@@ -19,10 +20,12 @@ from strategies.common.private_apis import (
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
-from trainers.keras_program.own_loss import own_loss
+from trainers.model.several_optimizers import SeveralOptimizers, parts_of
 from trainers.user_code import wrap_user_errors
-from trainers.user_code.checks import has_own
+from trainers.user_code.checks import has_own_step
 from trainers.user_code.model import CustomModel, build_with, few_examples
+from trainers.user_code.own_step import OwnStep
+from trainers.user_code.own_step_probe import own_step
 
 
 class LentModel:
@@ -45,6 +48,9 @@ class LentModel:
         self.model = model
         self._flag = flag
         self._give_back: Callable[[], None] | None = None
+        self._frozen: list[keras.Variable] = []
+        # Losses are scaled by the training loop, which repeats an overflowing step.
+        self._optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
     def spec(self, data: Data, config: Config) -> CustomModel:
         """Returns a description of the model that can be built in a strategy's scope.
@@ -63,12 +69,14 @@ class LentModel:
             with wrap_user_errors(self._flag):
                 return self._lend()
 
+        objective = None
         with wrap_user_errors(self._flag):
-            _check_methods(self.model)
-            build_with(self.model, few)
-            objective = None
-            if has_own(self.model, "compute_loss"):
-                objective = own_loss(self.model, few())
+            if has_own_step(self.model) or not tf.nest.flatten(few().labels):
+                evaluates = bool(data.evaluation.num_examples)
+                objective = own_step(self.model, few(), evaluates)
+                self._take_optimizers(objective)
+            else:
+                build_with(self.model, few)
         return CustomModel(
             build=build,
             loss=None,
@@ -81,17 +89,30 @@ class LentModel:
             own_objective=objective,
         )
 
-    def _optimizer(self) -> keras.optimizers.Optimizer:
-        optimizer = self.model.optimizer
-        # Losses are scaled by the training loop, which repeats an overflowing step.
-        return getattr(optimizer, "inner_optimizer", optimizer)
+    def _take_optimizers(self, objective: OwnStep) -> None:
+        """Trains with the optimizers that a step calls, and only their variables."""
+        self._optimizer, _ = objective.updates[0]
+        if objective.num_passes > 1:
+            self._optimizer = SeveralOptimizers(objective.updates)
+        trained = {id(v) for _, variables in objective.updates for v in variables}
+        # Such as those of a teacher, which has no part in weight decay either.
+        self._frozen = [
+            v for v in self.model.trainable_variables if id(v) not in trained
+        ]
+        for variable in self._frozen:
+            variable.trainable = False
 
     def _chosen_optimizer(self, config: Config) -> keras.optimizers.Optimizer | None:
         """Returns the compiled optimizer; None if a flag chooses another one."""
         if "optimizer" in config.given:
             return None
-        optimizer = self._optimizer()
+        optimizer = self._optimizer
         if "learning_rate" in config.given:
+            if isinstance(optimizer, SeveralOptimizers):
+                raise UsageError(
+                    f"--learning_rate={config.optimizer.learning_rate} does not fit a "
+                    "step with several updates: change it in the program."
+                )
             if schedule_of(optimizer) is not None:
                 raise UsageError(
                     f"--learning_rate={config.optimizer.learning_rate} does not fit "
@@ -116,21 +137,11 @@ class LentModel:
         # First the weights: the optimizer finds its variables by theirs.
         self._give_back()
         self._give_back = None
-        optimizer: Any = self._optimizer()
-        if optimizer.built:
-            build_optimizer_anew(optimizer, self.model.trainable_variables)
-        reduce_gradients_again(optimizer)
-
-
-def _check_methods(model: keras.Model) -> None:
-    """Refuses methods of the model's class that are not taken over.
-
-    Raises:
-      UsageError: There is one.
-    """
-    for name in ("train_step", "test_step", "compute_metrics"):
-        if has_own(model, name):
-            raise UsageError(
-                f"{type(model).__name__} has a {name} of its own, which is not taken "
-                "over: give the model a compute_loss, or compile it with a loss."
-            )
+        for optimizer, variables in parts_of(
+            self._optimizer, self.model.trainable_variables
+        ):
+            if optimizer.built:
+                build_optimizer_anew(optimizer, variables)
+            reduce_gradients_again(optimizer)
+        for variable in self._frozen:
+            variable.trainable = True

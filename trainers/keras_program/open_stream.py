@@ -84,7 +84,9 @@ def _of_generator(x: Iterable[Any], steps: int | None, name: str) -> ProgramStre
     first = next(batches, None)
     if first is None:
         raise UsageError(f"fit has no batches in its {name}.")
-    first = tf.nest.map_structure(tf.convert_to_tensor, tuple(first))
+    # A list is a tuple here, and an array is features without labels.
+    first = tuple(first) if isinstance(first, list) else first
+    first = tf.nest.map_structure(tf.convert_to_tensor, first)
     spec = tf.nest.map_structure(
         lambda rows: tf.TensorSpec([None, *rows.shape[1:]], rows.dtype), first
     )
@@ -98,10 +100,6 @@ def _of_generator(x: Iterable[Any], steps: int | None, name: str) -> ProgramStre
 def _stream(
     endless: tf.data.Dataset, first: Any, steps: int, name: str
 ) -> ProgramStream:
-    if not isinstance(first, tuple) or len(first) < 2 or first[1] is None:
-        raise UsageError(
-            f"fit has {name} without labels: give pairs of features and labels."
-        )
     sizes = {rows.shape[0] if rows.shape.rank else None for rows in tensors_of(first)}
     if len(sizes) != 1 or None in sizes:
         raise UsageError(

@@ -27,6 +27,7 @@ from trainers.loop.builder import assemble_parts
 from trainers.loop.parts import Phase, TrainingParts
 from trainers.loop.precision import set_precision
 from trainers.user_code import failure_of
+from trainers.user_code.checks import has_own_step
 
 # Trains the parts of a run with the epochs of a `fit`, and returns the exit code.
 Train = Callable[[TrainingParts, Epochs], ExitCode]
@@ -176,7 +177,7 @@ class _Program:
                 f"--script={self._path} makes its model under a {kind} of its own: "
                 "leave it out; --strategy chooses one."
             )
-        if model.optimizer is None:
+        if model.optimizer is None and not has_own_step(model):
             raise UsageError(
                 f"--script={self._path} calls fit of a model without an optimizer: "
                 "compile it first."

@@ -157,6 +157,8 @@ def tensors_of(batch: Any) -> list[tf.Tensor]:
 def _parts(batch: Any) -> tuple[Any, Any]:
     """Returns features, and labels with their sample weights if there are some."""
     features, labels, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    if labels is None:
+        labels = ()
     if weights is None:
         return features, labels
     return features, Weighted(labels, weights)

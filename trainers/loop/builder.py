@@ -39,12 +39,14 @@ from trainers.model.optimizers import (
 )
 from trainers.model.overlapping_layer_state import layer_state_of
 from trainers.model.padding_weights import WithBallast
+from trainers.model.several_optimizers import SeveralOptimizers
 from trainers.model.train_step import TrainStep, with_totals
 from trainers.model.update import make_step_counter
 from trainers.pipeline_parallel.build import build_pipeline
 from trainers.pipeline_parallel.step import PipelineStep
 from trainers.user_code.checks import check_numbers
 from trainers.user_code.model import custom_model
+from trainers.user_code.own_train_step import OwnTrainStep
 
 _DEFAULT_TRAIN_STEPS = 1000
 
@@ -169,6 +171,10 @@ def _replica_step(
     """Returns the step of one replica, with accumulation and statistics if wanted."""
     step: ReplicaFunction = train_step
     num_parts = config.strategy.gradient_accumulation_steps
+    if isinstance(train_step, OwnTrainStep):
+        checks.check_own_step(model, objective, config)
+        if num_parts == 1 and not config.report.replica_statistics:
+            return train_step.in_turn()
     if num_parts > 1:
         step = Accumulation(train_step, num_parts)
     if config.report.replica_statistics:
@@ -224,7 +230,9 @@ def build_model_parts(
         optimizer, learning_rate = _make_optimizer(
             config, compiled, model, train_steps, scale
         )
-        loss_scale = LossScale(optimizer) if needs_loss_scale(model) else None
+        loss_scale = None
+        if needs_loss_scale(model) and not isinstance(optimizer, SeveralOptimizers):
+            loss_scale = LossScale(optimizer)
         if pipeline is not None:
             update_where_variables_are(optimizer)
         step = make_step_counter()

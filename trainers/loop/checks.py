@@ -19,6 +19,7 @@ from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import TrainStep
 from trainers.model.xla_errors import compile_error
 from trainers.pipeline_parallel.step import PipelineStep
+from trainers.user_code.own_step import OwnStep
 
 
 def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
@@ -94,6 +95,38 @@ def check_compiled_optimizer(
             f"ema_overwrite_frequency does not fit --strategy={strategy.name}: leave "
             "it out (--gradient_accumulation_steps divides a batch instead), or choose "
             "tower or one_device."
+        )
+
+
+def check_own_step(model: keras.Model, objective: OwnStep, config: Config) -> None:
+    """Refuses a step of the model's own where it cannot be divided as it has to be.
+
+    Raises:
+      UsageError: It does not fit the strategy or its settings.
+    """
+    title = f"{type(model).__name__}.{objective.train.name}"
+    averaged, choice = config.strategy.averaged, config.strategy
+    if averaged == "losses":
+        raise UsageError(
+            f"--average=losses does not fit {title}, which differentiates by itself: "
+            "leave it out."
+        )
+    if objective.num_passes == 1:
+        return
+    is_whole = choice.gradient_accumulation_steps == 1
+    if config.report.replica_statistics or not is_whole:
+        raise UsageError(
+            f"{title} has {objective.num_passes} updates in a step, which "
+            "--gradient_accumulation_steps and replica_statistics do not fit: leave "
+            "them out."
+        )
+    one_by_one = choice.traits.updates_in_turn and choice.is_synchronous
+    if not one_by_one or averaged not in (None, "gradients"):
+        raise UsageError(
+            f"{title} has {objective.num_passes} updates in a step, each of which "
+            f"needs the one before, and does not fit --strategy={choice.strategy} "
+            "here: choose one_device, tower, mirrored or multi_worker_mirrored with "
+            "synchronous updates of averaged gradients."
         )
 
 

@@ -6,12 +6,12 @@ The means are exact for any number of examples.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from models.base import add_steps
 from strategies.base import Strategy
 from strategies.common.types import ReplicaFunction
 from trainers.inputs.any_batches import batches_of
@@ -91,7 +91,7 @@ class Evaluation:
         batches, self._opened = self._opened, None
         if batches is None:
             batches = self._strategy.distribute(self._batches)
-        sums: Counter[Any] = Counter()
+        sums: dict[str, Any] = {}
         tables: list[np.ndarray] = []
         step = 0
         while step < self._num_steps:
@@ -101,12 +101,12 @@ class Evaluation:
             table = summed.pop(CONFUSION, None)
             # The inner loop stopped early at a step with a value that is not finite.
             if results.applied_steps < count:
-                totals = {name: values.sum(axis=0) for name, values in summed.items()}
-                return Evaluated(dict.fromkeys(self._results(totals), math.nan), None)
+                add_steps(sums, summed)
+                return Evaluated(dict.fromkeys(self._results(sums), math.nan), None)
             if table is not None:
                 # [steps, classes, classes] -> [classes, classes].
                 tables.append(table.sum(axis=0))
-            sums.update({name: values.sum(axis=0) for name, values in summed.items()})
+            add_steps(sums, summed)
             step += count
         if self._stays_open:
             self._opened = batches

@@ -21,6 +21,7 @@ from trainers.inputs.sources import Data
 from trainers.loop.evaluation import Evaluation
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers import LearningRateScale, LossScale
+from trainers.user_code.own_train_step import OwnTrainStep
 from trainers.model.replica_invariant_dropout import ReplayableDropout
 from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import (
@@ -32,6 +33,7 @@ from trainers.model.train_step import (
 from trainers.model.update import ModelUpdate
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.step import PipelineStep
+from trainers.user_code.own_step import OwnStep
 
 # By default a run is evaluated at least so often.
 _FEWEST_EVALUATIONS = 10
@@ -92,7 +94,8 @@ class ModelParts:
         if self.pipeline is not None:
             return PipelineStep(self.model, self.pipeline, *parts)
         sums_gradients = config.strategy.gradient_reduction == "sum"
-        return TrainStep(
+        kind = OwnTrainStep if isinstance(self.objective, OwnStep) else TrainStep
+        return kind(
             self.model,
             *parts,
             # With `gradient_reduction=sum` the gradient is num_replicas times the mean

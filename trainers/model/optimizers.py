@@ -22,6 +22,7 @@ from strategies.common.private_apis import (
     stop_reducing_gradients,
 )
 from trainers.config.optimizer import OptimizerConfig
+from trainers.model.several_optimizers import parts_of
 
 
 def build_optimizer(
@@ -60,10 +61,11 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -
       optimizer: Optimizer, perhaps with the state of an earlier training.
       model: Model whose trainable variables it updates.
     """
-    build_optimizer_anew(optimizer, model.trainable_variables)
-    # The strategy has already summed the gradients; Keras would sum them again.
-    stop_reducing_gradients(optimizer)
-    count_atomically(optimizer)
+    for part, variables in parts_of(optimizer, model.trainable_variables):
+        build_optimizer_anew(part, variables)
+        # The strategy has already summed the gradients; Keras would sum them again.
+        stop_reducing_gradients(part)
+        count_atomically(part)
 
 
 def has_conditional_update(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -72,8 +74,11 @@ def has_conditional_update(optimizer: keras.optimizers.Optimizer) -> bool:
     Keras accumulates gradients, and overwrites weights with their moving average, in a
     branch (keras/src/optimizers/base_optimizer.py, `_backend_apply_gradients`).
     """
-    overwrites = optimizer.use_ema and optimizer.ema_overwrite_frequency
-    return bool(optimizer.gradient_accumulation_steps or overwrites)
+    return any(
+        part.gradient_accumulation_steps
+        or (part.use_ema and part.ema_overwrite_frequency)
+        for part, _ in parts_of(optimizer, [])
+    )
 
 
 def rate_of(optimizer: keras.optimizers.Optimizer, step: int) -> float:
@@ -83,6 +88,8 @@ def rate_of(optimizer: keras.optimizers.Optimizer, step: int) -> float:
       optimizer: Optimizer whose rate is a number that may be changed, or a schedule.
       step: Number of updates that the optimizer has applied.
     """
+    # The first of several is reported.
+    optimizer, _ = parts_of(optimizer, [])[0]
     schedule = schedule_of(optimizer)
     rate = optimizer.learning_rate if schedule is None else schedule(step)
     return float(keras.ops.convert_to_numpy(rate))

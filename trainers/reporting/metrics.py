@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from models.base import add_steps
 from trainers.loop.loop import StepEvent
 from trainers.loop.timing import Clock
 from trainers.model.gradient_noise_scale import without_statistics
@@ -82,7 +83,7 @@ class MetricsWindow:
 
     def reset(self) -> None:
         """Starts a new interval."""
-        self._sums: Counter[Any] = Counter()
+        self._sums: dict[str, Any] = {}
         self._num_steps = 0
         self._num_examples = 0.0
         self._call_seconds = 0.0
@@ -91,8 +92,7 @@ class MetricsWindow:
 
     def __call__(self, report: StepEvent) -> None:
         results = report.results
-        for name, values in results.sums.items():
-            self._sums[name] += values.sum(axis=0)
+        add_steps(self._sums, results.sums)
         self._num_steps += results.applied_steps
         self._num_examples += results.sums["examples"].sum()
         self._call_seconds += report.call_seconds

@@ -81,9 +81,21 @@ def hyperparameters(assembly: TrainingParts) -> dict[str, Any]:
         "seed",
     )
     row = {name: settings[name] for name in kept}
-    size = assembly.config.length.global_batch_size
-    return {
-        **row,
-        "num_replicas": assembly.strategy.num_replicas,
-        "peak_learning_rate": assembly.config.optimizer.peak_learning_rate(size),
-    }
+    config = assembly.config
+    row |= {"model": config.model.name, "dataset": config.data_name}
+    row["num_replicas"] = assembly.strategy.num_replicas
+    if assembly.has_compiled_optimizer:
+        # The settings of the optimizer, and of a model by name, are not used.
+        for name in _DECIDED_BY_PROGRAM:
+            del row[name]
+        row["optimizer"] = type(assembly.optimizer).__name__.lower()
+        row["learning_rate"] = assembly.learning_rate(assembly.order.first_step)
+        return row
+    size = config.length.global_batch_size
+    row["peak_learning_rate"] = config.optimizer.peak_learning_rate(size)
+    return row
+
+
+_DECIDED_BY_PROGRAM = (
+    *("learning_rate_schedule", "weight_decay", "dropout", "label_smoothing", "dtype"),
+)

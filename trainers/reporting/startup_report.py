@@ -41,13 +41,15 @@ def print_startup_report(
     )
     console.item(
         "model",
-        f"{assembly.config.model.name}, {assembly.model.count_params():,} parameters",
+        # `count_params` refuses a model that is made of others and has no call.
+        f"{assembly.config.model.name}, "
+        f"{sum(math.prod(v.shape) for v in assembly.model.weights):,} parameters",
     )
     for stage in assembly.pipeline.stages if assembly.pipeline else ():
         console.item("", stage.in_words())
     console.item(
         "data",
-        f"{assembly.config.data.dataset}, "
+        f"{assembly.config.data_name}, "
         f"{assembly.data.train.num_examples:,} examples to train, "
         f"{assembly.data.evaluation.num_examples:,} held out"
         + _best_loss(assembly.data),

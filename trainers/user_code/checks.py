@@ -21,9 +21,10 @@ from trainers.user_code.train_step import NAME
 _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
-def has_own(model: keras.Model, name: str) -> bool:
-    """Returns whether the model's class has its own version of a method of Keras's."""
-    return getattr(type(model), name) is not getattr(keras.Model, name)
+def has_own_step(model: keras.Model) -> bool:
+    """Returns whether the model's class trains, evaluates or has a loss of its own."""
+    kind = type(model)
+    return any(getattr(kind, n) is not getattr(keras.Model, n) for n in _OF_FIT)
 
 
 def check_methods(model: keras.Model) -> None:
@@ -32,13 +33,12 @@ def check_methods(model: keras.Model) -> None:
     Raises:
       UsageError: There is one.
     """
-    for name in _OF_FIT:
-        if has_own(model, name):
-            raise UsageError(
-                f"{type(model).__name__} has a {name} of its own, which only fit would "
-                f"call: write {NAME}(model, batch, training) beside the factory, which "
-                "returns the loss of each example."
-            )
+    if has_own_step(model):
+        raise UsageError(
+            f"{type(model).__name__} has a step or loss of its own, which only fit "
+            f"would call: give the program with fit as --script, or write {NAME}(model, "
+            "batch, training) beside the factory, which returns each example's loss."
+        )
 
 
 def check_values(objective: Objective, model: keras.Model, batch: Batch) -> None:

@@ -46,7 +46,7 @@ class CountingMetric:
         initial = [tf.constant(value) for value in self.initial]
         updated = self._updated(initial, labels, predictions, weights)
         return {
-            f"{self.name}{STATE}{index}": Summed(_difference(new, old))
+            f"{self.name}{STATE}{index}": Summed(change_of(new, old))
             for index, (new, old) in enumerate(zip(updated, initial, strict=True))
         }
 
@@ -67,7 +67,7 @@ class CountingMetric:
           sums: Sums over the examples of what `counts` returned.
         """
         return [
-            (variable, _added(initial, sums[f"{self.name}{STATE}{index}"], variable))
+            (variable, total_of(initial, sums[f"{self.name}{STATE}{index}"], variable))
             for index, (variable, initial) in enumerate(
                 zip(self.resolved.metric.variables, self.initial, strict=True)
             )
@@ -99,7 +99,7 @@ class CountingMetric:
         in_turn = self._updated(self._updated(initial, *halves[0]), *halves[1])
         for index, (name, count) in enumerate(whole.items()):
             parts = first[name].total + second[name].total
-            last = _difference(in_turn[index], initial[index])
+            last = change_of(in_turn[index], initial[index])
             if not (agree(count.total, parts) and agree(last, parts)):
                 raise UsageError(
                     f"the metric {self.name!r} keeps numbers that are not sums over "
@@ -114,13 +114,14 @@ def _rows(values: Any, rows: range) -> Any:
     return tf.nest.map_structure(lambda value: tf.gather(value, list(rows)), values)
 
 
-def _difference(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+def change_of(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
     """Returns what was added, in a type that has negative numbers."""
     if new.dtype.is_floating:
         return new - old
     return tf.cast(new, tf.int64) - tf.cast(old, tf.int64)
 
 
-def _added(initial: np.ndarray, total: Any, variable: keras.Variable) -> tf.Tensor:
+def total_of(initial: np.ndarray, total: Any, variable: keras.Variable) -> tf.Tensor:
+    """Returns the value of a metric's variable after a sum has been added."""
     total = np.reshape(np.asarray(total), variable.shape)
     return tf.constant((initial + total).astype(variable.dtype), variable.dtype)

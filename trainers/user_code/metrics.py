@@ -113,7 +113,7 @@ class Metrics:
         counted = {
             name: value for name, value in found.items() if name not in self.means
         }
-        return {**means, **_flat(counted)}
+        return {**means, **numbered(counted)}
 
 
 def resolve_metrics(
@@ -177,7 +177,7 @@ def _is_mean(metric: OutputMetric, weights: Any) -> bool:
     return is_mean and not (metric.is_weighted and weights is not None)
 
 
-def _flat(results: Mapping[str, Any]) -> dict[str, float]:
+def numbered(results: Mapping[str, Any]) -> dict[str, float]:
     """Returns one number for each name; a vector's have their places in the names."""
     found = {}
     for name, value in results.items():

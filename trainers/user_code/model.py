@@ -70,8 +70,8 @@ class CustomModel:
         with wrap_user_errors(self.flag):
             objective: Objective
             if self.own_objective is not None:
-                objective = self.own_objective
-            elif self.replica_step is None:
+                return self.own_objective
+            if self.replica_step is None:
                 objective = self._compiled(model)
             else:
                 objective = own_objective(

@@ -172,8 +172,8 @@ def _tracked_run(
     config = assembly.config
     tags = {
         "strategy": assembly.strategy.name,
-        "model": config.model.model,
-        "dataset": config.data.dataset,
+        "model": config.model.name,
+        "dataset": config.data_name,
         "num_replicas": str(assembly.strategy.num_replicas),
         **versions,
     }

@@ -1,0 +1,230 @@
+"""Models with steps of their own, one of which an argument chooses.
+
+Nothing in them is random, so that they can be compared with Keras's own fit.
+"""
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+keras.utils.set_random_seed(24)
+draw = np.random.default_rng(24)
+# With batches of 16 the last one has 10 rows, and three replicas uneven shards.
+x = draw.normal(size=(90, 6))
+y = (x[:, :1] * 2 - x[:, 1:2]) + 0.1 * draw.normal(size=(90, 1))
+noise = draw.normal(size=(90, 3))
+
+
+def small(width=8, out=1, last=None):
+    return keras.Sequential(
+        [layers.Dense(width, activation="tanh"), layers.Dense(out, activation=last)]
+    )
+
+
+class Numbers(keras.Model):
+    """Returns plain numbers, and a metric of examples in one of batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+        self.mean_loss = keras.metrics.Mean(name="mean_loss")
+        self.error = keras.metrics.MeanAbsoluteError(name="error")
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+    def train_step(self, data):
+        features, labels = data
+        with tf.GradientTape() as tape:
+            predictions = self(features, training=True)
+            loss = ops.mean(ops.square(labels - predictions))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables, strict=True)
+        )
+        self.mean_loss.update_state(loss)
+        self.error.update_state(labels, predictions)
+        return {
+            "loss": loss,
+            "mean_loss": self.mean_loss.result(),
+            "error": self.error.result(),
+        }
+
+
+class Summed(Numbers):
+    """Takes the sum over a batch for its loss."""
+
+    def train_step(self, data):
+        features, labels = data
+        with tf.GradientTape() as tape:
+            loss = ops.sum(ops.square(labels - self(features, training=True)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables, strict=True)
+        )
+        self.error.update_state(labels, self(features))
+        return {"error": self.error.result()}
+
+
+class Taught(keras.Model):
+    """Learns from a frozen teacher, which weight decay must leave alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher, self.student = small(16), small()
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+
+    def call(self, inputs):
+        return self.student(inputs)
+
+    def train_step(self, data):
+        features, _ = data
+        target = self.teacher(features, training=False)
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.abs(target - self.student(features, training=True)))
+        trained = self.student.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, trained), trained)
+        self.loss_tracker.update_state(loss)
+        return {"loss": self.loss_tracker.result()}
+
+    def test_step(self, data):
+        features, _ = data
+        target = self.teacher(features, training=False)
+        error = ops.mean(ops.abs(target - self.student(features, training=False)))
+        self.loss_tracker.update_state(error)
+        return {"loss": self.loss_tracker.result()}
+
+
+class Averaged(keras.Model):
+    """Follows its weights, after each update, with a moving average."""
+
+    def __init__(self):
+        super().__init__()
+        self.online, self.target = small(), small()
+        self.target.trainable = False
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+
+    def call(self, inputs):
+        self.target(inputs)
+        return self.online(inputs)
+
+    def train_step(self, data):
+        features, labels = data
+        with tf.GradientTape() as tape:
+            drift = ops.mean(ops.square(self.target(features)))
+            loss = ops.mean(ops.square(labels - self.online(features))) + 0.1 * drift
+        trained = self.online.trainable_variables
+        gradients = tape.gradient(loss, trained)
+        self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
+        for own, followed in zip(self.target.weights, self.online.weights, strict=True):
+            own.assign(0.9 * own + 0.1 * followed)
+        self.loss_tracker.update_state(loss)
+        return {"loss": self.loss_tracker.result()}
+
+
+class Adversaries(keras.Model):
+    """Updates a critic twice and then a generator, with one optimizer for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.critic = keras.Sequential(
+            [layers.Dense(8), layers.LayerNormalization(), layers.Dense(1)]
+        )
+        self.generator = small(8, 6)
+        self.trackers = [keras.metrics.Mean(name=n) for n in ("critic", "generator")]
+
+    def compile(self, critic_optimizer, generator_optimizer):
+        super().compile()
+        self.critic_optimizer = critic_optimizer
+        self.generator_optimizer = generator_optimizer
+
+    @property
+    def metrics(self):
+        return self.trackers
+
+    def train_step(self, data):
+        real, drawn = data["real"], data["noise"]
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                fake = self.critic(self.generator(drawn, training=True), training=True)
+                critic_loss = ops.mean(ops.softplus(fake)) + ops.mean(
+                    ops.softplus(-self.critic(real, training=True))
+                )
+            gradients = tape.gradient(critic_loss, self.critic.trainable_variables)
+            self.critic_optimizer.apply_gradients(
+                zip(gradients, self.critic.trainable_variables, strict=True)
+            )
+            self.trackers[0].update_state(critic_loss)
+        with tf.GradientTape() as tape:
+            fake = self.critic(self.generator(drawn, training=True), training=True)
+            generator_loss = ops.mean(ops.softplus(-fake))
+        gradients = tape.gradient(generator_loss, self.generator.trainable_variables)
+        self.generator_optimizer.apply_gradients(
+            zip(gradients, self.generator.trainable_variables, strict=True)
+        )
+        self.trackers[1].update_state(generator_loss)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class AddsItsLoss(keras.Model):
+    """Has no labels: a layer adds the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small(4, 6)
+
+    def call(self, inputs):
+        outputs = self.inner(inputs)
+        self.add_loss(ops.mean(ops.square(inputs - outputs)))
+        return outputs
+
+
+class OwnReport(keras.Model):
+    """Leaves training to Keras, and reports what it likes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**results, "largest": ops.mean(ops.abs(y_pred))}
+
+
+adam = keras.optimizers.Adam(0.01)
+if sys.argv[1] == "numbers":
+    model = Numbers()
+    model.compile(optimizer=adam)
+    model.fit(x, y, batch_size=16, epochs=3)
+elif sys.argv[1] == "summed":
+    model = Summed()
+    model.compile(optimizer=keras.optimizers.SGD(1e-3))
+    model.fit(x, y, batch_size=16, epochs=3)
+elif sys.argv[1] == "taught":
+    model = Taught()
+    model.compile(optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.1))
+    model.fit(x, y, batch_size=16, epochs=3, validation_data=(x[:25], y[:25]))
+elif sys.argv[1] == "averaged":
+    model = Averaged()
+    model.compile(optimizer=adam)
+    model.fit(x, y, batch_size=16, epochs=3)
+elif sys.argv[1] == "adversaries":
+    model = Adversaries()
+    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01))
+    model.fit({"real": x, "noise": noise}, batch_size=16, epochs=3)
+elif sys.argv[1] == "added":
+    model = AddsItsLoss()
+    model.compile(optimizer=adam)
+    model.fit(x, batch_size=16, epochs=3)
+elif sys.argv[1] == "report":
+    model = OwnReport()
+    model.compile(optimizer=adam, loss="mse", metrics=["mae"])
+    model.fit(x, y, batch_size=16, epochs=3, validation_split=0.2)
+else:
+    raise SystemExit(f"there is no model {sys.argv[1]!r}")

@@ -1,0 +1,96 @@
+"""Several optimizers of one model, in the place of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.common.errors import UsageError
+
+
+class SeveralOptimizers(tf.Module):
+    """Optimizers of different weights, with what a training loop asks of one.
+
+    Attributes:
+      parts: Optimizers, each with the variables that it updates.
+    """
+
+    def __init__(
+        self,
+        updates: Sequence[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]],
+    ):
+        """Joins optimizers.
+
+        Args:
+          updates: Optimizer and variables of each update of a step, in order. An
+            optimizer may update several times.
+
+        Raises:
+          UsageError: Two optimizers update one variable.
+        """
+        super().__init__()
+        unique = {id(optimizer): (optimizer, own) for optimizer, own in updates}
+        self.parts = list(unique.values())
+        owned = [id(variable) for _, own in self.parts for variable in own]
+        if len(set(owned)) < len(owned):
+            raise UsageError(
+                "two optimizers update the same weights in one step: give each weight "
+                "one optimizer."
+            )
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Variables of all optimizers."""
+        return [v for optimizer, _ in self.parts for v in optimizer.variables]
+
+    @property
+    def learning_rate(self) -> Any:
+        """Learning rate of the first optimizer, which is reported."""
+        return self.parts[0][0].learning_rate
+
+    def add_variable(self, **settings: Any) -> keras.Variable:
+        """Adds a variable; see `keras.optimizers.Optimizer`."""
+        return self.parts[0][0].add_variable(**settings)
+
+    def apply(
+        self, gradients: Sequence[Any], variables: Sequence[keras.Variable]
+    ) -> None:
+        """Applies the gradients that there are, each by the variable's optimizer.
+
+        Args:
+          gradients: Gradient of each variable, or None.
+          variables: Variables of the model.
+        """
+        by_variable = {
+            id(variable): gradient
+            for variable, gradient in zip(variables, gradients, strict=True)
+            if gradient is not None
+        }
+        for optimizer, own in self.parts:
+            found = [variable for variable in own if id(variable) in by_variable]
+            if found:
+                optimizer.apply([by_variable[id(v)] for v in found], found)
+
+    def finalize_variable_values(self, variables: Sequence[keras.Variable]) -> None:
+        """See `keras.optimizers.Optimizer`."""
+        del variables
+        for optimizer, own in self.parts:
+            optimizer.finalize_variable_values(own)
+
+
+def parts_of(
+    optimizer: keras.optimizers.Optimizer | SeveralOptimizers,
+    variables: Sequence[keras.Variable],
+) -> Sequence[tuple[keras.optimizers.Optimizer, Sequence[keras.Variable]]]:
+    """Returns the optimizers of a model, each with the variables that it updates.
+
+    Args:
+      optimizer: One optimizer, or several.
+      variables: Trainable variables of the model.
+    """
+    if isinstance(optimizer, SeveralOptimizers):
+        return optimizer.parts
+    return [(optimizer, variables)]

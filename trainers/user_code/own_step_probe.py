@@ -1,0 +1,241 @@
+"""A look at what a model's own steps do, on a few examples."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from strategies.common.errors import UsageError
+from strategies.common.types import Batch
+from trainers.model.rng import keyed_states, seed_states
+from trainers.user_code.independence import agree
+from trainers.user_code.own_step import (
+    ModelStep,
+    OwnMetric,
+    OwnStep,
+    OwnUpdate,
+    flat_logs,
+    regularized_weights,
+)
+from trainers.user_code.update_catcher import CaughtUpdate
+
+
+def own_step(model: keras.Model, few: Batch, evaluates: bool) -> OwnStep:
+    """Returns the objective of a model that trains or evaluates by itself.
+
+    Args:
+      model: Compiled model, whose variables are those of this process.
+      few: A few examples.
+      evaluates: True if there are examples to evaluate on.
+
+    Raises:
+      UsageError: The model updates weights by other means than an optimizer, or one of
+        its metrics is no sum over examples or batches.
+    """
+    _build(model, few)
+    train, seen = _probed(model, "train_step", few)
+    _check_updates(model, seen)
+    test = _probed(model, "test_step", few)[0] if evaluates else None
+    updates = [OwnUpdate(update.optimizer, update.variables) for update in seen.updates]
+    return OwnStep(
+        train=train,
+        test=test,
+        is_sum=_are_sums(seen.gradients) and not _are_means(seen.gradients),
+        updates=updates,
+        num_passes=len(updates) + (seen.reads_after == len(updates)),
+    )
+
+
+def _build(model: keras.Model, few: Batch) -> None:
+    """Makes the variables of layers, metrics and optimizers as `fit` does.
+
+    `fit` makes them when it traces its first step; nothing is computed or updated.
+    """
+    step = ModelStep(model=model, name="train_step", metrics=[])
+    # Outside of an `UpdateCatcher` optimizers are built with the variables they update.
+    tf.function(lambda: step.call(few), autograph=False).get_concrete_function()
+
+
+class _Seen(NamedTuple):
+    """What a method did with two examples, and with each of them alone.
+
+    Attributes:
+      updates: Calls of optimizers.
+      reads_after: See `UpdateCatcher`.
+      written: Paths of trainable variables that were assigned.
+      gradients: Sum of each gradient for both examples and for each, float64 [3, n].
+      changes: For both examples and for each: changes of the metrics' variables.
+    """
+
+    updates: Sequence[CaughtUpdate]
+    reads_after: int
+    written: Sequence[str]
+    gradients: np.ndarray
+    changes: Sequence[Sequence[Sequence[np.ndarray]]]
+
+
+def _probed(model: keras.Model, name: str, few: Batch) -> tuple[ModelStep, _Seen]:
+    """Returns a step with what is known about its logs and metrics."""
+    step = ModelStep(model=model, name=name, metrics=_metrics_of(model))
+    seen, sources = _observe(step, few)
+    metrics = [
+        dataclasses.replace(own, is_per_batch=_is_per_batch(own, changes))
+        for own, changes in zip(
+            step.metrics, zip(*seen.changes, strict=True), strict=True
+        )
+    ]
+    return dataclasses.replace(step, metrics=metrics, sources=sources), seen
+
+
+def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
+    """Returns all metrics of a model, also those its `metrics` leaves out."""
+    found = [*model.metrics, *keras.Model.metrics.fget(model)]
+    unique = {id(metric): metric for metric in found}
+    for metric in unique.values():
+        metric.reset_state()
+    return [
+        OwnMetric(metric=metric, initial=[v.numpy() for v in metric.variables])
+        for metric in unique.values()
+    ]
+
+
+def _observe(step: ModelStep, few: Batch) -> tuple[_Seen, dict[str, Any]]:
+    """Runs a step on two examples and on each alone, without changing anything."""
+    count = tf.nest.flatten(few.features)[0].shape[0]
+    parts = [range(count), *([index] for index in range(count))]
+    kept: list[Any] = []
+
+    def run(batch: Batch) -> Any:
+        states = seed_states(step.model)
+        keyed = keyed_states(states, 0, batch)
+        with _results_noted(step.metrics) as noted:
+            scope, logs = step.run(batch, [*keyed, *regularized_weights(step.model)])
+            results = flat_logs(step.model.get_metrics_result(), step.name)
+        # At the end of an epoch Keras prefers the results of metrics with the same
+        # names (keras/src/trainers/trainer.py, `_get_metrics_result_or_logs`).
+        reported = results if results.keys() == logs.keys() else logs
+        sources = {name: noted.get(id(value)) for name, value in reported.items()}
+        kept[:] = [scope, sources]
+        return step.changes(scope), [_sums(update) for update in scope.updates]
+
+    traced = tf.function(run, autograph=False)
+    outputs = [traced(_rows(few, rows)) for rows in parts]
+    scope, sources = kept
+    changes, gradients = zip(*outputs, strict=True)
+    trained = step.model.trainable_variables
+    seen = _Seen(
+        updates=scope.updates,
+        reads_after=scope.reads_after,
+        written=[v.path for v in trained if scope.was_assigned(v)],
+        gradients=np.array([tf.nest.flatten(one) for one in gradients], np.float64),
+        changes=tf.nest.map_structure(lambda one: one.numpy(), list(changes)),
+    )
+    return seen, sources
+
+
+def _sums(update: CaughtUpdate) -> list[tf.Tensor]:
+    dense = [tf.convert_to_tensor(g) for g in update.gradients.values() if g is not None]
+    return [tf.cast(tf.reduce_sum(gradient), tf.float64) for gradient in dense]
+
+
+@contextlib.contextmanager
+def _results_noted(
+    metrics: Sequence[OwnMetric],
+) -> Iterator[dict[int, tuple[int, str]]]:
+    """Notes which tensors are results of which metrics, by the tensors' ids."""
+    noted: dict[int, tuple[int, str]] = {}
+    # An id is another tensor's once the first one is gone.
+    alive: list[Any] = []
+
+    def noting(index: int, result: Callable[[], Any]) -> Callable[[], Any]:
+        def note() -> Any:
+            found = result()
+            by_name = found if isinstance(found, Mapping) else {"": found}
+            alive.extend(by_name.values())
+            noted.update({id(value): (index, key) for key, value in by_name.items()})
+            return found
+
+        return note
+
+    for index, own in enumerate(metrics):
+        own.metric.result = noting(index, own.metric.result)
+    try:
+        yield noted
+    finally:
+        for own in metrics:
+            del own.metric.result
+
+
+def _rows(few: Batch, rows: Sequence[int]) -> Batch:
+    size = tf.constant(len(rows), tf.int64)
+    features, labels = tf.nest.map_structure(
+        lambda value: tf.gather(value, list(rows)), (few.features, few.labels)
+    )
+    return few._replace(
+        features=features,
+        labels=labels,
+        indices=tf.gather(few.indices, list(rows)),
+        global_size=size,
+        num_rows=size,
+    )
+
+
+def _are_sums(parts: np.ndarray) -> bool:
+    """Returns whether numbers of all examples are the sum of those of each."""
+    return agree(parts[0], np.sum(parts[1:], axis=0))
+
+
+def _are_means(parts: np.ndarray) -> bool:
+    return agree(parts[0], np.mean(parts[1:], axis=0))
+
+
+def _is_per_batch(own: OwnMetric, changes: Sequence[Sequence[np.ndarray]]) -> bool:
+    """Returns whether a metric counts batches; False if it counts examples.
+
+    Args:
+      own: Metric of the model.
+      changes: For all examples and for each: changes of the metric's variables.
+
+    Raises:
+      UsageError: It does neither.
+    """
+    by_variable = [np.array(parts) for parts in zip(*changes, strict=True)]
+    # Of a random loss only the count can be compared, the last variable of a mean.
+    decisive = by_variable[-1:] if isinstance(own.metric, _MEANS) else by_variable
+    if all(map(_are_sums, decisive)):
+        return False
+    if all(map(_are_means, decisive)):
+        return True
+    raise UsageError(
+        f"the metric {own.metric.name!r} keeps numbers that are not sums over examples, "
+        "so that replicas cannot add theirs: leave it out, and use it on the trained "
+        "model."
+    )
+
+
+_MEANS = (keras.metrics.Mean, keras.metrics.Sum)
+
+
+def _check_updates(model: keras.Model, seen: _Seen) -> None:
+    """Refuses a `train_step` whose updates replicas cannot share.
+
+    Raises:
+      UsageError: It calls no optimizer, or assigns weights that are trained.
+    """
+    title = f"{type(model).__name__}.train_step"
+    if not seen.updates:
+        raise UsageError(
+            f"{title} hands no gradients to an optimizer: call its apply_gradients."
+        )
+    if seen.written:
+        raise UsageError(
+            f"{title} assigns {seen.written[0]!r}, which is trained, without an "
+            "optimizer: replicas would differ; make it trainable=False, or update it "
+            "by an optimizer."
+        )

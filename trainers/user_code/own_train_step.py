@@ -1,0 +1,108 @@
+"""Replica step of a model whose class trains by a step of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
+from strategies.inner_loop.reduction import scaled
+from strategies.inner_loop.updates_in_turn import Former, UpdatesInTurn
+from trainers.model.rng import keyed_states
+from trainers.model.sparse_gradients import as_dense
+from trainers.model.train_step import TrainStep, reported, scaled_loss, weighted_sums
+from trainers.user_code.own_step import OwnStep, regularized_weights
+from trainers.user_code.update_catcher import UpdateCatcher
+
+
+class OwnTrainStep(TrainStep):
+    """Replica outputs of a model's `train_step`. Satisfies `ReplicaFunction`.
+
+    The step takes the mean of its loss over a shard, so that its gradients count by the
+    shard's fraction of the global batch.
+    """
+
+    _objective: OwnStep
+    # Pass of a step with several updates, and values before the updates of earlier ones.
+    _pass = 0
+    _former: Former = ()
+
+    def in_turn(self) -> ReplicaFunction:
+        """Returns a step that the inner loop computes as often as it has updates."""
+        if self._objective.num_passes == 1:
+            return self
+
+        def compute(index: int, former: Former) -> ReplicaFunction:
+            step = copy.copy(self)
+            step._pass, step._former = index, former
+            return step
+
+        def changed(index: int) -> list[tf.Variable]:
+            return [v.value for v in self._objective.updates[index].variables]
+
+        return UpdatesInTurn(self._objective.num_passes, compute, changed)
+
+    def __call__(self, batch: Batch) -> ReplicaOutputs:
+        # The step asks a tape for gradients of variables: it has to read them itself.
+        return self._shares(batch, [], self._layer_state.present())
+
+    def with_current_weights(self) -> ReplicaFunction:
+        """See `Accumulable`; no update can come between two micro-batches."""
+        return self
+
+    def _compute(
+        self,
+        batch: Batch,
+        weights: list[Any],
+        state: list[tf.Tensor] | None,
+        scale: tf.Tensor | None,
+    ) -> tuple[list[Any], dict[str, Any], dict[str, tf.Tensor]]:
+        """See `TrainStep`; weights are not used."""
+        del weights
+        step = self._objective.train
+        values = zip(self._layer_state.variables, state or [], strict=bool(state))
+        mapped = [*values, *regularized_weights(self._model)]
+        keyed = keyed_states(self._seed_states, self._seed, batch)
+        with (
+            self._layer_state.followed(mapped) as followed,
+            self._replayed_dropout(batch),
+        ):
+            former = [
+                {id(v): value for v, value in zip(update.variables, values, strict=True)}
+                for update, values in zip(self._objective.updates, self._former)
+            ]
+            scope, logs = step.run(batch, [*keyed, *mapped], scale, former)
+        gradients = self._shares_of(self._gradients(scope), batch)
+        if self._pass + 1 < self._objective.num_passes:
+            # What the step writes and reports is taken from its last pass.
+            return gradients, {}, reported({}, batch)
+        written = self._layer_state.collect_updates(scope, mapped)
+        written = self._layer_state.changes(written, mapped, followed)
+        if scope.is_scaled and scale is not None:
+            gradients = [scaled(gradient, 1 / scale) for gradient in gradients]
+        if not self._sparse_gradients:
+            gradients = as_dense(gradients)
+        sums = reported(weighted_sums(step.values(batch, scope, logs), batch), batch)
+        _, sums = scaled_loss(tf.zeros([]), sums, scale, batch)
+        return gradients, written, sums
+
+    def _gradients(self, scope: UpdateCatcher) -> Mapping[int, Any]:
+        """Returns the gradients of the update of this pass, by id of the variable."""
+        updates = scope.updates[self._pass : self._pass + 1]
+        # The last pass may only read what the last update has changed.
+        return updates[0].gradients if updates else {}
+
+    def _shares_of(self, gradients: Any, batch: Batch) -> list[Any]:
+        """Returns the shard's parts of the gradients of the global batch."""
+        share = batch.num_rows / batch.global_size
+        if self._objective.is_sum:
+            # The row of an empty shard is the only one that does not count.
+            share = tf.cast(batch.num_rows > 0, tf.float64)
+        share *= self._gradient_scale
+        return [
+            scaled(gradients.get(id(variable)), share)
+            for variable in self._model.trainable_variables
+        ]

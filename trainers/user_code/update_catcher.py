@@ -1,0 +1,111 @@
+"""A scope that keeps the gradients which a model's own step hands to optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from strategies.common.private_apis import hand_over_updates, variable_below
+
+
+class CaughtUpdate(NamedTuple):
+    """One call of an optimizer.
+
+    Attributes:
+      optimizer: Optimizer that was called.
+      variables: Variables that it was to update.
+      gradients: Gradient of each variable, by the variable's id; None if it has none.
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    variables: Sequence[keras.Variable]
+    gradients: Mapping[int, Any]
+
+
+class UpdateCatcher(keras.StatelessScope):
+    """Scope in which optimizers update nothing and losses are means over a shard.
+
+    Attributes:
+      updates: Calls of optimizers, in order.
+      is_scaled: True if the step has multiplied its loss by the scale.
+      reads_after: Number of updates before the last read of a variable that one of
+        them is to change.
+    """
+
+    def __init__(
+        self,
+        mapped: Sequence[tuple[keras.Variable, Any]],
+        scale: tf.Tensor | None = None,
+        former: Sequence[Mapping[int, tf.Tensor]] = (),
+    ):
+        """Prepares the scope, and optimizers to look for it.
+
+        Args:
+          mapped: Values in place of variables.
+          scale: Factor for losses in half precision; None for one.
+          former: For each update that has been applied already: values of its variables
+            before it, by the variables' ids.
+        """
+        hand_over_updates(UpdateCatcher)
+        super().__init__(mapped, collect_losses=True)
+        self.updates: list[CaughtUpdate] = []
+        self.is_scaled = False
+        self.reads_after = 0
+        self._scale = scale
+        self._former = former
+        self._is_over = False
+        # `regularized` variables are mapped to their own values.
+        self._given = dict(self.state_mapping)
+
+    def catch(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> None:
+        """Keeps an update; called in place of `optimizer.apply`."""
+        # The loss is scaled and unscaled by the training loop.
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        pairs = zip(variables, gradients, strict=True)
+        self.updates.append(
+            CaughtUpdate(optimizer, list(variables), {id(v): g for v, g in pairs})
+        )
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Returns a loss to differentiate; called in place of `scale_loss`."""
+        if self._scale is None:
+            return loss
+        self.is_scaled = True
+        loss = tf.convert_to_tensor(loss)
+        return loss * tf.cast(self._scale, loss.dtype)
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Returns the value of a variable; called wherever one is read."""
+        value = super().get_current_value(variable)
+        if self._is_over:
+            return value
+        if any(id(variable) in update.gradients for update in self.updates):
+            self.reads_after = len(self.updates)
+        for before in self._former[len(self.updates) :]:
+            if id(variable) in before:
+                return _as_before(variable, before[id(variable)])
+        return value
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._is_over = True
+
+    def was_assigned(self, variable: keras.Variable) -> bool:
+        """Returns whether a variable was assigned, rather than given to an optimizer."""
+        value = self.state_mapping.get(id(variable))
+        return value is not None and value is not self._given.get(id(variable))
+
+
+def _as_before(variable: keras.Variable, former: tf.Tensor) -> tf.Tensor:
+    """Returns a former value of a variable, with a derivative by the variable."""
+    present = variable_below(variable)
+    now = tf.convert_to_tensor(present)
+    value = former + (now - tf.stop_gradient(now))
+    # A tape looks for the handle of what it is to differentiate by.
+    value.handle = present.handle
+    return value
