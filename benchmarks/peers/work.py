@@ -9,7 +9,8 @@ import re
 import time
 
 import numpy as np
-import psutil
+
+from trainers.loop.timing import seconds_since_start
 
 NUM_EXAMPLES = 4096
 
@@ -67,8 +68,7 @@ class Stopwatch:
         """Ends a call of some steps, which `begin` began."""
         seconds = time.perf_counter() - self._last
         if self._first_step_seconds is None:
-            created = psutil.Process().create_time()
-            self._first_step_seconds = time.time() - created
+            self._first_step_seconds = seconds_since_start()
         rate = num_steps * self._global_batch_size / seconds
         self._examples_per_second.append(rate)
 
