@@ -41,6 +41,12 @@ class ModelConfig:
     script_arguments: tuple[str, ...] | None = setting(
         None, "Arguments of --script: what follows after --.", has_flag=False
     )
+    keras_fit: bool = setting(
+        False,
+        "Train the program of --script by Keras's own fit, on one device: the first "
+        "arm of --mode=verify and --mode=compare.",
+        has_flag=False,
+    )
     loss: str | None = setting(
         None,
         "Keras's name of the loss of a model of your own. Default: what it was "

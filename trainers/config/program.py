@@ -22,6 +22,11 @@ _OF_A_PROGRAM = (
     *("model", "loss", "metrics", "hidden_units", "embedding_dimension"),
     *("embedding_shards", "dropout", "label_smoothing", "eval_every_steps"),
 )
+# What the training loop does and Keras's own `fit` does not.
+_NOT_OF_KERAS = (
+    *("optimizer", "clip_global_norm", "gradient_reduction", "jit_compile"),
+    *("gradient_accumulation_steps", "replayable_dropout"),
+)
 _MODES = ("train", "verify", "compare")
 # Settings of the optimizer that --optimizer replaces the program's with.
 _OF_AN_OPTIMIZER = (
@@ -36,6 +41,19 @@ def check_program(config: Config) -> None:
     Raises:
       UsageError: There is one.
     """
+    if config.model.keras_fit and (
+        config.model.script is None or config.strategy.traits.max_replicas != 1
+    ):
+        raise UsageError(
+            "--set=model.keras_fit=true is for --script on one device: add "
+            "--strategy=one_device, or leave it out."
+        )
+    for name in _NOT_OF_KERAS if config.model.keras_fit else ():
+        if name in config.given:
+            raise UsageError(
+                f"{option(name)} does not fit Keras's own fit, which the program of "
+                f"--script={config.model.script} is compared with: change the program."
+            )
     if config.model.script is None:
         if config.model.script_arguments:
             words = " ".join(config.model.script_arguments)

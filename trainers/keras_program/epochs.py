@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -39,6 +39,7 @@ class Epochs:
         arguments: FitArguments,
         parts: TrainingParts,
         is_chief: bool,
+        fit: Callable[..., keras.callbacks.History] | None = None,
     ):
         """Calls no callback yet.
 
@@ -46,8 +47,10 @@ class Epochs:
           arguments: Arguments of `fit`.
           parts: Parts of the run.
           is_chief: True on the task that runs callbacks.
+          fit: Keras's own `fit` of the model.
         """
         self.arguments = arguments
+        self._fit = fit
         self.steps_per_epoch = arguments.steps_per_epoch or parts.order.steps_per_epoch
         self.window = MetricsWindow(parts.objective.results)
         self.is_stopped = False
@@ -65,6 +68,12 @@ class Epochs:
             verbose=arguments.verbose,
         )
         self._has_callbacks = bool(arguments.callbacks)
+
+    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
+        """Trains by Keras's own `fit`, with the program's model."""
+        if self._fit is None:
+            raise RuntimeError("there is no fit of Keras's own")
+        return self._fit(*args, **kwargs)
 
     @property
     def first_step(self) -> int:

@@ -13,6 +13,7 @@ from models.base import Examples, Settings
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import (
     build_optimizer_anew,
+    flat_layers,
     lend_variables,
     reduce_gradients_again,
     schedule_of,
@@ -128,7 +129,18 @@ class LentModel:
             # Where a second model is needed, the first one is being trained.
             return keras.models.clone_model(self.model)
         self._give_back = lend_variables(self.model.variables)
+        self._forget_traces()
         return self.model
+
+    def _forget_traces(self) -> None:
+        """Has Keras trace `predict` and others anew, with the present variables.
+
+        A callback that predicts after the second `fit` would use those of the first.
+        """
+        for layer in [self.model, *flat_layers(self.model)]:
+            if isinstance(layer, keras.Model):
+                layer.train_function = layer.test_function = None
+                layer.predict_function = None
 
     def take_back(self) -> None:
         """Gives the trained values to the program, outside of a strategy's scope."""
@@ -137,6 +149,7 @@ class LentModel:
         # First the weights: the optimizer finds its variables by theirs.
         self._give_back()
         self._give_back = None
+        self._forget_traces()
         for optimizer, variables in parts_of(
             self._optimizer, self.model.trainable_variables
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable
@@ -146,7 +147,9 @@ class _Program:
             if self._others_wait and self._cluster.is_chief:
                 self._tell(_TRAINS_AGAIN, ExitCode.DONE)
             self._others_wait = False
-            history, exit_code = self._train_model(model, arguments)
+            history, exit_code = self._train_model(
+                model, arguments, functools.partial(fit, model)
+            )
         except BaseException as error:
             self._error = error
             raise
@@ -184,7 +187,7 @@ class _Program:
             )
 
     def _train_model(
-        self, model: keras.Model, arguments: FitArguments
+        self, model: keras.Model, arguments: FitArguments, fit: Callable[..., Any]
     ) -> tuple[keras.callbacks.History, ExitCode]:
         data = data_of_fit(arguments, self._strategy.traits.supports_streaming)
         config = _config_of_fit(self._config, arguments, data)
@@ -193,7 +196,7 @@ class _Program:
         spec = lent.spec(data, config)
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
         self._num_fits += 1
-        epochs = Epochs(arguments, parts, self._cluster.is_chief)
+        epochs = Epochs(arguments, parts, self._cluster.is_chief, fit)
         exit_code = self._train(parts, epochs)
         if exit_code == ExitCode.DONE:
             # Also of a run that was complete before.

@@ -48,6 +48,8 @@ class Evaluation:
 
     Attributes:
       num_examples: Number of held-out examples; not to be run with none.
+      num_steps: Number of batches.
+      batches: The batches.
     """
 
     def __init__(
@@ -76,10 +78,10 @@ class Evaluation:
             # In the order of the source: evaluation does not shuffle.
             seed=None,
         )
-        self._num_steps = order.steps_per_epoch
+        self.num_steps = order.steps_per_epoch
         self._stays_open = _is_small(source)
-        self._batches = batches_of(
-            source, order, 0, self._num_steps, repeats=self._stays_open
+        self.batches = batches_of(
+            source, order, 0, self.num_steps, repeats=self._stays_open
         )
         self._opened: Any = None
         self._run_steps = strategy.compile(eval_step, update=None)
@@ -90,12 +92,12 @@ class Evaluation:
         # opens it anew.
         batches, self._opened = self._opened, None
         if batches is None:
-            batches = self._strategy.distribute(self._batches)
+            batches = self._strategy.distribute(self.batches)
         sums: dict[str, Any] = {}
         tables: list[np.ndarray] = []
         step = 0
-        while step < self._num_steps:
-            count = min(_STEPS_PER_CALL, self._num_steps - step)
+        while step < self.num_steps:
+            count = min(_STEPS_PER_CALL, self.num_steps - step)
             results = self._run_steps(batches, count).fetch()
             summed = dict(results.sums)
             table = summed.pop(CONFUSION, None)

@@ -7,6 +7,7 @@ import pathlib
 from contextlib import AbstractContextManager
 from typing import Any
 
+from models.base import means_over_examples
 from strategies.cluster.failure_detection import monitor_workers
 from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console
@@ -19,6 +20,7 @@ from trainers.keras_program.epochs import Epochs
 from trainers.loop.builder import create_strategy
 from trainers.loop.parts import TrainingParts
 from trainers.loop.timing import Clock
+from trainers.modes.keras_training import KerasTraining
 from trainers.modes.training_run import TrainingRun
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.null_reporter import NullReporter
@@ -83,7 +85,9 @@ class TrainingTask:
           parts: Parts of the run, under this task's strategy.
           epochs: Epochs of a program's `fit`; None without a program.
         """
-        metrics = RunMetrics(self._clock, parts.pipeline, parts.objective.results)
+        by_keras = self.config.model.keras_fit
+        results = means_over_examples if by_keras else parts.objective.results
+        metrics = RunMetrics(self._clock, parts.pipeline, results)
         reporter = (
             Reporter(
                 parts,
@@ -96,7 +100,8 @@ class TrainingTask:
             if self.cluster.is_chief
             else NullReporter(parts, self.cluster, self.console)
         )
-        run = TrainingRun(
+        kind = KerasTraining if by_keras else TrainingRun
+        run = kind(
             parts, reporter, metrics, self._watchdog, self._folder, epochs
         )
         return run.run()

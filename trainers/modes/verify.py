@@ -63,12 +63,14 @@ def _verify(
     reference = execution.run(reference_arm.name, reference_arm.config)
     if not reference.run.is_completed:
         return _refuse(reference, folder, console)
-    keras = judge_keras(reference)
+    is_keras = reference.config.model.keras_fit
+    keras = None if is_keras else judge_keras(reference)
     findings = [_find(arm, reference, execution) for arm in arms]
     words = command_again(config)
     write_json(folder.result, content(keras, findings, reference, words))
     num_steps = reference.recording.num_steps()
-    console.say(f"largest relative difference from one_device in {num_steps} steps:")
+    name = "Keras's own fit" if is_keras else reference.run.arm
+    console.say(f"largest relative difference from {name} in {num_steps} steps:")
     for line in table(keras, findings):
         console.say(line)
     console.item("tolerance", in_words(reference.config, num_steps))
@@ -119,8 +121,10 @@ def _refuse(reference: Executed, folder: ExperimentDir, console: Console) -> Exi
     return ExitCode.DIVERGED if has_diverged else ExitCode.BUG
 
 
-def _exit_code(keras: KerasFinding, findings: Sequence[Finding]) -> ExitCode:
-    verdicts = {keras.verdict, *(finding.verdict for finding in findings)}
+def _exit_code(keras: KerasFinding | None, findings: Sequence[Finding]) -> ExitCode:
+    verdicts = {finding.verdict for finding in findings}
+    if keras is not None:
+        verdicts.add(keras.verdict)
     if Verdict.FAILED in verdicts:
         return ExitCode.BUG
     return ExitCode.DIFFERENT if Verdict.DIFFERENT in verdicts else ExitCode.DONE

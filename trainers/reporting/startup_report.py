@@ -18,6 +18,7 @@ from trainers.loop.memory_estimate import (
 )
 from trainers.loop.parts import TrainingParts
 from trainers.run_dir.run_dir import RunDir
+from trainers.user_code.own_step import remark_of
 
 
 def print_startup_report(
@@ -56,12 +57,13 @@ def print_startup_report(
     )
     resumed = f", continued at step {first_step}" if first_step else ""
     console.item("run", f"{folder.path}{resumed}")
-    words = _other_optimizer(assembly)
-    if words:
-        console.warn(words)
-    words = substitution(assembly.config.strategy.device_choice)
-    if words:
-        console.warn(words)
+    for words in (
+        _other_optimizer(assembly),
+        remark_of(assembly.objective) if strategy.num_replicas > 1 else None,
+        substitution(assembly.config.strategy.device_choice),
+    ):
+        if words:
+            console.warn(words)
     # Only the memory with the largest demand is shown and checked.
     name, estimate = largest(estimate_memory(assembly))
     console.item("memory", estimate)
@@ -84,7 +86,9 @@ def _other_optimizer(assembly: TrainingParts) -> str | None:
     """Returns a warning if the model was compiled with another optimizer, or None."""
     compiled = getattr(assembly.model, "optimizer", None)
     # RMSprop is Keras's default if `compile` gets no optimizer.
-    if compiled is None or type(compiled) is keras.optimizers.RMSprop:
+    if assembly.has_compiled_optimizer or compiled is None:
+        return None
+    if type(compiled) is keras.optimizers.RMSprop:
         return None
     # Around it `compile` puts one that scales the loss, under mixed_float16.
     compiled = getattr(compiled, "inner_optimizer", compiled)

@@ -198,6 +198,7 @@ class OwnStep:
       updates: Updates of a step, in order.
       num_passes: How often a step is computed: once for each update, and once more if
         it reads what the last one has changed.
+      remark: Warning about what replicas cannot do alike; None for none.
     """
 
     train: ModelStep
@@ -205,6 +206,7 @@ class OwnStep:
     is_sum: bool = False
     updates: Sequence[OwnUpdate] = ()
     num_passes: int = 1
+    remark: str | None = None
 
     def values(self, model: Any, batch: Any, training: bool) -> Values:
         """See `Objective`."""
@@ -269,6 +271,11 @@ def reported_names(objective: Any, training: bool) -> Collection[str] | None:
         return None
     step = objective.train if training else objective.test
     return None if step is None else step.sources.keys()
+
+
+def remark_of(objective: Any) -> str | None:
+    """Returns the remark of a step of the model's own; None for other objectives."""
+    return objective.remark if isinstance(objective, OwnStep) else None
 
 
 def regularized_weights(model: keras.Model) -> list[tuple[keras.Variable, Any]]:

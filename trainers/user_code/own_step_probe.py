@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.private_apis import flat_layers
 from strategies.common.types import Batch
 from trainers.model.rng import keyed_states, seed_states
 from trainers.user_code.independence import agree
@@ -49,6 +50,30 @@ def own_step(model: keras.Model, few: Batch, evaluates: bool) -> OwnStep:
         is_sum=_are_sums(seen.gradients) and not _are_means(seen.gradients),
         updates=updates,
         num_passes=len(updates) + (seen.reads_after == len(updates)),
+        remark=_remark(model, seen),
+    )
+
+
+def _remark(model: keras.Model, seen: _Seen) -> str | None:
+    """Returns a warning if a step changes gradients before it hands them over.
+
+    Without random numbers, and without layers that normalize over a batch, the gradient
+    of two examples is the mean or the sum of those of each.
+    """
+    alone = seen.gradients[1]
+    is_random = not (agree(seen.doubled, alone) or agree(seen.doubled, 2 * alone))
+    is_linear = _are_means(seen.gradients) or _are_sums(seen.gradients)
+    normalizes = any(
+        isinstance(layer, keras.layers.BatchNormalization)
+        for layer in flat_layers(model)
+    )
+    if is_random or is_linear or normalizes:
+        return None
+    return (
+        f"{type(model).__name__}.train_step: the gradient of two examples is neither "
+        "the mean nor the sum of those of each, as if it were clipped before the "
+        "optimizer gets it: replicas do that with their shards, so that their number "
+        "matters; let the optimizer clip (clipnorm, global_clipnorm, clipvalue)"
     )
 
 
@@ -70,6 +95,7 @@ class _Seen(NamedTuple):
       reads_after: See `UpdateCatcher`.
       written: Paths of trainable variables that were assigned.
       gradients: Sum of each gradient for both examples and for each, float64 [3, n].
+      doubled: The same sums for the first example given twice, float64 [n].
       changes: For both examples and for each: changes of the metrics' variables.
     """
 
@@ -77,6 +103,7 @@ class _Seen(NamedTuple):
     reads_after: int
     written: Sequence[str]
     gradients: np.ndarray
+    doubled: np.ndarray
     changes: Sequence[Sequence[Sequence[np.ndarray]]]
 
 
@@ -108,7 +135,7 @@ def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
 def _observe(step: ModelStep, few: Batch) -> tuple[_Seen, dict[str, Any]]:
     """Runs a step on two examples and on each alone, without changing anything."""
     count = tf.nest.flatten(few.features)[0].shape[0]
-    parts = [range(count), *([index] for index in range(count))]
+    parts = [range(count), *([index] for index in range(count)), [0, 0]]
     kept: list[Any] = []
 
     def run(batch: Batch) -> Any:
@@ -128,13 +155,15 @@ def _observe(step: ModelStep, few: Batch) -> tuple[_Seen, dict[str, Any]]:
     outputs = [traced(_rows(few, rows)) for rows in parts]
     scope, sources = kept
     changes, gradients = zip(*outputs, strict=True)
+    *sums, doubled = (tf.nest.flatten(one) for one in gradients)
     trained = step.model.trainable_variables
     seen = _Seen(
         updates=scope.updates,
         reads_after=scope.reads_after,
         written=[v.path for v in trained if scope.was_assigned(v)],
-        gradients=np.array([tf.nest.flatten(one) for one in gradients], np.float64),
-        changes=tf.nest.map_structure(lambda one: one.numpy(), list(changes)),
+        gradients=np.array(sums, np.float64),
+        doubled=np.array(doubled, np.float64),
+        changes=tf.nest.map_structure(lambda one: one.numpy(), list(changes[:-1])),
     )
     return seen, sources
 

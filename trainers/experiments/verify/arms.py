@@ -5,7 +5,8 @@ from __future__ import annotations
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm, expand_update_modes, of_a_run, under
 
-REFERENCE = "one_device"
+ONE_DEVICE = "one_device"
+KERAS = "keras"
 
 # Every step is recorded with all its gradients and weights.
 _DEFAULT_TRAIN_STEPS = 20
@@ -14,15 +15,17 @@ _DEFAULT_TRAIN_STEPS = 20
 def reference_of(config: Config) -> Arm:
     """Returns the training on one device that all arms must agree with.
 
-    It computes every global batch at once, so that micro-batches are verified too.
+    It computes every global batch at once, so that micro-batches are verified too. A
+    program's is Keras's own `fit`.
 
     Raises:
       UsageError: The settings do not fit the reference.
     """
     shared = _brief(config.replace(gradient_accumulation_steps=1))
-    return Arm(
-        name=REFERENCE, config=under(REFERENCE, shared).replace(record_steps=True)
-    )
+    one_device = under(ONE_DEVICE, shared).replace(record_steps=True)
+    if config.model.script is None:
+        return Arm(name=ONE_DEVICE, config=one_device)
+    return Arm(name=KERAS, config=one_device.replace(keras_fit=True))
 
 
 def subjects_of(config: Config) -> tuple[Arm, ...]:
@@ -34,7 +37,13 @@ def subjects_of(config: Config) -> tuple[Arm, ...]:
     Raises:
       UsageError: The settings do not fit a strategy.
     """
-    arms = expand_update_modes(config, _brief(config))
+    shared = _brief(config)
+    arms = expand_update_modes(config, shared)
+    names = [arm.name for arm in arms]
+    if config.model.script is not None and ONE_DEVICE not in names:
+        # What it shares with Keras is not the fault of a strategy.
+        first = Arm(name=ONE_DEVICE, config=under(ONE_DEVICE, shared))
+        arms = (first, *arms)
     return tuple(_recorded_if_comparable(arm) for arm in arms)
 
 
@@ -63,11 +72,10 @@ def _recorded_if_comparable(arm: Arm) -> Arm:
 def _brief(config: Config) -> Config:
     """Returns the settings that all runs share, without optional work."""
     shared = of_a_run(config)
-    shared = shared.replace(
-        record_steps=False,
-        histogram_every_steps=None,
-        eval_every_steps=shared.report.eval_every_steps or None,
-    )
+    shared = shared.replace(record_steps=False, histogram_every_steps=None)
+    if shared.model.script is None:
+        every = shared.report.eval_every_steps or None
+        shared = shared.replace(eval_every_steps=every)
     if shared.length.train_steps is None and shared.length.epochs is None:
         shared = shared.replace(train_steps=_DEFAULT_TRAIN_STEPS)
     return shared

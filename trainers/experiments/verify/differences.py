@@ -37,7 +37,8 @@ class StepAgreement:
       step: Step, counted from one.
       identical: True if every bit is the same.
       loss: Difference of the mean loss.
-      gradients: Difference of the variable whose summed gradient differs most.
+      gradients: Difference of the variable whose summed gradient differs most; None if
+        the reference records none, as Keras's own `fit` does.
       weights: Difference of the trainable variable that differs most after the step.
       layer_state: Difference of the non-trainable variable that differs most, such as a
         moving average.
@@ -48,7 +49,7 @@ class StepAgreement:
     step: int
     identical: bool
     loss: Difference
-    gradients: Difference
+    gradients: Difference | None
     weights: Difference
     layer_state: Difference
     examples: int
@@ -61,11 +62,8 @@ class StepAgreement:
 
     def quantities(self) -> dict[str, Difference]:
         """Returns the differences by name, in the order of computation."""
-        return {
-            "loss": self.loss,
-            "gradients": self.gradients,
-            "weights": self.variables,
-        }
+        gradients = {} if self.gradients is None else {"gradients": self.gradients}
+        return {"loss": self.loss, **gradients, "weights": self.variables}
 
 
 def agreement(step: int, found: RecordedStep, expected: RecordedStep) -> StepAgreement:
@@ -77,7 +75,9 @@ def agreement(step: int, found: RecordedStep, expected: RecordedStep) -> StepAgr
             # The loss is one number: no floor from other variables applies.
             _relative(_mean_loss(found), _mean_loss(expected), smallest=0.0)
         ),
-        gradients=largest_difference(found.gradients, expected.gradients),
+        gradients=largest_difference(found.gradients, expected.gradients)
+        if expected.gradients
+        else None,
         weights=largest_difference(found.weights, expected.weights),
         layer_state=largest_difference(found.layer_state, expected.layer_state),
         examples=found.examples,
@@ -123,7 +123,7 @@ def _relative(found: np.ndarray, expected: np.ndarray, smallest: float) -> float
 
 
 def _is_identical(found: RecordedStep, expected: RecordedStep) -> bool:
-    groups = ("gradients", "weights", "layer_state")
+    groups = ["weights", "layer_state", *(["gradients"] if expected.gradients else [])]
     return (
         (found.loss, found.examples) == (expected.loss, expected.examples)
         and all(getattr(found, g).keys() == getattr(expected, g).keys() for g in groups)

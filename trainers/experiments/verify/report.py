@@ -41,14 +41,19 @@ class Finding:
     cause: Cause | None = None
 
 
-def table(keras: KerasFinding, findings: Sequence[Finding]) -> list[str]:
-    """A row for Keras and each strategy, with its largest relative differences."""
-    first = keras.largest()
-    rows = [
-        ["strategy", "replicas", *_QUANTITIES, "verdict"],
-        [NAME, _NOTHING, *(_shown(first.get(quantity)) for quantity in _QUANTITIES)],
-    ]
-    rows[-1].append(keras.verdict.value)
+def table(keras: KerasFinding | None, findings: Sequence[Finding]) -> list[str]:
+    """Returns a row for each strategy, with its largest relative differences.
+
+    Args:
+      keras: Finding on the first step of Keras, for a row of its own; None where Keras
+        is what all are compared with.
+      findings: Findings on the strategies.
+    """
+    rows = [["strategy", "replicas", *_QUANTITIES, "verdict"]]
+    if keras is not None:
+        first = keras.largest()
+        shown = (_shown(first.get(quantity)) for quantity in _QUANTITIES)
+        rows.append([NAME, _NOTHING, *shown, keras.verdict.value])
     for finding in findings:
         largest = finding.judgement.largest if finding.judgement else {}
         rows.append(
@@ -63,10 +68,10 @@ def table(keras: KerasFinding, findings: Sequence[Finding]) -> list[str]:
 
 
 def explanations(
-    keras: KerasFinding, findings: Sequence[Finding]
+    keras: KerasFinding | None, findings: Sequence[Finding]
 ) -> list[tuple[str, str]]:
     """Returns the remarks on each verdict, with the name of the strategy."""
-    lines = [(NAME, words) for words in keras.explanations()]
+    lines = [(NAME, words) for words in keras.explanations()] if keras else []
     for finding in findings:
         name = finding.arm.name
         passing = finding.judgement.first_passing if finding.judgement else None
@@ -94,7 +99,7 @@ def explanations(
 
 
 def content(
-    keras: KerasFinding,
+    keras: KerasFinding | None,
     findings: Sequence[Finding],
     reference: Executed,
     command: str,
@@ -119,7 +124,7 @@ def content(
         "initial_weights_sha256": reference.run.initial_weights_sha256,
         "config": config.to_dict(),
         "versions": reference.run.result.get("versions"),
-        "keras": keras.entry(),
+        "keras": None if keras is None else keras.entry(),
         "strategies": [_entry(finding) for finding in findings],
     }
 

@@ -1,0 +1,213 @@
+"""Training by Keras's own `fit`, which the strategies are compared with.
+
+The program's model, optimizer and callbacks are Keras's, and so is the loop. Only the
+order of the examples is that of the other runs, so that all train on the same batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.base import separated
+from strategies.common.errors import ExitCode
+from strategies.common.types import Batch, StepResults, SyncedFlags
+from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.loop.evaluation import Evaluated
+from trainers.loop.loop import StepEvent
+from trainers.model.rng import keyed_states, seed_states
+from trainers.modes.training_run import TrainingRun
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KerasTraining(TrainingRun):
+    """Training of a program's model by `keras.Model.fit` on one device."""
+
+    def _train(self) -> tuple[str, ExitCode]:
+        """Calls `fit`; see `TrainingRun`."""
+        if self.epochs is None:
+            raise RuntimeError("only a program calls fit")
+        arguments, order = self.epochs.arguments, self.parts.order
+        first, last = order.first_step, self.parts.train_steps
+        per_epoch = self.epochs.steps_per_epoch
+        self.metrics.clock.started()
+        self.reporter.start_progress(first)
+        with PreemptionSignals() as signals:
+            watcher = _Watcher(self, signals)
+            self.epochs.history = self.epochs.fit(
+                _as_fit_takes_it(self.parts.batches(first).dataset(0, 1)),
+                epochs=arguments.initial_epoch + math.ceil((last - first) / per_epoch),
+                initial_epoch=arguments.initial_epoch,
+                steps_per_epoch=min(per_epoch, last - first),
+                verbose=arguments.verbose,
+                callbacks=[*arguments.callbacks, watcher],
+                **self._validation(),
+            )
+            if signals.requested:
+                return "preempted", signals.exit_code
+        self._save_checkpoint()
+        return "completed", ExitCode.DONE
+
+    def _validation(self) -> dict[str, Any]:
+        if not self.parts.evaluation.num_examples or self.epochs is None:
+            return {}
+        batches = self.parts.evaluation.batches
+        return {
+            "validation_data": _as_fit_takes_it(batches.dataset(0, 1)),
+            "validation_steps": self.parts.evaluation.num_steps,
+            "validation_freq": self.epochs.arguments.validation_freq,
+        }
+
+
+def _as_fit_takes_it(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns batches of the training loop as tuples of features, labels and weights."""
+
+    def converted(batch: Batch) -> Any:
+        labels, weights = separated(batch.labels)
+        has_labels = bool(tf.nest.flatten(labels))
+        return keras.utils.pack_x_y_sample_weight(
+            batch.features, labels if has_labels else None, weights
+        )
+
+    return batches.map(tf.autograph.experimental.do_not_convert(converted))
+
+
+class _Watcher(keras.callbacks.Callback):
+    """Reports the steps of `fit` as those of the training loop are reported."""
+
+    def __init__(self, run: KerasTraining, signals: PreemptionSignals):
+        super().__init__()
+        self._run = run
+        self._signals = signals
+        self._step = run.parts.order.first_step
+        self._seconds: list[float] = []
+        self._since = self._mark = time.perf_counter()
+        self._seen: dict[str, tuple[float, float]] = {}
+        config = run.parts.config.report
+        self._every = 1 if config.record_steps else config.summary_every_steps
+        self._seeds = seed_states(run.parts.model) if config.record_steps else []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Keras has reset its metrics."""
+        self._seen = {}
+        self._since = self._mark = time.perf_counter()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Draws the random numbers that replica 0 of the other runs draws."""
+        step = tf.constant(self._step, tf.int64)
+        keys = _Keys(step, tf.zeros([], tf.int64))
+        seed = self._run.parts.config.run.seed
+        for state, value in keyed_states(self._seeds, seed, keys):
+            state.assign(value)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts a step, and reports the steps since the last report if it is time."""
+        now = time.perf_counter()
+        self._seconds.append(now - self._mark)
+        self._step += 1
+        parts = self._run.parts
+        is_last = self._step == parts.train_steps
+        ends_epoch = batch + 1 == self.params["steps"]
+        if is_last or ends_epoch or self._step % self._every == 0:
+            self._report(logs or {}, now)
+        if is_last or self._signals.requested:
+            self.model.stop_training = True
+        self._mark = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Reports the validation, if there was one."""
+        means = {
+            name.removeprefix("val_"): value
+            for name, value in (logs or {}).items()
+            if name.startswith("val_")
+        }
+        if means:
+            event = self._event(_no_steps())
+            self._run.reporter.write_evaluation(event, Evaluated(means, None))
+
+    def _report(self, logs: Mapping[str, Any], now: float) -> None:
+        run, order = self._run, self._run.parts.order
+        first = self._step - len(self._seconds)
+        examples = [
+            order.first_example_of_step(step + 1) - order.first_example_of_step(step)
+            for step in range(first, self._step)
+        ]
+        loss = self._loss(logs)
+        results = dataclasses.replace(
+            _no_steps(),
+            applied_steps=len(examples),
+            attempted_steps=len(examples),
+            sums={
+                "loss": loss * np.array(examples, np.float64),
+                "examples": np.array(examples, np.float64),
+            },
+            step_seconds=np.array(self._seconds),
+            input_seconds=np.zeros(len(examples)),
+        )
+        seconds = now - self._since
+        run.metrics.clock.add("train", seconds)
+        run.metrics.counters.add(results)
+        run.parts.step.assign(self._step)
+        event = self._event(results, seconds)
+        for callback in (run.watchdog, run.metrics, run.reporter.show_progress):
+            callback(event)
+        if run.parts.config.report.record_steps:
+            run.reporter.record_step(event)
+        every = run.parts.config.report.summary_every_steps
+        if self._step % every == 0 or event.is_last:
+            run.reporter.write_metrics(event)
+        self._seconds = []
+        self._since = time.perf_counter()
+
+    def _event(self, results: StepResults, seconds: float = 0.0) -> StepEvent:
+        return StepEvent(
+            step=self._step,
+            last_step=self._run.parts.train_steps,
+            results=results,
+            call_seconds=seconds,
+        )
+
+    def _loss(self, logs: Mapping[str, Any]) -> float:
+        """Returns the mean loss of the batches since the last report.
+
+        Logs are means since the begin of the epoch: a mean's sum and count tell what
+        was added since.
+        """
+        name = "loss" if "loss" in logs else next(iter(logs), "")
+        metrics = [*self.model.metrics, *keras.Model.metrics.fget(self.model)]
+        for metric in metrics:
+            if metric.name == name and isinstance(metric, keras.metrics.Mean):
+                total, count = float(metric.total.numpy()), float(metric.count.numpy())
+                seen_total, seen_count = self._seen.get(name, (0.0, 0.0))
+                self._seen[name] = total, count
+                if count > seen_count:
+                    return (total - seen_total) / (count - seen_count)
+        return float(logs.get(name, math.nan))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Keys:
+    """What a random number depends on, beside the seed and the layer."""
+
+    step: tf.Tensor
+    replica: tf.Tensor
+
+
+def _no_steps() -> StepResults:
+    empty = np.zeros(0)
+    return StepResults(
+        applied_steps=0,
+        sums={"loss": empty, "examples": empty},
+        step_seconds=empty,
+        input_seconds=empty,
+        details={},
+        agreed=SyncedFlags(),
+        attempted_steps=0,
+    )
