@@ -17,6 +17,7 @@ from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.measurement import measure_run
 from trainers.experiments.run_record import Run, read_run
 from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.run_dir.run_dir import RunDir
 from trainers.run_dir.step_recording import Recording
 
 
@@ -90,16 +91,19 @@ class Execution:
         run = read_run(path, arm=name, seed=config.run.seed, log=log)
         seconds = time.monotonic() - began
         self._console.item("ran", f"{name}: {run.status}, {seconds:.0f} s")
-        config = _with_own_policy(config, run)
+        config = _with_own_settings(config, run)
         return Executed(config, run, Recording(path), measured.exit_code)
 
 
-def _with_own_policy(config: Config, run: Run) -> Config:
-    """Returns a configuration with the types that the module of a model has set.
+def _with_own_settings(config: Config, run: Run) -> Config:
+    """Returns a configuration with the types and batch that a user's code has chosen.
 
     How far apart two runs may be depends on them, and this process does not run the
-    module.
+    code.
     """
+    if config.model.script is not None and run.result:
+        used = RunDir(run.path).read_config()
+        config = config.replace(global_batch_size=used.length.global_batch_size)
     policy = run.result.get("dtype_policy", config.model.dtype)
     if not config.model.is_custom or policy not in DTYPES:
         return config
