@@ -33,12 +33,12 @@ from strategies.common.private_apis import (
     keep_sums_in_order,
     lend_variables,
     losses_by_output,
-    losses_of_shards,
     make_anew,
     metric_results,
     metrics_by_output,
     move_variable,
     name_operations_after_layers,
+    random_functions_replaced,
     reduce_gradients_again,
     run_after,
     schedule_of,
@@ -49,6 +49,7 @@ from strategies.common.private_apis import (
 )
 from tests.processes import ROOT
 from trainers.inputs.tfrecord.reader import count_records
+from trainers.user_code.update_catcher import UpdateCatcher
 
 
 def two_devices() -> tf.distribute.MirroredStrategy:
@@ -827,17 +828,50 @@ def test_a_mirrored_variable_is_a_number_where_it_is_asked_for() -> None:
         float(variable)
 
 
-def test_losses_of_keras_are_divided_by_the_number_of_replicas() -> None:
+def test_a_scope_gets_the_updates_of_a_step_and_undivided_losses() -> None:
     strategy = two_devices()
     loss = keras.losses.MeanSquaredError()
+    optimizer = keras.optimizers.SGD(0.5)
+    with strategy.scope():
+        weight = keras.Variable([1.0], name="weight")
 
     def on_each() -> tuple[tf.Tensor, tf.Tensor]:
         divided = loss(tf.zeros([2, 1]), tf.ones([2, 1]))
-        with losses_of_shards():
-            return divided, loss(tf.zeros([2, 1]), tf.ones([2, 1]))
+        with UpdateCatcher([], scale=tf.constant(8.0)) as scope:
+            optimizer.apply_gradients([(tf.constant([3.0]), weight)])
+            whole = loss(tf.zeros([2, 1]), tf.ones([2, 1]))
+            scaled = optimizer.scale_loss(whole)
+        (update,) = scope.updates
+        assert scope.is_scaled
+        assert update.optimizer is optimizer
+        return divided, whole, scaled, update.gradients[id(weight)]
 
     first = [strategy.experimental_local_results(v)[0] for v in strategy.run(on_each)]
-    assert [float(value) for value in first] == [0.5, 1.0]
+    assert [float(tf.reduce_sum(value)) for value in first] == [0.5, 1.0, 8.0, 3.0]
+    # Nothing was applied, and outside of the scope everything is as in Keras.
+    assert not optimizer.built
+    assert weight.numpy() == 1.0
+    plain = keras.Variable([1.0])
+    keras.optimizers.SGD(0.5).apply_gradients([(tf.constant([1.0]), plain)])
+    assert plain.numpy() == 0.5
+
+
+def test_keras_draws_by_functions_that_can_be_replaced() -> None:
+    seeds = []
+
+    def instead(name: str, seed: tf.Tensor) -> Any:
+        seeds.append((name, seed.numpy().tolist()))
+        return lambda shape, **_: tf.fill(shape, 7.0) if name == "normal" else None
+
+    with random_functions_replaced(instead):
+        generator = keras.random.SeedGenerator(5)
+        drawn = [
+            keras.random.normal((2,), seed=seed).numpy() for seed in (3, generator)
+        ]
+    assert np.all(np.array(drawn) == 7.0)
+    assert seeds == [("normal", [3, 0]), ("normal", [5, 0])]
+    # The generator has gone on.
+    assert generator.state.numpy().tolist() == [5, 1]
 
 
 def test_arrays_are_read_as_fit_reads_them() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,9 @@ from keras.src.backend.common.stateless_scope import (
     get_stateless_scope,
     in_stateless_scope,
 )
+from keras.src.backend.tensorflow import random
 from keras.src.losses import loss as loss_module
+from keras.src.random.seed_generator import draw_seed
 from keras.src.trainers import compile_utils, data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, data_adapter_utils
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
@@ -369,7 +372,7 @@ def move_variable(variable: keras.Variable, device: str) -> None:
 
 
 def variable_below(variable: keras.Variable) -> tf.Variable:
-    """Returns the `tf.Variable` below a Keras variable, also inside of a StatelessScope.
+    """Returns the `tf.Variable` below a Keras variable, in a StatelessScope too.
 
     `Variable.value` asks the scope there (keras/src/backend/common/variables.py).
     """
@@ -468,6 +471,48 @@ def variables_as_numbers() -> Iterator[None]:
         yield
     finally:
         kind.__float__, kind.__int__ = former
+
+
+_RANDOM_FUNCTIONS = (
+    *("uniform", "normal", "truncated_normal", "randint", "categorical", "dropout"),
+)
+
+
+@contextlib.contextmanager
+def random_functions_replaced(
+    instead: Callable[[str, tf.Tensor], Callable[..., Any] | None],
+) -> Iterator[None]:
+    """Replaces what draws random numbers in Keras, in the block.
+
+    Layers and `keras.random` draw by the functions of one module (keras/src/backend/
+    tensorflow/random.py), with a seed or with a `SeedGenerator`, whose state they
+    advance (keras/src/random/seed_generator.py, `draw_seed`).
+
+    Args:
+      instead: Function from the name of a function and the seed of a call to another
+        function without the argument `seed`; None to call Keras's.
+    """
+
+    def replacement(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        names = inspect.signature(original)
+
+        @functools.wraps(original)
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            given = names.bind(*args, **kwargs).arguments
+            seed = draw_seed(given.pop("seed", None))
+            other = instead(name, seed)
+            return original(**given, seed=seed) if other is None else other(**given)
+
+        return draw
+
+    originals = {name: getattr(random, name) for name in _RANDOM_FUNCTIONS}
+    for name, original in originals.items():
+        setattr(random, name, replacement(name, original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(random, name, original)
 
 
 class FitData(NamedTuple):

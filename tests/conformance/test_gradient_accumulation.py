@@ -84,7 +84,7 @@ def test_same_training_as_the_whole_batch(
 
 @pytest.mark.parametrize("replayable", [further(False), True])
 def test_dropout_of_micro_batches_is_that_of_as_many_replicas(replayable: bool) -> None:
-    """2 x 2 parts of 24 examples; with model.replayable_dropout those of one device."""
+    """2 x 2 parts of 24 examples; replayed, the numbers are those of one device."""
 
     def outcome(strategy: str, replicas: int, micro_batches: int) -> Outcome:
         config = small_config(
@@ -94,7 +94,7 @@ def test_dropout_of_micro_batches_is_that_of_as_many_replicas(replayable: bool) 
             model="mlp",
             dtype="float64",
             dropout=0.5,
-            replayable_dropout=replayable,
+            replayable_random_numbers=replayable,
             **UPDATES["adamw"],
         )
         return Subject.of(config).run(LAYOUTS["even"])

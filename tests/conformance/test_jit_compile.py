@@ -46,7 +46,7 @@ def test_same_training_as_one_device(strategy: str, replicas: int) -> None:
     settings = {
         "model": "mlp",
         "dropout": 0.5,
-        "replayable_dropout": True,
+        "replayable_random_numbers": True,
         "jit_compile": True,
     }
     outcome = trained(strategy, replicas, "adamw", **settings)

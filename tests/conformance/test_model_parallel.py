@@ -72,7 +72,7 @@ def test_same_training_as_one_device(settings: dict[str, object]) -> None:
 @pytest.mark.parametrize("replayable", [further(False), True])
 def test_dropout_is_that_of_as_many_replicas(replayable: bool) -> None:
     """Recomputed nowhere, and the same in every stage's micro-batch."""
-    shared = {"model": "mlp", "dropout": 0.5, "replayable_dropout": replayable}
+    shared = {"model": "mlp", "dropout": 0.5, "replayable_random_numbers": replayable}
     parts = {"strategy": "tower", "num_replicas": 3}
     assert_same_training(
         outcome(strategy="model_parallel", num_microbatches=3, **shared),

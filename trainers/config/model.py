@@ -95,10 +95,10 @@ class ModelConfig:
         choices=("dropout", "batch_normalization"),
         has_flag=False,
     )
-    replayable_dropout: bool = setting(
+    replayable_random_numbers: bool = setting(
         False,
-        "Make the dropout of an example a function of --seed, the step and the "
-        "example: the same training with any number of replicas.",
+        "Make the random numbers of an example, as in dropout, a function of --seed, "
+        "the step and the example: the same training with any number of replicas.",
         has_flag=False,
     )
     jit_compile: bool = setting(

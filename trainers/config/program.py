@@ -25,7 +25,7 @@ _OF_A_PROGRAM = (
 # What the training loop does and Keras's own `fit` does not.
 _NOT_OF_KERAS = (
     *("optimizer", "clip_global_norm", "gradient_reduction", "jit_compile"),
-    *("gradient_accumulation_steps", "replayable_dropout"),
+    "gradient_accumulation_steps",
 )
 _MODES = ("train", "verify", "compare")
 # Settings of the optimizer that --optimizer replaces the program's with.
@@ -33,6 +33,11 @@ _OF_AN_OPTIMIZER = (
     *("lr_scaling", "base_global_batch_size", "learning_rate_schedule"),
     *("warmup_steps", "momentum", "weight_decay"),
 )
+
+
+def changes_keras_fit(config: Config) -> str | None:
+    """Returns a given setting that Keras's own `fit` does not have; None without."""
+    return next((name for name in _NOT_OF_KERAS if name in config.given), None)
 
 
 def check_program(config: Config) -> None:
@@ -48,12 +53,12 @@ def check_program(config: Config) -> None:
             "--set=model.keras_fit=true is for --script on one device: add "
             "--strategy=one_device, or leave it out."
         )
-    for name in _NOT_OF_KERAS if config.model.keras_fit else ():
-        if name in config.given:
-            raise UsageError(
-                f"{option(name)} does not fit Keras's own fit, which the program of "
-                f"--script={config.model.script} is compared with: change the program."
-            )
+    changed = changes_keras_fit(config)
+    if config.model.keras_fit and changed:
+        raise UsageError(
+            f"{option(changed)} does not fit Keras's own fit, which the program of "
+            f"--script={config.model.script} is compared with: change the program."
+        )
     if config.model.script is None:
         if config.model.script_arguments:
             words = " ".join(config.model.script_arguments)

@@ -17,7 +17,10 @@ from trainers.config.comparison import ComparisonConfig
 from trainers.config.config import Config
 from trainers.config.groups import all_fields
 from trainers.config.prediction import PredictionConfig
+from trainers.config.program import changes_keras_fit
 from trainers.config.used_settings import check_used_by_one, unused
+
+KERAS = "keras"
 
 # An arm's name becomes the name of a folder, a part of a flag and a line of a table.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,39}")
@@ -49,9 +52,21 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
         for strategy in config.comparison.strategies or ()
     ]
     arms += [_from_flags(text, shared) for text in config.comparison.arm or ()]
+    if config.model.script is not None and arms and not changes_keras_fit(config):
+        # A program is compared with what it is without this project.
+        arms.insert(0, keras_arm(shared))
     check_names([arm.name for arm in arms])
     check_used_by_one(shared.to_dict(), [arm.config.to_dict() for arm in arms])
     return tuple(arms)
+
+
+def keras_arm(shared: Config) -> Arm:
+    """Returns the training of a program by Keras's own `fit`, on one device.
+
+    Raises:
+      UsageError: The settings change what `fit` does.
+    """
+    return Arm(name=KERAS, config=under("one_device", shared).replace(keras_fit=True))
 
 
 def check_names(names: Sequence[str]) -> None:

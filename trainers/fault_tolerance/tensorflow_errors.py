@@ -36,9 +36,6 @@ _RECORD = re.compile(
     r"(?:corrupted|truncated) record at|inflate\(\) failed|ParseExample|"
     r"does not match --record_schema"
 )
-_ROWS = re.compile(
-    r"--set=model.replayable_dropout=true does not fit layer [^;]*; [^.]*\."
-)
 
 
 def refusal_of(error: Exception, config: Config) -> UsageError | None:
@@ -50,7 +47,6 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
     """
     # The coordinator of parameter servers wraps some errors.
     message = str(getattr(error, "original_exception", error))
-    rows = _ROWS.search(message)
     missing = _MISSING_DEVICE.search(message)
     stream = _STREAM.search(message)
     label = _LABEL.search(message)
@@ -73,8 +69,6 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
             f"a folder was deleted or moved while it was in use, and what was in it is "
             f"lost{_named(error)}: start again, in a folder that stays."
         )
-    elif config.model.replayable_dropout and rows:
-        refusal = UsageError(rows.group())
     elif config.data.is_streamed and stream:
         refusal = UsageError(stream.group(1))
     elif damaged_record is not None:

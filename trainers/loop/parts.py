@@ -21,8 +21,7 @@ from trainers.inputs.sources import Data
 from trainers.loop.evaluation import Evaluation
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers import LearningRateScale, LossScale
-from trainers.user_code.own_train_step import OwnTrainStep
-from trainers.model.replica_invariant_dropout import ReplayableDropout
+from trainers.model.replayed_random_numbers import ReplayedRandomNumbers
 from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import (
     EvalStep,
@@ -34,6 +33,7 @@ from trainers.model.update import ModelUpdate
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.step import PipelineStep
 from trainers.user_code.own_step import OwnStep
+from trainers.user_code.own_train_step import OwnTrainStep
 
 # By default a run is evaluated at least so often.
 _FEWEST_EVALUATIONS = 10
@@ -83,9 +83,10 @@ class ModelParts:
           config: Configuration of the run.
           strategy: Strategy of the run.
         """
+        replays = config.model.replayable_random_numbers
         settings = StepSettings(
             seed=config.run.seed,
-            dropout=_replayable_dropout(self.model, config),
+            random_numbers=ReplayedRandomNumbers() if replays else None,
             sparse_gradients=config.optimizer.sparse_gradients,
             jit_compile=config.model.jit_compile,
             loss_scale=self.loss_scale,
@@ -128,15 +129,6 @@ class ModelParts:
         model = self.pipeline.staged if self.pipeline else self.model
         step = EvalStep(model, self.objective, self.model.trainable_variables)
         return with_totals(step, model, self.objective)
-
-
-def _replayable_dropout(model: keras.Model, config: Config) -> ReplayableDropout | None:
-    if not config.model.replayable_dropout:
-        return None
-    # Disabled dropout draws no numbers that could be replayed.
-    if "dropout" in (config.model.disable_layers or ()):
-        return None
-    return ReplayableDropout(model, config.run.seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

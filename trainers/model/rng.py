@@ -25,7 +25,7 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
 
 
 def keyed_states(
-    states: list[keras.Variable], seed: int, batch: Batch
+    states: list[keras.Variable], seed: int, batch: Batch, of_any_replica: bool = False
 ) -> list[tuple[keras.Variable, tf.Tensor]]:
     """Returns the value of each counter for one replica's step.
 
@@ -33,6 +33,7 @@ def keyed_states(
       states: Counters from `seed_states`.
       seed: Seed of the run.
       batch: Batch with the step and the replica's index.
+      of_any_replica: True for the same values on every replica: those of replica 0.
 
     Returns:
       Pairs of a counter and an int64 [2] seed for `keras.StatelessScope`. No other
@@ -41,7 +42,8 @@ def keyed_states(
     if not states:
         return []
     key = tf.constant([seed, 0], tf.int64)
-    for value in (batch.step, batch.replica):
+    replica = tf.zeros([], tf.int64) if of_any_replica else batch.replica
+    for value in (batch.step, replica):
         key = tf.random.fold_in(key, value)
     return [
         (state, tf.random.fold_in(key, tf.constant(index, tf.int64)))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -19,7 +17,10 @@ from strategies.inner_loop.totals import WithTotals
 from trainers.model.confusion_matrix import CONFUSION, MOST_CLASSES, confusion_of
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers import LOSS_SCALE, LossScale
-from trainers.model.replica_invariant_dropout import ReplayableDropout
+from trainers.model.replayed_random_numbers import (
+    ReplayedRandomNumbers,
+    replayed_or_not,
+)
 from trainers.model.rng import keyed_states, seed_states
 from trainers.model.sparse_gradients import as_dense, embeddings_of
 
@@ -30,14 +31,14 @@ class StepSettings:
 
     Attributes:
       seed: Seed of the run.
-      dropout: Dropout that replaces the model's; None to keep the model's.
+      random_numbers: What replaces Keras's random numbers; None to keep those.
       sparse_gradients: True if gradients of embeddings hold the used rows only.
       jit_compile: True if XLA compiles the computation of a replica, or of each stage.
       loss_scale: Factor of the loss that is differentiated; None for one.
     """
 
     seed: int
-    dropout: ReplayableDropout | None = None
+    random_numbers: ReplayedRandomNumbers | None = None
     sparse_gradients: bool = True
     jit_compile: bool = False
     loss_scale: LossScale | None = None
@@ -82,7 +83,7 @@ class TrainStep:
         self._objective = objective
         self._layer_state = layer_state
         self._seed = settings.seed
-        self._dropout = settings.dropout
+        self._random_numbers = settings.random_numbers
         self._sparse_gradients = settings.sparse_gradients
         self._gradient_scale = gradient_scale
         self._differentiate = differentiate
@@ -219,10 +220,10 @@ class TrainStep:
           batch: Rows of one replica.
           mapped: Values to use in place of variables.
         """
-        keyed = keyed_states(self._seed_states, self._seed, batch)
+        keyed = self._keyed_states(batch)
         mapped = [*mapped, *regularized(self._model, self._objective, mapped)]
         with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
-            with self._replayed_dropout(batch):
+            with replayed_or_not(self._random_numbers, batch.indices):
                 values = self._objective.values(self._model, batch, training=True)
             sums = weighted_sums(values, batch)
             added = added_losses(
@@ -237,10 +238,10 @@ class TrainStep:
         written = self._layer_state.collect_updates(scope, mapped)
         return share, written, reported(sums, batch)
 
-    def _replayed_dropout(self, batch: Batch) -> AbstractContextManager[None]:
-        if self._dropout is None:
-            return contextlib.nullcontext()
-        return self._dropout.replayed(batch)
+    def _keyed_states(self, batch: Batch) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns the counters of random layers; of replayed ones for any replica."""
+        of_any = self._random_numbers is not None
+        return keyed_states(self._seed_states, self._seed, batch, of_any)
 
 
 def with_totals(

@@ -20,10 +20,16 @@ from models.base import separated
 from strategies.common.errors import ExitCode
 from strategies.common.types import Batch, StepResults, SyncedFlags
 from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.keras_program.stream import ProgramStream
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
+from trainers.model.replayed_random_numbers import (
+    ReplayedRandomNumbers,
+    replayed_or_not,
+)
 from trainers.model.rng import keyed_states, seed_states
 from trainers.modes.training_run import TrainingRun
+from trainers.user_code.own_step import loss_name_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,15 +47,19 @@ class KerasTraining(TrainingRun):
         self.reporter.start_progress(first)
         with PreemptionSignals() as signals:
             watcher = _Watcher(self, signals)
-            self.epochs.history = self.epochs.fit(
-                _as_fit_takes_it(self.parts.batches(first).dataset(0, 1)),
-                epochs=arguments.initial_epoch + math.ceil((last - first) / per_epoch),
-                initial_epoch=arguments.initial_epoch,
-                steps_per_epoch=min(per_epoch, last - first),
-                verbose=arguments.verbose,
-                callbacks=[*arguments.callbacks, watcher],
-                **self._validation(),
-            )
+            replays = self.parts.config.model.replayable_random_numbers
+            numbers = ReplayedRandomNumbers() if replays else None
+            with replayed_or_not(numbers, watcher.examples):
+                self.epochs.history = self.epochs.fit(
+                    _as_fit_takes_it(self.parts.batches(first).dataset(0, 1)),
+                    epochs=arguments.initial_epoch
+                    + math.ceil((last - first) / per_epoch),
+                    initial_epoch=arguments.initial_epoch,
+                    steps_per_epoch=min(per_epoch, last - first),
+                    verbose=arguments.verbose,
+                    callbacks=[*arguments.callbacks, watcher],
+                    **self._validation(),
+                )
             if signals.requested:
                 return "preempted", signals.exit_code
         self._save_checkpoint()
@@ -67,7 +77,7 @@ class KerasTraining(TrainingRun):
 
 
 def _as_fit_takes_it(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns batches of the training loop as tuples of features, labels and weights."""
+    """Returns batches of the training loop as tuples that `fit` takes."""
 
     def converted(batch: Batch) -> Any:
         labels, weights = separated(batch.labels)
@@ -93,6 +103,10 @@ class _Watcher(keras.callbacks.Callback):
         config = run.parts.config.report
         self._every = 1 if config.record_steps else config.summary_every_steps
         self._seeds = seed_states(run.parts.model) if config.record_steps else []
+        # Indices of the examples of the present batch.
+        self.examples = tf.Variable(
+            tf.zeros([1], tf.int64), shape=[None], trainable=False
+        )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Keras has reset its metrics."""
@@ -101,11 +115,23 @@ class _Watcher(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Draws the random numbers that replica 0 of the other runs draws."""
-        step = tf.constant(self._step, tf.int64)
-        keys = _Keys(step, tf.zeros([], tf.int64))
+        if not self._seeds:
+            return
+        batch_of_step = self._batch_of_step()
         seed = self._run.parts.config.run.seed
-        for state, value in keyed_states(self._seeds, seed, keys):
+        for state, value in keyed_states(self._seeds, seed, batch_of_step):
             state.assign(value)
+        self.examples.assign(batch_of_step.indices)
+
+    def _batch_of_step(self) -> Batch:
+        """Returns what random numbers depend on, for the step that begins."""
+        parts, step = self._run.parts, tf.constant(self._step, tf.int64)
+        if isinstance(parts.data.train, ProgramStream):
+            size = tf.constant(parts.data.train.batch_size, tf.int64)
+            indices = step * size + tf.range(size)
+        else:
+            indices, _, size = parts.order.indices(step, 0, 1)
+        return Batch(step, tf.zeros([], tf.int64), size, size, indices, None, None)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts a step, and reports the steps since the last report if it is time."""
@@ -180,7 +206,7 @@ class _Watcher(keras.callbacks.Callback):
         Logs are means since the begin of the epoch: a mean's sum and count tell what
         was added since.
         """
-        name = "loss" if "loss" in logs else next(iter(logs), "")
+        name = loss_name_of(self._run.parts.objective)
         metrics = [*self.model.metrics, *keras.Model.metrics.fget(self.model)]
         for metric in metrics:
             if metric.name == name and isinstance(metric, keras.metrics.Mean):
@@ -190,14 +216,6 @@ class _Watcher(keras.callbacks.Callback):
                 if count > seen_count:
                     return (total - seen_total) / (count - seen_count)
         return float(logs.get(name, math.nan))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Keys:
-    """What a random number depends on, beside the seed and the layer."""
-
-    step: tf.Tensor
-    replica: tf.Tensor
 
 
 def _no_steps() -> StepResults:

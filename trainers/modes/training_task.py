@@ -101,9 +101,7 @@ class TrainingTask:
             else NullReporter(parts, self.cluster, self.console)
         )
         kind = KerasTraining if by_keras else TrainingRun
-        run = kind(
-            parts, reporter, metrics, self._watchdog, self._folder, epochs
-        )
+        run = kind(parts, reporter, metrics, self._watchdog, self._folder, epochs)
         return run.run()
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:

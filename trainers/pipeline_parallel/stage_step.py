@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +12,10 @@ from models.base import Objective
 from strategies.common.types import Batch
 from strategies.inner_loop.reduction import sum_gradients
 from trainers.model.layer_state import LayerState
-from trainers.model.replica_invariant_dropout import ReplayableDropout
+from trainers.model.replayed_random_numbers import (
+    ReplayedRandomNumbers,
+    replayed_or_not,
+)
 from trainers.model.rng import keyed_states
 from trainers.model.train_step import (
     layer_losses,
@@ -53,7 +55,7 @@ class Forward:
         layer_state: LayerState,
         seed_states: list[keras.Variable],
         seed: int,
-        dropout: ReplayableDropout | None,
+        random_numbers: ReplayedRandomNumbers | None,
     ):
         """Stores the arguments of `PipelineStep` for one stage."""
         self._stage = stage
@@ -61,7 +63,7 @@ class Forward:
         self._layer_state = layer_state
         self._seed_states = seed_states
         self._seed = seed
-        self._dropout = dropout
+        self._random_numbers = random_numbers
         # tf.function names its graph after this attribute.
         self.__name__ = f"stage_{stage.index}"
 
@@ -71,13 +73,15 @@ class Forward:
             tensor if name in self._stage.received else tf.stop_gradient(tensor)
             for name, tensor in zip(self._stage.inputs, inputs, strict=True)
         ]
-        keyed = keyed_states(self._seed_states, self._seed, part)
+        keyed = keyed_states(
+            self._seed_states, self._seed, part, self._random_numbers is not None
+        )
         sums: dict[str, tf.Tensor] = {}
         # Every stage has a part of the loss: its layers may add losses and
         # regularization.
         loss = tf.zeros([], keras.config.floatx())
         with keras.StatelessScope(keyed, collect_losses=True) as scope:
-            with self._replayed_dropout(part):
+            with replayed_or_not(self._random_numbers, part.indices):
                 outputs = self._stage.run(inputs, training=True)
             if self._stage.is_last:
                 values = self._objective.of_predictions(
@@ -100,11 +104,6 @@ class Forward:
             sums=sums,
             state=self._layer_state.weight_by_shard(written, part),
         )
-
-    def _replayed_dropout(self, part: Batch) -> Any:
-        if self._dropout is None:
-            return contextlib.nullcontext()
-        return self._dropout.replayed(part)
 
 
 class _RunningSteps(NamedTuple):

@@ -74,7 +74,7 @@ class PipelineStep:
                     layer_state,
                     states,
                     settings.seed,
-                    settings.dropout,
+                    settings.random_numbers,
                 ),
                 autograph=False,
                 jit_compile=settings.jit_compile or None,

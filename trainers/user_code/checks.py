@@ -23,8 +23,11 @@ _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 def has_own_step(model: keras.Model) -> bool:
     """Returns whether the model's class trains, evaluates or has a loss of its own."""
-    kind = type(model)
-    return any(getattr(kind, n) is not getattr(keras.Model, n) for n in _OF_FIT)
+    return any(_has_own(model, name) for name in _OF_FIT)
+
+
+def _has_own(model: keras.Model, name: str) -> bool:
+    return getattr(type(model), name) is not getattr(keras.Model, name)
 
 
 def check_methods(model: keras.Model) -> None:
@@ -33,10 +36,10 @@ def check_methods(model: keras.Model) -> None:
     Raises:
       UsageError: There is one.
     """
-    if has_own_step(model):
+    for name in filter(lambda name: _has_own(model, name), _OF_FIT):
         raise UsageError(
-            f"{type(model).__name__} has a step or loss of its own, which only fit "
-            f"would call: give the program with fit as --script, or write {NAME}(model, "
+            f"{type(model).__name__} has a {name} of its own, which only fit would "
+            f"call: give the program with fit as --script, or write {NAME}(model, "
             "batch, training) beside the factory, which returns each example's loss."
         )
 

@@ -146,10 +146,15 @@ class ModelStep:
         return found
 
     def _of_rows(self, batch: Batch, numbers: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Returns the loss of each row: the log `loss`, or the first one."""
-        loss = numbers.get("loss", next(iter(numbers.values()), tf.zeros([])))
+        """Returns the loss of each row."""
+        loss = numbers.get(self.loss_name, tf.zeros([]))
         rows = tf.shape(tf.nest.flatten(batch.features)[0])[:1]
         return tf.fill(rows, loss)
+
+    @property
+    def loss_name(self) -> str:
+        """Name of the number that stands for the loss: `loss`, or the first one."""
+        return "loss" if "loss" in self.sources else next(iter(self.sources), "")
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Returns the logs of all examples of some sums."""
@@ -271,6 +276,11 @@ def reported_names(objective: Any, training: bool) -> Collection[str] | None:
         return None
     step = objective.train if training else objective.test
     return None if step is None else step.sources.keys()
+
+
+def loss_name_of(objective: Any) -> str:
+    """Returns the name that the loss has in the logs of `fit`."""
+    return objective.train.loss_name if isinstance(objective, OwnStep) else "loss"
 
 
 def remark_of(objective: Any) -> str | None:

@@ -169,7 +169,9 @@ def _observe(step: ModelStep, few: Batch) -> tuple[_Seen, dict[str, Any]]:
 
 
 def _sums(update: CaughtUpdate) -> list[tf.Tensor]:
-    dense = [tf.convert_to_tensor(g) for g in update.gradients.values() if g is not None]
+    dense = [
+        tf.convert_to_tensor(g) for g in update.gradients.values() if g is not None
+    ]
     return [tf.cast(tf.reduce_sum(gradient), tf.float64) for gradient in dense]
 
 
@@ -242,9 +244,9 @@ def _is_per_batch(own: OwnMetric, changes: Sequence[Sequence[np.ndarray]]) -> bo
     if all(map(_are_means, decisive)):
         return True
     raise UsageError(
-        f"the metric {own.metric.name!r} keeps numbers that are not sums over examples, "
-        "so that replicas cannot add theirs: leave it out, and use it on the trained "
-        "model."
+        f"the metric {own.metric.name!r} keeps numbers that are not sums over "
+        "examples, so that replicas cannot add theirs: leave it out, and use it on the "
+        "trained model."
     )
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import scaled
 from strategies.inner_loop.updates_in_turn import Former, UpdatesInTurn
-from trainers.model.rng import keyed_states
+from trainers.model.replayed_random_numbers import replayed_or_not
 from trainers.model.sparse_gradients import as_dense
 from trainers.model.train_step import TrainStep, reported, scaled_loss, weighted_sums
 from trainers.user_code.own_step import OwnStep, regularized_weights
@@ -26,9 +26,14 @@ class OwnTrainStep(TrainStep):
     """
 
     _objective: OwnStep
-    # Pass of a step with several updates, and values before the updates of earlier ones.
+    # Pass of a step with several updates, and values before each of the earlier ones.
     _pass = 0
     _former: Former = ()
+
+    @property
+    def own(self) -> OwnStep:
+        """The steps of the model."""
+        return self._objective
 
     def in_turn(self) -> ReplicaFunction:
         """Returns a step that the inner loop computes as often as it has updates."""
@@ -65,14 +70,19 @@ class OwnTrainStep(TrainStep):
         step = self._objective.train
         values = zip(self._layer_state.variables, state or [], strict=bool(state))
         mapped = [*values, *regularized_weights(self._model)]
-        keyed = keyed_states(self._seed_states, self._seed, batch)
+        keyed = self._keyed_states(batch)
         with (
             self._layer_state.followed(mapped) as followed,
-            self._replayed_dropout(batch),
+            replayed_or_not(self._random_numbers, batch.indices),
         ):
             former = [
-                {id(v): value for v, value in zip(update.variables, values, strict=True)}
-                for update, values in zip(self._objective.updates, self._former)
+                {
+                    id(v): value
+                    for v, value in zip(update.variables, values, strict=True)
+                }
+                for update, values in zip(
+                    self._objective.updates, self._former, strict=False
+                )
             ]
             scope, logs = step.run(batch, [*keyed, *mapped], scale, former)
         gradients = self._shares_of(self._gradients(scope), batch)

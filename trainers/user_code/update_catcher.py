@@ -96,7 +96,7 @@ class UpdateCatcher(keras.StatelessScope):
         self._is_over = True
 
     def was_assigned(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable was assigned, rather than given to an optimizer."""
+        """Returns whether a variable was assigned, and not given to an optimizer."""
         value = self.state_mapping.get(id(variable))
         return value is not None and value is not self._given.get(id(variable))
 

@@ -126,7 +126,22 @@ def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) ->
         (
             "class Own(keras.Model):\n  def train_step(self, data):\n    return {}\n"
             "m = Own()\nm.compile('sgd', 'mse')\nm.fit(x, y)",
-            ("Own has a train_step",),
+            ("Own.train_step", "apply_gradients"),
+        ),
+        (
+            "class Own(keras.Model):\n"
+            "  def __init__(self):\n    super().__init__()\n"
+            "    self.d = keras.layers.Dense(1)\n"
+            "  def call(self, x):\n    return self.d(x)\n"
+            "  def train_step(self, data):\n"
+            "    with tf.GradientTape() as tape:\n"
+            "      loss = keras.ops.mean(self(data[0]))\n"
+            "    w = self.trainable_variables\n"
+            "    self.optimizer.apply(tape.gradient(loss, w), w)\n"
+            "    self.d.kernel.assign(0.5 * self.d.kernel)\n"
+            "    return {'loss': loss}\n"
+            "import tensorflow as tf\nm = Own()\nm.compile('sgd')\nm.fit(x, y)",
+            ("Own.train_step", "dense", "kernel", "optimizer"),
         ),
         (
             "model.fit((row for row in [(x, y)]), epochs=2)",

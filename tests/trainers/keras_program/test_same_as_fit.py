@@ -18,6 +18,7 @@ from tests.markers import chosen
 
 _PROGRAMS = processes.ROOT / "tests" / "keras_programs"
 _RECORDED = pathlib.Path(__file__).with_name("recorded.py")
+_OWN_STEPS_PROGRAM = pathlib.Path(__file__).with_name("own_steps")
 
 # Programs without random layers, and their arguments.
 _DETERMINISTIC = {
@@ -44,6 +45,16 @@ _STRATEGIES = {
         *("--strategy=parameter_server", "--update=sync"),
         *("--num_workers=2", "--num_ps=1"),
     ),
+}
+# Models of own_steps.py, and strategies that they are also tried under.
+_OWN_STEPS = {
+    "numbers": "tower",
+    "summed": "parameter_server",
+    "taught": "parameter_server",
+    "averaged": "multi_worker_mirrored",
+    "adversaries": "tower",
+    "added": "tower",
+    "report": "multi_worker_mirrored",
 }
 # In float64. A sum over replicas is rounded in another order than that over a batch,
 # and Adam's division by the root of a small number magnifies it.
@@ -84,7 +95,8 @@ def _under(
 
 
 def _words(path: pathlib.Path, program: str, *arguments: str) -> list[str]:
-    return [str(path), "float64", str(_PROGRAMS / f"{program}.py"), *arguments]
+    # `/` with an absolute path is that path.
+    return [str(path), "float64", f"{_PROGRAMS / program}.py", *arguments]
 
 
 def _assert_same(found: list[dict[str, Any]], plain: list[dict[str, Any]]) -> None:
@@ -122,3 +134,21 @@ def test_each_optimizer_updates_as_with_fit(
 ) -> None:
     found = _under(strategy, tmp_path, "each_optimizer", optimizer)
     _assert_same(found, _plain("each_optimizer", optimizer))
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy"),
+    chosen(
+        [
+            *_OWN_STEPS.items(),
+            *((model, "mirrored") for model in _OWN_STEPS),
+            ("adversaries", "multi_worker_mirrored"),
+        ],
+        [*((model, "mirrored") for model in _OWN_STEPS), ("adversaries", "tower")],
+    ),
+)
+def test_a_step_of_its_own_trains_as_with_fit(
+    tmp_path: pathlib.Path, model: str, strategy: str
+) -> None:
+    found = _under(strategy, tmp_path, str(_OWN_STEPS_PROGRAM), model)
+    _assert_same(found, _plain(str(_OWN_STEPS_PROGRAM), model))

@@ -52,7 +52,9 @@ def test_an_example_trains_the_same_under_each_strategy(
     example: str, strategies: str, tmp_path: pathlib.Path
 ) -> None:
     # What the dropout of an example draws does not depend on who computes it then.
-    extra = ["--set=model.replayable_dropout=true"] * (example == "moved_from_fit")
+    extra = ["--set=model.replayable_random_numbers=true"] * (
+        example == "moved_from_fit"
+    )
     done, found = verify(
         tmp_path,
         f"--strategies={strategies}",

@@ -117,7 +117,7 @@ def test_they_are_trained_by_several_processes(tmp_path: pathlib.Path) -> None:
         # Without it the masks of its dropout depend on the number of replicas.
         *(
             "--dataset=tests.trainers.user_code.factories:arrays",
-            "--set=model.replayable_dropout=true",
+            "--set=model.replayable_random_numbers=true",
         ),
         f"--run_dir={tmp_path / 'verified'}",
     )

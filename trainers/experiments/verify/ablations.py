@@ -85,10 +85,10 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
     # The model may be the user's, with random layers that no setting shows.
     if not step.random_layers or _is_off(config, "dropout"):
         return None
-    if config.model.replayable_dropout:
+    if config.model.replayable_random_numbers:
         explanation = (
             "the masks are not those of the same examples: with "
-            "--set=model.replayable_dropout=true "
+            "--set=model.replayable_random_numbers=true "
             "they may depend on seed, step and example alone"
         )
     else:
@@ -100,7 +100,8 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
         parts = "replica and micro-batch" if in_parts else "replica"
         explanation = (
             f"masks depend on which {parts} an example falls to, so that several "
-            "replicas rightly differ from one: add --set=model.replayable_dropout=true"
+            "replicas rightly differ from one: add "
+            "--set=model.replayable_random_numbers=true"
         )
     return Feature(
         name="dropout",

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from trainers.config.config import Config
-from trainers.experiments.arms import Arm, expand_update_modes, of_a_run, under
+from trainers.experiments.arms import (
+    Arm,
+    expand_update_modes,
+    keras_arm,
+    of_a_run,
+    under,
+)
 
 ONE_DEVICE = "one_device"
-KERAS = "keras"
 
 # Every step is recorded with all its gradients and weights.
 _DEFAULT_TRAIN_STEPS = 20
@@ -22,10 +29,10 @@ def reference_of(config: Config) -> Arm:
       UsageError: The settings do not fit the reference.
     """
     shared = _brief(config.replace(gradient_accumulation_steps=1))
-    one_device = under(ONE_DEVICE, shared).replace(record_steps=True)
-    if config.model.script is None:
-        return Arm(name=ONE_DEVICE, config=one_device)
-    return Arm(name=KERAS, config=one_device.replace(keras_fit=True))
+    arm = Arm(name=ONE_DEVICE, config=under(ONE_DEVICE, shared))
+    if config.model.script is not None:
+        arm = keras_arm(shared)
+    return dataclasses.replace(arm, config=arm.config.replace(record_steps=True))
 
 
 def subjects_of(config: Config) -> tuple[Arm, ...]:
@@ -73,7 +80,10 @@ def _brief(config: Config) -> Config:
     """Returns the settings that all runs share, without optional work."""
     shared = of_a_run(config)
     shared = shared.replace(record_steps=False, histogram_every_steps=None)
-    if shared.model.script is None:
+    if shared.model.script is not None:
+        # Programs often augment, drop or sample.
+        shared = shared.replace(replayable_random_numbers=True)
+    else:
         every = shared.report.eval_every_steps or None
         shared = shared.replace(eval_every_steps=every)
     if shared.length.train_steps is None and shared.length.epochs is None:

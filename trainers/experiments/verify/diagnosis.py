@@ -131,7 +131,10 @@ def _outcome_without(
     """Returns the verdict of the same comparison without some features."""
     without = "-".join(feature.folder for feature in features)
     runs = []
-    for arm, recorded in ((name, subject), (f"{reference.run.arm}-for-{name}", reference)):
+    for arm, recorded in (
+        (name, subject),
+        (f"{reference.run.arm}-for-{name}", reference),
+    ):
         config = switched_off(recorded.config, features, num_steps)
         runs.append(run(f"{arm}-without-{without}", config))
     if not all(recorded.run.is_completed for recorded in runs):

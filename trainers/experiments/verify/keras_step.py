@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import pathlib
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -17,7 +15,10 @@ from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.loop.parts import TrainingParts
 from trainers.model.layer_switches import disable_layers
-from trainers.model.replica_invariant_dropout import ReplayableDropout
+from trainers.model.replayed_random_numbers import (
+    ReplayedRandomNumbers,
+    replayed_or_not,
+)
 from trainers.model.rng import keyed_states, seed_states
 from trainers.model.sparse_gradients import as_dense
 from trainers.run_dir.step_recording import KerasStep, Recording, unique_names
@@ -43,7 +44,9 @@ def record_keras_step(assembly: TrainingParts, run_folder: pathlib.Path) -> None
     )
     if not is_whole or strategy.gradient_accumulation_steps > 1:
         return
-    if not assembly.config.report.record_steps:
+    # A program is compared with Keras's whole fit.
+    is_program = assembly.config.model.script is not None
+    if is_program or not assembly.config.report.record_steps:
         return
     compiled = assembly.objective.compiled
     if compiled is None:
@@ -105,12 +108,14 @@ def _compute(
     # The seeds that the run's own first step has, so that dropout masks are the same.
     for state, seed in keyed_states(seed_states(model), config.run.seed, batch):
         state.assign(seed)
+    replays = config.model.replayable_random_numbers
+    numbers = ReplayedRandomNumbers() if replays else None
     labels = tf.nest.map_structure(_as_fit_has_it, batch.labels)
     variables = [v.value for v in model.trainable_variables]
 
     def step(features: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
-            with _dropout(model, config, batch):
+            with replayed_or_not(numbers, batch.indices):
                 predictions = model(features, training=True)
             if compiled.labels is not None:
                 labels = compiled.labels(labels, predictions)
@@ -124,12 +129,3 @@ def _compute(
 
 def _as_fit_has_it(label: tf.Tensor) -> tf.Tensor:
     return tf.cast(label, keras.config.floatx()) if label.dtype.is_floating else label
-
-
-def _dropout(
-    model: keras.Model, config: Config, batch: Batch
-) -> AbstractContextManager[None]:
-    is_off = "dropout" in (config.model.disable_layers or ())
-    if not config.model.replayable_dropout or is_off:
-        return contextlib.nullcontext()
-    return ReplayableDropout(model, config.run.seed).replayed(batch)

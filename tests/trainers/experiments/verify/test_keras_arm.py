@@ -56,7 +56,7 @@ def made(model: str, dataset: str) -> tuple[str, ...]:
                 "--hidden_units=8",
                 "--set=optimizer.label_smoothing=0.1",
                 "--dropout=0.5",
-                "--set=model.replayable_dropout=true",
+                "--set=model.replayable_random_numbers=true",
             ),
             {"loss", "accuracy"},
             marks=pytest.mark.exhaustive,

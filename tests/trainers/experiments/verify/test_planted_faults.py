@@ -123,11 +123,11 @@ CASES = {
     ),
     "identical dropout masks": Case(
         fault=Fault(
-            file="trainers/model/replica_invariant_dropout.py",
-            right="examples = tf.identity(self._batch.indices)",
-            wrong="examples = tf.range(tf.size(self._batch.indices, tf.int64))",
+            file="trainers/model/replayed_random_numbers.py",
+            right="return tf.where(is_whole | are_some, of_examples, positions)",
+            wrong="return positions",
         ),
-        flags=("--dropout=0.5", "--set=model.replayable_dropout=true"),
+        flags=("--dropout=0.5", "--set=model.replayable_random_numbers=true"),
         quantity="loss",
         words="goes away without dropout: the masks are not those of the same examples",
         tested={"dropout": "equivalent"},

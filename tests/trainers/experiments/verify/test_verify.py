@@ -37,7 +37,7 @@ def test_strategies_of_one_process_train_the_same(tmp_path: pathlib.Path) -> Non
     features = (
         "--clip_global_norm=0.5",
         "--dropout=0.5",
-        "--set=model.replayable_dropout=true",
+        "--set=model.replayable_random_numbers=true",
     )
     # 1,437 examples to train: the third batch of 479 ends an epoch.
     uneven = ("--global_batch_size=499", "--weight_decay=0.01", "--optimizer=adamw")

@@ -1,4 +1,4 @@
-"""model.replayable_dropout: an example's mask does not depend on who computes it."""
+"""model.replayable_random_numbers: numbers do not depend on who draws them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from strategies.common.errors import UsageError
-from strategies.common.types import Batch
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import (
     LAYOUTS,
@@ -24,9 +22,8 @@ from tests.conformance.harness import (
 )
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from tests.markers import chosen
-from trainers.fault_tolerance.tensorflow_errors import refusal_of
 from trainers.loop.parts import TrainingParts
-from trainers.model.replica_invariant_dropout import ReplayableDropout, keep, key_of
+from trainers.model.replayed_random_numbers import ReplayedRandomNumbers
 
 SEVERAL_REPLICAS = chosen(
     [subject for subject in same_training() if subject[1] in (2, 3)],
@@ -34,6 +31,7 @@ SEVERAL_REPLICAS = chosen(
 )
 # Statistics are held against a chance of 1e-6, so that no fixed seed is unlucky.
 UNLIKELY = 1e-6
+NUMBERS = ReplayedRandomNumbers()
 
 
 @functools.cache
@@ -45,7 +43,7 @@ def trained(strategy: str, replicas: int, replayable: bool) -> Outcome:
         hidden_units=(16, 16),
         dtype="float64",
         dropout=0.5,
-        replayable_dropout=replayable,
+        replayable_random_numbers=replayable,
         **UPDATES["adamw"],
     )
     return Subject.of(config).run(LAYOUTS["uneven"])
@@ -72,7 +70,7 @@ def test_a_run_that_goes_on_under_another_strategy_draws_what_it_would_have() ->
             features,
             dtype="float64",
             global_batch_size=8,
-            replayable_dropout=True,
+            replayable_random_numbers=True,
         )
         for strategy, replicas in (("one_device", 1), ("tower", 3))
     )
@@ -90,33 +88,31 @@ def test_without_it_replicas_make_a_difference() -> None:
     assert np.abs(difference).max() > 0.01
 
 
-class MaskOf:
-    """Runs layers on ones for given examples of a step."""
-
-    def __init__(self, layers: Sequence[keras.layers.Layer], shape: tuple[int, ...]):
-        self.shape = shape
-        self.model = keras.Sequential([keras.Input(shape), *layers])
-        self.dropout = ReplayableDropout(self.model, seed=7)
-
-    def __call__(self, examples: Sequence[int], step: int = 3) -> np.ndarray:
-        indices = tf.constant(examples, tf.int64)
-        ones = tf.ones([len(examples), *self.shape], self.model.compute_dtype)
-        with self.dropout.replayed(batch_of(indices, step)):
-            return self.model(ones, training=True).numpy()
+def dropped(
+    layer: keras.layers.Layer,
+    examples: Sequence[int],
+    shape: tuple[int, ...],
+    seed: int,
+) -> np.ndarray:
+    """What a layer makes of ones, for examples of a step with a seed."""
+    ones = tf.ones([len(examples), *shape], layer.compute_dtype)
+    layer.seed_generator.state.assign([seed, 0])
+    with NUMBERS.replayed(tf.constant(examples, tf.int64)):
+        return layer(ones, training=True).numpy()
 
 
-def batch_of(indices: tf.Tensor, step: int) -> Batch:
-    rows = tf.size(indices, tf.int64)
-    step = tf.constant(step, tf.int64)
-    return Batch(step, tf.constant(0, tf.int64), rows, rows, indices, None, None)
+def drawn(seed: int, num_examples: int = 1000, count: int = 1000) -> np.ndarray:
+    """Numbers in [0, 1) of some examples."""
+    with NUMBERS.replayed(tf.range(num_examples, dtype=tf.int64)):
+        return keras.random.uniform((num_examples, count), seed=seed).numpy()
 
 
 def test_the_mask_of_an_example_is_a_golden_value() -> None:
     """So that a run of last year can be repeated."""
-    kept = MaskOf([keras.layers.Dropout(0.5)], (24,))([41, 5], step=12) != 0
+    kept = dropped(keras.layers.Dropout(0.5), [41, 5], (24,), seed=12) != 0
     assert ["".join(map(str, row)) for row in kept.astype(int)] == [
-        "011111010000011010011001",
-        "111000001000010001000101",
+        "010100100111011101011001",
+        "100000111010000011110000",
     ]
 
 
@@ -130,25 +126,18 @@ def test_the_hash_is_splitmix64() -> None:
         return z ^ (z >> 31)
 
     gamma = 0x9E3779B97F4A7C15
-    key = mix(9)
-    for word in (2, 1, 10**12):
-        key = mix((key ^ word) + gamma & mask)
-    assert int(key_of(9, 2, 1, tf.constant(10**12, tf.int64))) == key
+    # The seed of a call is a pair.
+    key = mix((mix(9) ^ 0) + gamma & mask)
     row = mix((key ^ 77) + gamma & mask)
     hashes = [mix(row + place * gamma & mask) for place in range(1, 101)]
-    kept = keep(0.3, tf.constant(key, tf.uint64), tf.constant([77], tf.int64), [100])
-    assert kept.numpy()[0].tolist() == [value / 2**64 >= 0.3 for value in hashes]
-
-
-def drawn(rate: float, layer: int = 0, call: int = 0, step: int = 0) -> np.ndarray:
-    """What is kept of 1000 examples with 1000 numbers each."""
-    key = key_of(0, layer, call, tf.constant(step, tf.int64))
-    return keep(rate, key, tf.range(1000, dtype=tf.int64), [1000]).numpy()
+    with NUMBERS.replayed(tf.constant([77], tf.int64)):
+        numbers = keras.random.uniform((1, 100), dtype="float64", seed=9)
+    assert numbers.numpy()[0].tolist() == [(h >> 11) / 2**53 for h in hashes]
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_every_row_column_and_step_keeps_its_fraction(rate: float) -> None:
-    over_steps = np.stack([drawn(rate, step=step) for step in range(20)])
+    over_steps = np.stack([drawn(step) >= rate for step in range(20)])
     for axes in ((0, 1), (0, 2), (1, 2)):
         counts = over_steps.sum(axis=axes)
         number = over_steps.size // counts.size
@@ -162,38 +151,98 @@ def test_every_row_column_and_step_keeps_its_fraction(rate: float) -> None:
 @pytest.mark.parametrize(
     "pair",
     {
-        "examples": lambda: (drawn(0.5)[:-1], drawn(0.5)[1:]),
-        "positions": lambda: (drawn(0.5)[:, :-1], drawn(0.5)[:, 1:]),
-        "diagonals": lambda: (drawn(0.5)[:-1, 1:], drawn(0.5)[1:, :-1]),
-        "steps": lambda: (drawn(0.5), drawn(0.5, step=1)),
-        "layers": lambda: (drawn(0.5), drawn(0.5, layer=1)),
-        "calls": lambda: (drawn(0.5), drawn(0.5, call=1)),
-        "layer and step": lambda: (drawn(0.5, layer=1), drawn(0.5, step=1)),
+        "examples": lambda: (drawn(0)[:-1], drawn(0)[1:]),
+        "positions": lambda: (drawn(0)[:, :-1], drawn(0)[:, 1:]),
+        "diagonals": lambda: (drawn(0)[:-1, 1:], drawn(0)[1:, :-1]),
+        "seeds": lambda: (drawn(0), drawn(1)),
     }.items(),
     ids=lambda pair: pair[0],
 )
 def test_neighbours_are_independent(pair: tuple) -> None:
-    one, other = pair[1]()
+    one, other = (numbers >= 0.5 for numbers in pair[1]())
     equal = int((one == other).sum())
     assert scipy.stats.binomtest(equal, one.size, 0.5).pvalue > UNLIKELY
 
 
+@pytest.mark.parametrize(
+    ("draw", "expected"),
+    {
+        "uniform": (
+            lambda shape: keras.random.uniform(shape, -2.0, 3.0, seed=4),
+            scipy.stats.uniform(-2, 5),
+        ),
+        "normal": (
+            lambda shape: keras.random.normal(shape, 1.0, 2.0, seed=4),
+            scipy.stats.norm(1, 2),
+        ),
+        "truncated": (
+            lambda shape: keras.random.truncated_normal(shape, 1.0, 2.0, seed=4),
+            scipy.stats.truncnorm(-2, 2, 1, 2),
+        ),
+    }.values(),
+)
+def test_numbers_have_the_distribution_of_keras(
+    draw: Callable[[tuple], tf.Tensor], expected: scipy.stats.rv_continuous
+) -> None:
+    with NUMBERS.replayed(tf.range(500, dtype=tf.int64)):
+        numbers = draw((500, 100)).numpy().ravel()
+    assert scipy.stats.kstest(numbers, expected.cdf).pvalue > UNLIKELY
+
+
+def test_whole_numbers_and_classes_have_their_chances() -> None:
+    chances = [0.1, 0.6, 0.3]
+    logits = np.tile(np.log(chances), (500, 1)).astype(np.float32)
+    with NUMBERS.replayed(tf.range(500, dtype=tf.int64)):
+        dice = keras.random.randint((500, 40), 1, 7, seed=5).numpy()
+        classes = keras.random.categorical(logits, 40, seed=5).numpy()
+    for values, first, expected in ((dice, 1, [1 / 6] * 6), (classes, 0, chances)):
+        counts = np.bincount(values.ravel() - first)
+        expected_counts = np.array(expected) * values.size
+        assert scipy.stats.chisquare(counts, expected_counts).pvalue > UNLIKELY
+
+
 def test_a_row_is_the_same_wherever_it_stands() -> None:
-    mask_of = MaskOf([keras.layers.Dropout(0.5)], (5, 7))
-    whole = mask_of([4, 8, 15, 16])
-    np.testing.assert_array_equal(mask_of([16, 4]), whole[[3, 0]])
-    assert (mask_of([4], step=4) != whole[:1]).any()
+    layer = keras.layers.Dropout(0.5)
+    whole = dropped(layer, [4, 8, 15, 16], (5, 7), seed=3)
+    np.testing.assert_array_equal(dropped(layer, [16, 4], (5, 7), 3), whole[[3, 0]])
+    assert (dropped(layer, [4], (5, 7), seed=4) != whole[:1]).any()
     assert set(np.unique(whole)) == {0, 2}
 
 
-def test_layers_and_calls_of_a_layer_get_masks_of_their_own() -> None:
+def test_rows_of_parts_of_examples_go_with_the_example() -> None:
+    """As where a sequence is folded into the batch."""
+
+    def draw(examples: Sequence[int]) -> np.ndarray:
+        @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+        def folded(values: tf.Tensor) -> tf.Tensor:
+            rows = tf.reshape(values, [-1, 1])
+            return keras.random.uniform((tf.shape(rows)[0], 2), seed=1)
+
+        with NUMBERS.replayed(tf.constant(examples, tf.int64)):
+            return folded(tf.zeros([len(examples), 3])).numpy()
+
+    np.testing.assert_array_equal(draw([2, 7, 9])[3:6], draw([7]))
+
+
+def test_a_number_for_the_whole_batch_is_the_same_on_every_replica() -> None:
+    def draw(examples: Sequence[int]) -> np.ndarray:
+        with NUMBERS.replayed(tf.constant(examples, tf.int64)):
+            return np.concatenate(
+                [
+                    keras.random.uniform((1, 4), seed=1).numpy().ravel(),
+                    keras.random.uniform((), seed=1).numpy().ravel(),
+                ]
+            )
+
+    np.testing.assert_array_equal(draw([2, 7, 9]), draw([5, 4, 3]))
+
+
+def test_calls_of_a_layer_get_masks_of_their_own() -> None:
     shared = keras.layers.Dropout(0.5)
-    ones = keras.Input((64,))
-    outputs = [shared(ones), shared(ones), keras.layers.Dropout(0.5)(ones)]
-    model = keras.Model(ones, keras.ops.stack(outputs, axis=1))
-    with ReplayableDropout(model, 0).replayed(batch_of(tf.constant([1], tf.int64), 1)):
-        (masks,) = model(tf.ones([1, 64]), training=True).numpy()
-    assert len(np.unique(masks, axis=0)) == 3
+    with NUMBERS.replayed(tf.constant([1], tf.int64)):
+        ones = tf.ones([1, 64])
+        first, second = (shared(ones, training=True).numpy() for _ in range(2))
+    assert (first != second).any()
 
 
 @pytest.mark.parametrize(
@@ -215,7 +264,7 @@ def test_layers_and_calls_of_a_layer_get_masks_of_their_own() -> None:
 def test_a_mask_is_shared_along_the_axes_the_layer_says(
     layer: keras.layers.Layer, shape: tuple[int, ...], shared: tuple[int, ...]
 ) -> None:
-    values = MaskOf([layer], shape)([4, 5])
+    values = dropped(layer, [4, 5], shape, seed=2)
     assert values.shape == (2, *shape)
     whole = values.min(axis=shared, keepdims=True)
     np.testing.assert_array_equal(np.broadcast_to(whole, values.shape), values)
@@ -228,30 +277,43 @@ def test_a_mask_is_shared_along_the_axes_the_layer_says(
 @pytest.mark.parametrize("dtype", ["float64", "mixed_bfloat16"])
 def test_kept_numbers_are_scaled_as_keras_does(dtype: str) -> None:
     layer = keras.layers.Dropout(0.3, dtype=dtype)
-    model = keras.Sequential([keras.Input((1000,)), layer])
-    ones = tf.ones([2, 1000], layer.compute_dtype)
-    indices = tf.constant([0, 1], tf.int64)
-    with ReplayableDropout(model, 0).replayed(batch_of(indices, 0)):
-        ours = model(ones, training=True)
-        np.testing.assert_array_equal(model(ones, training=False), ones)
-    keras_own = model(ones, training=True)
+    ours = dropped(layer, [0, 1], (1000,), seed=0)
+    keras_own = layer(tf.ones([2, 1000], layer.compute_dtype), training=True).numpy()
     assert ours.dtype == keras_own.dtype
     np.testing.assert_array_equal(np.unique(ours), np.unique(keras_own))
 
 
-def test_afterwards_the_layers_are_as_before() -> None:
-    mask_of = MaskOf([keras.layers.Dropout(0.5)], (64,))
-    (layer,) = mask_of.model.layers
-    before = {name: id(value) for name, value in vars(layer).items()}
-    batch = batch_of(tf.constant([1], tf.int64), 0)
-    with pytest.raises(RuntimeError), mask_of.dropout.replayed(batch):
+def test_afterwards_keras_draws_as_before() -> None:
+    before = keras.random.uniform((3, 2), seed=8).numpy()
+    with pytest.raises(RuntimeError), NUMBERS.replayed(tf.constant([1], tf.int64)):
         raise RuntimeError
-    mask_of([1])
-    assert {name: id(value) for name, value in vars(layer).items()} == before
-    ones = tf.ones([1, 64])
-    assert (mask_of.model(ones, training=True) != mask_of([1])).numpy().any()
-    copy = keras.models.clone_model(mask_of.model)
-    assert [v.name for v in copy.variables] == [v.name for v in mask_of.model.variables]
+    assert (drawn(8, 3, 2) != before).all()
+    np.testing.assert_array_equal(keras.random.uniform((3, 2), seed=8), before)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: keras.layers.GaussianNoise(0.1, seed=1),
+        lambda: keras.layers.GaussianDropout(0.5, seed=1),
+        lambda: keras.layers.AlphaDropout(0.5, seed=1),
+        lambda: keras.layers.RandomFlip(seed=1),
+        lambda: keras.layers.RandomRotation(0.2, seed=1),
+        lambda: keras.layers.RandomBrightness(0.5, seed=1),
+    ],
+)
+def test_other_random_layers_are_replayed_too(
+    layer: Callable[[], keras.layers.Layer],
+) -> None:
+    images = np.random.default_rng(0).uniform(size=[4, 6, 6, 1]).astype(np.float32)
+
+    def made(rows: Sequence[int]) -> np.ndarray:
+        with NUMBERS.replayed(tf.constant([10 + row for row in rows], tf.int64)):
+            return layer()(images[list(rows)], training=True).numpy()
+
+    whole = made([0, 1, 2, 3])
+    np.testing.assert_allclose(made([2, 3]), whole[2:], rtol=1e-6)
+    assert (whole != images).any()
 
 
 def test_a_model_that_communicates_while_it_computes() -> None:
@@ -275,56 +337,10 @@ def test_a_model_that_communicates_while_it_computes() -> None:
                 features,
                 global_batch_size=12,
                 dtype="float64",
-                replayable_dropout=True,
+                replayable_random_numbers=True,
             ),
             8,
         )["loss"]
         for strategy, replicas in (("one_device", 1), ("mirrored", 3))
     ]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-10)
-
-
-class OwnDropout(keras.layers.Dropout):
-    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
-        return 2 * super().call(inputs, training=training)
-
-
-class Block(keras.layers.Layer):
-    def __init__(self) -> None:
-        super().__init__()
-        self.noise = keras.layers.GaussianNoise(0.1, name="inner_noise")
-
-    def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return self.noise(inputs)
-
-
-@pytest.mark.parametrize(
-    ("layer", "named"),
-    [
-        (lambda: keras.layers.GaussianDropout(0.5, name="noise"), "noise"),
-        (lambda: keras.layers.AlphaDropout(0.5, name="noise"), "noise"),
-        (lambda: keras.layers.RandomFlip(name="flip"), "flip"),
-        (lambda: OwnDropout(0.5, name="own"), "own"),
-        (Block, "inner_noise"),
-        (lambda: keras.layers.Dropout(0.5, noise_shape=(8, 4, 4, 1)), "(8, 4, 4, 1)"),
-    ],
-)
-def test_other_random_layers_are_refused_by_name(
-    layer: Callable[[], keras.layers.Layer], named: str
-) -> None:
-    model = keras.Sequential([keras.Input((4, 4, 1)), layer()])
-    with pytest.raises(UsageError) as refusal:
-        ReplayableDropout(model, 0)
-    assert named in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-
-
-def test_rows_that_are_no_examples_are_refused() -> None:
-    fold = keras.layers.Lambda(lambda values: tf.reshape(values, [-1, 4]))
-    mask_of = MaskOf([fold, keras.layers.Dropout(0.5, name="folded")], (3, 4))
-    with pytest.raises(tf.errors.InvalidArgumentError) as failure:
-        mask_of([1, 2])
-    refusal = refusal_of(failure.value, small_config(replayable_dropout=True))
-    assert refusal is not None
-    assert "layer 'folded'" in str(refusal)
-    assert str(refusal).endswith("into the first.")

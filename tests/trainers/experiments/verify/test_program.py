@@ -1,0 +1,129 @@
+"""--mode=verify and --mode=compare of a program, with Keras's own fit as the first."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import jsonschema
+import pytest
+
+from tests import processes
+from tests.markers import chosen
+from tests.trainers.experiments.verify.mutated_projects import Fault, plant, verify
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = json.loads((processes.ROOT / "docs/verify.schema.json").read_text("utf-8"))
+PROGRAMS = processes.ROOT / "tests" / "keras_programs"
+
+# Random layers, two optimizers, several calls of fit, streams, several losses.
+VERIFIED = (
+    *("classifier_with_callbacks", "generative_adversarial_network"),
+    *("variational_autoencoder", "fine_tuning", "stream", "tagging_with_masks"),
+    *("several_inputs_and_outputs", "regression", "distillation", "sample_weights"),
+    *("imbalanced_classes", "text_transformer", "added_losses", "autoencoder"),
+    *("half_precision", "moving_average_of_weights", "own_callbacks", "py_dataset"),
+    "segmentation",
+)
+
+
+@pytest.mark.parametrize(
+    "program", chosen(VERIFIED, ("classifier_with_callbacks", "fine_tuning"))
+)
+def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> None:
+    done, found = verify(
+        tmp_path,
+        *(f"--script={PROGRAMS / program}.py", "--strategies=mirrored"),
+        *("--num_replicas=3", "--train_steps=8"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    jsonschema.validate(found, SCHEMA)
+    assert (found["reference"], found["keras"]) == ("keras", None)
+    verdicts = {entry["name"]: entry["verdict"] for entry in found["strategies"]}
+    assert set(verdicts) == {"one_device", "mirrored"}
+    assert set(verdicts.values()) <= {"identical", "equivalent"}
+    assert found["steps"] == 8 * (2 if program == "fine_tuning" else 1)
+    assert "from Keras's own fit" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "fault", "one_device"),
+    [
+        (
+            "regression",
+            Fault(
+                file="trainers/model/train_step.py",
+                right='share = sums["loss"] / tf.cast(batch.global_size, dtype)',
+                wrong='share = 2 * sums["loss"] / tf.cast(batch.global_size, dtype)',
+            ),
+            "different",
+        ),
+        (
+            "variational_autoencoder",
+            Fault(
+                file="trainers/user_code/own_train_step.py",
+                right="share = batch.num_rows / batch.global_size",
+                wrong="share = tf.constant(0.5, tf.float64)",
+            ),
+            "different",
+        ),
+        (
+            "generative_adversarial_network",
+            Fault(
+                file="strategies/inner_loop/updates_in_turn.py",
+                right="former.append([tf.identity(v) for v in",
+                wrong="former.append([tf.zeros_like(v) for v in",
+            ),
+            "different",
+        ),
+    ],
+)
+def test_a_fault_that_all_strategies_share_is_found(
+    tmp_path: pathlib.Path, program: str, fault: Fault, one_device: str
+) -> None:
+    """Comparing strategies with each other cannot show it."""
+    plant(tmp_path, fault)
+    done, found = verify(
+        tmp_path,
+        *(f"--script={PROGRAMS / program}.py", "--strategies=one_device"),
+        *("--train_steps=3", "--dtype=float64"),
+    )
+    (entry,) = found["strategies"]
+    assert entry["verdict"] == one_device, done.stdout + done.stderr
+    assert done.returncode == (4 if one_device == "different" else 0)
+
+
+def test_a_comparison_begins_with_fit(tmp_path: pathlib.Path) -> None:
+    done = processes.run(
+        *("--mode=compare", "--strategies=mirrored", "--seeds=1", "--train_steps=6"),
+        f"--script={PROGRAMS / 'regression.py'}",
+        f"--run_dir={tmp_path / 'compared'}",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads((tmp_path / "compared" / "comparison.json").read_text())
+    keras, mirrored = content["arms"]
+    assert (keras["name"], mirrored["name"]) == ("keras", "mirrored")
+    for arm in (keras, mirrored):
+        assert arm["metrics"]["eval_loss"]["mean"] > 0
+        assert arm["metrics"]["examples_per_second"]["mean"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--optimizer=adam",), ("--optimizer", "Keras's own fit")),
+        (("--clip_global_norm=1",), ("--clip_global_norm", "Keras's own fit")),
+    ],
+)
+def test_settings_that_fit_does_not_have_are_refused(
+    tmp_path: pathlib.Path, flags: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    done, found = verify(
+        tmp_path,
+        *(f"--script={PROGRAMS / 'regression.py'}", "--strategies=one_device", *flags),
+    )
+    assert done.returncode == 2
+    assert not found
+    assert all(word in done.stderr for word in words), done.stderr
+    assert not (tmp_path / "verified").exists()
