@@ -1,26 +1,31 @@
-"""Factories in the user's code, named `package.module:function`.
+"""Factories in the user's code: `package.module:function` or `file.py:function`.
 
 Such a name is code that will run. It is accepted from the command line only.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import os
+import pathlib
 import re
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 from models import catalogue
 
-FORM = "package.module:factory"
+FORM = "package.module:factory or path/to/file.py:factory"
 # For `fnmatch`, where nothing else has a colon in it.
 PATTERN = "*:*"
 # The examples of this project are found from any folder.
 _EXAMPLES = "examples"
 _BELOW = __name__.rpartition("models")[0]
 _FACTORY = re.compile(
-    r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<name>[A-Za-z_]\w*)"
+    r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*|[^:]+\.py):(?P<name>[A-Za-z_]\w*)"
 )
 
 
@@ -33,9 +38,14 @@ def check_package(name: str, flag: str) -> None:
     """Checks that the package of a factory exists, without running the user's code.
 
     Raises:
-      ValueError: There is no such package or module at the top level.
+      ValueError: There is no such file, or no package or module at the top level.
     """
-    package = _parts(name)[0].partition(".")[0]
+    module = _parts(name)[0]
+    if _is_file(module):
+        if not pathlib.Path(module).is_file():
+            raise ValueError(f"--{flag}={name}: there is no file {module}.")
+        return
+    package = module.partition(".")[0]
     # `find_spec` of a dotted name would import the parent package.
     if importlib.util.find_spec(package) is None:
         raise ValueError(_no_module(name, flag, package))
@@ -53,7 +63,7 @@ def factory(name: str, flag: str) -> Callable[..., Any]:
     """
     module_name, attribute = _parts(name)
     try:
-        module = importlib.import_module(module_name)
+        module = _module(module_name)
     except ModuleNotFoundError as error:
         # A module that the user's module imports is missing: that error is the user's.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
@@ -65,7 +75,7 @@ def factory(name: str, flag: str) -> Callable[..., Any]:
         own = [
             key
             for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", "") == module_name
+            if callable(value) and getattr(value, "__module__", "") == module.__name__
         ]
         raise ValueError(
             f"--{flag}={name}: {module_name} has no function {attribute}; it has "
@@ -76,7 +86,34 @@ def factory(name: str, flag: str) -> Callable[..., Any]:
 
 def beside(name: str, attribute: str) -> Callable[..., Any] | None:
     """Returns another attribute of a factory's module, or None."""
-    return getattr(importlib.import_module(_parts(name)[0]), attribute, None)
+    return getattr(_module(_parts(name)[0]), attribute, None)
+
+
+def _is_file(module: str) -> bool:
+    return module.endswith(".py")
+
+
+def _module(module: str) -> types.ModuleType:
+    """Imports a module by its name or from its file, once."""
+    if not _is_file(module):
+        return importlib.import_module(module)
+    path = pathlib.Path(module).absolute()
+    # No module of another name can be taken for it, such as this project's `models`.
+    name = f"_file_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    if name not in sys.modules:
+        # As where Python runs a file, it finds what lies beside it.
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"{module} is no file that Python can run.")
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
 def _parts(name: str) -> tuple[str, str]:
@@ -84,6 +121,8 @@ def _parts(name: str) -> tuple[str, str]:
     if found is None:
         raise ValueError(f"{name!r} is not of the form {FORM}")
     module = found["module"]
+    if _is_file(module):
+        return os.path.expanduser(module), found["name"]
     package = module.partition(".")[0]
     if package == _EXAMPLES and importlib.util.find_spec(_EXAMPLES) is None:
         module = _BELOW + module

@@ -47,6 +47,12 @@ class ModelConfig:
         "arm of --mode=verify and --mode=compare.",
         has_flag=False,
     )
+    initial_weights: str | None = setting(
+        None,
+        "A .keras or .weights.h5 file of Keras to take the initial weights from; its "
+        "layers must be those of --model.",
+        path="file",
+    )
     loss: str | None = setting(
         None,
         "Keras's name of the loss of a model of your own. Default: what it was "

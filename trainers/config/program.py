@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 # What a program decides, and a flag does not.
 _OF_A_PROGRAM = (
     *(field.name for field in dataclasses.fields(DataConfig)),
-    *("model", "loss", "metrics", "hidden_units", "embedding_dimension"),
+    *(
+        "model",
+        "initial_weights",
+        "loss",
+        "metrics",
+        "hidden_units",
+        "embedding_dimension",
+    ),
     *("embedding_shards", "dropout", "label_smoothing", "eval_every_steps"),
 )
 # What the training loop does and Keras's own `fit` does not.

@@ -187,8 +187,8 @@ class ReportConfig:
         None,
         "Write the model into export/: `last` at the end, and `best` whenever an "
         "evaluation has a lower loss than all before. keras: a .keras file; "
-        "saved_model: a folder for serving.",
-        choices=("keras", "saved_model"),
+        "weights: a .weights.h5 file; saved_model: a folder for serving.",
+        choices=("keras", "weights", "saved_model"),
     )
     exported_model: str | None = setting(
         None,

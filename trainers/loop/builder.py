@@ -44,6 +44,7 @@ from trainers.model.train_step import TrainStep, with_totals
 from trainers.model.update import make_step_counter
 from trainers.pipeline_parallel.build import build_pipeline
 from trainers.pipeline_parallel.step import PipelineStep
+from trainers.run_dir.export import load_initial_weights
 from trainers.user_code.checks import check_numbers
 from trainers.user_code.model import custom_model
 from trainers.user_code.own_train_step import OwnTrainStep
@@ -278,6 +279,8 @@ def _build_model(
         keras.utils.set_random_seed(config.run.seed)
     with strategy.scope(), _refused():
         model = spec.build(data, config.model)
+        if config.model.initial_weights is not None:
+            load_initial_weights(config.model.initial_weights, model)
         checks.check_trainable(model, config)
         check_precision(config.model)
     # Outside of the scope, because Keras makes variables of metrics.

@@ -1,4 +1,4 @@
-"""Model export to a Keras file or a SavedModel.
+"""Model files: exports to Keras files or a SavedModel, and initial weights.
 
 Under a strategy, variables are mirrored or placed on servers, and a model saved there
 depends on this placement. The export therefore builds a plain model outside of the
@@ -18,8 +18,9 @@ from strategies.common.errors import UsageError
 from strategies.common.text import one_line
 
 BEST, LAST = "best", "last"
-KERAS, SAVED_MODEL = "keras", "saved_model"
+KERAS, WEIGHTS, SAVED_MODEL = "keras", "weights", "saved_model"
 _SUFFIX = ".keras"
+_WEIGHTS_SUFFIX = ".weights.h5"
 
 
 class Exports:
@@ -36,7 +37,7 @@ class Exports:
 
         Args:
           folder: Folder of all exports, created when needed.
-          forms: Formats to write: KERAS, SAVED_MODEL or both.
+          forms: Formats to write: KERAS, WEIGHTS, SAVED_MODEL or several of them.
           model: Trained model, under any strategy.
           rebuild: Function that builds the model again, outside of a strategy.
         """
@@ -101,6 +102,33 @@ def read_keras(path: str, like: keras.Model) -> None:
     _assign(values, like, flag)
 
 
+def load_initial_weights(path: str, model: keras.Model) -> None:
+    """Loads the weights of a Keras file into a new model, layer by layer.
+
+    Nothing but the weights is read from the file, and no code in it is run.
+
+    Args:
+      path: Path of a .keras or .weights.h5 file.
+      model: Built model.
+
+    Raises:
+      UsageError: The file cannot be read, or a layer has other weights.
+    """
+    flag = f"--initial_weights={path}"
+    if not path.endswith((_SUFFIX, _WEIGHTS_SUFFIX)):
+        raise UsageError(
+            f"{flag} is no {_SUFFIX} or {_WEIGHTS_SUFFIX} file: give one, such as one "
+            "that --export or Keras's save_weights has written."
+        )
+    try:
+        model.load_weights(path)
+    except Exception as error:
+        raise UsageError(
+            f"{flag} does not fit the model ({one_line(error)[:300]}): give the file "
+            "of a model with the same layers."
+        ) from error
+
+
 def _assign(values: Sequence[np.ndarray], like: keras.Model, flag: str) -> None:
     shapes = [tuple(value.shape) for value in values]
     if shapes != [tuple(weight.shape) for weight in like.weights]:
@@ -119,6 +147,12 @@ def _write_keras(model: keras.Model, folder: pathlib.Path, name: str) -> None:
     temporary.replace(folder / f"{name}{_SUFFIX}")
 
 
+def _write_weights(model: keras.Model, folder: pathlib.Path, name: str) -> None:
+    temporary = folder / f".writing{_WEIGHTS_SUFFIX}"
+    model.save_weights(temporary)
+    temporary.replace(folder / f"{name}{_WEIGHTS_SUFFIX}")
+
+
 def _write_saved_model(model: keras.Model, folder: pathlib.Path, name: str) -> None:
     temporary, path = folder / ".writing_saved_model", folder / f"{name}_saved_model"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -128,4 +162,8 @@ def _write_saved_model(model: keras.Model, folder: pathlib.Path, name: str) -> N
     temporary.rename(path)
 
 
-_WRITERS = {KERAS: _write_keras, SAVED_MODEL: _write_saved_model}
+_WRITERS = {
+    KERAS: _write_keras,
+    WEIGHTS: _write_weights,
+    SAVED_MODEL: _write_saved_model,
+}

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from errno import EISDIR, ENOTDIR
 from typing import Any
@@ -386,8 +387,9 @@ class RunDir:
 
 def default_path(config: Config) -> pathlib.Path:
     """Returns a new folder named after strategy, model and data set."""
-    # Some programs read the part before a colon as a host name.
+    # Some programs read the part before a colon as a host name; a model or data set
+    # may be in a file.
     name = f"{config.strategy.strategy}-{config.model.model}-{config.data.dataset}"
     if config.model.script is not None:
         name = f"{config.strategy.strategy}-{pathlib.Path(config.model.script).stem}"
-    return new_folder(name.replace(":", "-"))
+    return new_folder(re.sub(r"[:/\\]+", "-", name))

@@ -98,3 +98,40 @@ def test_it_is_said_if_the_model_was_compiled_with_another_optimizer(
         "the model was compiled with sgd with the rate 0.5, and is trained with "
         "--optimizer=adam --learning_rate=0.001"
     ) in done.stderr
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "multi_worker_mirrored"])
+def test_a_factory_is_found_in_a_file(tmp_path: pathlib.Path, strategy: str) -> None:
+    """Its name may be that of a package of this project, and it imports a neighbour."""
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    (folder / "neighbour.py").write_text("UNITS = 3\n", encoding="utf-8")
+    (folder / "models.py").write_text(
+        "import keras\n"
+        "import numpy as np\n"
+        "from neighbour import UNITS\n"
+        "def model():\n"
+        "    made = keras.Sequential([keras.layers.Dense(UNITS)])\n"
+        "    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)\n"
+        "    made.compile(loss=loss)\n"
+        "    return made\n"
+        "def data():\n"
+        "    x = np.random.default_rng(0).normal(size=(40, 4)).astype('float32')\n"
+        "    return x, (x[:, 0] > 0).astype('int64')\n",
+        encoding="utf-8",
+    )
+    given = [f"--{name}=my models/models.py:{f}" for name, f in _NAMES]
+    done = run(*given, f"--strategy={strategy}", "--train_steps=2", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (made,) = (tmp_path / "runs").iterdir()
+    assert "models.py-model" in made.name
+
+
+_NAMES = (("model", "model"), ("dataset", "data"))
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: pathlib.Path) -> None:
+    done = run("--model=no/such.py:model", f"--dataset={DATA}", folder=tmp_path)
+    assert done.returncode == 2
+    assert "there is no file no/such.py" in done.stderr
+    assert not list(tmp_path.iterdir())
