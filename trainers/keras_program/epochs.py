@@ -15,10 +15,11 @@ import keras
 import tensorflow as tf
 
 from strategies.base import Strategy
+from trainers.keras_program import callback_state
 from trainers.keras_program.fit_arguments import FitArguments
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import MetricsWindow
-from trainers.run_dir.train_state import STOPPED
+from trainers.run_dir.train_state import CALLBACKS, STOPPED
 from trainers.user_code import wrap_user_errors
 from trainers.user_code.own_step import reported_names
 
@@ -68,6 +69,9 @@ class Epochs:
             verbose=arguments.verbose,
         )
         self._has_callbacks = bool(arguments.callbacks)
+        # Callbacks have state on the chief alone.
+        self._own = list(arguments.callbacks) if is_chief else []
+        self._state_of_callbacks: Mapping[str, Any] | None = None
 
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Trains by Keras's own `fit`, with the program's model."""
@@ -102,18 +106,24 @@ class Epochs:
             },
         )
         self.history.epoch, self.history.history = self._restored
+        self._state_of_callbacks = state.get(CALLBACKS)
 
     def begin(self) -> None:
         """Calls callbacks at the start of training, or of the present epoch."""
-        # A former `fit` may have been stopped.
-        self._parts.model.stop_training = False
+        # A former `fit` may have been stopped, or this one before it was resumed.
+        self._parts.model.stop_training = self.is_stopped
+        if self._state_of_callbacks is not None:
+            callback_state.prepare(self._own)
         self._call("on_train_begin")
+        if self._state_of_callbacks is not None:
+            callback_state.restore(self._own, self._state_of_callbacks)
         # The history has forgotten it, as at the start of a `fit`.
         self.history.epoch, self.history.history = self._restored
         if not self._step():
             self._call("on_epoch_begin", self._epoch_of(0))
-        if self.observes_batches:
+        if self.observes_batches and not self.is_stopped:
             self._call("on_train_batch_begin", self._step() % self.steps_per_epoch)
+        # Also whether it is stopped, which only the chief has restored.
         self._send_changes()
 
     def end_batch(self) -> None:
@@ -215,6 +225,7 @@ class Epochs:
         history = self.history.history
         return {
             "epoch_sums": self.window.sums(),
+            CALLBACKS: callback_state.state_of(self._own),
             "history": {
                 **{name: list(map(_finite, v)) for name, v in history.items()},
                 _EPOCHS: list(self.history.epoch),

@@ -119,6 +119,10 @@ class TrainingRun:
                 self._wait_for_chief()
         if self.epochs is not None:
             self.epochs.begin()
+            if self.epochs.is_stopped:
+                # Killed after its last checkpoint, and before its result.
+                self.epochs.finish()
+                return "completed", ExitCode.DONE
         batches = self._batches()
         self.metrics.clock.started()
         with self.metrics.clock.measure("trace"):
@@ -263,3 +267,5 @@ class TrainingRun:
             raise DivergedError(error.step, error.what, num_rollbacks) from error
         strategy.broadcast_from_chief(self.parts.state_variables())
         self.reporter.resume_after_rollback(step)
+        if self.epochs is not None:
+            self.epochs.restore(self.reporter.restored_state())

@@ -64,6 +64,8 @@ class RollbackHistory:
     learning_rate_factor: float = 1.0
 
 
+# What a program's callbacks have in their attributes, by callback.
+CALLBACKS = "callbacks"
 # In the history of a program's `fit`: whether a callback has stopped the training.
 STOPPED = "/stopped"
 
@@ -75,7 +77,7 @@ def is_stopped(state: Mapping[str, Any]) -> bool:
 
 # Parts with fixed fields. The interval sums are numbers, or lists, by metric name.
 _PARTS = {"tally": TrainCounters, "rollbacks": RollbackHistory}
-_BY_NAME = ("interval_sums", "epoch_sums", "history")
+_BY_NAME = ("interval_sums", "epoch_sums", "history", CALLBACKS)
 
 
 def check_state(state: Mapping[str, Any]) -> None:
@@ -94,6 +96,10 @@ def check_state(state: Mapping[str, Any]) -> None:
         part = _PARTS.get(name)
         if not isinstance(content, dict) or (part is None and name not in _BY_NAME):
             raise DamagedError(f"its {shown(name)} is not of the right form")
+        if name == CALLBACKS:
+            if not all(isinstance(value, dict) for value in content.values()):
+                raise DamagedError(f"its {shown(name)} is not of the right form")
+            continue
         # A log of a program may not have been finite.
         kind = float | None if name == "history" else float
         hints: dict[str, Any] = dict.fromkeys(content, kind)

@@ -288,3 +288,51 @@ def test_programs_of_users_run_unchanged(
         folder=tmp_path,
     )
     assert done.returncode == (2 if program in refused else 0), done.stderr
+
+
+@pytest.mark.parametrize("moment", ["on_epoch_end", "on_train_end"])
+def test_a_killed_program_remembers_what_its_callbacks_knew(
+    tmp_path: pathlib.Path, moment: str
+) -> None:
+    """EarlyStopping counts its patience, and keeps the weights of the first epoch."""
+    text = f"""
+    import os, pathlib, signal
+
+    class Kill(keras.callbacks.Callback):
+        def {moment}(self, *arguments):
+            if "{moment}" == "on_epoch_end" and arguments[0] != 2:
+                return
+            if not pathlib.Path("killed").exists():
+                pathlib.Path("killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    stop = keras.callbacks.EarlyStopping(
+        monitor="loss", min_delta=99, patience=4, restore_best_weights=True
+    )
+    log = keras.callbacks.CSVLogger("log.csv")
+    model.compile("adam", "mse")
+    history = model.fit(
+        x, y, epochs=9, batch_size=16, callbacks=[Kill(), stop, log]
+    )
+    print("trained", history.history["loss"], stop.wait, stop.stopped_epoch)
+    print("weights", [w.tolist() for w in model.get_weights()])
+    """
+    often = ("--strategy=one_device", "--checkpoint_every_steps=3")
+    alone, killed = tmp_path / "alone", tmp_path / "killed_run"
+    for folder in (alone, killed):
+        folder.mkdir()
+    (alone / "killed").touch()
+    undisturbed = _run(alone, text, *often)
+    assert _run(killed, text, *often).returncode == -9
+    resumed = _run(killed, text, *often, "--resume=auto")
+    assert resumed.returncode == 0, resumed.stderr
+    found, expected = (
+        [line for line in done.stdout.splitlines() if line.startswith(("tr", "we"))][
+            -2:
+        ]
+        for done in (resumed, undisturbed)
+    )
+    assert found == expected
+    assert processes.result_of(killed / "run")["steps"] == 20
+    epochs = [row.split(",")[0] for row in (killed / "log.csv").read_text().split()]
+    assert list(dict.fromkeys(epochs)) == ["epoch", *map(str, range(5))]

@@ -1,0 +1,105 @@
+"""State of Keras's callbacks in a checkpoint, such as the patience of EarlyStopping."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import io
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+# Keys of what JSON has no word for.
+_FLOAT, _ARRAY = "/float", "/array"
+# What Keras sets, and what belongs to a process.
+_LEFT_OUT = ("params", "history", "model")
+
+
+def state_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
+    """Returns what callbacks have in their attributes, as JSON values.
+
+    These are numbers, texts and arrays, and lists and dictionaries of them, such as the
+    best weights so far. Files, functions and the like are left out.
+
+    Args:
+      callbacks: Callbacks of a `fit`.
+    """
+    return {
+        _name_of(index, callback): {
+            name: encoded
+            for name, value in vars(callback).items()
+            if name not in _settings_of(callback) and not name.startswith("_")
+            for encoded in _encoded(value)
+        }
+        for index, callback in enumerate(callbacks)
+    }
+
+
+def restore(
+    callbacks: Sequence[keras.callbacks.Callback], state: Mapping[str, Any]
+) -> None:
+    """Sets the attributes of callbacks, after `on_train_begin` has reset them.
+
+    Args:
+      callbacks: Callbacks of a `fit`.
+      state: Result of `state_of`; entries of other callbacks are not used.
+    """
+    for index, callback in enumerate(callbacks):
+        for name, value in state.get(_name_of(index, callback), {}).items():
+            setattr(callback, name, _decoded(value))
+
+
+def _settings_of(callback: keras.callbacks.Callback) -> Collection[str]:
+    """Returns the names of attributes that the program or Keras sets anew.
+
+    EarlyStopping changes the sign of its argument `min_delta` before its first epoch.
+    """
+    return {*inspect.signature(type(callback)).parameters, *_LEFT_OUT}
+
+
+def _name_of(index: int, callback: keras.callbacks.Callback) -> str:
+    return f"{index}/{type(callback).__name__}"
+
+
+def prepare(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Prepares callbacks to go on with what they wrote before, in a resumed run."""
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            # Otherwise it empties its file when it begins.
+            callback.append = True
+
+
+def _encoded(value: Any) -> list[Any]:
+    """Returns a list of the JSON value; empty if there is none."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return [value]
+    if isinstance(value, (float, np.floating)):
+        return [{_FLOAT: repr(float(value))}]
+    if isinstance(value, np.integer):
+        return [int(value)]
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        buffer = io.BytesIO()
+        np.save(buffer, value)
+        return [{_ARRAY: base64.b64encode(buffer.getvalue()).decode()}]
+    if isinstance(value, (list, tuple)):
+        parts = [_encoded(part) for part in value]
+        return [[part for (part,) in parts]] if all(parts) else []
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        entries = {key: _encoded(part) for key, part in value.items()}
+        if all(entries.values()):
+            return [{key: part for key, (part,) in entries.items()}]
+    return []
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_FLOAT}:
+        return float(value[_FLOAT])
+    if value.keys() == {_ARRAY}:
+        return np.load(io.BytesIO(base64.b64decode(value[_ARRAY])), allow_pickle=False)
+    return {key: _decoded(part) for key, part in value.items()}
