@@ -13,7 +13,7 @@ import models
 from models import factories
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
-from strategies.common.text import as_argument
+from strategies.common.text import as_argument, shown
 
 DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 
@@ -62,6 +62,11 @@ class ModelConfig:
         None,
         "Keras's names of the metrics of a model of your own. Default: those it was "
         "compiled with.",
+    )
+    callbacks: str | None = setting(
+        None,
+        "package.module:function or file.py:function that returns a list of Keras "
+        "callbacks, which run on the chief. The model is evaluated once an epoch then.",
     )
     hidden_units: tuple[int, ...] = setting(
         (128, 64),
@@ -129,6 +134,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if self.callbacks is not None and not factories.is_factory(self.callbacks):
+            raise UsageError(
+                f"--callbacks={shown(self.callbacks)} names no function: give "
+                f"{factories.FORM}."
+            )
         # Built-in models bring their own loss and metrics.
         for name in ("loss", "metrics"):
             value = getattr(self, name)

@@ -19,14 +19,8 @@ if TYPE_CHECKING:
 # What a program decides, and a flag does not.
 _OF_A_PROGRAM = (
     *(field.name for field in dataclasses.fields(DataConfig)),
-    *(
-        "model",
-        "initial_weights",
-        "loss",
-        "metrics",
-        "hidden_units",
-        "embedding_dimension",
-    ),
+    *("model", "initial_weights", "callbacks", "loss", "metrics"),
+    *("hidden_units", "embedding_dimension"),
     *("embedding_shards", "dropout", "label_smoothing", "eval_every_steps"),
 )
 # What the training loop does and Keras's own `fit` does not.
@@ -65,6 +59,11 @@ def check_program(config: Config) -> None:
         raise UsageError(
             f"{option(changed)} does not fit Keras's own fit, which the program of "
             f"--script={config.model.script} is compared with: change the program."
+        )
+    if config.model.callbacks is not None and "eval_every_steps" in config.given:
+        raise UsageError(
+            f"--eval_every_steps does not fit --callbacks={config.model.callbacks}, "
+            "with which every epoch is evaluated: leave one of them out."
         )
     if config.model.script is None:
         if config.model.script_arguments:

@@ -15,7 +15,7 @@ from strategies.common.text import shown
 from trainers.config.config import Config
 
 # Settings that accept a function as `package.module:factory`.
-_SETTINGS = ("model", "dataset")
+_SETTINGS = ("model", "dataset", "callbacks")
 
 
 def check_packages(config: Config) -> None:
@@ -75,5 +75,5 @@ def _factories(settings: Mapping[str, Any]) -> Mapping[str, str]:
     return {
         name: settings[name]
         for name in _SETTINGS
-        if factories.is_factory(settings.get(name, ""))
+        if factories.is_factory(settings.get(name) or "")
     }

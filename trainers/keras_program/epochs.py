@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from strategies.base import Strategy
+from strategies.common.private_apis import variables_as_numbers
 from trainers.keras_program import callback_state
 from trainers.keras_program.fit_arguments import FitArguments
 from trainers.loop.parts import TrainingParts
@@ -239,7 +240,7 @@ class Epochs:
 
     def _call(self, moment: str, *arguments: Any) -> None:
         """Calls a method of all callbacks."""
-        with wrap_user_errors(f"{moment} of a callback"):
+        with wrap_user_errors(f"{moment} of a callback"), variables_as_numbers():
             getattr(self._callbacks, moment)(*arguments)
 
     def _epoch_of(self, step: int) -> int:

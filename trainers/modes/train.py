@@ -6,6 +6,7 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode
 from trainers.config.config import Config
+from trainers.keras_program.callbacks_of_run import epochs_of_run
 from trainers.keras_program.program import train_program
 from trainers.loop.builder import assemble
 from trainers.modes.training_task import TrainingTask
@@ -29,5 +30,10 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         if config.model.script is not None:
             task.exit_code = train_program(config, cluster, task.strategy, task.train)
         else:
-            task.exit_code = task.train(assemble(config, task.strategy))
+            parts = assemble(config, task.strategy)
+            epochs = epochs_of_run(parts, cluster.is_chief)
+            task.exit_code = task.train(parts, epochs)
+            if epochs is not None and task.exit_code == ExitCode.DONE:
+                # Otherwise the run has closed it.
+                task.strategy.close()
     return task.exit_code

@@ -85,9 +85,9 @@ def print_startup_report(
 def _other_optimizer(assembly: TrainingParts) -> str | None:
     """Returns a warning if the model was compiled with another optimizer, or None."""
     compiled = getattr(assembly.model, "optimizer", None)
-    # RMSprop is Keras's default if `compile` gets no optimizer.
-    if assembly.has_compiled_optimizer or compiled is None:
+    if assembly.has_compiled_optimizer or compiled in (None, assembly.optimizer):
         return None
+    # RMSprop is Keras's default if `compile` gets no optimizer.
     if type(compiled) is keras.optimizers.RMSprop:
         return None
     # Around it `compile` puts one that scales the loss, under mixed_float16.

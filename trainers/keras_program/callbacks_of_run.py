@@ -1,0 +1,59 @@
+"""Callbacks of Keras in a run whose model is no program (`--callbacks`)."""
+
+from __future__ import annotations
+
+import math
+
+import keras
+
+from models import factories
+from strategies.common.errors import UsageError
+from trainers.keras_program.epochs import Epochs
+from trainers.keras_program.fit_arguments import FitArguments
+from trainers.loop.parts import TrainingParts
+from trainers.user_code import wrap_user_errors
+
+
+def epochs_of_run(parts: TrainingParts, is_chief: bool) -> Epochs | None:
+    """Returns the epochs of a run, at whose ends callbacks run; None without any.
+
+    Args:
+      parts: Parts of the run.
+      is_chief: True on the task that runs callbacks.
+
+    Raises:
+      UsageError: The function of --callbacks returns something else.
+    """
+    name = parts.config.model.callbacks
+    if name is None:
+        return None
+    with wrap_user_errors(f"--callbacks={name}"):
+        made = factories.factory(name, "callbacks")()
+    callbacks = list(made) if isinstance(made, (list, tuple)) else [made]
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise UsageError(
+                f"--callbacks={name} returned a {type(callback).__name__}: return a "
+                "list of keras.callbacks.Callback objects."
+            )
+    # What callbacks find there is what trains.
+    parts.model.optimizer = parts.optimizer
+    arguments = FitArguments(
+        x=None,
+        y=None,
+        batch_size=None,
+        epochs=math.ceil(parts.train_steps / parts.order.steps_per_epoch),
+        verbose=0,
+        callbacks=callbacks,
+        validation_split=0.0,
+        validation_data=None,
+        shuffle=True,
+        class_weight=None,
+        sample_weight=None,
+        initial_epoch=0,
+        steps_per_epoch=None,
+        validation_steps=None,
+        validation_batch_size=None,
+        validation_freq=1,
+    )
+    return Epochs(arguments, parts, is_chief)
