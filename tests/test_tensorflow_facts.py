@@ -891,3 +891,20 @@ def test_a_data_set_is_read_as_fit_reads_it() -> None:
     ((_, _, weights),) = adapter.get_tf_dataset()
     assert weights.numpy().tolist() == [1.0, 5.0]
     assert adapter.num_batches == 1
+
+
+def test_fit_resets_the_average_of_schedule_free_adamw() -> None:
+    """Programs are trained with an optimizer that is built before the first step."""
+    x = np.linspace(-1, 1, 32, dtype=np.float32)[:, np.newaxis]
+
+    def losses(builds: bool) -> list[float]:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.ScheduleFreeAdamW(0.1), "mse")
+        if builds:
+            model.optimizer.build(model.trainable_variables)
+        return model.fit(x, 2 * x, epochs=4, shuffle=False, verbose=0).history["loss"]
+
+    plain, built = losses(builds=False), losses(builds=True)
+    assert plain[0] == built[0]
+    assert abs(plain[3] - built[3]) > 1e-3

@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trainers.api import TrainingResult, configure, train
+    from trainers.api import TrainingResult, configure, fit, train
 
-__all__ = ["TrainingResult", "configure", "train"]
+__all__ = ["TrainingResult", "configure", "fit", "train"]
 
 
 def __getattr__(name: str) -> Any:

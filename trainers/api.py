@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import importlib
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -24,7 +26,10 @@ from trainers.cli import flags
 from trainers.config.config import Config, config_from_dict, without_lists
 from trainers.config.used_settings import check_used
 from trainers.experiments.measurement import started
-from trainers.run_dir.run_dir import RunDir, default_path
+from trainers.run_dir.run_dir import RunDir, default_path, new_folder
+
+if TYPE_CHECKING:
+    import keras
 
 # Folder of the top-level package: the clone, or site-packages.
 _ROOT = pathlib.Path(__file__).parents[__name__.count(".")]
@@ -169,6 +174,57 @@ def train(config: Config | None = None, **settings: Any) -> TrainingResult:
     if config.run.run_dir is None:
         # Chosen here, because this process must find the result of the other one.
         config = config.replace(run_dir=str(default_path(config)))
+    return _trained(config)
+
+
+def fit(
+    model: keras.Model,
+    *args: Any,
+    strategy: str = "mirrored",
+    settings: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> keras.callbacks.History:
+    """Trains a compiled model as `model.fit` does, under a strategy.
+
+    The model and the arguments are sent to the processes of a run, which prints its
+    output here. Afterwards the model has the trained weights, and its optimizer its
+    state. Callbacks run in those processes, on copies.
+
+    Args:
+      model: Compiled model, perhaps with classes of the notebook's cells.
+      *args: Arguments of `keras.Model.fit`.
+      strategy: Name of the strategy.
+      settings: Further settings by flag name, such as `num_replicas` or `run_dir`.
+      **kwargs: Arguments of `keras.Model.fit` by name.
+
+    Returns:
+      What `fit` returns.
+
+    Raises:
+      UsageError: The settings, the model or an argument are not accepted.
+      RuntimeError: The run failed, or was stopped before its end.
+    """
+    # Keras takes two seconds to import, which other commands do not need.
+    module = importlib.import_module("trainers.keras_program.sent_call")
+    with tempfile.TemporaryDirectory(prefix="keras_fit_") as folder:
+        call = module.SentCall(pathlib.Path(folder))
+        given = {"strategy": strategy, **(settings or {})}
+        config = configure(
+            **given, script=module.__file__, script_arguments=(folder,)
+        ).replace(run_dir=given.get("run_dir") or str(new_folder(f"{strategy}-fit")))
+        # As if by flags, which change what the model was compiled with.
+        config = dataclasses.replace(config, given=frozenset(given))
+        call.send(model, args, kwargs)
+        result = _trained(config)
+        if result.status != "completed":
+            raise RuntimeError(
+                f"the run in {result.path} ended as {result.status}, and the model is "
+                "as it was: see its output."
+            )
+        return call.receive(model)
+
+
+def _trained(config: Config) -> TrainingResult:
     exit_code, error = _run(flags.arguments_of(config))
     if exit_code == ExitCode.USAGE:
         raise UsageError(error)

@@ -24,6 +24,18 @@ from trainers.keras_program.open_stream import open_stream
 from trainers.keras_program.stream import ProgramStream
 
 
+class HeldEpoch(ArraySource):
+    """One epoch of a stream in memory.
+
+    Attributes:
+      batch_size: Examples of a batch of the stream.
+    """
+
+    def __init__(self, features: Any, labels: Any, batch_size: int):
+        super().__init__(features, labels)
+        self.batch_size = batch_size
+
+
 def data_of_fit(arguments: FitArguments, streams: bool) -> Data:
     """Returns the examples to train and to validate on.
 
@@ -63,7 +75,8 @@ def _data(
         evaluation=validation,
         input_shape=() if tf.nest.is_nested(features) else tuple(features.shape[1:]),
         num_classes=0,
-        is_shuffled=bool(arguments.shuffle),
+        # `fit` leaves the order of a data set to the data set.
+        is_shuffled=bool(arguments.shuffle) and not isinstance(train, HeldEpoch),
     )
 
 
@@ -98,7 +111,7 @@ def _in_memory(source: Source) -> Source:
     features, labels = tf.nest.map_structure(
         lambda *rows: np.concatenate([row.numpy() for row in rows]), *batches
     )
-    return ArraySource(features, labels)
+    return HeldEpoch(features, labels, source.batch_size)
 
 
 def _split(train: FitData, fraction: float) -> tuple[FitData, FitData]:

@@ -71,7 +71,14 @@ class LentModel:
 
         objective = None
         with wrap_user_errors(self._flag):
-            if has_own_step(self.model) or not tf.nest.flatten(few().labels):
+            has_labels = bool(tf.nest.flatten(few().labels))
+            is_own = has_own_step(self.model)
+            if not (has_labels or is_own) and getattr(self.model, "loss", None):
+                raise UsageError(
+                    "fit has no labels (y), and the model is compiled with a loss: "
+                    "give labels, or compile it without."
+                )
+            if is_own or not has_labels:
                 evaluates = bool(data.evaluation.num_examples)
                 objective = own_step(self.model, few(), evaluates)
                 self._take_optimizers(objective)

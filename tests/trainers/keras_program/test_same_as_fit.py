@@ -49,7 +49,7 @@ _STRATEGIES = {
 # Models of own_steps.py, and strategies that they are also tried under.
 _OWN_STEPS = {
     "numbers": "tower",
-    "summed": "parameter_server",
+    "summed": "tower",
     "taught": "parameter_server",
     "averaged": "multi_worker_mirrored",
     "adversaries": "tower",

@@ -1,0 +1,117 @@
+"""fit of the Python API: a notebook's model, trained by the processes of a strategy."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests import processes
+
+_NOTEBOOK = """
+import keras
+import numpy as np
+
+import trainers
+
+if __name__ == "__main__":
+    keras.utils.set_random_seed(3)
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
+    y = x[:, :1] * 2
+
+    class Doubled(keras.layers.Layer):
+        def call(self, inputs):
+            return 2 * inputs
+
+    def squared_error(labels, predictions):
+        return keras.ops.mean(keras.ops.square(labels - predictions), axis=-1)
+
+    def made():
+        inputs = keras.Input((4,))
+        outputs = keras.layers.Dense(1)(Doubled()(keras.layers.Dense(3)(inputs)))
+        model = keras.Model(inputs, outputs)
+        model.compile(keras.optimizers.Adam(0.01), squared_error, metrics=["mae"])
+        return model
+"""
+
+
+def _run(folder: pathlib.Path, cell: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "notebook.py"
+    path.write_text(_NOTEBOOK + textwrap.indent(textwrap.dedent(cell), "    "))
+    return subprocess.run(
+        [sys.executable, str(path)],
+        cwd=folder,
+        env={**processes.environment(), "PYTHONPATH": str(processes.ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=processes.PATIENCE_SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        'strategy="mirrored", settings={"num_replicas": 3}',
+        'strategy="multi_worker_mirrored", settings={"num_workers": 2}',
+    ],
+)
+def test_it_trains_as_the_model_itself(tmp_path: pathlib.Path, strategy: str) -> None:
+    """Twice, so that the optimizer goes on with its state."""
+    done = _run(
+        tmp_path,
+        f"""
+        model, other = made(), made()
+        other.set_weights(model.get_weights())
+        for _ in range(2):
+            given = dict(batch_size=16, epochs=2, shuffle=False, verbose=0)
+            history = trainers.fit(model, x, y, **given, {strategy})
+            expected = other.fit(x, y, **given)
+            assert history.epoch == expected.epoch
+            assert history.model is model
+            assert history.history.keys() == expected.history.keys()
+            for name, values in expected.history.items():
+                np.testing.assert_allclose(history.history[name], values, rtol=1e-5)
+        for found, weight in zip(model.weights, other.weights, strict=True):
+            np.testing.assert_allclose(found, weight, rtol=1e-4, atol=1e-6)
+        assert int(model.optimizer.iterations) == 16
+        print("all equal", float(model.predict(x[:1], verbose=0)[0, 0]))
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "all equal" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (
+            """
+            import tensorflow as tf
+            data = tf.data.Dataset.from_tensors((x, y))
+            trainers.fit(made(), data)
+            """,
+            ("cannot send its arguments", "--script"),
+        ),
+        (
+            "trainers.fit(made(), x, y, strategy='mirored')",
+            ("mirored", "mirrored"),
+        ),
+        (
+            "trainers.fit(made(), x, y, settings={'dataset': 'digits'})",
+            ("--dataset", "program"),
+        ),
+    ],
+)
+def test_what_cannot_be_sent_is_one_line(
+    tmp_path: pathlib.Path, cell: str, words: tuple[str, ...]
+) -> None:
+    done = _run(tmp_path, cell)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("strategies.common.errors.UsageError: ")
+    assert all(word in last for word in words), last
+    assert not (tmp_path / "runs").exists()

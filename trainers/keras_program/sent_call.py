@@ -1,0 +1,123 @@
+"""A call of `fit` in a notebook, sent to the processes of a run and back.
+
+The processes of a strategy are not the notebook's. What the notebook has made, classes
+and functions of its cells included, travels in files (`cloudpickle`; the model in
+Keras's own format), and the trained model comes back in one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import pickle
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+import keras
+
+from strategies.common.errors import UsageError
+from strategies.common.text import one_line
+
+_MODEL, _CALL, _HISTORY = "model.keras", "call.pickle", "history.json"
+_TRAINED = "trained.keras"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SentCall:
+    """Files of one call.
+
+    Attributes:
+      folder: Folder of the files.
+    """
+
+    folder: pathlib.Path
+
+    def send(self, model: keras.Model, args: Any, kwargs: Mapping[str, Any]) -> None:
+        """Writes a call of `model.fit`.
+
+        Args:
+          model: Compiled model.
+          args: Arguments by position.
+          kwargs: Arguments by name.
+
+        Raises:
+          UsageError: The model or an argument cannot be written.
+        """
+        try:
+            model.save(self.folder / _MODEL)
+        except Exception as error:
+            raise UsageError(
+                f"fit cannot send the model to other processes ({_words(error)}): "
+                "write the program to a file, and give it as --script."
+            ) from error
+        content = _of_notebook(), args, dict(kwargs)
+        try:
+            (self.folder / _CALL).write_bytes(cloudpickle.dumps(content))
+        # Objects raise errors of any kind where they are pickled.
+        except Exception as error:
+            raise UsageError(
+                f"fit cannot send its arguments to other processes ({_words(error)}): "
+                "give arrays or a keras.utils.PyDataset, or write the program to a "
+                "file, and give it as --script."
+            ) from error
+
+    def run(self) -> None:
+        """Calls `fit`, in a process of the run, and writes the trained model."""
+        content = pickle.loads((self.folder / _CALL).read_bytes())
+        custom_objects, args, kwargs = content
+        with keras.saving.custom_object_scope(custom_objects):
+            model = keras.saving.load_model(self.folder / _MODEL, safe_mode=False)
+            history = model.fit(*args, **kwargs)
+            model.save(self.folder / _TRAINED)
+        found = {
+            "epoch": history.epoch,
+            "history": {
+                name: [float(value) for value in values]
+                for name, values in history.history.items()
+            },
+        }
+        (self.folder / _HISTORY).write_text(json.dumps(found), encoding="utf-8")
+
+    def receive(self, model: keras.Model) -> keras.callbacks.History:
+        """Gives a model what it has become, and returns what `fit` returned.
+
+        Args:
+          model: Model that was sent.
+        """
+        with keras.saving.custom_object_scope(_of_notebook()):
+            trained = keras.saving.load_model(self.folder / _TRAINED, safe_mode=False)
+        model.set_weights(trained.get_weights())
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        found = getattr(trained.optimizer, "inner_optimizer", trained.optimizer)
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        for variable, value in zip(optimizer.variables, found.variables, strict=True):
+            variable.assign(value.value)
+        history = keras.callbacks.History()
+        history.set_model(model)
+        content = json.loads((self.folder / _HISTORY).read_text(encoding="utf-8"))
+        history.epoch, history.history = content["epoch"], content["history"]
+        return history
+
+
+def _of_notebook() -> dict[str, Any]:
+    """Returns the classes and functions that the program or notebook defines."""
+    return {
+        name: value
+        for name, value in vars(sys.modules["__main__"]).items()
+        if isinstance(value, (type, types.FunctionType))
+        and value.__module__ == "__main__"
+    }
+
+
+def _words(error: Exception) -> str:
+    return one_line(error)[:200]
+
+
+if __name__ == "__main__":
+    # As the --script of a run.
+    SentCall(pathlib.Path(sys.argv[1])).run()
