@@ -104,6 +104,7 @@ def _module(module: str) -> types.ModuleType:
         # As where Python runs a file, it finds what lies beside it.
         if str(path.parent) not in sys.path:
             sys.path.append(str(path.parent))
+        # Entered before it runs, as Python does: classes are pickled by it.
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise ValueError(f"{module} is no file that Python can run.")

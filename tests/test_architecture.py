@@ -84,6 +84,7 @@ FLOORS = (
     ("trainers/inputs", "trainers/run_dir"),
     ("trainers/inputs/tfrecord", "trainers/model"),
     ("trainers/user_code",),
+    ("trainers/user_code/own_step",),
     ("trainers/pipeline_parallel",),
     ("trainers/loop",),
     ("trainers/fault_tolerance", "trainers/reporting/tracking"),

@@ -49,7 +49,7 @@ from strategies.common.private_apis import (
 )
 from tests.processes import ROOT
 from trainers.inputs.tfrecord.reader import count_records
-from trainers.user_code.update_catcher import UpdateCatcher
+from trainers.user_code.own_step.update_catcher import UpdateCatcher
 
 
 def two_devices() -> tf.distribute.MirroredStrategy:
@@ -835,7 +835,7 @@ def test_a_scope_gets_the_updates_of_a_step_and_undivided_losses() -> None:
     with strategy.scope():
         weight = keras.Variable([1.0], name="weight")
 
-    def on_each() -> tuple[tf.Tensor, tf.Tensor]:
+    def on_each() -> tuple[tf.Tensor, ...]:
         divided = loss(tf.zeros([2, 1]), tf.ones([2, 1]))
         with UpdateCatcher([], scale=tf.constant(8.0)) as scope:
             optimizer.apply_gradients([(tf.constant([3.0]), weight)])

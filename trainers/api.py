@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from strategies.common.errors import ExitCode, UsageError
+from strategies.common.files import new_folder
 from trainers.cli import flags
 from trainers.config.config import Config, config_from_dict, without_lists
 from trainers.config.used_settings import check_used
 from trainers.experiments.measurement import started
-from trainers.run_dir.run_dir import RunDir, default_path, new_folder
+from trainers.run_dir.run_dir import RunDir, default_path
 
 if TYPE_CHECKING:
     import keras
@@ -186,15 +187,14 @@ def fit(
 ) -> keras.callbacks.History:
     """Trains a compiled model as `model.fit` does, under a strategy.
 
-    The model and the arguments are sent to the processes of a run, which prints its
-    output here. Afterwards the model has the trained weights, and its optimizer its
-    state. Callbacks run in those processes, on copies.
+    The run has processes of its own, in which callbacks run too, on copies. Afterwards
+    the model has the trained weights, and its optimizer its state.
 
     Args:
       model: Compiled model, perhaps with classes of the notebook's cells.
       *args: Arguments of `keras.Model.fit`.
       strategy: Name of the strategy.
-      settings: Further settings by flag name, such as `num_replicas` or `run_dir`.
+      settings: Further settings by flag name, such as `num_replicas`.
       **kwargs: Arguments of `keras.Model.fit` by name.
 
     Returns:
@@ -209,18 +209,14 @@ def fit(
     with tempfile.TemporaryDirectory(prefix="keras_fit_") as folder:
         call = module.SentCall(pathlib.Path(folder))
         given = {"strategy": strategy, **(settings or {})}
-        config = configure(
-            **given, script=module.__file__, script_arguments=(folder,)
-        ).replace(run_dir=given.get("run_dir") or str(new_folder(f"{strategy}-fit")))
+        given.setdefault("run_dir", str(new_folder(f"{strategy}-fit")))
+        config = configure(**given, script=module.__file__, script_arguments=(folder,))
         # As if by flags, which change what the model was compiled with.
         config = dataclasses.replace(config, given=frozenset(given))
         call.send(model, args, kwargs)
         result = _trained(config)
         if result.status != "completed":
-            raise RuntimeError(
-                f"the run in {result.path} ended as {result.status}, and the model is "
-                "as it was: see its output."
-            )
+            raise RuntimeError(f"the run in {result.path} was {result.status}.")
         return call.receive(model)
 
 

@@ -91,6 +91,8 @@ def apply_earlier(
     for index in range(replica_step.num_passes - 1):
         reduced, summed = all_reduce(replica_step.compute(index, former))
         finite &= tf.reduce_all(tf.math.is_finite(totals(summed)))
+        # Read before the update below: TensorFlow orders reads and writes of a variable
+        # as they are in the program.
         former.append([tf.identity(v) for v in replica_step.changed(index)])
         gradients.append(summed.gradients)
 
@@ -98,6 +100,8 @@ def apply_earlier(
             apply(uncounted, reduced)
             return tf.constant(True)
 
+        # An update that was applied cannot be taken back if a later one is not finite;
+        # the run ends as diverged then, or goes back to a checkpoint.
         tf.cond(finite, change, lambda: tf.constant(False), name="earlier_update")
     last = replica_step.compute(replica_step.num_passes - 1, former)
     return EarlierUpdates(last, finite, gradients)

@@ -1,4 +1,4 @@
-"""State of Keras's callbacks in a checkpoint, such as the patience of EarlyStopping."""
+"""What callbacks of Keras have: state, such as a patience, and methods for batches."""
 
 from __future__ import annotations
 
@@ -15,6 +15,19 @@ import numpy as np
 _FLOAT, _ARRAY = "/float", "/array"
 # What Keras sets, and what belongs to a process.
 _LEFT_OUT = ("params", "history", "model")
+
+# Callbacks of Keras that have methods for batches and do nothing in them by default.
+_OF_EPOCHS_BY_DEFAULT = (
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.TensorBoard,
+)
+_BATCH_METHODS: Sequence[str] = (
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+)
 
 
 def state_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
@@ -69,6 +82,19 @@ def prepare(callbacks: Sequence[keras.callbacks.Callback]) -> None:
         if isinstance(callback, keras.callbacks.CSVLogger):
             # Otherwise it empties its file when it begins.
             callback.append = True
+
+
+def observes_batches(callback: keras.callbacks.Callback) -> bool:
+    """Returns whether a callback has something to do at every batch."""
+    if isinstance(callback, _OF_EPOCHS_BY_DEFAULT):
+        every = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
+        return every != "epoch"
+    # LambdaCallback keeps functions in the instance.
+    return any(
+        name in vars(callback)
+        or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        for name in _BATCH_METHODS
+    )
 
 
 def _encoded(value: Any) -> list[Any]:

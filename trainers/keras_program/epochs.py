@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -17,12 +17,13 @@ import tensorflow as tf
 from strategies.base import Strategy
 from strategies.common.private_apis import variables_as_numbers
 from trainers.keras_program import callback_state
+from trainers.keras_program.callback_state import observes_batches
 from trainers.keras_program.fit_arguments import FitArguments
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import MetricsWindow
 from trainers.run_dir.train_state import CALLBACKS, STOPPED
 from trainers.user_code import wrap_user_errors
-from trainers.user_code.own_step import reported_names
+from trainers.user_code.own_step.objective import reported_names
 
 
 class Epochs:
@@ -30,6 +31,7 @@ class Epochs:
 
     Attributes:
       arguments: Arguments of `fit`.
+      fit: Keras's own `fit` of the model; None without a program.
       steps_per_epoch: Number of steps of an epoch.
       window: Sums over the present epoch.
       is_stopped: True if a callback has stopped the training.
@@ -49,10 +51,10 @@ class Epochs:
           arguments: Arguments of `fit`.
           parts: Parts of the run.
           is_chief: True on the task that runs callbacks.
-          fit: Keras's own `fit` of the model.
+          fit: See the class.
         """
         self.arguments = arguments
-        self._fit = fit
+        self.fit = fit
         self.steps_per_epoch = arguments.steps_per_epoch or parts.order.steps_per_epoch
         self.window = MetricsWindow(parts.objective.results)
         self.is_stopped = False
@@ -70,15 +72,8 @@ class Epochs:
             verbose=arguments.verbose,
         )
         self._has_callbacks = bool(arguments.callbacks)
-        # Callbacks have state on the chief alone.
         self._own = list(arguments.callbacks) if is_chief else []
         self._state_of_callbacks: Mapping[str, Any] | None = None
-
-    def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
-        """Trains by Keras's own `fit`, with the program's model."""
-        if self._fit is None:
-            raise RuntimeError("there is no fit of Keras's own")
-        return self._fit(*args, **kwargs)
 
     @property
     def first_step(self) -> int:
@@ -88,7 +83,7 @@ class Epochs:
     @property
     def observes_batches(self) -> bool:
         """True if a callback has something to do at every batch."""
-        return any(map(_observes_batches, self.arguments.callbacks))
+        return any(map(observes_batches, self.arguments.callbacks))
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues with the state of a checkpoint.
@@ -116,6 +111,7 @@ class Epochs:
         if self._state_of_callbacks is not None:
             callback_state.prepare(self._own)
         self._call("on_train_begin")
+        # After on_train_begin, in which callbacks begin anew.
         if self._state_of_callbacks is not None:
             callback_state.restore(self._own, self._state_of_callbacks)
         # The history has forgotten it, as at the start of a `fit`.
@@ -130,7 +126,8 @@ class Epochs:
     def end_batch(self) -> None:
         """Calls callbacks after a step, and before the next one of the epoch."""
         batch = (self._step() - 1) % self.steps_per_epoch
-        self._call("on_train_batch_end", batch, self._logs())
+        logs = self._reported(self.window.means(), training=True)
+        self._call("on_train_batch_end", batch, logs)
         self._send_changes()
         is_last = self._parts.applied_steps() == self._parts.train_steps
         if batch + 1 < self.steps_per_epoch and not (is_last or self.is_stopped):
@@ -158,7 +155,7 @@ class Epochs:
           validated: Results of the validation; None without.
         """
         epoch = self._epoch_of(self._step() - 1)
-        logs = self._logs()
+        logs = self._reported(self.window.means(), training=True)
         # The next epoch begins with no examples, as Keras resets its metrics.
         self.window.reset()
         validated = self._reported(validated or {}, training=False)
@@ -172,9 +169,6 @@ class Epochs:
         if self.observes_batches:
             self._call("on_train_batch_begin", 0)
         self._send_changes()
-
-    def _logs(self) -> dict[str, float]:
-        return self._reported(self.window.means(), training=True)
 
     def _reported(
         self, results: Mapping[str, float], training: bool
@@ -259,30 +253,6 @@ class Epochs:
 
 # Keys of the history in a checkpoint beside the names of logs.
 _EPOCHS = "/epochs"
-# Callbacks of Keras that have methods for batches and do nothing in them by default.
-_OF_EPOCHS_BY_DEFAULT = (
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.BackupAndRestore,
-    keras.callbacks.TensorBoard,
-)
-_BATCH_METHODS: Sequence[str] = (
-    "on_batch_begin",
-    "on_batch_end",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-)
-
-
-def _observes_batches(callback: keras.callbacks.Callback) -> bool:
-    if isinstance(callback, _OF_EPOCHS_BY_DEFAULT):
-        every = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
-        return every != "epoch"
-    # LambdaCallback keeps functions in the instance.
-    return any(
-        name in vars(callback)
-        or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
-        for name in _BATCH_METHODS
-    )
 
 
 def _finite(value: float) -> float | None:

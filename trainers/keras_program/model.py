@@ -24,8 +24,8 @@ from trainers.model.several_optimizers import SeveralOptimizers, parts_of
 from trainers.user_code import wrap_user_errors
 from trainers.user_code.checks import has_own_step
 from trainers.user_code.model import CustomModel, build_with, few_examples
-from trainers.user_code.own_step import OwnStep
-from trainers.user_code.own_step_probe import own_step
+from trainers.user_code.own_step.objective import OwnStep
+from trainers.user_code.own_step.probe import own_step
 
 
 class LentModel:

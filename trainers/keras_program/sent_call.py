@@ -69,6 +69,7 @@ class SentCall:
         """Calls `fit`, in a process of the run, and writes the trained model."""
         content = pickle.loads((self.folder / _CALL).read_bytes())
         custom_objects, args, kwargs = content
+        # Classes of cells are in no module that this process could import.
         with keras.saving.custom_object_scope(custom_objects):
             model = keras.saving.load_model(self.folder / _MODEL, safe_mode=False)
             history = model.fit(*args, **kwargs)

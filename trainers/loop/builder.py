@@ -47,7 +47,7 @@ from trainers.pipeline_parallel.step import PipelineStep
 from trainers.run_dir.export import load_initial_weights
 from trainers.user_code.checks import check_numbers
 from trainers.user_code.model import custom_model
-from trainers.user_code.own_train_step import OwnTrainStep
+from trainers.user_code.own_step.train_step import OwnTrainStep
 
 _DEFAULT_TRAIN_STEPS = 1000
 

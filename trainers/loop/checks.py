@@ -19,7 +19,7 @@ from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import TrainStep
 from trainers.model.xla_errors import compile_error
 from trainers.pipeline_parallel.step import PipelineStep
-from trainers.user_code.own_step import OwnStep
+from trainers.user_code.own_step.objective import OwnStep
 
 
 def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:

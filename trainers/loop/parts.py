@@ -32,8 +32,8 @@ from trainers.model.train_step import (
 from trainers.model.update import ModelUpdate
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.step import PipelineStep
-from trainers.user_code.own_step import OwnStep
-from trainers.user_code.own_train_step import OwnTrainStep
+from trainers.user_code.own_step.objective import OwnStep
+from trainers.user_code.own_step.train_step import OwnTrainStep
 
 # By default a run is evaluated at least so often.
 _FEWEST_EVALUATIONS = 10

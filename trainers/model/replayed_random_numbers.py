@@ -45,6 +45,7 @@ class ReplayedRandomNumbers:
           examples: Indices in the data set of the rows of a replica, int64 [rows].
         """
         thread = threading.get_ident()
+        # The first thread replaces functions of Keras, and the last one restores them.
         if not self._under_way:
             self._replaced.enter_context(random_functions_replaced(self._instead))
         self._under_way[thread] = examples
@@ -142,6 +143,7 @@ class _Draw:
         """Returns numbers in [0, 1), float64."""
         if isinstance(shape, tf.Tensor):
             shape = tf.unstack(shape)
+        # Sizes are numbers or tensors, as layers compute them.
         sizes = [tf.cast(size, tf.int64) for size in shape]
         if not sizes:
             return hashing.uniform_of_rows(self.key, tf.zeros([1], tf.int64), 1)[0, 0]

@@ -70,6 +70,7 @@ class SeveralOptimizers(tf.Module):
             if gradient is not None
         }
         for optimizer, own in self.parts:
+            # A pass has the gradients of one update: the others have nothing to do.
             found = [variable for variable in own if id(variable) in by_variable]
             if found:
                 optimizer.apply([by_variable[id(v)] for v in found], found)

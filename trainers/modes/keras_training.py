@@ -29,7 +29,7 @@ from trainers.model.replayed_random_numbers import (
 )
 from trainers.model.rng import keyed_states, seed_states
 from trainers.modes.training_run import TrainingRun
-from trainers.user_code.own_step import loss_name_of
+from trainers.user_code.own_step.objective import loss_name_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class KerasTraining(TrainingRun):
 
     def _train(self) -> tuple[str, ExitCode]:
         """Calls `fit`; see `TrainingRun`."""
-        if self.epochs is None:
+        if self.epochs is None or self.epochs.fit is None:
             raise RuntimeError("only a program calls fit")
         arguments, order = self.epochs.arguments, self.parts.order
         first, last = order.first_step, self.parts.train_steps
@@ -55,6 +55,7 @@ class KerasTraining(TrainingRun):
                     epochs=arguments.initial_epoch
                     + math.ceil((last - first) / per_epoch),
                     initial_epoch=arguments.initial_epoch,
+                    # The data set has all steps of the run, and no ends of epochs.
                     steps_per_epoch=min(per_epoch, last - first),
                     verbose=arguments.verbose,
                     callbacks=[*arguments.callbacks, watcher],
@@ -101,6 +102,7 @@ class _Watcher(keras.callbacks.Callback):
         self._since = self._mark = time.perf_counter()
         self._seen: dict[str, tuple[float, float]] = {}
         config = run.parts.config.report
+        # Each report reads a metric, which a step of fit does not.
         self._every = 1 if config.record_steps else config.summary_every_steps
         self._seeds = seed_states(run.parts.model) if config.record_steps else []
         # Indices of the examples of the present batch.
@@ -143,6 +145,7 @@ class _Watcher(keras.callbacks.Callback):
         ends_epoch = batch + 1 == self.params["steps"]
         if is_last or ends_epoch or self._step % self._every == 0:
             self._report(logs or {}, now)
+        # fit ends after this batch, and validates as at the end of an epoch.
         if is_last or self._signals.requested:
             self.model.stop_training = True
         self._mark = time.perf_counter()
@@ -180,6 +183,7 @@ class _Watcher(keras.callbacks.Callback):
         seconds = now - self._since
         run.metrics.clock.add("train", seconds)
         run.metrics.counters.add(results)
+        # fit counts in its optimizer alone.
         run.parts.step.assign(self._step)
         event = self._event(results, seconds)
         for callback in (run.watchdog, run.metrics, run.reporter.show_progress):

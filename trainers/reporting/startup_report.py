@@ -18,7 +18,7 @@ from trainers.loop.memory_estimate import (
 )
 from trainers.loop.parts import TrainingParts
 from trainers.run_dir.run_dir import RunDir
-from trainers.user_code.own_step import remark_of
+from trainers.user_code.own_step.objective import remark_of
 
 
 def print_startup_report(

@@ -38,8 +38,8 @@ def test_differences_are_relative_and_name_the_variable() -> None:
     found = agreement(1, changed(loss=9.0, gradients=gradients), STEP)
     assert not found.identical
     assert found.loss.relative == pytest.approx(0.5)
-    assert found.gradients.relative == pytest.approx(0.5 / 5)
-    assert found.gradients.variable == "large"
+    assert found.quantities()["gradients"].relative == pytest.approx(0.5 / 5)
+    assert found.quantities()["gradients"].variable == "large"
     assert found.weights.relative == 0
 
 
@@ -47,8 +47,8 @@ def test_what_should_be_zero_is_measured_against_the_rest() -> None:
     """A hundredth of the norm of all gradients, 5."""
     gradients = {"large": np.array([3.0, 4.0]), "zero": np.array([1e-9, 0.0])}
     found = agreement(1, changed(gradients=gradients), STEP)
-    assert found.gradients.relative == pytest.approx(1e-9 / 0.05)
-    assert found.gradients.variable == "zero"
+    assert found.quantities()["gradients"].relative == pytest.approx(1e-9 / 0.05)
+    assert found.quantities()["gradients"].variable == "zero"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_cannot_be_measured_differs_without_limit(
 ) -> None:
     found = agreement(1, changed(gradients=gradients), STEP)
     assert not found.identical
-    assert found.gradients.relative == math.inf
+    assert found.quantities()["gradients"].relative == math.inf
 
 
 def test_layer_state_counts_with_the_weights() -> None:

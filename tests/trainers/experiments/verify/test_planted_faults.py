@@ -73,10 +73,10 @@ CASES = {
     "clip before the sum": Case(
         fault=Fault(
             file="trainers/loop/parts.py",
-            right="        return TrainStep(",
+            right="        return kind(",
             wrong="""        clip = config.optimizer.clip_global_norm
 
-        class Clipped(TrainStep):
+        class Clipped(kind):
             def __call__(self, batch):
                 shares = super().__call__(batch)
                 if clip is None:

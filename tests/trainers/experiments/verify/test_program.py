@@ -62,7 +62,7 @@ def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> Non
         (
             "variational_autoencoder",
             Fault(
-                file="trainers/user_code/own_train_step.py",
+                file="trainers/user_code/own_step/train_step.py",
                 right="share = batch.num_rows / batch.global_size",
                 wrong="share = tf.constant(0.5, tf.float64)",
             ),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -16,15 +15,15 @@ from strategies.common.private_apis import flat_layers
 from strategies.common.types import Batch
 from trainers.model.rng import keyed_states, seed_states
 from trainers.user_code.independence import agree
-from trainers.user_code.own_step import (
+from trainers.user_code.own_step.model_step import (
     ModelStep,
     OwnMetric,
-    OwnStep,
-    OwnUpdate,
     flat_logs,
     regularized_weights,
+    results_noted,
 )
-from trainers.user_code.update_catcher import CaughtUpdate
+from trainers.user_code.own_step.objective import OwnStep, OwnUpdate
+from trainers.user_code.own_step.update_catcher import CaughtUpdate
 
 
 def own_step(model: keras.Model, few: Batch, evaluates: bool) -> OwnStep:
@@ -123,6 +122,7 @@ def _probed(model: keras.Model, name: str, few: Batch) -> tuple[ModelStep, _Seen
 def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
     """Returns all metrics of a model, also those its `metrics` leaves out."""
     found = [*model.metrics, *keras.Model.metrics.fget(model)]
+    # A class may override the property, and forget one that it updates.
     unique = {id(metric): metric for metric in found}
     for metric in unique.values():
         metric.reset_state()
@@ -135,13 +135,15 @@ def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
 def _observe(step: ModelStep, few: Batch) -> tuple[_Seen, dict[str, Any]]:
     """Runs a step on two examples and on each alone, without changing anything."""
     count = tf.nest.flatten(few.features)[0].shape[0]
+    # Together, each alone, and the first one twice: what two examples add to a mean, to
+    # a sum and to nothing at all is told apart by these.
     parts = [range(count), *([index] for index in range(count)), [0, 0]]
     kept: list[Any] = []
 
     def run(batch: Batch) -> Any:
         states = seed_states(step.model)
         keyed = keyed_states(states, 0, batch)
-        with _results_noted(step.metrics) as noted:
+        with results_noted(step.metrics) as noted:
             scope, logs = step.run(batch, [*keyed, *regularized_weights(step.model)])
             results = flat_logs(step.model.get_metrics_result(), step.name)
         # At the end of an epoch Keras prefers the results of metrics with the same
@@ -151,6 +153,7 @@ def _observe(step: ModelStep, few: Batch) -> tuple[_Seen, dict[str, Any]]:
         kept[:] = [scope, sources]
         return step.changes(scope), [_sums(update) for update in scope.updates]
 
+    # In a graph, as fit runs it: a step may use what eager tensors do not have.
     traced = tf.function(run, autograph=False)
     outputs = [traced(_rows(few, rows)) for rows in parts]
     scope, sources = kept
@@ -173,34 +176,6 @@ def _sums(update: CaughtUpdate) -> list[tf.Tensor]:
         tf.convert_to_tensor(g) for g in update.gradients.values() if g is not None
     ]
     return [tf.cast(tf.reduce_sum(gradient), tf.float64) for gradient in dense]
-
-
-@contextlib.contextmanager
-def _results_noted(
-    metrics: Sequence[OwnMetric],
-) -> Iterator[dict[int, tuple[int, str]]]:
-    """Notes which tensors are results of which metrics, by the tensors' ids."""
-    noted: dict[int, tuple[int, str]] = {}
-    # An id is another tensor's once the first one is gone.
-    alive: list[Any] = []
-
-    def noting(index: int, result: Callable[[], Any]) -> Callable[[], Any]:
-        def note() -> Any:
-            found = result()
-            by_name = found if isinstance(found, Mapping) else {"": found}
-            alive.extend(by_name.values())
-            noted.update({id(value): (index, key) for key, value in by_name.items()})
-            return found
-
-        return note
-
-    for index, own in enumerate(metrics):
-        own.metric.result = noting(index, own.metric.result)
-    try:
-        yield noted
-    finally:
-        for own in metrics:
-            del own.metric.result
 
 
 def _rows(few: Batch, rows: Sequence[int]) -> Batch:
@@ -239,6 +214,7 @@ def _is_per_batch(own: OwnMetric, changes: Sequence[Sequence[np.ndarray]]) -> bo
     by_variable = [np.array(parts) for parts in zip(*changes, strict=True)]
     # Of a random loss only the count can be compared, the last variable of a mean.
     decisive = by_variable[-1:] if isinstance(own.metric, _MEANS) else by_variable
+    # Sums first: a metric that has not been updated is both.
     if all(map(_are_sums, decisive)):
         return False
     if all(map(_are_means, decisive)):

@@ -14,8 +14,9 @@ from strategies.inner_loop.updates_in_turn import Former, UpdatesInTurn
 from trainers.model.replayed_random_numbers import replayed_or_not
 from trainers.model.sparse_gradients import as_dense
 from trainers.model.train_step import TrainStep, reported, scaled_loss, weighted_sums
-from trainers.user_code.own_step import OwnStep, regularized_weights
-from trainers.user_code.update_catcher import UpdateCatcher
+from trainers.user_code.own_step.model_step import regularized_weights
+from trainers.user_code.own_step.objective import OwnStep
+from trainers.user_code.own_step.update_catcher import UpdateCatcher
 
 
 class OwnTrainStep(TrainStep):

@@ -1,39 +1,25 @@
-"""The objective of a model that trains, evaluates or computes its loss by itself.
-
-Keras's own `train_step` and `test_step` call what a class overrides: `compute_loss`,
-`compute_metrics` or the steps themselves. Each replica runs them on its shard, inside
-of an `UpdateCatcher`. Metrics start from nothing in each step, and what a shard adds to
-their variables is summed over replicas.
-"""
+"""One of Keras's steps of a model, run on the rows of a replica."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from models.base import (
-    LATEST,
-    AsCompiled,
-    EvalOutputs,
-    Summed,
-    Totals,
-    Values,
-    means_over_examples,
-    separated,
-)
+from models.base import LATEST, Summed, Values, separated
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.user_code.counting_metric import change_of, total_of
 from trainers.user_code.metrics import numbered
-from trainers.user_code.update_catcher import UpdateCatcher
+from trainers.user_code.own_step.update_catcher import UpdateCatcher
 
 # Between the position of a metric and that of its variable, in names of sums.
-_STATE = "/own_state/"
+STATE = "/own_state/"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +80,8 @@ class ModelStep:
             for own in self.metrics
             for variable, value in zip(own.metric.variables, own.initial, strict=True)
         ]
+        # Every step begins with empty metrics, so that shards add up over replicas and
+        # steps, and no replica writes a variable.
         with UpdateCatcher([*metrics, *mapped], scale, former) as scope:
             logs = self.call(batch)
         return scope, flat_logs(logs, f"{type(self.model).__name__}.{self.name}")
@@ -137,9 +125,10 @@ class ModelStep:
         for index, changes in enumerate(self.changes(scope)):
             own = self.metrics[index]
             for place, change in enumerate(changes):
+                # A shard is a fraction of the one batch that Keras would count.
                 if own.is_per_batch:
                     change = tf.cast(change, tf.float64) * share
-                found[f"{self.name}/{index}{_STATE}{place}"] = Summed(change)
+                found[f"{self.name}/{index}{STATE}{place}"] = Summed(change)
         for name, source in self.sources.items():
             if source is None:
                 found[f"{LATEST}{self.name}/{name}"] = Summed(numbers[name] * share)
@@ -163,7 +152,7 @@ class ModelStep:
             for place, (variable, old) in enumerate(
                 zip(own.metric.variables, own.initial, strict=True)
             ):
-                total = sums[f"{self.name}/{index}{_STATE}{place}"]
+                total = sums[f"{self.name}/{index}{STATE}{place}"]
                 state.append((variable, total_of(old, total, variable)))
         results: dict[int, Any] = {}
         found: dict[str, float] = {}
@@ -180,112 +169,32 @@ class ModelStep:
         return found
 
 
-class OwnUpdate(NamedTuple):
-    """One update of a step.
+@contextlib.contextmanager
+def results_noted(
+    metrics: Sequence[OwnMetric],
+) -> Iterator[dict[int, tuple[int, str]]]:
+    """Notes which tensors are results of which metrics, by the tensors' ids."""
+    noted: dict[int, tuple[int, str]] = {}
+    # An id is another tensor's once the first one is gone.
+    alive: list[Any] = []
 
-    Attributes:
-      optimizer: Optimizer.
-      variables: Variables that it updates.
-    """
+    def noting(index: int, result: Callable[[], Any]) -> Callable[[], Any]:
+        def note() -> Any:
+            found = result()
+            by_name = found if isinstance(found, Mapping) else {"": found}
+            alive.extend(by_name.values())
+            noted.update({id(value): (index, key) for key, value in by_name.items()})
+            return found
 
-    optimizer: keras.optimizers.Optimizer
-    variables: Sequence[keras.Variable]
+        return note
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class OwnStep:
-    """The steps of a model and what they report. Satisfies `Objective`.
-
-    Attributes:
-      train: Its `train_step`.
-      test: Its `test_step`; None without examples to evaluate on.
-      is_sum: True if gradients are sums over a batch, and not means.
-      updates: Updates of a step, in order.
-      num_passes: How often a step is computed: once for each update, and once more if
-        it reads what the last one has changed.
-      remark: Warning about what replicas cannot do alike; None for none.
-    """
-
-    train: ModelStep
-    test: ModelStep | None
-    is_sum: bool = False
-    updates: Sequence[OwnUpdate] = ()
-    num_passes: int = 1
-    remark: str | None = None
-
-    def values(self, model: Any, batch: Any, training: bool) -> Values:
-        """See `Objective`."""
-        step = self.train if training else self.test
-        if step is None:
-            raise RuntimeError("there are no examples to evaluate on")
-        scope, logs = step.run(batch, regularized_weights(step.model))
-        return step.values(batch, scope, logs)
-
-    def of_predictions(
-        self,
-        labels: Any,
-        predictions: Any,
-        global_size: Any = None,
-        totals: Mapping[str, Any] | None = None,
-    ) -> Values:
-        """See `Objective`."""
-        raise UsageError(
-            f"a {self.train.name} of the model's own needs the whole model, which "
-            "model_parallel has in stages: choose another --strategy."
-        )
-
-    def judged(self, model: Any, batch: Any) -> EvalOutputs:
-        """See `Objective`."""
-        return EvalOutputs(self.values(model, batch, training=False), None)
-
-    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """See `Objective`."""
-        others = {
-            name: value
-            for name, value in sums.items()
-            if _STATE not in name and not name.startswith(LATEST)
-        }
-        return {**means_over_examples(others), **self._step_of(sums).results(sums)}
-
-    def _step_of(self, sums: Mapping[str, Any]) -> ModelStep:
-        if self.test is None:
-            return self.train
-        of_test = (f"{self.test.name}/", f"{LATEST}{self.test.name}/")
-        is_test = any(name.startswith(of_test) for name in sums)
-        return self.test if is_test else self.train
-
-    @property
-    def totals(self) -> Totals | None:
-        """See `Objective`."""
-        return None
-
-    @property
-    def has_layer_losses(self) -> bool:
-        """See `Objective`."""
-        return True
-
-    @property
-    def compiled(self) -> AsCompiled | None:
-        """See `Objective`."""
-        return None
-
-
-def reported_names(objective: Any, training: bool) -> Collection[str] | None:
-    """Returns the names that a step of the model's own reports; None for all."""
-    if not isinstance(objective, OwnStep):
-        return None
-    step = objective.train if training else objective.test
-    return None if step is None else step.sources.keys()
-
-
-def loss_name_of(objective: Any) -> str:
-    """Returns the name that the loss has in the logs of `fit`."""
-    return objective.train.loss_name if isinstance(objective, OwnStep) else "loss"
-
-
-def remark_of(objective: Any) -> str | None:
-    """Returns the remark of a step of the model's own; None for other objectives."""
-    return objective.remark if isinstance(objective, OwnStep) else None
+    for index, own in enumerate(metrics):
+        own.metric.result = noting(index, own.metric.result)
+    try:
+        yield noted
+    finally:
+        for own in metrics:
+            del own.metric.result
 
 
 def regularized_weights(model: keras.Model) -> list[tuple[keras.Variable, Any]]:

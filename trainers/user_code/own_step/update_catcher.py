@@ -86,6 +86,8 @@ class UpdateCatcher(keras.StatelessScope):
             return value
         if any(id(variable) in update.gradients for update in self.updates):
             self.reads_after = len(self.updates)
+        # Updates of earlier passes are applied already: until this pass comes to one,
+        # it reads what was there before it.
         for before in self._former[len(self.updates) :]:
             if id(variable) in before:
                 return _as_before(variable, before[id(variable)])

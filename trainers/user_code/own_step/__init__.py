@@ -1,0 +1,1 @@
+"""Models whose class trains, evaluates or computes its loss by itself."""

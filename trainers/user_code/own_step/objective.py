@@ -1,0 +1,138 @@
+"""The objective of a model that trains, evaluates or computes its loss by itself.
+
+Keras's own `train_step` and `test_step` call what a class overrides: `compute_loss`,
+`compute_metrics` or the steps themselves. Each replica runs them on its shard, inside
+of an `UpdateCatcher`. Metrics start from nothing in each step, and what a shard adds to
+their variables is summed over replicas.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from models.base import (
+    LATEST,
+    AsCompiled,
+    EvalOutputs,
+    Totals,
+    Values,
+    means_over_examples,
+)
+from strategies.common.errors import UsageError
+from trainers.user_code.own_step.model_step import (
+    STATE,
+    ModelStep,
+    regularized_weights,
+)
+
+
+class OwnUpdate(NamedTuple):
+    """One update of a step.
+
+    Attributes:
+      optimizer: Optimizer.
+      variables: Variables that it updates.
+    """
+
+    optimizer: keras.optimizers.Optimizer
+    variables: Sequence[keras.Variable]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OwnStep:
+    """The steps of a model and what they report. Satisfies `Objective`.
+
+    Attributes:
+      train: Its `train_step`.
+      test: Its `test_step`; None without examples to evaluate on.
+      is_sum: True if gradients are sums over a batch, and not means.
+      updates: Updates of a step, in order.
+      num_passes: How often a step is computed: once for each update, and once more if
+        it reads what the last one has changed.
+      remark: Warning about what replicas cannot do alike; None for none.
+    """
+
+    train: ModelStep
+    test: ModelStep | None
+    is_sum: bool = False
+    updates: Sequence[OwnUpdate] = ()
+    num_passes: int = 1
+    remark: str | None = None
+
+    def values(self, model: Any, batch: Any, training: bool) -> Values:
+        """See `Objective`."""
+        step = self.train if training else self.test
+        if step is None:
+            raise RuntimeError("there are no examples to evaluate on")
+        scope, logs = step.run(batch, regularized_weights(step.model))
+        return step.values(batch, scope, logs)
+
+    def of_predictions(
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        totals: Mapping[str, Any] | None = None,
+    ) -> Values:
+        """See `Objective`."""
+        raise UsageError(
+            f"a {self.train.name} of the model's own needs the whole model, which "
+            "model_parallel has in stages: choose another --strategy."
+        )
+
+    def judged(self, model: Any, batch: Any) -> EvalOutputs:
+        """See `Objective`."""
+        return EvalOutputs(self.values(model, batch, training=False), None)
+
+    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """See `Objective`."""
+        others = {
+            name: value
+            for name, value in sums.items()
+            if STATE not in name and not name.startswith(LATEST)
+        }
+        return {**means_over_examples(others), **self._step_of(sums).results(sums)}
+
+    def _step_of(self, sums: Mapping[str, Any]) -> ModelStep:
+        if self.test is None:
+            return self.train
+        of_test = (f"{self.test.name}/", f"{LATEST}{self.test.name}/")
+        is_test = any(name.startswith(of_test) for name in sums)
+        return self.test if is_test else self.train
+
+    @property
+    def totals(self) -> Totals | None:
+        """See `Objective`."""
+        return None
+
+    @property
+    def has_layer_losses(self) -> bool:
+        """See `Objective`."""
+        return True
+
+    @property
+    def compiled(self) -> AsCompiled | None:
+        """See `Objective`."""
+        return None
+
+
+def reported_names(objective: Any, training: bool) -> Collection[str] | None:
+    """Returns the names that a step of the model's own reports; None for all."""
+    if not isinstance(objective, OwnStep):
+        return None
+    step = objective.train if training else objective.test
+    return None if step is None else step.sources.keys()
+
+
+def loss_name_of(objective: Any) -> str:
+    """Returns the name that the loss has in the logs of `fit`."""
+    return objective.train.loss_name if isinstance(objective, OwnStep) else "loss"
+
+
+def remark_of(objective: Any) -> str | None:
+    """Returns the remark of a step of the model's own; None for other objectives."""
+    return objective.remark if isinstance(objective, OwnStep) else None
