@@ -187,7 +187,7 @@ def fit(
 ) -> keras.callbacks.History:
     """Trains a compiled model as `model.fit` does, under a strategy.
 
-    The run has processes of its own, in which callbacks run too, on copies. Afterwards
+    The run has its own processes, in which callbacks run too, on copies. Afterwards
     the model has the trained weights, and its optimizer its state.
 
     Args:

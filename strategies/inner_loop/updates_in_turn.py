@@ -108,7 +108,7 @@ def apply_earlier(
 
 
 class _Uncounted:
-    """An update that is not a step of its own. Satisfies what `Step.apply` calls."""
+    """An update that does not count as a step. Has what `Step.apply` calls."""
 
     def __init__(self, update: Update):
         self._update = update

@@ -1,4 +1,4 @@
-"""What callbacks of Keras have: state, such as a patience, and methods for batches."""
+"""State of Keras's callbacks in checkpoints, and whether they observe batches."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class LentModel:
     def _forget_traces(self) -> None:
         """Has Keras trace `predict` and others anew, with the present variables.
 
-        A callback that predicts after the second `fit` would use those of the first.
+        A callback that predicts in a second `fit` would use variables of the first.
         """
         for layer in [self.model, *flat_layers(self.model)]:
             if isinstance(layer, keras.Model):

@@ -72,7 +72,7 @@ class ReplayedRandomNumbers:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Draw:
-    """One call; its public methods are those of Keras, without a seed.
+    """One call; its public methods have the names of Keras's, and no seed.
 
     Attributes:
       key: Key of the call, uint64.
@@ -181,5 +181,5 @@ def _moved(numbers: tf.Tensor, mean: Any, stddev: Any, dtype: Any) -> tf.Tensor:
 def replayed_or_not(
     numbers: ReplayedRandomNumbers | None, examples: tf.Tensor
 ) -> contextlib.AbstractContextManager[None]:
-    """Returns the context of `replayed`, or one that does nothing without numbers."""
+    """Returns the context of `replayed`, or an empty one without numbers."""
     return contextlib.nullcontext() if numbers is None else numbers.replayed(examples)

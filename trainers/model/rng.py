@@ -33,7 +33,7 @@ def keyed_states(
       states: Counters from `seed_states`.
       seed: Seed of the run.
       batch: Batch with the step and the replica's index.
-      of_any_replica: True for the same values on every replica: those of replica 0.
+      of_any_replica: True for the values of replica 0 on every replica.
 
     Returns:
       Pairs of a counter and an int64 [2] seed for `keras.StatelessScope`. No other

@@ -91,7 +91,7 @@ def _as_fit_takes_it(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 class _Watcher(keras.callbacks.Callback):
-    """Reports the steps of `fit` as those of the training loop are reported."""
+    """Reports the steps of `fit` as the training loop reports its steps."""
 
     def __init__(self, run: KerasTraining, signals: PreemptionSignals):
         super().__init__()

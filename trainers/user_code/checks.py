@@ -22,7 +22,7 @@ _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
 def has_own_step(model: keras.Model) -> bool:
-    """Returns whether the model's class trains, evaluates or has a loss of its own."""
+    """Returns whether the model's class overrides a step or the loss of Keras."""
     return any(_has_own(model, name) for name in _OF_FIT)
 
 

@@ -45,7 +45,7 @@ def table(keras: KerasFinding | None, findings: Sequence[Finding]) -> list[str]:
     """Returns a row for each strategy, with its largest relative differences.
 
     Args:
-      keras: Finding on the first step of Keras, for a row of its own; None where Keras
+      keras: Finding on the first step of Keras, for the first row; None where Keras
         is what all are compared with.
       findings: Findings on the strategies.
     """

@@ -30,7 +30,7 @@ def own_step(model: keras.Model, few: Batch, evaluates: bool) -> OwnStep:
     """Returns the objective of a model that trains or evaluates by itself.
 
     Args:
-      model: Compiled model, whose variables are those of this process.
+      model: Compiled model, whose variables belong to this process.
       few: A few examples.
       evaluates: True if there are examples to evaluate on.
 
@@ -57,7 +57,7 @@ def _remark(model: keras.Model, seen: _Seen) -> str | None:
     """Returns a warning if a step changes gradients before it hands them over.
 
     Without random numbers, and without layers that normalize over a batch, the gradient
-    of two examples is the mean or the sum of those of each.
+    of two examples is the mean or the sum of their gradients.
     """
     alone = seen.gradients[1]
     is_random = not (agree(seen.doubled, alone) or agree(seen.doubled, 2 * alone))
@@ -87,7 +87,7 @@ def _build(model: keras.Model, few: Batch) -> None:
 
 
 class _Seen(NamedTuple):
-    """What a method did with two examples, and with each of them alone.
+    """Observations of a method, with two examples and with each of them alone.
 
     Attributes:
       updates: Calls of optimizers.
@@ -107,7 +107,7 @@ class _Seen(NamedTuple):
 
 
 def _probed(model: keras.Model, name: str, few: Batch) -> tuple[ModelStep, _Seen]:
-    """Returns a step with what is known about its logs and metrics."""
+    """Returns a step with its logs and metrics, and the observations."""
     step = ModelStep(model=model, name=name, metrics=_metrics_of(model))
     seen, sources = _observe(step, few)
     metrics = [
@@ -193,7 +193,7 @@ def _rows(few: Batch, rows: Sequence[int]) -> Batch:
 
 
 def _are_sums(parts: np.ndarray) -> bool:
-    """Returns whether numbers of all examples are the sum of those of each."""
+    """Returns whether numbers of all examples are the sum of each one's."""
     return agree(parts[0], np.sum(parts[1:], axis=0))
 
 

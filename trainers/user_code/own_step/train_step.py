@@ -1,4 +1,4 @@
-"""Replica step of a model whose class trains by a step of its own."""
+"""Replica step of a model whose class overrides `train_step`."""
 
 from __future__ import annotations
 
