@@ -441,9 +441,13 @@ def hand_over_updates(kind: type[Any]) -> None:
 
         return ask
 
-    def catch(scope: Any, optimizer: Any, grads: Any, variables: Any = None) -> None:
-        known = optimizer._trainable_variables
-        scope.catch(optimizer, grads, known if variables is None else variables)
+    # With the names that a step may give its arguments by.
+    def catch(
+        scope: Any, optimizer: Any, grads: Any, trainable_variables: Any = None
+    ) -> None:
+        if trainable_variables is None:
+            trainable_variables = optimizer._trainable_variables
+        scope.catch(optimizer, grads, trainable_variables)
 
     for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer.apply = in_scope(optimizer.apply, catch)

@@ -28,7 +28,9 @@ schedule = keras.optimizers.schedules.CosineDecay(
     0.0, decay_steps=40, alpha=0.1, warmup_target=0.01, warmup_steps=10
 )
 model.compile(
-    optimizer=keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True),
+    optimizer=keras.optimizers.SGD(
+        schedule, momentum=0.9, nesterov=True, loss_scale_factor=4.0
+    ),
     loss=squared_error,
     metrics=["mae", keras.metrics.RootMeanSquaredError(), keras.metrics.R2Score()],
 )

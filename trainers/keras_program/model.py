@@ -49,6 +49,7 @@ class LentModel:
         self._flag = flag
         self._give_back: Callable[[], None] | None = None
         self._frozen: list[keras.Variable] = []
+        self._scale_factors: list[tuple[keras.optimizers.Optimizer, float | None]] = []
         # Losses are scaled by the training loop, which repeats an overflowing step.
         self._optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
@@ -84,6 +85,10 @@ class LentModel:
                 self._take_optimizers(objective)
             else:
                 build_with(self.model, few)
+        for optimizer, _ in parts_of(self._optimizer, []):
+            # It divides gradients of a loss that nothing here multiplies by it.
+            self._scale_factors.append((optimizer, optimizer.loss_scale_factor))
+            optimizer.loss_scale_factor = None
         return CustomModel(
             build=build,
             loss=None,
@@ -98,9 +103,8 @@ class LentModel:
 
     def _take_optimizers(self, objective: OwnStep) -> None:
         """Trains with the optimizers that a step calls, and only their variables."""
-        self._optimizer, _ = objective.updates[0]
-        if objective.num_passes > 1:
-            self._optimizer = SeveralOptimizers(objective.updates)
+        # Also a single one, whose variables may be in an order of the step's.
+        self._optimizer = SeveralOptimizers(objective.updates)
         trained = {id(v) for _, variables in objective.updates for v in variables}
         # Such as those of a teacher, which has no part in weight decay either.
         self._frozen = [
@@ -113,12 +117,12 @@ class LentModel:
         """Returns the compiled optimizer; None if a flag chooses another one."""
         if "optimizer" in config.given:
             return None
-        optimizer = self._optimizer
+        (optimizer, _), *others = parts_of(self._optimizer, [])
         if "learning_rate" in config.given:
-            if isinstance(optimizer, SeveralOptimizers):
+            if others:
                 raise UsageError(
                     f"--learning_rate={config.optimizer.learning_rate} does not fit a "
-                    "step with several updates: change it in the program."
+                    "step with several optimizers: change it in the program."
                 )
             if schedule_of(optimizer) is not None:
                 raise UsageError(
@@ -127,7 +131,7 @@ class LentModel:
                     "give --optimizer as well."
                 )
             optimizer.learning_rate = config.optimizer.learning_rate
-        return optimizer
+        return self._optimizer
 
     def _lend(self) -> keras.Model:
         """Makes the variables anew in the present scope, and returns the model."""
@@ -162,5 +166,7 @@ class LentModel:
             if optimizer.built:
                 build_optimizer_anew(optimizer, variables)
             reduce_gradients_again(optimizer)
+        for optimizer, factor in self._scale_factors:
+            optimizer.loss_scale_factor = factor
         for variable in self._frozen:
             variable.trainable = True

@@ -7,6 +7,7 @@ Keras's own format), and the trained model comes back in one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -107,12 +108,16 @@ class SentCall:
 
 def _of_notebook() -> dict[str, Any]:
     """Returns the classes and functions that the program or notebook defines."""
-    return {
-        name: value
-        for name, value in vars(sys.modules["__main__"]).items()
-        if isinstance(value, (type, types.FunctionType))
-        and value.__module__ == "__main__"
-    }
+    found = {}
+    for name, value in vars(sys.modules["__main__"]).items():
+        kinds = type, types.FunctionType
+        if isinstance(value, kinds) and value.__module__ == "__main__":
+            # What cannot be sent may have nothing to do with the model. Otherwise Keras
+            # says which class is missing.
+            with contextlib.suppress(Exception):
+                cloudpickle.dumps(value)
+                found[name] = value
+    return found
 
 
 def _words(error: Exception) -> str:

@@ -39,7 +39,6 @@ from trainers.model.optimizers import (
 )
 from trainers.model.overlapping_layer_state import layer_state_of
 from trainers.model.padding_weights import WithBallast
-from trainers.model.several_optimizers import SeveralOptimizers
 from trainers.model.train_step import TrainStep, with_totals
 from trainers.model.update import make_step_counter
 from trainers.pipeline_parallel.build import build_pipeline
@@ -47,6 +46,7 @@ from trainers.pipeline_parallel.step import PipelineStep
 from trainers.run_dir.export import load_initial_weights
 from trainers.user_code.checks import check_numbers
 from trainers.user_code.model import custom_model
+from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.train_step import OwnTrainStep
 
 _DEFAULT_TRAIN_STEPS = 1000
@@ -232,7 +232,9 @@ def build_model_parts(
             config, compiled, model, train_steps, scale
         )
         loss_scale = None
-        if needs_loss_scale(model) and not isinstance(optimizer, SeveralOptimizers):
+        # Updates in turn cannot be repeated with another scale.
+        is_repeatable = not isinstance(objective, OwnStep) or objective.num_passes == 1
+        if needs_loss_scale(model) and is_repeatable:
             loss_scale = LossScale(optimizer)
         if pipeline is not None:
             update_where_variables_are(optimizer)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies.common.private_apis import copies_of
 from trainers.loop.parts import TrainingParts
+from trainers.model.several_optimizers import parts_of
 from trainers.reporting.tensorboard import table
 
 
@@ -88,7 +89,8 @@ def hyperparameters(assembly: TrainingParts) -> dict[str, Any]:
         # The settings of the optimizer, and of a model by name, are not used.
         for name in _DECIDED_BY_PROGRAM:
             del row[name]
-        row["optimizer"] = type(assembly.optimizer).__name__.lower()
+        parts = parts_of(assembly.optimizer, [])
+        row["optimizer"] = ",".join(type(part).__name__.lower() for part, _ in parts)
         row["learning_rate"] = assembly.learning_rate(assembly.order.first_step)
         return row
     size = config.length.global_batch_size

@@ -41,10 +41,10 @@ class Numbers(keras.Model):
         with tf.GradientTape() as tape:
             predictions = self(features, training=True)
             loss = ops.mean(ops.square(labels - predictions))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(
-            zip(gradients, self.trainable_variables, strict=True)
-        )
+        # In an order of its own.
+        trained = self.trainable_variables[::-1]
+        gradients = tape.gradient(loss, trained)
+        self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
         self.mean_loss.update_state(loss)
         self.error.update_state(labels, predictions)
         return {
@@ -86,7 +86,8 @@ class Taught(keras.Model):
         with tf.GradientTape() as tape:
             loss = ops.mean(ops.abs(target - self.student(features, training=True)))
         trained = self.student.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, trained), trained)
+        gradients = tape.gradient(loss, trained)
+        self.optimizer.apply(gradients, trainable_variables=trained)
         self.loss_tracker.update_state(loss)
         return {"loss": self.loss_tracker.result()}
 
@@ -224,7 +225,9 @@ elif sys.argv[1] == "added":
     model.fit(x, batch_size=16, epochs=3)
 elif sys.argv[1] == "report":
     model = OwnReport()
-    model.compile(optimizer=adam, loss="mse", metrics=["mae"])
+    # Multiplies the loss and divides the gradients.
+    scaled = keras.optimizers.SGD(0.05, loss_scale_factor=8.0)
+    model.compile(optimizer=scaled, loss="mse", metrics=["mae"])
     model.fit(x, y, batch_size=16, epochs=3, validation_split=0.2)
 else:
     raise SystemExit(f"there is no model {sys.argv[1]!r}")
