@@ -390,7 +390,11 @@ BEFORE_TENSORFLOW = [
         "--set=data.num_columns=8",
     ),
     row("--checkpoint_every_steps=0", "--checkpoint_every_steps=0", "1 or more"),
-    row("--keep_checkpoints=0", "--keep_checkpoints=0", "1 or more"),
+    row(
+        "--set=report.keep_checkpoints=0",
+        "--set=report.keep_checkpoints=0",
+        "1 or more",
+    ),
     row("--on_divergence=restart", "--on_divergence=restart", "stop, rollback"),
     row(
         "--set=guard.max_rollbacks=2",

@@ -144,7 +144,7 @@ def test_a_run_is_continued_under_any_other_strategy(
 ) -> None:
     run_dir = tmp_path / "run"
     same = [flag for flag in SAME if not flag.startswith("--checkpoint_every_steps")]
-    flags = (*same, "--checkpoint_every_steps=5", "--keep_checkpoints=9")
+    flags = (*same, "--checkpoint_every_steps=5", "--set=report.keep_checkpoints=9")
     for index, strategy in enumerate(RELAY):
         done = processes.run(f"--run_dir={run_dir}", *strategy, *flags, "--resume=auto")
         assert done.returncode == 0, done.stderr

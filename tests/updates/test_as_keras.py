@@ -30,7 +30,7 @@ POINTS = range(2, STEPS + 1, 2)
 FLAGS = (
     *("--dtype=float64", f"--global_batch_size={GLOBAL_BATCH_SIZE}"),
     f"--checkpoint_every_steps={POINTS.step}",
-    *(f"--keep_checkpoints={len(POINTS)}", "--summary_every_steps=1"),
+    *(f"--set=report.keep_checkpoints={len(POINTS)}", "--summary_every_steps=1"),
     *("--set=report.histogram_every_steps=none", "--eval_every_steps=none"),
 )
 MODELS = {

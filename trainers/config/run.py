@@ -182,7 +182,9 @@ class ReportConfig:
     checkpoint_every_steps: int | None = setting(
         500, "Steps between checkpoints; there is always one at the end.", minimum=1
     )
-    keep_checkpoints: int = setting(3, "Newest checkpoints that are kept.", minimum=1)
+    keep_checkpoints: int = setting(
+        3, "Newest checkpoints that are kept.", minimum=1, has_flag=False
+    )
     export: tuple[str, ...] | None = setting(
         None,
         "Write the model into export/: `last` at the end, and `best` whenever an "

@@ -24,7 +24,7 @@ _FLAGS = (
     *SMALL,
     f"--train_steps={_STEPS}",
     "--checkpoint_every_steps=20",
-    "--keep_checkpoints=5",
+    "--set=report.keep_checkpoints=5",
     "--summary_every_steps=5",
     "--set=length.step_delay_milliseconds=40",
     "--set=strategy.peer_timeout_seconds=4",

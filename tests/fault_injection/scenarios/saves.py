@@ -16,7 +16,7 @@ FLAGS = (
     "--train_steps=200",
     "--summary_every_steps=10",
     "--checkpoint_every_steps=5",
-    "--keep_checkpoints=2",
+    "--set=report.keep_checkpoints=2",
 )
 # Most tries cost one process. In the others all workers have state of their own, or
 # the same.

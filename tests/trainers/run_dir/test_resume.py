@@ -26,7 +26,7 @@ FLAGS = (
     # Between the last one and the kill there are steps to be done again, and lines
     # of metrics.jsonl to be taken back.
     "--checkpoint_every_steps=70",
-    "--keep_checkpoints=2",
+    "--set=report.keep_checkpoints=2",
 )
 
 IN_ONE_PROCESS = [
