@@ -137,13 +137,13 @@ MUTATIONS = (
     Mutation(
         "dropout does not depend on the replica",
         _RNG,
-        (("in (batch.step, batch.replica):", "in (batch.step,):"),),
+        (("in (batch.step, replica):", "in (batch.step,):"),),
         RANDOMNESS,
     ),
     Mutation(
         "dropout does not depend on the step",
         _RNG,
-        (("in (batch.step, batch.replica):", "in (batch.replica,):"),),
+        (("in (batch.step, replica):", "in (replica,):"),),
         RANDOMNESS,
     ),
     Mutation(
