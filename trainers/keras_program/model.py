@@ -27,6 +27,10 @@ from trainers.user_code.model import CustomModel, build_with, few_examples
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.probe import own_step
 
+# Examples that show whether a step takes the mean or the sum of a loss: two alone may
+# both be without a gradient, such as behind the margin of a triplet loss.
+_EXAMPLES_OF_A_STEP = 16
+
 
 class LentModel:
     """A program's compiled model, whose variables a strategy owns while it trains.
@@ -81,7 +85,8 @@ class LentModel:
                 )
             if is_own or not has_labels:
                 evaluates = bool(data.evaluation.num_examples)
-                objective = own_step(self.model, few(), evaluates)
+                some = few_examples(data, _EXAMPLES_OF_A_STEP)
+                objective = own_step(self.model, some, evaluates)
                 self._take_optimizers(objective)
             else:
                 build_with(self.model, few)

@@ -228,9 +228,9 @@ def _specified(features: Any) -> Any:
     )
 
 
-def few_examples(data: Data) -> Batch:
-    """Reads a batch of at most two examples, in the form of a step's batch."""
-    features, labels = first_examples(data.to_look_at, 2)
+def few_examples(data: Data, most: int = 2) -> Batch:
+    """Reads a batch of at most two, or `most`, examples, as a step gets them."""
+    features, labels = first_examples(data.to_look_at, most)
     count = tf.nest.flatten(features)[0].shape[0]
     indices = tf.range(count, dtype=tf.int64)
     size = tf.constant(count, tf.int64)

@@ -69,6 +69,30 @@ class Summed(Numbers):
         return {"error": self.error.result()}
 
 
+class Margins(keras.Model):
+    """Has a loss for each example, which is zero for most: a margin loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+    def train_step(self, data):
+        features, labels = data
+        with tf.GradientTape() as tape:
+            distance = ops.abs(labels - self(features))[:, 0]
+            loss = ops.maximum(distance - 2.0, 0.0)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables, strict=True)
+        )
+        self.loss_tracker.update_state(loss)
+        return {"loss": self.loss_tracker.result()}
+
+
 class Taught(keras.Model):
     """Learns from a frozen teacher, which weight decay must leave alone."""
 
@@ -207,6 +231,12 @@ elif sys.argv[1] == "summed":
     model = Summed()
     model.compile(optimizer=keras.optimizers.SGD(1e-3))
     model.fit(x, y, batch_size=16, epochs=3)
+elif sys.argv[1] == "margins":
+    model = Margins()
+    model.compile(optimizer=keras.optimizers.SGD(0.05))
+    order = np.argsort(np.abs(y[:, 0]))
+    order[[3, -1]] = order[[-1, 3]]
+    model.fit(x[order], y[order], batch_size=16, epochs=3)
 elif sys.argv[1] == "taught":
     model = Taught()
     model.compile(optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.1))

@@ -50,6 +50,7 @@ _STRATEGIES = {
 _OWN_STEPS = {
     "numbers": "tower",
     "summed": "tower",
+    "margins": "multi_worker_mirrored",
     "taught": "parameter_server",
     "averaged": "multi_worker_mirrored",
     "adversaries": "tower",

@@ -57,7 +57,7 @@ def _remark(model: keras.Model, seen: _Seen) -> str | None:
     """Returns a warning if a step changes gradients before it hands them over.
 
     Without random numbers, and without layers that normalize over a batch, the gradient
-    of two examples is the mean or the sum of their gradients.
+    of a batch is the mean or the sum of the gradients of its halves.
     """
     alone = seen.gradients[1]
     is_random = not (agree(seen.doubled, alone) or agree(seen.doubled, 2 * alone))
@@ -69,9 +69,9 @@ def _remark(model: keras.Model, seen: _Seen) -> str | None:
     if is_random or is_linear or normalizes:
         return None
     return (
-        f"{type(model).__name__}.train_step: the gradient of two examples is neither "
-        "the mean nor the sum of those of each, as if it were clipped before the "
-        "optimizer gets it: replicas do that with their shards, so that their number "
+        f"{type(model).__name__}.train_step: the gradient of a batch is neither "
+        "the mean nor the sum of its halves' gradients, as if it were clipped before "
+        "the optimizer gets it: replicas do so with their shards, so that their number "
         "matters; let the optimizer clip (clipnorm, global_clipnorm, clipvalue)"
     )
 
@@ -87,15 +87,16 @@ def _build(model: keras.Model, few: Batch) -> None:
 
 
 class _Seen(NamedTuple):
-    """Observations of a method, with two examples and with each of them alone.
+    """Observations of a method, with some examples and with each half of them.
 
     Attributes:
       updates: Calls of optimizers.
       reads_after: See `UpdateCatcher`.
       written: Paths of trainable variables that were assigned.
-      gradients: Sum of each gradient for both examples and for each, float64 [3, n].
-      doubled: The same sums for the first example given twice, float64 [n].
-      changes: For both examples and for each: changes of the metrics' variables.
+      gradients: A number of each gradient, for all examples and each half, float64
+        [3, n].
+      doubled: The same for the first half given twice, float64 [n].
+      changes: For all examples and each half: changes of the metrics' variables.
     """
 
     updates: Sequence[CaughtUpdate]
@@ -133,11 +134,15 @@ def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
 
 
 def _observe(step: ModelStep, few: Batch) -> tuple[_Seen, dict[str, Any]]:
-    """Runs a step on two examples and on each alone, without changing anything."""
-    count = tf.nest.flatten(few.features)[0].shape[0]
-    # Together, each alone, and the first one twice: what two examples add to a mean, to
-    # a sum and to nothing at all is told apart by these.
-    parts = [range(count), *([index] for index in range(count)), [0, 0]]
+    """Runs a step on some examples and on halves of them; nothing is changed."""
+    # All examples, each half of them, and the first half twice: these tell apart what
+    # more examples add to a mean, to a sum, and where random numbers are drawn.
+    half = max(tf.nest.flatten(few.features)[0].shape[0] // 2, 1)
+    halves = [range(half), range(half, 2 * half)]
+    if tf.nest.flatten(few.features)[0].shape[0] == 1:
+        halves = [range(1)]
+    whole = [row for rows in halves for row in rows]
+    parts = [whole, *halves, [*halves[0], *halves[0]]]
     kept: list[Any] = []
 
     def run(batch: Batch) -> Any:
@@ -175,7 +180,14 @@ def _sums(update: CaughtUpdate) -> list[tf.Tensor]:
     dense = [
         tf.convert_to_tensor(g) for g in update.gradients.values() if g is not None
     ]
-    return [tf.cast(tf.reduce_sum(gradient), tf.float64) for gradient in dense]
+    return [_number_of(tf.cast(gradient, tf.float64)) for gradient in dense]
+
+
+def _number_of(values: tf.Tensor) -> tf.Tensor:
+    """Returns a weighted sum: the plain sum of a gradient is often zero."""
+    flat = tf.reshape(values, [-1])
+    places = tf.cast(tf.range(tf.size(flat)), tf.float64)
+    return tf.tensordot(flat, tf.cos(places), 1)
 
 
 def _rows(few: Batch, rows: Sequence[int]) -> Batch:
@@ -206,7 +218,7 @@ def _is_per_batch(own: OwnMetric, changes: Sequence[Sequence[np.ndarray]]) -> bo
 
     Args:
       own: Metric of the model.
-      changes: For all examples and for each: changes of the metric's variables.
+      changes: For all examples and each half: changes of the metric's variables.
 
     Raises:
       UsageError: It does neither.
