@@ -173,7 +173,7 @@ def _replica_step(
     step: ReplicaFunction = train_step
     num_parts = config.strategy.gradient_accumulation_steps
     if isinstance(train_step, OwnTrainStep):
-        checks.check_own_step(model, train_step.own, config)
+        checks.check_own_step(train_step.own, config)
         if num_parts == 1 and not config.report.replica_statistics:
             return train_step.in_turn()
     if num_parts > 1:

@@ -98,14 +98,14 @@ def check_compiled_optimizer(
         )
 
 
-def check_own_step(model: keras.Model, objective: OwnStep, config: Config) -> None:
+def check_own_step(objective: OwnStep, config: Config) -> None:
     """Refuses a step of the model's own where it cannot be divided as it has to be.
 
     Raises:
       UsageError: It does not fit the strategy or its settings.
     """
-    title = f"{type(model).__name__}.{objective.train.name}"
-    averaged, choice = config.strategy.averaged, config.strategy
+    title, choice = objective.title, config.strategy
+    averaged = choice.averaged
     if averaged == "losses":
         raise UsageError(
             f"--average=losses does not fit {title}, which differentiates by itself: "

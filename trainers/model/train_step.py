@@ -392,10 +392,15 @@ def regularized(
     if not objective.has_layer_losses:
         return []
     known = {id(variable) for variable, _ in mapped}
+    return [pair for pair in regularized_weights(model) if id(pair[0]) not in known]
+
+
+def regularized_weights(model: Any) -> list[tuple[keras.Variable, Any]]:
+    """Returns each regularized variable of a model with its own value."""
     return [
         (variable, variable.value)
         for variable in model.trainable_variables
-        if variable.regularizer is not None and id(variable) not in known
+        if variable.regularizer is not None
     ]
 
 

@@ -16,7 +16,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.base import separated
 from strategies.common.errors import ExitCode
 from strategies.common.types import Batch, StepResults, SyncedFlags
 from trainers.fault_tolerance.preemption import PreemptionSignals
@@ -29,6 +28,7 @@ from trainers.model.replayed_random_numbers import (
 )
 from trainers.model.rng import keyed_states, seed_states
 from trainers.modes.training_run import TrainingRun
+from trainers.user_code.own_step.model_step import all_metrics, as_fit_has_it
 from trainers.user_code.own_step.objective import loss_name_of
 
 
@@ -79,15 +79,7 @@ class KerasTraining(TrainingRun):
 
 def _as_fit_takes_it(batches: tf.data.Dataset) -> tf.data.Dataset:
     """Returns batches of the training loop as tuples that `fit` takes."""
-
-    def converted(batch: Batch) -> Any:
-        labels, weights = separated(batch.labels)
-        has_labels = bool(tf.nest.flatten(labels))
-        return keras.utils.pack_x_y_sample_weight(
-            batch.features, labels if has_labels else None, weights
-        )
-
-    return batches.map(tf.autograph.experimental.do_not_convert(converted))
+    return batches.map(tf.autograph.experimental.do_not_convert(as_fit_has_it))
 
 
 class _Watcher(keras.callbacks.Callback):
@@ -211,8 +203,7 @@ class _Watcher(keras.callbacks.Callback):
         was added since.
         """
         name = loss_name_of(self._run.parts.objective)
-        metrics = [*self.model.metrics, *keras.Model.metrics.fget(self.model)]
-        for metric in metrics:
+        for metric in all_metrics(self.model):
             if metric.name == name and isinstance(metric, keras.metrics.Mean):
                 total, count = float(metric.total.numpy()), float(metric.count.numpy())
                 seen_total, seen_count = self._seen.get(name, (0.0, 0.0))

@@ -22,8 +22,37 @@ from strategies.common.errors import UsageError
 NAME = "replica_step"
 
 
+class WholeModelObjective:
+    """Members that objectives share which call the whole model by themselves."""
+
+    __slots__ = ()
+
+    @property
+    def title(self) -> str:
+        """Name of the step in messages."""
+        return NAME
+
+    @property
+    def compiled(self) -> None:
+        """See `Objective`; `keras.Model.compile` takes no such step."""
+        return None
+
+    def of_predictions(
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        totals: Mapping[str, Any] | None = None,
+    ) -> Values:
+        """See `Objective`."""
+        raise UsageError(
+            f"{self.title} calls the whole model, which model_parallel has in stages: "
+            "choose another --strategy."
+        )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
-class OwnObjective:
+class OwnObjective(WholeModelObjective):
     """An objective from a user's function; satisfies `Objective`.
 
     Attributes:
@@ -44,24 +73,6 @@ class OwnObjective:
                 return self.evaluation.values(model, batch, training)
             return _by_name(self.function(model, batch))
         return _by_name(self.function(model, batch, training=training))
-
-    @property
-    def compiled(self) -> None:
-        """See `Objective`; Keras has no such step."""
-        return None
-
-    def of_predictions(
-        self,
-        labels: Any,
-        predictions: Any,
-        global_size: Any = None,
-        totals: Mapping[str, Any] | None = None,
-    ) -> Values:
-        """See `Objective`."""
-        raise UsageError(
-            f"{NAME} calls the whole model, which model_parallel has in stages: choose "
-            "another --strategy."
-        )
 
     def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """Evaluates a batch; see `Objective`.

@@ -88,13 +88,7 @@ class ModelStep:
 
     def call(self, batch: Batch) -> Any:
         """Calls the method with data as `fit` has them, and returns its logs."""
-        labels, weights = separated(batch.labels)
-        # Data without labels have an empty structure of them.
-        has_labels = bool(tf.nest.flatten(labels))
-        data = keras.utils.pack_x_y_sample_weight(
-            batch.features, labels if has_labels else None, weights
-        )
-        return getattr(self.model, self.name)(data)
+        return getattr(self.model, self.name)(as_fit_has_it(batch))
 
     def changes(self, scope: UpdateCatcher) -> list[list[tf.Tensor]]:
         """Returns what the variables of each metric have changed by in a scope."""
@@ -169,6 +163,23 @@ class ModelStep:
         return found
 
 
+def as_fit_has_it(batch: Batch) -> Any:
+    """Returns a batch as features, labels and sample weights, as far as it has them."""
+    labels, weights = separated(batch.labels)
+    # Data without labels have an empty structure of them.
+    has_labels = bool(tf.nest.flatten(labels))
+    return keras.utils.pack_x_y_sample_weight(
+        batch.features, labels if has_labels else None, weights
+    )
+
+
+def all_metrics(model: keras.Model) -> Sequence[keras.metrics.Metric]:
+    """Returns all metrics of a model, also those its `metrics` leaves out."""
+    found = [*model.metrics, *keras.Model.metrics.fget(model)]
+    # A class may override the property, and forget one that it updates.
+    return list({id(metric): metric for metric in found}.values())
+
+
 @contextlib.contextmanager
 def results_noted(
     metrics: Sequence[OwnMetric],
@@ -195,19 +206,6 @@ def results_noted(
     finally:
         for own in metrics:
             del own.metric.result
-
-
-def regularized_weights(model: keras.Model) -> list[tuple[keras.Variable, Any]]:
-    """Returns regularized variables with their own values, for a StatelessScope.
-
-    `Model.losses` asks the scope for the value of each (keras/src/layers/layer.py,
-    `_get_regularization_losses`).
-    """
-    return [
-        (variable, variable.value)
-        for variable in model.trainable_variables
-        if variable.regularizer is not None
-    ]
 
 
 def flat_logs(logs: Any, title: str) -> dict[str, Any]:

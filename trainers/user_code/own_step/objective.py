@@ -16,18 +16,14 @@ import keras
 
 from models.base import (
     LATEST,
-    AsCompiled,
     EvalOutputs,
     Totals,
     Values,
     means_over_examples,
 )
-from strategies.common.errors import UsageError
-from trainers.user_code.own_step.model_step import (
-    STATE,
-    ModelStep,
-    regularized_weights,
-)
+from trainers.model.train_step import regularized_weights
+from trainers.user_code.own_step.model_step import STATE, ModelStep
+from trainers.user_code.train_step import WholeModelObjective
 
 
 class OwnUpdate(NamedTuple):
@@ -43,7 +39,7 @@ class OwnUpdate(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class OwnStep:
+class OwnStep(WholeModelObjective):
     """The steps of a model and what they report. Satisfies `Objective`.
 
     Attributes:
@@ -63,6 +59,11 @@ class OwnStep:
     num_passes: int = 1
     remark: str | None = None
 
+    @property
+    def title(self) -> str:
+        """See `WholeModelObjective`."""
+        return f"{type(self.train.model).__name__}.{self.train.name}"
+
     def values(self, model: Any, batch: Any, training: bool) -> Values:
         """See `Objective`."""
         step = self.train if training else self.test
@@ -70,19 +71,6 @@ class OwnStep:
             raise RuntimeError("there are no examples to evaluate on")
         scope, logs = step.run(batch, regularized_weights(step.model))
         return step.values(batch, scope, logs)
-
-    def of_predictions(
-        self,
-        labels: Any,
-        predictions: Any,
-        global_size: Any = None,
-        totals: Mapping[str, Any] | None = None,
-    ) -> Values:
-        """See `Objective`."""
-        raise UsageError(
-            f"a {self.train.name} of the model's own needs the whole model, which "
-            "model_parallel has in stages: choose another --strategy."
-        )
 
     def judged(self, model: Any, batch: Any) -> EvalOutputs:
         """See `Objective`."""
@@ -113,11 +101,6 @@ class OwnStep:
     def has_layer_losses(self) -> bool:
         """See `Objective`."""
         return True
-
-    @property
-    def compiled(self) -> AsCompiled | None:
-        """See `Objective`."""
-        return None
 
 
 def reported_names(objective: Any, training: bool) -> Collection[str] | None:

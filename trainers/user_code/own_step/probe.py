@@ -14,12 +14,13 @@ from strategies.common.errors import UsageError
 from strategies.common.private_apis import flat_layers
 from strategies.common.types import Batch
 from trainers.model.rng import keyed_states, seed_states
+from trainers.model.train_step import regularized_weights
 from trainers.user_code.independence import agree
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     OwnMetric,
+    all_metrics,
     flat_logs,
-    regularized_weights,
     results_noted,
 )
 from trainers.user_code.own_step.objective import OwnStep, OwnUpdate
@@ -121,16 +122,13 @@ def _probed(model: keras.Model, name: str, few: Batch) -> tuple[ModelStep, _Seen
 
 
 def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
-    """Returns all metrics of a model, also those its `metrics` leaves out."""
-    found = [*model.metrics, *keras.Model.metrics.fget(model)]
-    # A class may override the property, and forget one that it updates.
-    unique = {id(metric): metric for metric in found}
-    for metric in unique.values():
+    """Returns all metrics of a model, with their variables as before any example."""
+    found = []
+    for metric in all_metrics(model):
         metric.reset_state()
-    return [
-        OwnMetric(metric=metric, initial=[v.numpy() for v in metric.variables])
-        for metric in unique.values()
-    ]
+        initial = [variable.numpy() for variable in metric.variables]
+        found.append(OwnMetric(metric=metric, initial=initial))
+    return found
 
 
 def _observe(step: ModelStep, few: Batch) -> tuple[_Seen, dict[str, Any]]:

@@ -13,8 +13,13 @@ from strategies.inner_loop.reduction import scaled
 from strategies.inner_loop.updates_in_turn import Former, UpdatesInTurn
 from trainers.model.replayed_random_numbers import replayed_or_not
 from trainers.model.sparse_gradients import as_dense
-from trainers.model.train_step import TrainStep, reported, scaled_loss, weighted_sums
-from trainers.user_code.own_step.model_step import regularized_weights
+from trainers.model.train_step import (
+    TrainStep,
+    regularized_weights,
+    reported,
+    scaled_loss,
+    weighted_sums,
+)
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.update_catcher import UpdateCatcher
 
@@ -87,15 +92,15 @@ class OwnTrainStep(TrainStep):
             ]
             scope, logs = step.run(batch, [*keyed, *mapped], scale, former)
         gradients = self._shares_of(self._gradients(scope), batch)
+        if scope.is_scaled and scale is not None:
+            gradients = [scaled(gradient, 1 / scale) for gradient in gradients]
+        if not self._sparse_gradients:
+            gradients = as_dense(gradients)
         if self._pass + 1 < self._objective.num_passes:
             # What the step writes and reports is taken from its last pass.
             return gradients, {}, reported({}, batch)
         written = self._layer_state.collect_updates(scope, mapped)
         written = self._layer_state.changes(written, mapped, followed)
-        if scope.is_scaled and scale is not None:
-            gradients = [scaled(gradient, 1 / scale) for gradient in gradients]
-        if not self._sparse_gradients:
-            gradients = as_dense(gradients)
         sums = reported(weighted_sums(step.values(batch, scope, logs), batch), batch)
         _, sums = scaled_loss(tf.zeros([]), sums, scale, batch)
         return gradients, written, sums
