@@ -53,6 +53,12 @@ class ModelConfig:
         "layers must be those of --model.",
         path="file",
     )
+    perturb_initial_weights: bool = setting(
+        False,
+        "Change every initial weight by its last bit, up or down: what then differs "
+        "from a run without is how the training amplifies rounding.",
+        has_flag=False,
+    )
     loss: str | None = setting(
         None,
         "Keras's name of the loss of a model of your own. Default: what it was "

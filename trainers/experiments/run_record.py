@@ -50,6 +50,10 @@ class Run:
         return self.status == "completed"
 
     @property
+    def first_examples_sha256(self) -> str | None:
+        return self.result.get("first_examples_sha256")
+
+    @property
     def initial_weights_sha256(self) -> str | None:
         return self.result.get("initial_weights_sha256")
 

@@ -26,7 +26,7 @@ from trainers.loop.parts import ONLY_PHASE, ModelParts, Phase, RateByStep, Train
 from trainers.loop.precision import check_precision, follow_floatx, set_precision
 from trainers.model.gradient_accumulation import Accumulation, check_accumulable
 from trainers.model.gradient_noise_scale import WithStatistics
-from trainers.model.layer_switches import disable_layers
+from trainers.model.layer_switches import disable_layers, perturb_weights
 from trainers.model.optimizers import (
     LearningRate,
     LearningRateScale,
@@ -283,6 +283,8 @@ def _build_model(
         model = spec.build(data, config.model)
         if config.model.initial_weights is not None:
             load_initial_weights(config.model.initial_weights, model)
+        if config.model.perturb_initial_weights:
+            perturb_weights(model)
         checks.check_trainable(model, config)
         check_precision(config.model)
     # Outside of the scope, because Keras makes variables of metrics.

@@ -1,7 +1,8 @@
-"""Disables dropout or batch normalization during training.
+"""Changes of a model that show where a difference between two trainings comes from.
 
-A difference between two strategies that disappears without dropout is caused by
-dropout. The switch works for any model, including a model of the user.
+A difference that disappears without dropout is caused by dropout, and one that a change
+of the last bit of every weight makes as well is caused by rounding. The changes work
+for any model, including a model of the user.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from strategies.common.private_apis import flat_layers
 from trainers.model.rng import seed_states
@@ -32,6 +34,22 @@ def disable_layers(model: keras.Model, kinds: Sequence[str]) -> None:
             # `call` and not `__call__`: the layer itself must see training=False,
             # regardless of the argument that its caller passes.
             layer.call = _as_in_inference(layer.call)
+
+
+def perturb_weights(model: keras.Model) -> None:
+    """Changes every trainable weight to the next number of its type, up or down.
+
+    Weights of zero stay, and so do those of 16 bits. The directions are random and the
+    same in every call.
+    """
+    random = np.random.default_rng(0)
+    for variable in model.trainable_variables:
+        value = variable.numpy()
+        if value.dtype not in (np.float32, np.float64):
+            continue
+        direction = np.where(random.integers(0, 2, value.shape), np.inf, -np.inf)
+        moved = np.nextafter(value, direction.astype(value.dtype))
+        variable.assign(np.where(value == 0, value, moved))
 
 
 def _as_in_inference(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,8 +16,9 @@ from trainers.experiments.verify.arms import is_comparable, reference_of, subjec
 from trainers.experiments.verify.diagnosis import find_cause
 from trainers.experiments.verify.keras_arm import KerasFinding, judge_keras
 from trainers.experiments.verify.report import Finding, content, explanations, table
+from trainers.experiments.verify.rounding import judge_with_rounding
 from trainers.experiments.verify.tolerance import in_words
-from trainers.experiments.verify.verdict import Verdict, judge
+from trainers.experiments.verify.verdict import Verdict
 
 
 def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -89,7 +90,7 @@ def _find(arm: Arm, reference: Executed, execution: Execution) -> Finding:
         return Finding(arm=arm, recorded=recorded, verdict=Verdict.FAILED)
     if not is_comparable(arm.config):
         return Finding(arm=arm, recorded=recorded, verdict=Verdict.NOT_COMPARABLE)
-    judgement = judge(recorded, reference)
+    judgement = judge_with_rounding(recorded, reference, execution.run_once)
     cause = None
     if judgement.verdict is Verdict.DIFFERENT:
         # Unless the recordings suffice, runs both again without one feature at a time.

@@ -24,9 +24,8 @@ from trainers.reporting.placement_log import PlacementRecorder, write_placements
 from trainers.reporting.recorded_step import record_step
 from trainers.reporting.result import Origin, build_result, versions
 from trainers.reporting.startup_report import print_startup_report
-from trainers.reporting.tracking.base import code_version
 from trainers.reporting.tracking.tracking import Tracking
-from trainers.run_dir.checkpoints import Checkpoints, weights_sha256
+from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.export import BEST, LAST, Exports
 from trainers.run_dir.run_dir import RunDir
 from trainers.run_dir.train_state import is_stopped
@@ -62,7 +61,7 @@ class Reporter(NullReporter):
         self._folder = folder
         self._tracking = tracking
         self._metrics = metrics
-        self._origin = Origin(weights_sha256(parts.model), code_version())
+        self._origin = Origin.of(parts)
         self._checkpoints = Checkpoints(
             folder.phase_path(parts.phase),
             model=parts.model,

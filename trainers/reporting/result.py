@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import os
 import pathlib
@@ -21,10 +22,15 @@ from strategies.base import Communication
 from strategies.cluster.spec import Cluster
 from strategies.common.private_apis import flat_layers
 from strategies.devices.assignment import cpu_model
+from trainers.inputs.sources import Data, first_examples
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.run_description import variable_bytes
+from trainers.reporting.tracking.base import code_version
 from trainers.run_dir.checkpoints import weights_sha256
+
+# Enough to notice that a program draws its data anew.
+_DIGESTED_EXAMPLES = 16
 
 # In every result, None where they were not measured.
 ALWAYS_FINAL = ("train_loss", "eval_loss", "eval_accuracy")
@@ -44,11 +50,31 @@ class Origin(NamedTuple):
 
     Attributes:
       weights_sha256: Digest of the initial weights.
+      examples_sha256: Digest of a program's first examples; None without a program.
       commit: Version of the code; None if unknown.
     """
 
     weights_sha256: str
+    examples_sha256: str | None
     commit: str | None
+
+    @classmethod
+    def of(cls, assembly: TrainingParts) -> Origin:
+        """Returns the state of a run that has not begun."""
+        is_program = assembly.config.model.script is not None
+        return cls(
+            weights_sha256=weights_sha256(assembly.model),
+            examples_sha256=_examples_sha256(assembly.data) if is_program else None,
+            commit=code_version(),
+        )
+
+
+def _examples_sha256(data: Data) -> str:
+    digest = hashlib.sha256()
+    few = first_examples(data.to_look_at, _DIGESTED_EXAMPLES)
+    for rows in tf.nest.flatten(few):
+        digest.update(tf.io.serialize_tensor(rows).numpy())
+    return digest.hexdigest()
 
 
 def build_result(
@@ -104,6 +130,7 @@ def build_result(
         "pipeline": metrics.run_idle.summary(),
         "weights_sha256": weights_sha256(assembly.model),
         "initial_weights_sha256": origin.weights_sha256,
+        "first_examples_sha256": origin.examples_sha256,
         "versions": versions() | commit,
         "hardware": hardware(),
     }

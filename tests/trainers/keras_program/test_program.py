@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import subprocess
@@ -10,9 +11,9 @@ import textwrap
 import pytest
 
 from tests import processes
-from tests.markers import further
+from tests.keras_corpus import NAMES, path_of
+from tests.markers import chosen, further
 
-_PROGRAMS = processes.ROOT / "tests" / "keras_programs"
 # A model and data that need a second.
 _MODEL = """
 import keras
@@ -268,10 +269,16 @@ def test_a_killed_program_ends_with_the_weights_of_one_left_alone(
 
 
 @pytest.mark.parametrize(
-    "program", sorted(p.stem for p in _PROGRAMS.glob("*.py") if p.stem != "__init__")
-)
-@pytest.mark.parametrize(
-    "strategy", [further(_MIRRORED), further(_WORKERS), further(_SERVERS)]
+    ("program", "strategy"),
+    chosen(
+        itertools.product(NAMES, (_MIRRORED, _WORKERS, _SERVERS)),
+        [
+            ("gpt2", _SERVERS),
+            ("grain_pipeline", _WORKERS),
+            ("text_transformer", _SERVERS),
+            ("convnet_with_augmentation", _MIRRORED),
+        ],
+    ),
 )
 def test_programs_of_users_run_unchanged(
     tmp_path: pathlib.Path, program: str, strategy: tuple[str, ...]
@@ -281,9 +288,8 @@ def test_programs_of_users_run_unchanged(
         refused.add("generative_adversarial_network")
     if "mirrored" in strategy[0] or "parameter_server" in strategy[0]:
         refused.add("accumulated_gradients")
-    path = _PROGRAMS / f"{program}.py"
     done = processes.run(
-        f"--script={path}",
+        f"--script={path_of(program)}",
         f"--run_dir={tmp_path / 'run'}",
         *strategy,
         *("--", str(tmp_path)) * (program == "classifier_with_callbacks"),

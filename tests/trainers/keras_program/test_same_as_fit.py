@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tests import processes
+from tests.keras_corpus import path_of
 from tests.markers import chosen
 
-_PROGRAMS = processes.ROOT / "tests" / "keras_programs"
 _RECORDED = pathlib.Path(__file__).with_name("recorded.py")
 _OWN_STEPS_PROGRAM = pathlib.Path(__file__).with_name("own_steps")
 
@@ -32,6 +32,8 @@ _DETERMINISTIC = {
     "py_dataset": (),
     "own_callbacks": (),
     "fine_tuning": (),
+    "data_frame": (),
+    "gpt2_weighted_tokens": (),
 }
 _OPTIMIZERS = (
     *("sgd", "adam", "adamw", "nadam", "adamax", "adagrad", "adadelta", "rmsprop"),
@@ -97,7 +99,7 @@ def _under(
 
 def _words(path: pathlib.Path, program: str, *arguments: str) -> list[str]:
     # `/` with an absolute path is that path.
-    return [str(path), "float64", f"{_PROGRAMS / program}.py", *arguments]
+    return [str(path), "float64", str(path_of(program)), *arguments]
 
 
 def _assert_same(found: list[dict[str, Any]], plain: list[dict[str, Any]]) -> None:

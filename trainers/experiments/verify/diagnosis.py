@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from trainers.config.config import Config
+from strategies.common.errors import ExitCode
 from trainers.experiments.runner import Executed
 from trainers.experiments.verify.ablations import (
     Feature,
@@ -16,10 +16,9 @@ from trainers.experiments.verify.ablations import (
     switched_off,
 )
 from trainers.experiments.verify.differences import norm_of_all
+from trainers.experiments.verify.rounding import Run, judge_with_rounding
 from trainers.experiments.verify.tolerance import tolerance
-from trainers.experiments.verify.verdict import Judgement, Verdict, judge
-
-Run = Callable[[str, Config], Executed]
+from trainers.experiments.verify.verdict import Judgement, Verdict
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +85,8 @@ def find_cause(
 
     def differs_without(features: Sequence[Feature]) -> bool:
         outcome = _outcome_without(features, name, subject, reference, num_steps, run)
+        if outcome is None:
+            return True
         without = " and ".join(feature.name for feature in features)
         tests.append(Test(without=without, outcome=outcome.value))
         return outcome not in (Verdict.IDENTICAL, Verdict.EQUIVALENT)
@@ -127,8 +128,12 @@ def _outcome_without(
     reference: Executed,
     num_steps: int,
     run: Run,
-) -> Verdict:
-    """Returns the verdict of the same comparison without some features."""
+) -> Verdict | None:
+    """Returns the verdict of the same comparison without some features.
+
+    It is None where they cannot be switched off: batches that a program has made have
+    the sizes that they have.
+    """
     without = "-".join(feature.folder for feature in features)
     runs = []
     for arm, recorded in (
@@ -137,9 +142,11 @@ def _outcome_without(
     ):
         config = switched_off(recorded.config, features, num_steps)
         runs.append(run(f"{arm}-without-{without}", config))
+    if any(recorded.exit_code == ExitCode.USAGE for recorded in runs):
+        return None
     if not all(recorded.run.is_completed for recorded in runs):
         return Verdict.FAILED
-    return judge(*runs).verdict
+    return judge_with_rounding(runs[0], runs[1], run).verdict
 
 
 # A factor explains a difference if it leaves less than this fraction of it. Gradients
@@ -155,6 +162,7 @@ def conclusive(
         return None
     return (
         _other_initial_weights(subject, reference)
+        or _other_examples(subject, reference)
         or _missing_examples(judgement)
         or _multiple(subject, reference, judgement)
         or _statistics(subject, reference)
@@ -212,6 +220,16 @@ def _other_initial_weights(subject: Executed, reference: Executed) -> str | None
     if digests[0] == digests[1]:
         return None
     return "the initial weights differ already, before any step"
+
+
+def _other_examples(subject: Executed, reference: Executed) -> str | None:
+    digests = [run.run.first_examples_sha256 for run in (subject, reference)]
+    if digests[0] == digests[1]:
+        return None
+    return (
+        "the first examples differ already: the program draws other random numbers for "
+        "its data in every run; give the generators of its data a seed"
+    )
 
 
 def _missing_examples(judgement: Judgement) -> str | None:

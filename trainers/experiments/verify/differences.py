@@ -31,55 +31,48 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepAgreement:
-    """Differences between one step of a strategy and the same step of `one_device`.
+    """Differences between one step of a strategy and the same step of the reference.
 
     Attributes:
       step: Step, counted from one.
       identical: True if every bit is the same.
-      loss: Difference of the mean loss.
-      gradients: Difference of the variable whose summed gradient differs most; None if
-        the reference records none, as Keras's own `fit` does.
-      weights: Difference of the trainable variable that differs most after the step.
-      layer_state: Difference of the non-trainable variable that differs most, such as a
-        moving average.
+      differences: Relative differences by quantity ("loss", "gradients", "weights"), in
+        the order of computation, and by variable (None for the loss). Gradients are
+        missing if the reference records none, as Keras's own `fit` does. Weights are
+        those after the step, with layer state such as moving averages.
       examples: Number of examples of this strategy's step.
-      examples_expected: Number of examples of the step of `one_device`.
+      examples_expected: Number of examples of the step of the reference.
     """
 
     step: int
     identical: bool
-    loss: Difference
-    gradients: Difference | None
-    weights: Difference
-    layer_state: Difference
+    differences: Mapping[str, Mapping[str | None, float]]
     examples: int
     examples_expected: int
 
-    @property
-    def variables(self) -> Difference:
-        """Larger of the differences of weights and layer state."""
-        return max(self.weights, self.layer_state, key=lambda found: found.relative)
-
     def quantities(self) -> dict[str, Difference]:
-        """Returns the differences by name, in the order of computation."""
-        gradients = {} if self.gradients is None else {"gradients": self.gradients}
-        return {"loss": self.loss, **gradients, "weights": self.variables}
+        """Returns the largest difference of each quantity."""
+        return {
+            quantity: largest_of(relative)
+            for quantity, relative in self.differences.items()
+        }
 
 
 def agreement(step: int, found: RecordedStep, expected: RecordedStep) -> StepAgreement:
     """Compares one step of two recordings."""
+    # The loss is one number: no floor from other variables applies.
+    loss = _relative(_mean_loss(found), _mean_loss(expected), smallest=0.0)
+    differences: dict[str, Mapping[str | None, float]] = {"loss": {None: loss}}
+    if expected.gradients:
+        differences["gradients"] = _by_variable(found.gradients, expected.gradients)
+    differences["weights"] = {
+        **_by_variable(found.weights, expected.weights),
+        **_by_variable(found.layer_state, expected.layer_state),
+    }
     return StepAgreement(
         step=step,
         identical=_is_identical(found, expected),
-        loss=Difference(
-            # The loss is one number: no floor from other variables applies.
-            _relative(_mean_loss(found), _mean_loss(expected), smallest=0.0)
-        ),
-        gradients=largest_difference(found.gradients, expected.gradients)
-        if expected.gradients
-        else None,
-        weights=largest_difference(found.weights, expected.weights),
-        layer_state=largest_difference(found.layer_state, expected.layer_state),
+        differences=differences,
         examples=found.examples,
         examples_expected=expected.examples,
     )
@@ -98,16 +91,28 @@ def largest_difference(
     found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> Difference:
     """Returns the largest difference; it is infinite if one side lacks a variable."""
+    return largest_of(_by_variable(found, expected))
+
+
+def largest_of(differences: Mapping[str | None, float]) -> Difference:
+    """Returns the largest of relative differences by variable; zero names none."""
+    name = max(differences, key=lambda name: differences[name], default=None)
+    if name is None or not differences[name]:
+        return Difference(differences.get(name, 0.0))
+    return Difference(differences[name], name)
+
+
+def _by_variable(
+    found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+) -> dict[str | None, float]:
     # The floor that `_relative` divides by at least.
     smallest = _SMALLEST_PART * norm_of_all(expected)
-    largest = Difference(0.0)
-    for name in {**expected, **found}:
-        relative = np.inf
-        if name in found and name in expected:
-            relative = _relative(found[name], expected[name], smallest)
-        if relative > largest.relative:
-            largest = Difference(relative, name)
-    return largest
+    return {
+        name: _relative(found[name], expected[name], smallest)
+        if name in found and name in expected
+        else np.inf
+        for name in {**expected, **found}
+    }
 
 
 def _relative(found: np.ndarray, expected: np.ndarray, smallest: float) -> float:

@@ -14,7 +14,11 @@ from trainers.experiments.verify.diagnosis import Cause
 from trainers.experiments.verify.differences import Difference
 from trainers.experiments.verify.keras_arm import NAME, KerasFinding
 from trainers.experiments.verify.tolerance import in_words, tolerance
-from trainers.experiments.verify.verdict import Judgement, Verdict
+from trainers.experiments.verify.verdict import (
+    Judgement,
+    ToleranceViolation,
+    Verdict,
+)
 
 SCHEMA_VERSION = 1
 
@@ -84,6 +88,17 @@ def explanations(
                     f"{passing.tolerance:.1e}",
                 )
             )
+        by_rounding = finding.judgement.by_rounding if finding.judgement else None
+        if by_rounding is not None:
+            lines.append(
+                (
+                    name,
+                    f"{by_rounding.in_words()}: {by_rounding.difference.relative:.1e} "
+                    f"exceeds the tolerance {by_rounding.tolerance:.1e} by rounding "
+                    "alone: the reference differs so from itself if its initial "
+                    "weights change in their last bit",
+                )
+            )
         if finding.cause is not None:
             lines += [(name, remark) for remark in finding.cause.remarks]
             lines += [
@@ -133,7 +148,6 @@ def _entry(finding: Finding) -> dict[str, Any]:
     strategy = finding.arm.config.strategy
     result = finding.recorded.run.result
     judgement, cause = finding.judgement, finding.cause
-    passing = judgement.first_passing if judgement else None
     return {
         "name": finding.arm.name,
         "strategy": strategy.strategy,
@@ -144,18 +158,27 @@ def _entry(finding: Finding) -> dict[str, Any]:
         "largest_relative_difference": None
         if judgement is None
         else {name: _as_json(found) for name, found in judgement.largest.items()},
-        "first_beyond_tolerance": None
-        if passing is None
-        else {
-            "step": passing.step,
-            "quantity": passing.quantity,
-            **_as_json(passing.difference),
-            "tolerance": passing.tolerance,
-        },
+        "first_beyond_tolerance": _violation(
+            judgement.first_passing if judgement else None
+        ),
+        "explained_by_rounding": _violation(
+            judgement.by_rounding if judgement else None
+        ),
         "cause": None if cause is None else dataclasses.asdict(cause),
         "staleness": result.get("staleness"),
         "reason": finding.recorded.run.reason or None,
         "run": str(finding.recorded.run.path),
+    }
+
+
+def _violation(violation: ToleranceViolation | None) -> dict[str, Any] | None:
+    if violation is None:
+        return None
+    return {
+        "step": violation.step,
+        "quantity": violation.quantity,
+        **_as_json(violation.difference),
+        "tolerance": violation.tolerance,
     }
 
 

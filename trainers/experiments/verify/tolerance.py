@@ -7,7 +7,7 @@ import math
 from trainers.config.config import Config
 
 # Spacing of the numbers next to 1: 2^-23, 2^-52, 2^-7, 2^-10.
-_EPSILON = {
+EPSILON = {
     "float32": 2.0**-23,
     "float64": 2.0**-52,
     "mixed_bfloat16": 2.0**-7,
@@ -45,7 +45,7 @@ def tolerance(config: Config, step: int) -> float:
     """
     dtype = config.model.dtype
     length = 1 if dtype.startswith("mixed") else config.length.global_batch_size
-    return _WIDTHS * math.sqrt(length * step) * _EPSILON[dtype]
+    return _WIDTHS * math.sqrt(length * step) * EPSILON[dtype]
 
 
 def in_words(config: Config, step: int) -> str:

@@ -8,7 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 
 from trainers.experiments.runner import Executed
-from trainers.experiments.verify.differences import Difference, StepAgreement, agreement
+from trainers.experiments.verify.differences import (
+    Difference,
+    StepAgreement,
+    agreement,
+    largest_of,
+)
 from trainers.experiments.verify.tolerance import tolerance
 
 
@@ -47,26 +52,39 @@ class ToleranceViolation:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """Comparison of a strategy with `one_device`.
+    """Comparison of a strategy with the reference.
 
     Attributes:
       verdict: Verdict in one word.
       steps: Steps that both runs have recorded, in their order.
       largest: Largest difference over all steps, by quantity.
       first_passing: First difference beyond the tolerance; None if there is none.
+      by_rounding: First difference beyond the tolerance, if the training amplifies
+        rounding as much.
     """
 
     verdict: Verdict
     steps: Sequence[StepAgreement]
     largest: Mapping[str, Difference]
     first_passing: ToleranceViolation | None
+    by_rounding: ToleranceViolation | None = None
 
 
-def judge(subject: Executed, reference: Executed) -> Judgement:
+# The largest difference that amplified rounding explains: by step, then by quantity and
+# variable.
+Allowed = Sequence[Mapping[tuple[str, str | None], float]]
+
+
+def judge(subject: Executed, reference: Executed, allowed: Allowed = ()) -> Judgement:
     """Compares all steps that both runs have recorded.
 
     A run that diverges where the other does not is different from the first step that
     it has not reached.
+
+    Args:
+      subject: Run of the strategy.
+      reference: Run that it is compared with.
+      allowed: Differences beyond the tolerance that rounding explains, if it is known.
     """
     # A run that diverged has recorded fewer steps.
     common = min(subject.recording.num_steps(), reference.recording.num_steps())
@@ -74,7 +92,8 @@ def judge(subject: Executed, reference: Executed) -> Judgement:
         agreement(step, subject.recording.read(step), reference.recording.read(step))
         for step in range(1, common + 1)
     ]
-    passing = _first_passing(subject, steps)
+    beyond = _first_passing(subject, steps)
+    passing = _first_passing(subject, steps, allowed) if allowed else beyond
     is_whole = common == reference.recording.num_steps()
     if passing is None and not is_whole:
         passing = ToleranceViolation(
@@ -92,23 +111,33 @@ def judge(subject: Executed, reference: Executed) -> Judgement:
     else:
         verdict = Verdict.EQUIVALENT
     return Judgement(
-        verdict=verdict, steps=steps, largest=_largest(steps), first_passing=passing
+        verdict=verdict,
+        steps=steps,
+        largest=_largest(steps),
+        first_passing=passing,
+        by_rounding=beyond if passing is None else None,
     )
 
 
 def _first_passing(
-    subject: Executed, steps: Sequence[StepAgreement]
+    subject: Executed, steps: Sequence[StepAgreement], allowed: Allowed = ()
 ) -> ToleranceViolation | None:
     for step in steps:
         accepted = tolerance(subject.config, step.step)
+        explained = allowed[step.step - 1] if allowed else {}
         # In the order of computation, so that the first quantity is nearest to the
         # cause.
-        for quantity, difference in step.quantities().items():
-            if difference.relative > accepted:
+        for quantity, by_variable in step.differences.items():
+            beyond = {
+                variable: relative
+                for variable, relative in by_variable.items()
+                if relative > max(accepted, explained.get((quantity, variable), 0.0))
+            }
+            if beyond:
                 return ToleranceViolation(
                     step=step.step,
                     quantity=quantity,
-                    difference=difference,
+                    difference=largest_of(beyond),
                     tolerance=accepted,
                 )
     return None

@@ -37,10 +37,10 @@ def test_differences_are_relative_and_name_the_variable() -> None:
     gradients = {"large": np.array([3.0, 4.5]), "zero": np.zeros(2)}
     found = agreement(1, changed(loss=9.0, gradients=gradients), STEP)
     assert not found.identical
-    assert found.loss.relative == pytest.approx(0.5)
+    assert found.quantities()["loss"].relative == pytest.approx(0.5)
     assert found.quantities()["gradients"].relative == pytest.approx(0.5 / 5)
     assert found.quantities()["gradients"].variable == "large"
-    assert found.weights.relative == 0
+    assert found.quantities()["weights"].relative == 0
 
 
 def test_what_should_be_zero_is_measured_against_the_rest() -> None:

@@ -9,13 +9,13 @@ import jsonschema
 import pytest
 
 from tests import processes
+from tests.keras_corpus import path_of
 from tests.markers import chosen
 from tests.trainers.experiments.verify.mutated_projects import Fault, plant, verify
 
 pytestmark = pytest.mark.slow
 
 SCHEMA = json.loads((processes.ROOT / "docs/verify.schema.json").read_text("utf-8"))
-PROGRAMS = processes.ROOT / "tests" / "keras_programs"
 
 # Random layers, two optimizers, several calls of fit, streams, several losses.
 VERIFIED = (
@@ -24,17 +24,18 @@ VERIFIED = (
     *("several_inputs_and_outputs", "regression", "distillation", "sample_weights"),
     *("imbalanced_classes", "text_transformer", "added_losses", "autoencoder"),
     *("half_precision", "moving_average_of_weights", "own_callbacks", "py_dataset"),
-    "segmentation",
+    *("segmentation", "gpt2", "gpt2_weighted_tokens", "data_frame"),
+    *("grain_pipeline", "torch_loader"),
 )
 
 
 @pytest.mark.parametrize(
-    "program", chosen(VERIFIED, ("classifier_with_callbacks", "fine_tuning"))
+    "program", chosen(VERIFIED, ("classifier_with_callbacks", "fine_tuning", "gpt2"))
 )
 def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> None:
     done, found = verify(
         tmp_path,
-        *(f"--script={PROGRAMS / program}.py", "--strategies=mirrored"),
+        *(f"--script={path_of(program)}", "--strategies=mirrored"),
         *("--num_replicas=3", "--train_steps=8"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -43,7 +44,9 @@ def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> Non
     verdicts = {entry["name"]: entry["verdict"] for entry in found["strategies"]}
     assert set(verdicts) == {"one_device", "mirrored"}
     assert set(verdicts.values()) <= {"identical", "equivalent"}
-    assert found["steps"] == 8 * (2 if program == "fine_tuning" else 1)
+    assert found["steps"] == 8 * (
+        2 if program in ("fine_tuning", "grain_pipeline") else 1
+    )
     assert "from Keras's own fit" in done.stdout
 
 
@@ -86,7 +89,7 @@ def test_a_fault_that_all_strategies_share_is_found(
     plant(tmp_path, fault)
     done, found = verify(
         tmp_path,
-        *(f"--script={PROGRAMS / program}.py", "--strategies=one_device"),
+        *(f"--script={path_of(program)}", "--strategies=one_device"),
         *("--train_steps=3", "--dtype=float64"),
     )
     (entry,) = found["strategies"]
@@ -97,7 +100,7 @@ def test_a_fault_that_all_strategies_share_is_found(
 def test_a_comparison_begins_with_fit(tmp_path: pathlib.Path) -> None:
     done = processes.run(
         *("--mode=compare", "--strategies=mirrored", "--seeds=1", "--train_steps=6"),
-        f"--script={PROGRAMS / 'regression.py'}",
+        f"--script={path_of('regression')}",
         f"--run_dir={tmp_path / 'compared'}",
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -121,7 +124,7 @@ def test_settings_that_fit_does_not_have_are_refused(
 ) -> None:
     done, found = verify(
         tmp_path,
-        *(f"--script={PROGRAMS / 'regression.py'}", "--strategies=one_device", *flags),
+        *(f"--script={path_of('regression')}", "--strategies=one_device", *flags),
     )
     assert done.returncode == 2
     assert not found
