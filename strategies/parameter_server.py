@@ -15,13 +15,20 @@ from strategies.cluster.rendezvous import is_serving, wait_for_cluster
 from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
-from strategies.common.types import GlobalBatches, LoopFunction, ReplicaFunction, Update
+from strategies.common.types import (
+    GlobalBatches,
+    LoopFunction,
+    ReplicaFunction,
+    StreamedBatches,
+    Update,
+)
 from strategies.config import StrategyConfig
-from strategies.ps.async_coordinator import AsynchronousSteps, WorkerInput
+from strategies.ps.async_coordinator import AsynchronousSteps
 from strategies.ps.server import serve
 from strategies.ps.sync_coordinator import SynchronousSteps
 from strategies.ps.tensor_packing import read_here
 from strategies.ps.variable_placement import BySize
+from strategies.ps.worker_input import WindowedInput, WorkerInput
 
 # Seconds for workers to return their closures when the run ends.
 _SECONDS_TO_GIVE_BACK = 5.0
@@ -103,13 +110,28 @@ class ParameterServer(Strategy):
         return self._placement.scope()
 
     def distribute(self, batches: GlobalBatches) -> WorkerInput:
-        """Places the data that batches are read from on every worker, once."""
+        """Places the data that batches are read from on every worker, once.
+
+        Raises:
+          UsageError: There are backup workers, and the batches are a stream.
+        """
+        if isinstance(batches, StreamedBatches):
+            self._check_no_backup_workers()
+            return WindowedInput(batches)
         # Training and evaluation data are placed once each, not at every evaluation.
         if batches.data not in self._residents:
             self._free_workers()
             dataset = self._coordinator.create_per_worker_dataset(batches.resident)
             self._residents[batches.data] = iter(dataset)
-        return WorkerInput(self._residents[batches.data], batches, batches.first_step)
+        return WorkerInput(self._residents[batches.data], batches)
+
+    def _check_no_backup_workers(self) -> None:
+        if self._config.backup_workers:
+            # They compute on later batches, which a window may not have.
+            raise UsageError(
+                f"--backup_workers={self._config.backup_workers} does not fit data "
+                "that are a stream: give arrays, or --backup_workers=0."
+            )
 
     def compile(
         self, replica_step: ReplicaFunction, update: Update | None

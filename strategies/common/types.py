@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -269,6 +269,31 @@ class GlobalBatches(Protocol):
           shard_index: Index of the shard.
           num_shards: Number of shards of a global batch.
         """
+
+
+@runtime_checkable
+class StreamedBatches(GlobalBatches, Protocol):
+    """Global batches that come one after the other and are not kept.
+
+    Attributes:
+      window_steps: Number of steps of a window.
+    """
+
+    window_steps: int
+
+    def windows(self) -> Iterator[Any]:
+        """Yields tuples of tensors from which `at` reads `window_steps` steps.
+
+        The tensors of all windows have the same shapes.
+        """
+
+
+@runtime_checkable
+class BoundedInput(Protocol):
+    """Input of an inner loop that has the batches of a few steps at a time."""
+
+    def steps_left(self) -> int:
+        """Returns the largest number of steps that the next call may have."""
 
 
 class LoopFunction(Protocol):

@@ -16,7 +16,6 @@ import tensorflow as tf
 from strategies.cluster.resolver import task_of
 from strategies.common.private_apis import values_where_they_are
 from strategies.common.types import (
-    GlobalBatches,
     ReplicaFunction,
     StepFuture,
     StepResults,
@@ -29,6 +28,7 @@ from strategies.inner_loop.staleness import joined
 from strategies.ps.applied_steps import AppliedSteps
 from strategies.ps.async_worker import AsynchronousWorker
 from strategies.ps.tensor_packing import ResultPacking
+from strategies.ps.worker_input import WorkerInput
 
 # Name of a worker that died before it returned the results of its steps.
 _LOST = "lost"
@@ -36,21 +36,6 @@ _LOST = "lost"
 # and a chief share two cores. A convolutional network had 3,300 examples a second with
 # closures of 0.1 s, 3,730 with 0.25 s and 3,880 with 0.5 s, the length of a call.
 _MOST_CLOSURE_SECONDS = 0.5
-
-
-@dataclasses.dataclass(slots=True)
-class WorkerInput:
-    """Input of all workers.
-
-    Attributes:
-      cached_tensors_by_dataset: Iterators of `batches.resident()`, one on each worker.
-      batches: Global batches of the run.
-      next_step: Step that the next call starts with.
-    """
-
-    cached_tensors_by_dataset: Any
-    batches: GlobalBatches
-    next_step: int
 
 
 class AsynchronousSteps:
@@ -125,12 +110,11 @@ class AsynchronousSteps:
             closure = self._coordinator.schedule(
                 self._function,
                 args=(
-                    (batches.cached_tensors_by_dataset, position, call),
+                    (batches.take(count), position, call),
                     *loop_arguments(count, looked, local_flags or SyncedFlags()),
                 ),
             )
             closures.append((closure, looked))
-            batches.next_step += count
         return _ScheduledSteps(closures, self)
 
     def _run(
@@ -144,7 +128,7 @@ class AsynchronousSteps:
 
         The results include the steps that an earlier run of the closure applied.
         """
-        cached_tensors_by_dataset, first_step, call = batches
+        resident, first_step, call = batches
         journal = self._journal
         told: list[tf.Tensor] = []
         if journal is not None:
@@ -154,7 +138,7 @@ class AsynchronousSteps:
             # Evaluation changes nothing, so that a closure can run again as a whole.
             num_before = tf.constant(0)
         after_those = (
-            cached_tensors_by_dataset,
+            resident,
             first_step + tf.cast(num_before, tf.int64),
             call,
         )

@@ -19,6 +19,7 @@ from strategies.inner_loop.staleness import changes_of, reads_after
 from strategies.inner_loop.step import Step
 from strategies.ps.applied_steps import AppliedSteps
 from strategies.ps.tensor_packing import sent
+from strategies.ps.worker_input import opened
 
 
 class _Task(NamedTuple):
@@ -168,8 +169,8 @@ class AsynchronousWorker:
 
 def _with_resident(arguments: Any) -> Any:
     """Returns the source of batches, taken out of its iterator once a closure."""
-    cached_tensors_by_dataset, first_step, call = arguments
-    return next(cached_tensors_by_dataset), first_step, call
+    resident, first_step, call = arguments
+    return opened(resident), first_step, call
 
 
 def _only_server(update: Update) -> str | None:

@@ -33,10 +33,10 @@ from strategies.inner_loop.input import IndexedInput
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import scaled
 from strategies.inner_loop.step import Step
-from strategies.ps.async_coordinator import WorkerInput
 from strategies.ps.gradient_queues import GradientQueues
 from strategies.ps.step_tokens import StepTokens
 from strategies.ps.sync_worker import WorkerLoop, WorkersUnderWay
+from strategies.ps.worker_input import WindowedInput, WorkerInput
 
 
 class SynchronousSteps:
@@ -92,7 +92,7 @@ class SynchronousSteps:
         self._loop = InnerLoop(step, self._take, update)
 
     def trace(self, batches: WorkerInput) -> tf.Graph:
-        self._start_workers(batches)
+        self._start_workers(batches, 0)
         with tf.device(self._leader), _advice_hidden():
             self._loop.trace(None)
         return self._worker.graph
@@ -108,7 +108,10 @@ class SynchronousSteps:
         observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
     ) -> StepFuture:
-        self._start_workers(batches)
+        if isinstance(batches, WindowedInput) and batches.is_exhausted:
+            # The closures read from the window that they were scheduled with.
+            self.free_workers()
+        self._start_workers(batches, num_steps)
         return _LedSteps(lambda: self._lead(num_steps, observe, local_flags))
 
     def free_workers(self, patience_seconds: float | None = None) -> None:
@@ -126,8 +129,9 @@ class SynchronousSteps:
             self._turns.end()
             under_way.wait(patience_seconds)
 
-    def _start_workers(self, feed: WorkerInput) -> None:
+    def _start_workers(self, feed: WorkerInput, num_steps: int) -> None:
         """Schedules a closure for each worker, unless the closures are under way."""
+        resident = feed.take(num_steps)
         if self._under_way is not None:
             return
         # The closure is traced with the first input. Later inputs read batches in the
@@ -136,7 +140,7 @@ class SynchronousSteps:
         self._turns.reset()
         for shard_index, tokens in enumerate(self._turns.token_queues()):
             arguments = (
-                feed.cached_tensors_by_dataset,
+                resident,
                 tf.constant(shard_index, tf.int64),
                 tokens,
             )

@@ -21,6 +21,7 @@ from strategies.common.types import (
 from strategies.inner_loop.totals import totals_of
 from strategies.ps.gradient_queues import GradientQueues
 from strategies.ps.step_tokens import FINISHED, NOT_STARTED, StepTokens
+from strategies.ps.worker_input import opened
 
 
 class WorkerLoop:
@@ -56,10 +57,10 @@ class WorkerLoop:
         self.function = tf.function(self._run, autograph=False)
 
     def _run(
-        self, cached_tensors_by_dataset: Any, shard_index: tf.Tensor, tokens: tf.Tensor
+        self, batches: Any, shard_index: tf.Tensor, tokens: tf.Tensor
     ) -> tf.Tensor:
         self.graph = tf.compat.v1.get_default_graph()
-        resident = next(cached_tensors_by_dataset)
+        resident = opened(batches)
 
         def wait(done: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._turns.wait(tokens)]):

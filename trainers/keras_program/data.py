@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-import numpy as np
-import psutil
 import tensorflow as tf
 
 from models.base import Weighted
@@ -24,24 +22,8 @@ from trainers.keras_program.open_stream import open_stream
 from trainers.keras_program.stream import ProgramStream
 
 
-class HeldEpoch(ArraySource):
-    """One epoch of a stream in memory.
-
-    Attributes:
-      batch_size: Examples of a batch of the stream.
-    """
-
-    def __init__(self, features: Any, labels: Any, batch_size: int):
-        super().__init__(features, labels)
-        self.batch_size = batch_size
-
-
-def data_of_fit(arguments: FitArguments, streams: bool) -> Data:
+def data_of_fit(arguments: FitArguments) -> Data:
     """Returns the examples to train and to validate on.
-
-    Args:
-      arguments: Arguments of `fit`.
-      streams: True if the strategy reads a stream; False to hold data in memory.
 
     Raises:
       UsageError: They are of a kind that is not taken.
@@ -53,22 +35,17 @@ def data_of_fit(arguments: FitArguments, streams: bool) -> Data:
         opened = open_stream(
             given.x, given.class_weight, given.shuffle, steps, "training data"
         )
-        return _data(opened, None, given, streams)
+        return _data(opened, None, given)
     held_out = None
     if given.validation_data is None and given.validation_split:
         train, held_out = _split(train, given.validation_split)
-    return _data(_source(train), held_out, given, streams)
+    return _data(_source(train), held_out, given)
 
 
-def _data(
-    train: Source, held_out: FitData | None, arguments: FitArguments, streams: bool
-) -> Data:
+def _data(train: Source, held_out: FitData | None, arguments: FitArguments) -> Data:
     validation: Source = NoExamples() if held_out is None else _source(held_out)
     if arguments.validation_data is not None:
         validation = _validation(arguments)
-    train, validation = (
-        source if streams else _in_memory(source) for source in (train, validation)
-    )
     features, _ = first_examples(train, 1)
     return Data(
         train=train,
@@ -76,7 +53,7 @@ def _data(
         input_shape=() if tf.nest.is_nested(features) else tuple(features.shape[1:]),
         num_classes=0,
         # `fit` leaves the order of a data set to the data set.
-        is_shuffled=bool(arguments.shuffle) and not isinstance(train, HeldEpoch),
+        is_shuffled=bool(arguments.shuffle) and not isinstance(train, ProgramStream),
     )
 
 
@@ -99,19 +76,6 @@ def _arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> FitData | 
         return whole_arrays(x, y, sample_weight, class_weight)
     except ValueError as error:
         raise UsageError(f"fit refuses its data: {error}") from error
-
-
-def _in_memory(source: Source) -> Source:
-    """Reads one epoch of a stream, for strategies that read any step on request."""
-    if not isinstance(source, ProgramStream):
-        return source
-    # The other half is for the arrays that the batches are joined to.
-    limit = psutil.virtual_memory().available // 2
-    batches = source.read_epoch(limit)
-    features, labels = tf.nest.map_structure(
-        lambda *rows: np.concatenate([row.numpy() for row in rows]), *batches
-    )
-    return HeldEpoch(features, labels, source.batch_size)
 
 
 def _split(train: FitData, fraction: float) -> tuple[FitData, FitData]:

@@ -18,7 +18,7 @@ from strategies.common.errors import ExitCode, UsageError
 from strategies.common.private_apis import variables_as_numbers
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
-from trainers.keras_program.data import HeldEpoch, data_of_fit
+from trainers.keras_program.data import data_of_fit
 from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
 from trainers.keras_program.model import LentModel
@@ -189,7 +189,7 @@ class _Program:
     def _train_model(
         self, model: keras.Model, arguments: FitArguments, fit: Callable[..., Any]
     ) -> tuple[keras.callbacks.History, ExitCode]:
-        data = data_of_fit(arguments, self._strategy.traits.supports_streaming)
+        data = data_of_fit(arguments)
         config = _config_of_fit(self._config, arguments, data)
         # The program keeps its objects; the strategy makes the variables below them.
         lent = LentModel(model, f"--script={self._path}")
@@ -217,7 +217,7 @@ def _config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Confi
     size = arguments.batch_size or default
     if "global_batch_size" in config.given:
         size = config.length.global_batch_size
-    if isinstance(data.train, (ProgramStream, HeldEpoch)):
+    if isinstance(data.train, ProgramStream):
         if size != data.train.batch_size and "global_batch_size" in config.given:
             raise UsageError(
                 f"--global_batch_size={size} does not fit data of batches of "
@@ -225,7 +225,7 @@ def _config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Confi
             )
         size = data.train.batch_size
     eval_size = arguments.validation_batch_size or size
-    if isinstance(data.evaluation, (ProgramStream, HeldEpoch)):
+    if isinstance(data.evaluation, ProgramStream):
         eval_size = data.evaluation.batch_size
     steps = steps or math.ceil(num_examples / size)
     length: dict[str, Any] = {

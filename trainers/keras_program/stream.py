@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NoReturn
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from models.base import Weighted
@@ -14,6 +17,26 @@ from strategies.common.types import Batch
 from strategies.inner_loop.sharding import shard_rows
 from trainers.inputs.batches import batch_of_steps
 from trainers.inputs.shuffling import Order
+
+# A window is sent to every worker, and a call of the inner loop has at most its steps.
+_WINDOW_BYTES = 16 * 2**20
+_MOST_WINDOW_STEPS = 512
+
+
+class _Window(NamedTuple):
+    """Rows of some steps.
+
+    Attributes:
+      first_step: First step, int64 scalar.
+      starts: First row of each step, and the row after the last, int64 [steps + 1].
+      features: Tensors of features [rows, ...].
+      labels: Tensors of labels [rows, ...].
+    """
+
+    first_step: tf.Tensor
+    starts: tf.Tensor
+    features: Any
+    labels: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,26 +80,6 @@ class ProgramStream:
         """
         return tf.nest.map_structure(lambda rows: rows[:count], _parts(self.first))
 
-    def read_epoch(self, most_bytes: int) -> list[tuple[Any, Any]]:
-        """Returns the features and labels of all batches of the first epoch.
-
-        Args:
-          most_bytes: Bytes that they may have.
-
-        Raises:
-          UsageError: They have more.
-        """
-        tensors = tensors_of(self.first)
-        size = sum(rows.dtype.size * rows.shape.num_elements() for rows in tensors)
-        size *= self.steps_per_epoch
-        if size > most_bytes:
-            raise UsageError(
-                f"fit has data of {size / 2**30:.1f} GiB an epoch, which this strategy "
-                "holds in memory: choose mirrored or multi_worker_mirrored, which read "
-                "a stream."
-            )
-        return [_parts(batch) for batch in self.endless.take(self.steps_per_epoch)]
-
     def batches(self, order: Order, first_step: int, last_step: int) -> StreamBatches:
         """Returns the batches of a range of steps.
 
@@ -94,8 +97,8 @@ class ProgramStream:
 class StreamBatches:
     """Batches of steps from `first_step` up to, but not including, `last_step`.
 
-    Satisfies `GlobalBatches` for strategies whose `Traits.supports_streaming` is true.
-    Every process reads all batches and takes its rows of each.
+    Satisfies `StreamedBatches`. Where replicas are processes, every process reads all
+    batches and takes its rows of each; parameter servers send windows to their workers.
     """
 
     stream: ProgramStream
@@ -108,20 +111,73 @@ class StreamBatches:
         return self.stream
 
     def resident(self) -> NoReturn:
-        raise TypeError("a stream is kept nowhere: see Traits.supports_streaming")
+        raise TypeError("a stream is kept nowhere: see `windows`")
+
+    @property
+    def window_steps(self) -> int:
+        tensors = tensors_of(self.stream.first)
+        size = sum(rows.dtype.size * rows.shape.num_elements() for rows in tensors)
+        return max(min(_WINDOW_BYTES // max(size, 1), _MOST_WINDOW_STEPS), 1)
+
+    def windows(self) -> Iterator[_Window]:
+        """Yields windows; the last one may have fewer steps.
+
+        Raises:
+          UsageError: A batch is larger than the first one, or its rows have other
+            shapes.
+        """
+        num_rows = self.window_steps * self.stream.batch_size
+        batches = iter(self._following().prefetch(tf.data.AUTOTUNE))
+        for first in range(self.first_step, self.last_step, self.window_steps):
+            some = list(itertools.islice(batches, self.window_steps))
+            sizes = [len(tensors_of(batch)[0]) for batch in some]
+            starts = np.cumsum([0, *sizes])
+            starts = np.pad(starts, (0, self.window_steps - len(some)), mode="edge")
+            if starts[-1] > num_rows:
+                raise UsageError(
+                    f"fit has a batch of {max(sizes)} examples after a first batch of "
+                    f"{self.stream.batch_size}, which parameter servers do not take: "
+                    "put the largest batch first."
+                )
+            features, labels = tf.nest.map_structure(
+                lambda *rows: _joined(rows, num_rows), *map(_parts, some)
+            )
+            yield _Window(tf.constant(first, tf.int64), starts, features, labels)
 
     def at(
-        self, resident: Any, step: Any, shard_index: Any, num_shards: int
-    ) -> NoReturn:
-        raise TypeError("a stream has no single steps: see Traits.supports_streaming")
+        self,
+        resident: _Window,
+        step: tf.Tensor,
+        shard_index: tf.Tensor | int,
+        num_shards: int,
+    ) -> Batch:
+        index = step - resident.first_step
+        begin, end = resident.starts[index], resident.starts[index + 1]
+        start, stop, num_rows = shard_rows(end - begin, shard_index, num_shards)
+        features, labels = tf.nest.map_structure(
+            lambda rows: rows[begin + start : begin + stop],
+            (resident.features, resident.labels),
+        )
+        return Batch(
+            step=step,
+            replica=tf.cast(shard_index, tf.int64),
+            global_size=end - begin,
+            num_rows=num_rows,
+            indices=step * self.stream.batch_size + tf.range(start, stop),
+            features=features,
+            labels=labels,
+        )
+
+    def _following(self) -> tf.data.Dataset:
+        """Returns the batches from the first step on."""
+        # A run that is continued reads what comes before, as it may be a generator.
+        return self.stream.endless.skip(self.first_step - self.order.first_step)
 
     def dataset(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         return self.spans(shard_index, num_shards).unbatch()
 
     def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
-        # A run that is continued reads what comes before, as it may be a generator.
-        before = self.first_step - self.order.first_step
-        batches = self.stream.endless.skip(before).enumerate(self.first_step)
+        batches = self._following().enumerate(self.first_step)
 
         def shard(step: tf.Tensor, batch: Any) -> Batch:
             features, labels = _parts(batch)
@@ -162,3 +218,22 @@ def _parts(batch: Any) -> tuple[Any, Any]:
     if weights is None:
         return features, labels
     return features, Weighted(labels, weights)
+
+
+def _joined(rows: Sequence[tf.Tensor], num_rows: int) -> tf.Tensor:
+    """Returns the rows of several batches, padded to a number of rows.
+
+    Raises:
+      UsageError: The rows of two batches have other shapes.
+    """
+    shapes = {tuple(batch.shape[1:]) for batch in rows}
+    if len(shapes) > 1:
+        one, other = sorted(shapes)[:2]
+        raise UsageError(
+            f"fit has batches of examples of shapes {one} and {other}, which parameter "
+            "servers do not take: pad them to one shape, or choose mirrored or "
+            "multi_worker_mirrored."
+        )
+    joined = np.concatenate([batch.numpy() for batch in rows])
+    missing = [(0, num_rows - len(joined)), *[(0, 0)] * (joined.ndim - 1)]
+    return tf.constant(np.pad(joined, missing, mode="edge"), rows[0].dtype)

@@ -13,7 +13,7 @@ import numpy as np
 
 from models.base import add_steps
 from strategies.base import Strategy
-from strategies.common.types import ReplicaFunction
+from strategies.common.types import BoundedInput, ReplicaFunction
 from trainers.inputs.any_batches import batches_of
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Source
@@ -98,6 +98,8 @@ class Evaluation:
         step = 0
         while step < self.num_steps:
             count = min(_STEPS_PER_CALL, self.num_steps - step)
+            if isinstance(batches, BoundedInput):
+                count = min(count, batches.steps_left())
             results = self._run_steps(batches, count).fetch()
             summed = dict(results.sums)
             table = summed.pop(CONFUSION, None)

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from strategies.common.errors import DivergedError
-from strategies.common.types import StepResults, SummaryLevel, SyncedFlags
+from strategies.common.types import (
+    BoundedInput,
+    StepResults,
+    SummaryLevel,
+    SyncedFlags,
+)
 from trainers.loop.timing import Clock
 from trainers.run_dir.train_state import TrainCounters
 
@@ -184,7 +189,10 @@ def run_loop(
     step, last_step = parts.applied_steps(), parts.train_steps
     step_seconds = 0.0
     while step < last_step:
-        stop, observe = _until_due(callbacks, step, last_step, call_length.steps)
+        most_steps = call_length.steps
+        if isinstance(batches, BoundedInput):
+            most_steps = min(most_steps, batches.steps_left())
+        stop, observe = _until_due(callbacks, step, last_step, most_steps)
         with clock.measure("train") as timer:
             # The all-reduce of the step combines these values, so that all processes
             # stop at the same step and choose the same call length.

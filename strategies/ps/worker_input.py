@@ -1,0 +1,79 @@
+"""Input of the workers of parameter servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from strategies.common.types import GlobalBatches, StreamedBatches
+
+
+class WorkerInput:
+    """Batches that each worker keeps as a whole. Any worker computes any step."""
+
+    def __init__(self, iterators: Any, batches: GlobalBatches):
+        """Begins with the first step of the batches.
+
+        Args:
+          iterators: Iterators of `batches.resident()`, one on each worker.
+          batches: Global batches of the run.
+        """
+        self._iterators = iterators
+        self.batches = batches
+        self.next_step = batches.first_step
+
+    def take(self, num_steps: int) -> Any:
+        """Returns what closures with the next steps read from, for `opened`."""
+        self.next_step += num_steps
+        return self._iterators
+
+
+class WindowedInput(WorkerInput):
+    """Batches of a stream, of which workers get one window of steps after the other.
+
+    Only this process can read the stream of a Python program, and no window is kept.
+    Satisfies `BoundedInput`.
+    """
+
+    def __init__(self, batches: StreamedBatches):
+        """Reads the first window.
+
+        Args:
+          batches: Global batches of the run.
+        """
+        super().__init__(None, batches)
+        self._windows: Iterator[Any] = batches.windows()
+        self._num_steps = batches.window_steps
+        self._window: Any = None
+        self._end = self.next_step
+
+    def steps_left(self) -> int:
+        """Returns the number of steps up to the end of the present or next window."""
+        return self._end - self.next_step or self._num_steps
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if the next step is not in the present window."""
+        return self.next_step == self._end
+
+    def take(self, num_steps: int) -> Any:
+        """Returns the window of the next steps.
+
+        Args:
+          num_steps: Number of steps, at most `steps_left`.
+        """
+        if self.is_exhausted:
+            self._window = next(self._windows)
+            self._end += self._num_steps
+        self.next_step += num_steps
+        return self._window
+
+
+def opened(resident: Any) -> Any:
+    """Returns the tensors that batches are read from, as graph operations.
+
+    Args:
+      resident: Result of `WorkerInput.take`.
+    """
+    # A window is a tuple of tensors.
+    return resident if isinstance(resident, tuple) else next(resident)

@@ -1,0 +1,90 @@
+"""Data that are streamed are never all in memory, in any process."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests import processes
+from tests.markers import further
+
+pytestmark = pytest.mark.slow
+
+# Batches of 1 MiB.
+_PROGRAM = """
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+keras.utils.set_random_seed(0)
+
+
+def batches():
+    rows = np.random.default_rng(0).normal(size=(64, 4096)).astype("float32")
+    for _ in range(int(sys.argv[1])):
+        rows = np.roll(rows, 1, axis=1)
+        yield rows, rows[:, :1]
+
+
+signature = tf.TensorSpec((None, 4096)), tf.TensorSpec((None, 1))
+data = tf.data.Dataset.from_generator(batches, output_signature=signature)
+model = keras.Sequential([keras.Input((4096,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(1e-4), "mse")
+model.fit(data, verbose=0)
+"""
+_LIMIT_MIB = 200
+_SERVERS = ("--strategy=parameter_server", "--num_workers=2", "--num_ps=1")
+
+
+def _peak_mib(folder: pathlib.Path, num_batches: int, *flags: str) -> float:
+    """Returns the largest memory that a process of a run had."""
+    program = folder / "train.py"
+    program.write_text(_PROGRAM)
+    run_dir = folder / f"run{num_batches}"
+    process = psutil.Popen(
+        processes.command(
+            *(f"--script={program}", f"--run_dir={run_dir}", *flags),
+            *("--", str(num_batches)),
+        ),
+        env=processes.environment(),
+        cwd=processes.ROOT,
+        stdout=sys.stderr,
+        stderr=subprocess.STDOUT,
+    )
+    most = 0
+    while process.poll() is None:
+        try:
+            for one in (process, *process.children(recursive=True)):
+                most = max(most, one.memory_info().rss)
+        except psutil.NoSuchProcess:
+            continue
+        time.sleep(0.05)
+    assert process.returncode == 0
+    assert processes.result_of(run_dir)["steps"] == num_batches
+    return most / 2**20
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--strategy=mirrored",),
+        (*_SERVERS, "--update=async"),
+        further((*_SERVERS, "--update=sync")),
+        further(("--strategy=multi_worker_mirrored", "--num_workers=2")),
+    ],
+)
+def test_ten_times_the_data_need_no_more_memory(
+    tmp_path: pathlib.Path, flags: tuple[str, ...]
+) -> None:
+    """2,000 MiB of data, of which less than a tenth may be in memory."""
+    few = _peak_mib(tmp_path, _LIMIT_MIB, *flags)
+    many = _peak_mib(tmp_path, 10 * _LIMIT_MIB, *flags)
+    # 9 to 48 MiB more were seen in the largest process.
+    assert many - few < _LIMIT_MIB, (few, many)

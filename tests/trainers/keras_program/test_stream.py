@@ -1,0 +1,101 @@
+"""Batches of a stream, in their order and in windows of steps."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.common.errors import UsageError
+from tests import processes
+from trainers.inputs.shuffling import Order
+from trainers.keras_program import stream
+from trainers.keras_program.open_stream import open_stream
+from trainers.keras_program.stream import StreamBatches
+
+
+def _batches(data: tf.data.Dataset, first_step: int, last_step: int) -> StreamBatches:
+    opened = open_stream(data, None, False, None, "training data")
+    order = Order(
+        num_examples=opened.num_examples,
+        global_batch_size=opened.batch_size,
+        seed=None,
+    )
+    return opened.batches(order, first_step, last_step)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("first_step", [0, 5])
+def test_windows_have_the_batches_of_the_stream(
+    monkeypatch: pytest.MonkeyPatch, first_step: int, num_shards: int
+) -> None:
+    """23 examples: batches of 8, 8 and 7, epoch after epoch; windows of 4 steps."""
+    monkeypatch.setattr(stream, "_MOST_WINDOW_STEPS", 4)
+    rows = np.arange(46, dtype="float32").reshape(23, 2)
+    data = tf.data.Dataset.from_tensor_slices(({"a": rows}, rows[:, 0])).batch(8)
+    batches = _batches(data, first_step, 11)
+    expected = [list(batches.dataset(shard, num_shards)) for shard in range(num_shards)]
+    windows = batches.windows()
+    for step in range(first_step, 11):
+        if (step - first_step) % batches.window_steps == 0:
+            window = next(windows)
+        for shard in range(num_shards):
+            found = batches.at(
+                window, tf.constant(step, tf.int64), tf.constant(shard), num_shards
+            )
+            tf.nest.map_structure(
+                np.testing.assert_array_equal, found, expected[shard][step - first_step]
+            )
+    assert batches.window_steps == 4
+    assert next(windows, None) is None
+
+
+def test_all_windows_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others would be traced again."""
+    monkeypatch.setattr(stream, "_MOST_WINDOW_STEPS", 4)
+    data = tf.data.Dataset.from_tensor_slices((np.zeros((23, 2)), np.zeros(23)))
+    shapes = [
+        [part.shape for part in tf.nest.flatten(window)]
+        for window in _batches(data.batch(8), 0, 11).windows()
+    ]
+    assert shapes[1:] == shapes[:-1]
+    assert shapes[0][-2:] == [(32, 2), (32,)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "widths", "words"),
+    [
+        ((4, 8), (3, 3), "8 examples after a first batch of 4"),
+        ((4, 4), (3, 5), r"shapes \(3,\) and \(5,\)"),
+    ],
+)
+def test_windows_refuse_batches_that_do_not_fit(
+    sizes: tuple[int, ...], widths: tuple[int, ...], words: str
+) -> None:
+    data = tf.data.Dataset.from_generator(
+        lambda: (
+            (np.zeros(s), np.zeros(s[0])) for s in zip(sizes, widths, strict=True)
+        ),
+        output_signature=(tf.TensorSpec((None, None)), tf.TensorSpec((None,))),
+    )
+    with pytest.raises(UsageError, match=words):
+        next(_batches(data, 0, 2).windows())
+
+
+def test_backup_workers_do_not_read_streams(tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import keras, numpy as np, tensorflow as tf\n"
+        "model = keras.Sequential([keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "data = tf.data.Dataset.from_tensors((np.ones((4, 2)), np.ones(4)))\n"
+        "model.fit(data)\n"
+    )
+    done = processes.run(
+        *(f"--script={program}", f"--run_dir={tmp_path / 'run'}", "--update=sync"),
+        *("--strategy=parameter_server", "--num_workers=2", "--backup_workers=1"),
+    )
+    assert done.returncode == 2, done.stderr
+    assert "--backup_workers=1 does not fit data that are a stream" in done.stderr
