@@ -1,47 +1,40 @@
-"""A training step of one's own: an image and its copy moved aside must look alike.
+"""A loss of one's own: an image and its copy moved aside must look alike.
 
-  python -m trainers.main --model=examples.consistent_digits:model --strategy=mirrored
+  python -m trainers.main --script=examples/consistent_digits.py --strategy=mirrored
 
-The function `replica_step` beside the model takes the place of loss and metrics: it
-returns them for each example, and everything else stays as it is: shares of the global
-batch, their sum, clipping, checkpoints, summaries.
+Each replica computes it on its rows. Gradients, their sum, checkpoints and summaries
+are those of any other program.
 """
 
-from __future__ import annotations
-
 import keras
-import tensorflow as tf
-
-from strategies.common.types import Batch
+import sklearn.datasets
 
 _WEIGHT = 0.5
 
 
-def model() -> keras.Model:
-    """Logits of ten digits, [n, 10], from images [n, 8, 8, 1]."""
-    return keras.Sequential(
-        [
-            keras.Input([8, 8, 1]),
-            keras.layers.Conv2D(16, 3, activation="relu"),
-            keras.layers.Flatten(),
-            keras.layers.Dense(10),
-        ]
-    )
+class Consistent(keras.Model):
+    """A model whose loss grows with the difference of its logits for a moved image."""
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        """Returns cross entropy and the mean square of the difference."""
+        moved = self(keras.ops.roll(x, 1, axis=2), training=training)
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
+        return loss + _WEIGHT * keras.ops.mean(keras.ops.square(y_pred - moved))
 
 
-def replica_step(
-    model: keras.Model, batch: Batch, training: bool
-) -> dict[str, tf.Tensor]:
-    """The loss and metrics of each example of a replica's part of the batch, [n]."""
-    logits = model(batch.features, training=training)
-    moved = model(tf.roll(batch.features, shift=1, axis=2), training=training)
-    cross_entropy = keras.losses.sparse_categorical_crossentropy(
-        batch.labels, logits, from_logits=True
-    )
-    difference = tf.reduce_mean(tf.square(logits - moved), axis=-1)
-    right = tf.equal(tf.argmax(logits, axis=-1), batch.labels)
-    return {
-        "loss": cross_entropy + _WEIGHT * difference,
-        "accuracy": tf.cast(right, tf.float32),
-        "difference": difference,
-    }
+keras.utils.set_random_seed(0)
+images, labels = sklearn.datasets.load_digits(return_X_y=True)
+images = images.reshape(-1, 8, 8, 1).astype("float32") / 16
+
+inputs = keras.Input([8, 8, 1])
+hidden = keras.layers.Conv2D(16, 3, activation="relu")(inputs)
+logits = keras.layers.Dense(10)(keras.layers.Flatten()(hidden))
+model = Consistent(inputs, logits)
+model.compile(
+    optimizer="adam",
+    loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    metrics=["accuracy"],
+)
+model.fit(images, labels, batch_size=64, epochs=15, validation_split=0.2, verbose=2)

@@ -84,11 +84,6 @@ def factory(name: str, flag: str) -> Callable[..., Any]:
     return found
 
 
-def beside(name: str, attribute: str) -> Callable[..., Any] | None:
-    """Returns another attribute of a factory's module, or None."""
-    return getattr(_module(_parts(name)[0]), attribute, None)
-
-
 def _is_file(module: str) -> bool:
     return module.endswith(".py")
 

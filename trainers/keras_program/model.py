@@ -98,7 +98,6 @@ class LentModel:
             build=build,
             loss=None,
             metrics=None,
-            replica_step=None,
             few=few,
             data=data,
             flag=self._flag,

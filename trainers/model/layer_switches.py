@@ -1,8 +1,8 @@
 """Changes of a model that show where a difference between two trainings comes from.
 
-A difference that disappears without dropout is caused by dropout, and one that a change
-of the last bit of every weight makes as well is caused by rounding. The changes work
-for any model, including a model of the user.
+A difference that disappears without dropout is caused by dropout. A difference that
+appears as soon as every weight changes in its last bit is caused by rounding. The
+changes work for any model, including a model of the user.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def disable_layers(model: keras.Model, kinds: Sequence[str]) -> None:
 def perturb_weights(model: keras.Model) -> None:
     """Changes every trainable weight to the next number of its type, up or down.
 
-    Weights of zero stay, and so do those of 16 bits. The directions are random and the
+    Weights of zero and weights of 16 bits stay. The directions are random and the
     same in every call.
     """
     random = np.random.default_rng(0)

@@ -15,7 +15,6 @@ from models.base import Objective, labels_of
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.inputs.sources import ArraySource, Data
-from trainers.user_code.train_step import NAME
 
 # In place of which `fit` and `evaluate` would call them.
 _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -39,8 +38,7 @@ def check_methods(model: keras.Model) -> None:
     for name in filter(lambda name: _has_own(model, name), _OF_FIT):
         raise UsageError(
             f"{type(model).__name__} has a {name} of its own, which only fit would "
-            f"call: give the program with fit as --script, or write {NAME}(model, "
-            "batch, training) beside the factory, which returns each example's loss."
+            "call: give the program that calls fit as --script."
         )
 
 

@@ -26,7 +26,9 @@ _SEVERAL_SHAPES = (
     f"returned examples of several shapes or types: {_ACCEPTED}, each array of one "
     "shape."
 )
-_WEIGHTS = "Weights of examples are not taken: let a replica_step weigh their losses."
+_WEIGHTS = (
+    "Weights of examples are not taken: give the program that calls fit as --script."
+)
 # What steps can be given, by NumPy's kinds of types (numpy.dtype.kind): booleans,
 # numbers and strings.
 _KINDS = "biufcSU"

@@ -29,7 +29,6 @@ from trainers.user_code.checks import (
 )
 from trainers.user_code.losses import CompiledObjective, objective_of
 from trainers.user_code.probe import probe
-from trainers.user_code.train_step import NAME, own_objective
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +39,6 @@ class CustomModel:
       build: Function that makes the model and its variables.
       loss: Keras's name of the loss; None for the compiled one.
       metrics: Keras's names of the metrics; None for the compiled ones.
-      replica_step: Step that replaces both, if the module has one.
       few: Function that returns a small batch of valid examples.
       data: All of the examples.
       flag: Flag named in messages.
@@ -52,7 +50,6 @@ class CustomModel:
     build: Build
     loss: str | None
     metrics: Sequence[str] | None
-    replica_step: Callable[..., Any] | None
     few: Callable[[], Batch]
     data: Data
     flag: str
@@ -68,19 +65,13 @@ class CustomModel:
                 "own: compile it with a loss that smooths labels."
             )
         with wrap_user_errors(self.flag):
-            objective: Objective
             if self.own_objective is not None:
                 return self.own_objective
-            if self.replica_step is None:
-                objective = self._compiled(model)
-            else:
-                objective = own_objective(
-                    self.replica_step, lambda: self._compiled(model)
-                )
+            objective = self._compiled(model)
             check_values(objective, model, self.few())
         return objective
 
-    def _compiled(self, model: keras.Model) -> Objective:
+    def _compiled(self, model: keras.Model) -> CompiledObjective:
         """Returns the objective of `fit`, on data that it can be computed of."""
         few = self.few()
         examples = probe(model, few)
@@ -123,8 +114,6 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
     flag = f"--model={config.model}"
     with wrap_user_errors(flag):
         make = factories.factory(config.model, "model")
-        # Found by its name in the module of the factory.
-        replica_step = factories.beside(config.model, NAME)
 
     # Read once, and only if it is needed.
     @functools.cache
@@ -136,8 +125,7 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
     def build(data: Examples, settings: Settings) -> keras.Model:
         with wrap_user_errors(flag):
             model, created = _made(make, data, flag)
-            if replica_step is None:
-                check_methods(model)
+            check_methods(model)
             model = _with_own_variables(model, created, before, flag)
             build_with(model, few)
         before.append(model)
@@ -147,7 +135,6 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
         build=build,
         loss=config.loss,
         metrics=config.metrics,
-        replica_step=replica_step,
         few=few,
         data=data,
         flag=flag,

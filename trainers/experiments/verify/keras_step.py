@@ -24,8 +24,8 @@ from trainers.model.sparse_gradients import as_dense
 from trainers.run_dir.step_recording import KerasStep, Recording, unique_names
 
 _NO_COUNTERPART = (
-    "the loss is not one that keras.Model.compile takes: it is of a replica_step, or "
-    "of a file in models/ without as_compiled"
+    "the loss is not one that keras.Model.compile takes: it is of a file in models/ "
+    "without as_compiled"
 )
 
 

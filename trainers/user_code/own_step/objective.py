@@ -21,9 +21,9 @@ from models.base import (
     Values,
     means_over_examples,
 )
+from strategies.common.errors import UsageError
 from trainers.model.train_step import regularized_weights
 from trainers.user_code.own_step.model_step import STATE, ModelStep
-from trainers.user_code.train_step import WholeModelObjective
 
 
 class OwnUpdate(NamedTuple):
@@ -39,7 +39,7 @@ class OwnUpdate(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class OwnStep(WholeModelObjective):
+class OwnStep:
     """The steps of a model and what they report. Satisfies `Objective`.
 
     Attributes:
@@ -61,8 +61,26 @@ class OwnStep(WholeModelObjective):
 
     @property
     def title(self) -> str:
-        """See `WholeModelObjective`."""
+        """Class and name of the step, for messages."""
         return f"{type(self.train.model).__name__}.{self.train.name}"
+
+    @property
+    def compiled(self) -> None:
+        """See `Objective`; `keras.Model.compile` takes no such step."""
+        return None
+
+    def of_predictions(
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        totals: Mapping[str, Any] | None = None,
+    ) -> Values:
+        """See `Objective`."""
+        raise UsageError(
+            f"{self.title} calls the whole model, which model_parallel has in stages: "
+            "choose another --strategy."
+        )
 
     def values(self, model: Any, batch: Any, training: bool) -> Values:
         """See `Objective`."""

@@ -107,17 +107,3 @@ def test_a_loss_that_is_called_directly_is_found(tmp_path: pathlib.Path) -> None
     assert f"keras: loss of the first batch is {loss['here']:.9g} here" in done.stdout
     assert f"and {loss['keras']:.9g} in Keras" in done.stdout
     assert "mae of the first batch" not in done.stdout
-
-
-def test_a_step_of_the_users_own_is_not_comparable(tmp_path: pathlib.Path) -> None:
-    done, found = verify(
-        tmp_path,
-        *SHORT,
-        "--model=examples.consistent_digits:model",
-        "--dataset=digits",
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    arm = keras_arm(found)
-    assert (arm["verdict"], arm["figures"]) == ("not comparable", {})
-    assert "replica_step" in arm["reason"]
-    assert "keras: the loss is not one that keras.Model.compile takes" in done.stdout
