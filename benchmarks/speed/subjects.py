@@ -93,6 +93,20 @@ def _keras_fit() -> Sequence[Subject]:
     ]
 
 
+def _script() -> Sequence[Subject]:
+    common = (*_replicas("mirrored"), "--global_batch_size=64", "--train_steps=4000")
+    by_flags = ("--model=mlp", "--dataset=digits", "--eval_every_steps=none")
+    return [
+        Subject(
+            name="mlp-script-and-flags",
+            project=Project(("--script=benchmarks/speed/digits_program.py", *common)),
+            peer=Project((*by_flags, *common)),
+            # At most 2 % of a step.
+            goal=0.98,
+        )
+    ]
+
+
 def _workers() -> Sequence[Subject]:
     """Two processes of one thread each."""
     flags = ("--strategy=multi_worker_mirrored", "--num_workers=2")
@@ -266,6 +280,7 @@ def _input() -> Sequence[Subject]:
 SUBJECTS: Sequence[Subject] = (
     *_loops(),
     *_keras_fit(),
+    *_script(),
     *_workers(),
     *_parameter_servers(),
     *_scaling(),
