@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -40,26 +42,58 @@ class Inspection:
         if isinstance(self._model, keras.Sequential) or hasattr(
             self._model, "operations"
         ):
-            # A dictionary, because Keras returns a tensor and not a list for a list of
-            # one output.
-            outputs = {
-                layer.name: layer.output
-                for layer in self._model.layers
-                if not isinstance(layer, keras.layers.InputLayer)
-            }
-            values = keras.Model(self._model.inputs, outputs)(
-                self._features, training=False
-            )
+            values = _activations(self._model, self._features)
             for name, value in values.items():
-                rows[f"activations/{name}"] = histogram(_all_numbers(value))
+                rows[f"activations/{name}"] = histogram(value)
         return rows
 
 
-def _all_numbers(outputs: Any) -> tf.Tensor:
-    """Returns all outputs of a layer as one vector.
+def _activations(model: keras.Model, features: Any) -> dict[str, tf.Tensor]:
+    """Returns the outputs of every layer of a functional model, each as one vector.
+
+    They are noted where the model calls the layer. `layer.output` is that of the first
+    call, which for a model used as a layer is not the one in this model.
+    """
+    noted: dict[str, tf.Tensor] = {}
+
+    def noting(layer: keras.layers.Layer) -> Callable[..., Any]:
+        call = layer.call
+
+        @functools.wraps(call)
+        def note(*args: Any, **kwargs: Any) -> Any:
+            outputs = call(*args, **kwargs)
+            numbers = _all_numbers(outputs)
+            if numbers is not None:
+                noted[layer.name] = numbers
+            return outputs
+
+        return note
+
+    before = {layer: vars(layer).get("call") for layer in model.layers}
+    for layer in before:
+        layer.call = noting(layer)
+    try:
+        model(features, training=False)
+    finally:
+        for layer, call in before.items():
+            del layer.call
+            # A layer that is disabled in training has a `call` of its own.
+            if call is not None:
+                layer.call = call
+    return noted
+
+
+def _all_numbers(outputs: Any) -> tf.Tensor | None:
+    """Returns all outputs of a layer as one vector; None if they are no numbers.
 
     A layer may have several outputs, such as states beside a sequence.
     """
-    flat = [tf.reshape(tensor, [-1]) for tensor in tf.nest.flatten(outputs)]
+    flat = [
+        tf.reshape(tensor, [-1])
+        for tensor in tf.nest.flatten(outputs)
+        if tf.is_tensor(tensor) and tensor.dtype != tf.string
+    ]
+    if not flat:
+        return None
     # Outputs may differ in type; tf.concat requires one.
     return tf.concat([tf.cast(numbers, flat[0].dtype) for numbers in flat], axis=0)

@@ -32,6 +32,7 @@ _DETERMINISTIC = {
     "py_dataset": (),
     "own_callbacks": (),
     "fine_tuning": (),
+    "transfer_learning": (),
     "data_frame": (),
     "gpt2_weighted_tokens": (),
 }

@@ -25,7 +25,7 @@ VERIFIED = (
     *("imbalanced_classes", "text_transformer", "added_losses", "autoencoder"),
     *("half_precision", "moving_average_of_weights", "own_callbacks", "py_dataset"),
     *("segmentation", "gpt2", "gpt2_weighted_tokens", "data_frame"),
-    *("grain_pipeline", "torch_loader"),
+    *("grain_pipeline", "torch_loader", "transfer_learning"),
 )
 
 
@@ -45,7 +45,7 @@ def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> Non
     assert set(verdicts) == {"one_device", "mirrored"}
     assert set(verdicts.values()) <= {"identical", "equivalent"}
     assert found["steps"] == 8 * (
-        2 if program in ("fine_tuning", "grain_pipeline") else 1
+        2 if program in ("fine_tuning", "grain_pipeline", "transfer_learning") else 1
     )
     assert "from Keras's own fit" in done.stdout
 
