@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -12,6 +14,7 @@ from models.base import Examples, Settings
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import (
     build_optimizer_anew,
+    compiled_with,
     flat_layers,
     lend_variables,
     reduce_gradients_again,
@@ -21,7 +24,7 @@ from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
 from trainers.model.several_optimizers import SeveralOptimizers, parts_of
-from trainers.user_code import wrap_user_errors
+from trainers.user_code import PerBatchError, wrap_user_errors
 from trainers.user_code.checks import has_own_step
 from trainers.user_code.model import CustomModel, build_with, few_examples
 from trainers.user_code.own_step.objective import OwnStep
@@ -74,10 +77,13 @@ class LentModel:
             with wrap_user_errors(self._flag):
                 return self._lend()
 
+        compiled = CustomModel(
+            build=build, loss=None, metrics=None, few=few, data=data, flag=self._flag
+        )
         objective = None
         with wrap_user_errors(self._flag):
             has_labels = bool(tf.nest.flatten(few().labels))
-            is_own = has_own_step(self.model)
+            is_own = has_own_step(self.model) or self._is_per_batch(compiled)
             if not (has_labels or is_own) and getattr(self.model, "loss", None):
                 raise UsageError(
                     "fit has no labels (y), and the model is compiled with a loss: "
@@ -94,16 +100,28 @@ class LentModel:
             # It divides gradients of a loss that nothing here multiplies by it.
             self._scale_factors.append((optimizer, optimizer.loss_scale_factor))
             optimizer.loss_scale_factor = None
-        return CustomModel(
-            build=build,
-            loss=None,
-            metrics=None,
-            few=few,
-            data=data,
-            flag=self._flag,
+        return dataclasses.replace(
+            compiled,
             compiled_optimizer=self._chosen_optimizer(config),
             own_objective=objective,
         )
+
+    def _is_per_batch(self, compiled: CustomModel) -> bool:
+        """Returns whether a loss or metric of the program's own is of whole batches.
+
+        Keras's own step computes it then, as if its class had one.
+        """
+        model = self.model
+        given = [getattr(model, "loss", None), *compiled_with(model)]
+        # Tracing the model costs a second, and Keras's losses are of examples.
+        if not any(map(_is_users_own, tf.nest.flatten(given))):
+            return False
+        build_with(model, compiled.few)
+        try:
+            compiled.compiled_objective(model)
+        except PerBatchError:
+            return True
+        return False
 
     def _take_optimizers(self, objective: OwnStep) -> None:
         """Trains with the optimizers that a step calls, and only their variables."""
@@ -174,3 +192,12 @@ class LentModel:
             optimizer.loss_scale_factor = factor
         for variable in self._frozen:
             variable.trainable = True
+
+
+def _is_users_own(given: Any) -> bool:
+    """Returns whether a compiled loss or metric is not one of Keras's."""
+    if given is None or isinstance(given, (str, float, int)):
+        return False
+    function = getattr(given, "_fn", None) or getattr(given, "fn", given)
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return not module.startswith("keras.")

@@ -17,6 +17,10 @@ _AROUND = re.compile(
 )
 
 
+class PerBatchError(UsageError):
+    """Error for a loss or metric that gives one number for a whole batch."""
+
+
 @contextlib.contextmanager
 def wrap_user_errors(what: str) -> Iterator[None]:
     """Turns any error of the block into a one-line error that names its source.

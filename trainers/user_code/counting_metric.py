@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from models.base import Summed
-from strategies.common.errors import UsageError
 from strategies.common.private_apis import OutputMetric
+from trainers.user_code import PerBatchError
 from trainers.user_code.independence import agree
 
 # Between the name of a metric and the number of its variable, in names of sums.
@@ -101,7 +101,7 @@ class CountingMetric:
             parts = first[name].total + second[name].total
             last = change_of(in_turn[index], initial[index])
             if not (agree(count.total, parts) and agree(last, parts)):
-                raise UsageError(
+                raise PerBatchError(
                     f"the metric {self.name!r} keeps numbers that are not sums over "
                     "examples, so that replicas cannot add theirs: leave it out, and "
                     "use it on the trained model."

@@ -67,12 +67,17 @@ class CustomModel:
         with wrap_user_errors(self.flag):
             if self.own_objective is not None:
                 return self.own_objective
-            objective = self._compiled(model)
+            objective = self.compiled_objective(model)
             check_values(objective, model, self.few())
         return objective
 
-    def _compiled(self, model: keras.Model) -> CompiledObjective:
-        """Returns the objective of `fit`, on data that it can be computed of."""
+    def compiled_objective(self, model: keras.Model) -> CompiledObjective:
+        """Returns the objective of `fit`, example by example.
+
+        Raises:
+          PerBatchError: A loss or metric has no values of examples.
+          UsageError: The loss does not fit the model or its data.
+        """
         few = self.few()
         examples = probe(model, few)
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import mask_of
+from trainers.user_code import PerBatchError
 
 
 class Unreduced(keras.losses.Loss):
@@ -111,11 +112,11 @@ def of_rows(
       A tensor [n].
 
     Raises:
-      UsageError: The values are one number for the whole batch.
+      PerBatchError: The values are one number for the whole batch.
     """
     values = tf.convert_to_tensor(values)
     if not values.shape.rank:
-        raise UsageError(
+        raise PerBatchError(
             f"{title} gives one number for a whole batch, and each example's is "
             "needed: return a tensor with a value of each, without its mean."
         )

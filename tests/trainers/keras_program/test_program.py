@@ -76,6 +76,46 @@ def test_a_program_goes_on_with_the_trained_model(
     assert result["final"]["eval_loss"] > 0
 
 
+@pytest.mark.parametrize(
+    ("loss", "metric", "words"),
+    [
+        ("ops.sum(error * mask) / ops.sum(mask)", "ops.mean(error)", "no mean over"),
+        (
+            "ops.mean(error)",
+            "ops.sqrt(ops.mean(error))",
+            "metric of a batch is no mean",
+        ),
+    ],
+)
+def test_a_loss_or_metric_of_whole_batches_is_named(
+    tmp_path: pathlib.Path, loss: str, metric: str, words: str
+) -> None:
+    done = _run(
+        tmp_path,
+        f"""
+        from keras import ops
+
+        def loss(y, p):
+            error = ops.square(y - p)
+            mask = ops.cast(y > 0, "float32")
+            return {loss}
+
+        def metric(y, p):
+            error = ops.square(y - p)
+            return {metric}
+
+        model.compile("sgd", loss, metrics=[metric])
+        history = model.fit(x, y, epochs=2, batch_size=20)
+        print("found", sorted(history.history))
+        """,
+        *_MIRRORED,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "found ['loss', 'metric']" in done.stdout
+    (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert words in warning
+
+
 def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) -> None:
     text = "model.fit(x, y, epochs=3, batch_size=20)"
     rate = ("--learning_rate=0.001", "--global_batch_size=64", "--train_steps=2")

@@ -33,6 +33,7 @@ _DETERMINISTIC = {
     "own_callbacks": (),
     "fine_tuning": (),
     "transfer_learning": (),
+    "losses_of_batches": (),
     "data_frame": (),
     "gpt2_weighted_tokens": (),
 }

@@ -175,9 +175,12 @@ def as_fit_has_it(batch: Batch) -> Any:
 
 def all_metrics(model: keras.Model) -> Sequence[keras.metrics.Metric]:
     """Returns all metrics of a model, also those its `metrics` leaves out."""
-    found = [*model.metrics, *keras.Model.metrics.fget(model)]
     # A class may override the property, and forget one that it updates.
-    return list({id(metric): metric for metric in found}.values())
+    found = [*model.metrics, *keras.Model.metrics.fget(model)]
+    # Compiled metrics are parts of one (keras/src/trainers/compile_utils.py), of which
+    # some may count examples and others batches.
+    parts = [part for whole in found for part in getattr(whole, "metrics", [whole])]
+    return list({id(metric): metric for metric in parts}.values())
 
 
 @contextlib.contextmanager

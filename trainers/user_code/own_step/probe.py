@@ -50,12 +50,12 @@ def own_step(model: keras.Model, few: Batch, evaluates: bool) -> OwnStep:
         is_sum=_are_sums(seen.gradients) and not _are_means(seen.gradients),
         updates=updates,
         num_passes=len(updates) + (seen.reads_after == len(updates)),
-        remark=_remark(model, seen),
+        remark=_remark(train, seen),
     )
 
 
-def _remark(model: keras.Model, seen: _Seen) -> str | None:
-    """Returns a warning if a step changes gradients before it hands them over.
+def _remark(step: ModelStep, seen: _Seen) -> str | None:
+    """Returns a warning if a step does not divide into shards.
 
     Without random numbers, and without layers that normalize over a batch, the gradient
     of a batch is the mean or the sum of the gradients of its halves.
@@ -65,15 +65,31 @@ def _remark(model: keras.Model, seen: _Seen) -> str | None:
     is_linear = _are_means(seen.gradients) or _are_sums(seen.gradients)
     normalizes = any(
         isinstance(layer, keras.layers.BatchNormalization)
-        for layer in flat_layers(model)
+        for layer in flat_layers(step.model)
     )
-    if is_random or is_linear or normalizes:
+    if is_random or normalizes:
+        return None
+    title = f"{type(step.model).__name__}.train_step"
+    if not is_linear:
+        return (
+            f"{title}: the gradient of a batch is neither the mean nor the sum of its "
+            "halves' gradients. Its loss is no mean over examples, or gradients are "
+            "clipped before the optimizer gets them (let it clip: clipnorm, "
+            "global_clipnorm, clipvalue). Replicas compute it of their shards, so that "
+            "their number matters"
+        )
+    names = [
+        own.metric.name
+        for own, changes in zip(
+            step.metrics, zip(*seen.changes, strict=True), strict=True
+        )
+        if own.is_per_batch and not all(map(_are_means, _by_variable(changes)))
+    ]
+    if not names:
         return None
     return (
-        f"{type(model).__name__}.train_step: the gradient of a batch is neither "
-        "the mean nor the sum of its halves' gradients, as if it were clipped before "
-        "the optimizer gets it: replicas do so with their shards, so that their number "
-        "matters; let the optimizer clip (clipnorm, global_clipnorm, clipvalue)"
+        f"{title}: {', '.join(names)} of a batch is no mean over its examples: what is "
+        "reported is the mean of the replicas' values"
     )
 
 
@@ -221,7 +237,7 @@ def _is_per_batch(own: OwnMetric, changes: Sequence[Sequence[np.ndarray]]) -> bo
     Raises:
       UsageError: It does neither.
     """
-    by_variable = [np.array(parts) for parts in zip(*changes, strict=True)]
+    by_variable = _by_variable(changes)
     # Of a random loss only the count can be compared, the last variable of a mean.
     decisive = by_variable[-1:] if isinstance(own.metric, _MEANS) else by_variable
     # Sums first: a metric that has not been updated is both.
@@ -234,6 +250,11 @@ def _is_per_batch(own: OwnMetric, changes: Sequence[Sequence[np.ndarray]]) -> bo
         "examples, so that replicas cannot add theirs: leave it out, and use it on the "
         "trained model."
     )
+
+
+def _by_variable(changes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Returns a metric's changes by variable: of all examples, and of each half."""
+    return [np.array(parts) for parts in zip(*changes, strict=True)]
 
 
 _MEANS = (keras.metrics.Mean, keras.metrics.Sum)

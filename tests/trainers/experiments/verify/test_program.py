@@ -26,6 +26,7 @@ VERIFIED = (
     *("half_precision", "moving_average_of_weights", "own_callbacks", "py_dataset"),
     *("segmentation", "gpt2", "gpt2_weighted_tokens", "data_frame"),
     *("grain_pipeline", "torch_loader", "transfer_learning"),
+    "losses_of_batches",
 )
 
 
