@@ -25,7 +25,7 @@ from trainers.config.config import Config
 from trainers.inputs.sources import Data
 from trainers.model.several_optimizers import SeveralOptimizers, parts_of
 from trainers.user_code import PerBatchError, wrap_user_errors
-from trainers.user_code.checks import has_own_step
+from trainers.user_code.checks import check_batch_dimension, has_own_step
 from trainers.user_code.model import CustomModel, build_with, few_examples
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.probe import own_step
@@ -82,6 +82,7 @@ class LentModel:
         )
         objective = None
         with wrap_user_errors(self._flag):
+            check_batch_dimension(self.model)
             has_labels = bool(tf.nest.flatten(few().labels))
             is_own = has_own_step(self.model) or self._is_per_batch(compiled)
             if not (has_labels or is_own) and getattr(self.model, "loss", None):

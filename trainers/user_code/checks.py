@@ -20,6 +20,21 @@ from trainers.inputs.sources import ArraySource, Data
 _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
+def check_batch_dimension(model: keras.Model) -> None:
+    """Refuses a model that takes batches of one size only.
+
+    Raises:
+      UsageError: It does, such as one with `stateful` recurrent layers.
+    """
+    for tensor in tf.nest.flatten(getattr(model, "inputs", None) or []):
+        if tensor.shape[0] is not None:
+            raise UsageError(
+                f"the input {tensor.name!r} of the model is for batches of "
+                f"{tensor.shape[0]} alone, and replicas compute on parts of a batch: "
+                "give keras.Input a shape, not a batch_shape, and no stateful layers."
+            )
+
+
 def has_own_step(model: keras.Model) -> bool:
     """Returns whether the model's class overrides a step or the loss of Keras."""
     return any(_has_own(model, name) for name in _OF_FIT)

@@ -185,6 +185,12 @@ def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) ->
             ("Own.train_step", "dense", "kernel", "optimizer"),
         ),
         (
+            "fixed = keras.Sequential([keras.Input(batch_shape=(20, 4)), "
+            "keras.layers.Dense(1)])\nfixed.compile('sgd', 'mse')\n"
+            "fixed.fit(x, y, batch_size=20)",
+            ("batches of 20 alone", "batch_shape"),
+        ),
+        (
             "model.fit((row for row in [(x, y)]), epochs=2)",
             ("generator", "steps_per_epoch"),
         ),
