@@ -1,0 +1,131 @@
+"""Observation of a model's own step on a few examples and on halves of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.common.types import Batch
+from trainers.model.rng import keyed_states, seed_states
+from trainers.model.train_step import regularized_weights
+from trainers.user_code.independence import agree
+from trainers.user_code.own_step.model_step import (
+    ModelStep,
+    flat_logs,
+    results_noted,
+)
+from trainers.user_code.own_step.update_catcher import CaughtUpdate
+
+
+class Observed(NamedTuple):
+    """Observations of a method, with some examples and with each half of them.
+
+    Attributes:
+      updates: Calls of optimizers.
+      reads_after: See `UpdateCatcher`.
+      written: Paths of trainable variables that were assigned.
+      gradients: A number of each gradient, for all examples and each half, float64
+        [3, n].
+      doubled: The same for the first half given twice, float64 [n].
+      changes: For all examples and each half: changes of the metrics' variables.
+    """
+
+    updates: Sequence[CaughtUpdate]
+    reads_after: int
+    written: Sequence[str]
+    gradients: np.ndarray
+    doubled: np.ndarray
+    changes: Sequence[Sequence[Sequence[np.ndarray]]]
+
+
+def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
+    """Runs a step on some examples and on halves of them; nothing is changed."""
+    # All examples, each half of them, and the first half twice: these tell apart what
+    # more examples add to a mean, to a sum, and where random numbers are drawn.
+    half = max(tf.nest.flatten(few.features)[0].shape[0] // 2, 1)
+    halves = [range(half), range(half, 2 * half)]
+    if tf.nest.flatten(few.features)[0].shape[0] == 1:
+        halves = [range(1)]
+    whole = [row for rows in halves for row in rows]
+    parts = [whole, *halves, [*halves[0], *halves[0]]]
+    kept: list[Any] = []
+
+    def run(batch: Batch) -> Any:
+        states = seed_states(step.model)
+        keyed = keyed_states(states, 0, batch)
+        with results_noted(step.metrics) as noted:
+            scope, logs = step.run(batch, [*keyed, *regularized_weights(step.model)])
+            results = flat_logs(step.model.get_metrics_result(), step.name)
+        # At the end of an epoch Keras prefers the results of metrics with the same
+        # names (keras/src/trainers/trainer.py, `_get_metrics_result_or_logs`).
+        reported = results if results.keys() == logs.keys() else logs
+        sources = {name: noted.get(id(value)) for name, value in reported.items()}
+        kept[:] = [scope, sources]
+        return step.changes(scope), [_sums(update) for update in scope.updates]
+
+    # In a graph, as fit runs it: a step may use what eager tensors do not have.
+    traced = tf.function(run, autograph=False)
+    outputs = [traced(_rows(few, rows)) for rows in parts]
+    scope, sources = kept
+    changes, gradients = zip(*outputs, strict=True)
+    *sums, doubled = (tf.nest.flatten(one) for one in gradients)
+    trained = step.model.trainable_variables
+    seen = Observed(
+        updates=scope.updates,
+        reads_after=scope.reads_after,
+        written=[v.path for v in trained if scope.was_assigned(v)],
+        gradients=np.array(sums, np.float64),
+        doubled=np.array(doubled, np.float64),
+        changes=tf.nest.map_structure(lambda one: one.numpy(), list(changes[:-1])),
+    )
+    return seen, sources
+
+
+def _sums(update: CaughtUpdate) -> list[tf.Tensor]:
+    dense = [
+        tf.convert_to_tensor(g) for g in update.gradients.values() if g is not None
+    ]
+    return [_number_of(tf.cast(gradient, tf.float64)) for gradient in dense]
+
+
+def _number_of(values: tf.Tensor) -> tf.Tensor:
+    """Returns a weighted sum: the plain sum of a gradient is often zero."""
+    flat = tf.reshape(values, [-1])
+    places = tf.cast(tf.range(tf.size(flat)), tf.float64)
+    return tf.tensordot(flat, tf.cos(places), 1)
+
+
+def _rows(few: Batch, rows: Sequence[int]) -> Batch:
+    size = tf.constant(len(rows), tf.int64)
+    features, labels = tf.nest.map_structure(
+        lambda value: tf.gather(value, list(rows)), (few.features, few.labels)
+    )
+    return few._replace(
+        features=features,
+        labels=labels,
+        indices=tf.gather(few.indices, list(rows)),
+        global_size=size,
+        num_rows=size,
+    )
+
+
+def are_sums(parts: np.ndarray) -> bool:
+    """Returns whether numbers of all examples are the sum of each half's.
+
+    Args:
+      parts: Numbers of all examples and of each half, float64 [3, n].
+    """
+    return agree(parts[0], np.sum(parts[1:], axis=0))
+
+
+def are_means(parts: np.ndarray) -> bool:
+    """Returns whether numbers of all examples are the mean of each half's."""
+    return agree(parts[0], np.mean(parts[1:], axis=0))
+
+
+def by_variable(changes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Returns a metric's changes by variable: of all examples, and of each half."""
+    return [np.array(parts) for parts in zip(*changes, strict=True)]
