@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import inspect
 import io
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 
 # Keys of what JSON has no word for.
 _FLOAT, _ARRAY = "/float", "/array"
+# Key of the history beside the names of logs.
+_EPOCHS = "/epochs"
 # What Keras sets, and what belongs to a process.
 _LEFT_OUT = ("params", "history", "model")
 
@@ -84,16 +87,48 @@ def prepare(callbacks: Sequence[keras.callbacks.Callback]) -> None:
             callback.append = True
 
 
+def state_of_history(history: keras.callbacks.History) -> dict[str, Any]:
+    """Returns the logs of all epochs as JSON values, and the epochs' numbers."""
+    return {
+        **{
+            name: [value if math.isfinite(value) else None for value in values]
+            for name, values in history.history.items()
+        },
+        _EPOCHS: list(history.epoch),
+    }
+
+
+def restored_history(
+    state: Mapping[str, Any],
+) -> tuple[list[int], dict[str, list[float]]]:
+    """Returns the numbers of epochs and their logs, from `state_of_history`."""
+    logs = {
+        name: [math.nan if value is None else value for value in values]
+        for name, values in state.items()
+        if name != _EPOCHS
+    }
+    return [int(epoch) for epoch in state.get(_EPOCHS, [])], logs
+
+
 def observes_batches(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback has something to do at every batch."""
     if isinstance(callback, _OF_EPOCHS_BY_DEFAULT):
         every = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
         return every != "epoch"
+    return _has_any(callback, _BATCH_METHODS)
+
+
+def observes_test_batches(callback: keras.callbacks.Callback) -> bool:
+    """Returns whether a callback has something to do at every batch of a validation."""
+    return _has_any(callback, ("on_test_batch_begin", "on_test_batch_end"))
+
+
+def _has_any(callback: keras.callbacks.Callback, names: Sequence[str]) -> bool:
     # LambdaCallback keeps functions in the instance.
     return any(
         name in vars(callback)
         or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
-        for name in _BATCH_METHODS
+        for name in names
     )
 
 

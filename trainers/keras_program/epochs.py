@@ -6,8 +6,6 @@ then sent to the others.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,8 +15,13 @@ import tensorflow as tf
 from strategies.base import Strategy
 from strategies.common.private_apis import variables_as_numbers
 from trainers.keras_program import callback_state
-from trainers.keras_program.callback_state import observes_batches
+from trainers.keras_program.callback_state import (
+    observes_batches,
+    observes_test_batches,
+)
+from trainers.keras_program.chief_values import broadcast_json
 from trainers.keras_program.fit_arguments import FitArguments
+from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import MetricsWindow
 from trainers.run_dir.train_state import CALLBACKS, STOPPED
@@ -94,13 +97,7 @@ class Epochs:
         self.window.restore(state.get("epoch_sums", {}))
         history = dict(state.get("history", {}))
         self.is_stopped = bool(history.pop(STOPPED, False))
-        self._restored = (
-            [int(epoch) for epoch in history.pop(_EPOCHS, [])],
-            {
-                name: [math.nan if value is None else value for value in values]
-                for name, values in history.items()
-            },
-        )
+        self._restored = callback_state.restored_history(history)
         self.history.epoch, self.history.history = self._restored
         self._state_of_callbacks = state.get(CALLBACKS)
 
@@ -133,6 +130,21 @@ class Epochs:
         if batch + 1 < self.steps_per_epoch and not (is_last or self.is_stopped):
             self._call("on_train_batch_begin", batch + 1)
             self._send_changes()
+
+    @property
+    def on_test_batch(self) -> BatchObserver | None:
+        """Function for every batch of a validation; None if no callback looks."""
+        observed = any(map(observes_test_batches, self.arguments.callbacks))
+        return self._observe_test_batch if observed else None
+
+    def _observe_test_batch(
+        self, batch: int, results: Mapping[str, float] | None
+    ) -> None:
+        if results is None:
+            self._call("on_test_batch_begin", batch)
+        else:
+            logs = self._reported(results, training=False)
+            self._call("on_test_batch_end", batch, logs)
 
     def begin_validation(self) -> None:
         """Calls callbacks before the held-out examples are evaluated."""
@@ -203,29 +215,16 @@ class Epochs:
     def share_history(self) -> None:
         """Sends the chief's history to all tasks; its callbacks have added to it."""
         content = [self.history.epoch, self.history.history]
-        strategy = self._parts.strategy
-        text = tf.io.decode_raw(json.dumps(content), tf.uint8)
-        # Other tasks learn how long the text is before they can receive it.
-        length = tf.Variable(float(text.shape[0]))
-        strategy.broadcast_from_chief([length])
-        shared = tf.Variable(tf.zeros([int(length.numpy())]))
-        if text.shape == shared.shape:
-            shared.assign(tf.cast(text, tf.float32))
-        strategy.broadcast_from_chief([shared])
-        words = bytes(shared.numpy().astype("uint8").tolist()).decode()
-        self.history.epoch, self.history.history = json.loads(words)
+        found = broadcast_json(self._parts.strategy, content)
+        self.history.epoch, self.history.history = found
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run needs, for a checkpoint."""
-        history = self.history.history
+        history = callback_state.state_of_history(self.history)
         return {
             "epoch_sums": self.window.sums(),
             CALLBACKS: callback_state.state_of(self._own),
-            "history": {
-                **{name: list(map(_finite, v)) for name, v in history.items()},
-                _EPOCHS: list(self.history.epoch),
-                STOPPED: float(self.is_stopped),
-            },
+            "history": {**history, STOPPED: float(self.is_stopped)},
         }
 
     def _step(self) -> int:
@@ -249,12 +248,3 @@ class Epochs:
         stop = tf.Variable(float(self._parts.model.stop_training))
         strategy.broadcast_from_chief([*self._parts.state_variables(), stop])
         self.is_stopped = self._parts.model.stop_training = bool(stop.numpy())
-
-
-# Keys of the history in a checkpoint beside the names of logs.
-_EPOCHS = "/epochs"
-
-
-def _finite(value: float) -> float | None:
-    """Returns None for what JSON has no word for."""
-    return value if math.isfinite(value) else None

@@ -234,8 +234,9 @@ class TrainingRun:
 
     def _evaluate(self, event: StepEvent) -> Mapping[str, float]:
         """Evaluates on the held-out examples, and returns the loss and metrics."""
+        on_batch = None if self.epochs is None else self.epochs.on_test_batch
         with self.metrics.clock.measure("eval"):
-            evaluated = self.parts.evaluation.run()
+            evaluated = self.parts.evaluation.run(on_batch)
         self.reporter.write_evaluation(event, evaluated)
         return evaluated.means
 

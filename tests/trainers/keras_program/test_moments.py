@@ -1,0 +1,96 @@
+"""Callbacks are called at the moments at which `fit` calls them, with the same logs."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests import processes
+from tests.markers import further
+
+# Every method of a callback; the model is changed in some of them.
+_PROGRAM = """
+import json
+
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+x = np.random.default_rng(0).normal(size=(100, 4)).astype("float32")
+y = x.sum(axis=1)
+seen = []
+
+
+def noted(method):
+    def note(self, *place, logs=None):
+        # Keras gives logs by position or by name.
+        place = list(place)
+        if place and not isinstance(place[-1], int):
+            logs = place.pop()
+        logs = {name: float(value) for name, value in (logs or {}).items()}
+        seen.append([method, *place, logs])
+        if method == "on_epoch_end" and place == [0]:
+            self.model.set_weights([0.9 * w for w in self.model.get_weights()])
+            seen.append(float(self.model.evaluate(x[:10], y[:10], verbose=0)[0]))
+
+    return note
+
+
+parts = "train", "test", "epoch", "train_batch", "test_batch"
+methods = [f"on_{part}_{end}" for part in parts for end in ("begin", "end")]
+Noting = type("Noting", (keras.callbacks.Callback,), {m: noted(m) for m in methods})
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse", metrics=["mae"])
+swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+model.fit(x, y, batch_size=30, epochs=3, validation_split=0.4, validation_freq=2,
+          shuffle=False, verbose=0, callbacks=[Noting(), swap])
+print(json.dumps(seen))
+"""
+
+
+def _plain(program: pathlib.Path) -> list[Any]:
+    done = subprocess.run(
+        [sys.executable, program],
+        env=processes.environment() | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=processes.PATIENCE_SECONDS,
+    )
+    return _seen(done.stdout)
+
+
+def _seen(output: str) -> list[Any]:
+    return json.loads(next(line for line in output.splitlines() if line[:2] == "[["))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--strategy=mirrored", "--num_replicas=2"),
+        further(("--strategy=multi_worker_mirrored", "--num_workers=2")),
+        further(("--strategy=parameter_server", "--update=sync", "--num_workers=2")),
+    ],
+)
+def test_moments_and_logs_are_those_of_fit(
+    tmp_path: pathlib.Path, flags: tuple[str, ...]
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(_PROGRAM)
+    done = processes.run(f"--script={program}", f"--run_dir={tmp_path / 'run'}", *flags)
+    assert done.returncode == 0, done.stderr
+    found, plain = _seen(done.stdout), _plain(program)
+    assert len(plain) == 27
+    for one, other in zip(found, plain, strict=True):
+        if isinstance(other, float):
+            assert one == pytest.approx(other, rel=1e-5)
+            continue
+        *place, logs = one
+        assert place == other[:-1]
+        # Sums of float32 in another order.
+        assert logs == pytest.approx(other[-1], rel=1e-5), place
