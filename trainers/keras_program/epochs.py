@@ -208,8 +208,15 @@ class Epochs:
     def finish(self) -> None:
         """Calls callbacks at the end of training."""
         self.finalize()
-        found = self.history.history
-        self._call("on_train_end", {name: v[-1] for name, v in found.items() if v})
+        # The logs of the last epoch, which may not have been validated.
+        epochs = self.history.epoch
+        is_validated = bool(epochs) and self.arguments.is_validated(epochs[-1])
+        logs = {
+            name: values[-1]
+            for name, values in self.history.history.items()
+            if values and (is_validated or not name.startswith("val_"))
+        }
+        self._call("on_train_end", logs)
         self._send_changes()
 
     def share_history(self) -> None:
