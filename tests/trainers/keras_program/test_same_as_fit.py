@@ -35,7 +35,6 @@ _DETERMINISTIC = {
     "transfer_learning": (),
     "losses_of_batches": (),
     "data_frame": (),
-    "gpt2_weighted_tokens": (),
 }
 _OPTIMIZERS = (
     *("sgd", "adam", "adamw", "nadam", "adamax", "adagrad", "adadelta", "rmsprop"),
