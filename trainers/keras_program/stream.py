@@ -117,7 +117,10 @@ class StreamBatches:
     def window_steps(self) -> int:
         tensors = tensors_of(self.stream.first)
         size = sum(rows.dtype.size * rows.shape.num_elements() for rows in tensors)
-        return max(min(_WINDOW_BYTES // max(size, 1), _MOST_WINDOW_STEPS), 1)
+        # Not the steps from the present one on: windows after a rollback have one shape
+        # with those before.
+        all_steps = self.last_step - self.order.first_step
+        return max(min(_WINDOW_BYTES // max(size, 1), _MOST_WINDOW_STEPS, all_steps), 1)
 
     def windows(self) -> Iterator[_Window]:
         """Yields windows; the last one may have fewer steps.
@@ -127,7 +130,9 @@ class StreamBatches:
             shapes.
         """
         num_rows = self.window_steps * self.stream.batch_size
-        batches = iter(self._following().prefetch(tf.data.AUTOTUNE))
+        # The stream has no end, and what is read of it costs time.
+        following = self._following().take(self.last_step - self.first_step)
+        batches = iter(following.prefetch(tf.data.AUTOTUNE))
         for first in range(self.first_step, self.last_step, self.window_steps):
             some = list(itertools.islice(batches, self.window_steps))
             sizes = [len(tensors_of(batch)[0]) for batch in some]

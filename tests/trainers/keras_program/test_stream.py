@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -50,6 +51,26 @@ def test_windows_have_the_batches_of_the_stream(
             )
     assert batches.window_steps == 4
     assert next(windows, None) is None
+
+
+def test_no_more_is_read_than_there_are_steps() -> None:
+    """As for a validation, each of which opens the stream anew."""
+    num_read = 0
+
+    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        nonlocal num_read
+        for _ in range(3):
+            num_read += 1
+            yield np.zeros((4, 2)), np.zeros(4)
+
+    data = tf.data.Dataset.from_generator(
+        batches, output_signature=(tf.TensorSpec((4, 2)), tf.TensorSpec((4,)))
+    )
+    opened = _batches(data, 0, 3)
+    num_read = 0
+    (window,) = opened.windows()
+    assert num_read == 3
+    assert window.features.shape == (12, 2)
 
 
 def test_all_windows_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
