@@ -36,7 +36,7 @@ from strategies.inner_loop.step import Step
 from strategies.ps.gradient_queues import GradientQueues
 from strategies.ps.step_tokens import StepTokens
 from strategies.ps.sync_worker import WorkerLoop, WorkersUnderWay
-from strategies.ps.worker_input import WindowedInput, WorkerInput
+from strategies.ps.worker_input import WorkerInput
 
 
 class SynchronousSteps:
@@ -108,7 +108,7 @@ class SynchronousSteps:
         observe: SummaryLevel = SummaryLevel.NONE,
         local_flags: SyncedFlags | None = None,
     ) -> StepFuture:
-        if isinstance(batches, WindowedInput) and batches.is_exhausted:
+        if batches.is_exhausted:
             # The closures read from the window that they were scheduled with.
             self.free_workers()
         self._start_workers(batches, num_steps)

@@ -22,8 +22,13 @@ class WorkerInput:
         self.batches = batches
         self.next_step = batches.first_step
 
+    @property
+    def is_exhausted(self) -> bool:
+        """True if the closures that run cannot read the next step."""
+        return False
+
     def take(self, num_steps: int) -> Any:
-        """Returns what closures with the next steps read from, for `opened`."""
+        """Returns the source of the next steps for closures, as `opened` takes it."""
         self.next_step += num_steps
         return self._iterators
 
@@ -53,7 +58,7 @@ class WindowedInput(WorkerInput):
 
     @property
     def is_exhausted(self) -> bool:
-        """True if the next step is not in the present window."""
+        """True if the present window does not have the next step."""
         return self.next_step == self._end
 
     def take(self, num_steps: int) -> Any:
