@@ -32,7 +32,7 @@ from ray.util.placement_group import placement_group
 
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
-from strategies.launcher.process import LAUNCHER_PID
+from strategies.processes.parent import LAUNCHER_PID
 
 _SECONDS_TO_BE_PLACED = 600.0
 _SECONDS_BETWEEN_LOOKS = 0.5

@@ -10,7 +10,7 @@ from strategies.base import Traits
 from strategies.common.fields import UsedBy, check_settings, setting
 from strategies.config_checks import CHECKS
 from strategies.devices.parsing import DeviceChoice, parse_devices
-from strategies.launcher import network_isolation
+from strategies.processes import network_isolation
 
 _DEFAULT_NUM_WORKERS = 2
 _DEFAULT_SYNC_EVERY_STEPS = 10

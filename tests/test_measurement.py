@@ -10,19 +10,23 @@ import sys
 
 import pytest
 
-from strategies.launcher.process import LAUNCHER_PID
-from trainers.experiments.measurement import measure, measure_run, started
+from strategies.processes.parent import LAUNCHER_PID
+from strategies.processes.starter import ProcessStarter
+from trainers.config.config import Config
+from trainers.experiments.measurement import measure, started
+from trainers.experiments.runner import measure_run
 
+COLD = ProcessStarter()
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
 
 
 def test_a_command_ends_with_its_block() -> None:
-    with started(SLEEP, subprocess.DEVNULL) as process:
+    with started(SLEEP, subprocess.DEVNULL, os.environ, COLD) as process:
         assert process.poll() is None
     assert process.returncode == -signal.SIGTERM
     with (
         pytest.raises(ZeroDivisionError),
-        started(SLEEP, subprocess.DEVNULL) as process,
+        started(SLEEP, subprocess.DEVNULL, os.environ, COLD) as process,
     ):
         raise ZeroDivisionError
     assert process.returncode == -signal.SIGTERM
@@ -31,7 +35,8 @@ def test_a_command_ends_with_its_block() -> None:
 def test_a_command_knows_which_process_it_ends_with(tmp_path: pathlib.Path) -> None:
     show = f"import os; print(os.environ['{LAUNCHER_PID}'], os.getsid(0), os.getpid())"
     log = tmp_path / "log"
-    measured = measure((sys.executable, "-c", show), log, lambda: False)
+    command = (sys.executable, "-c", show)
+    measured = measure(command, log, lambda: False, os.environ, COLD)
     assert measured is not None
     assert measured.exit_code == 0
     launcher, session, own = map(int, log.read_text().split())
@@ -43,9 +48,10 @@ def test_measurements_are_written_unless_a_run_was_stopped(
     tmp_path: pathlib.Path,
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
-    assert measure_run(SLEEP, run, log, lambda: True) is None
+    config = Config().replace(run_dir=str(run), model="nothing:Model")
+    assert measure_run(config, log, lambda: True, COLD) is None
     assert not run.exists()
-    measured = measure_run((sys.executable, "-c", "exit(2)"), run, log, lambda: False)
+    measured = measure_run(config, log, lambda: False, COLD)
     assert measured is not None
     assert measured.exit_code == 2
     assert (run / "measured.json").is_file()

@@ -23,6 +23,8 @@ from rich.table import Table
 
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.files import new_folder
+from strategies.processes.forked_process import Process
+from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
 from trainers.config.config import Config, config_from_dict, without_lists
 from trainers.config.used_settings import check_used
@@ -239,7 +241,8 @@ def _run(arguments: Sequence[str]) -> tuple[int, str]:
     path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "trainers.main", *arguments]
     error = ""
-    with started(command, subprocess.PIPE, PYTHONPATH=path) as process:
+    environment = {**os.environ, "PYTHONPATH": path}
+    with started(command, subprocess.PIPE, environment, ProcessStarter()) as process:
         for line in _lines(process):
             # Not with rich, which shows each line as a separate table in a notebook.
             sys.stdout.write(f"{line}\n")
@@ -249,7 +252,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, str]:
         return process.wait(), error
 
 
-def _lines(process: subprocess.Popen[str]) -> Iterator[str]:
+def _lines(process: Process) -> Iterator[str]:
     """Yields the lines that a process prints, to its end; forwards interrupts."""
     while True:
         try:

@@ -33,7 +33,7 @@ from strategies.common.signals import requests_to_stop
 from strategies.common.text import shown
 from strategies.launcher.launch_config import Plan, local_cluster
 from strategies.launcher.launcher import Launcher
-from strategies.launcher.process import end_with_launcher
+from strategies.processes.parent import end_with_launcher
 
 _NUM_WORKERS = 2
 _SECONDS_TO_START = 60.0

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from strategies.devices.gpu import divide
-from strategies.launcher.network_isolation import AUTO
+from strategies.processes.network_isolation import AUTO
+from strategies.processes.starter import ProcessStarter
 
 
 def local_cluster(num_tasks: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
@@ -59,11 +60,13 @@ class Plan:
         divide them.
       forward_output: True to print the output of tasks other than the chief, too.
       confine: Network isolation of the tasks, one of
-        `strategies.launcher.network_isolation.CHOICES`.
+        `strategies.processes.network_isolation.CHOICES`.
       max_restarts: Number of restarts of dead tasks without progress in between.
       patience_seconds: Longest suspension of a task before it counts as dead.
       resume_flags: Additional arguments of the command when all tasks are restarted.
       last_arguments: Arguments that follow after all others.
+      starter: What starts the processes of the tasks.
+      variables: Environment variables of every task; the launcher's own count more.
       saved_step: Function that returns the step of the newest checkpoint.
       reached_step: Function that returns the step that the running tasks have reached.
     """
@@ -80,6 +83,8 @@ class Plan:
     patience_seconds: float = math.inf
     resume_flags: Sequence[str] = ()
     last_arguments: Sequence[str] = ()
+    starter: ProcessStarter = dataclasses.field(default_factory=ProcessStarter)
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     saved_step: Callable[[], int] = lambda: 0
     reached_step: Callable[[], int] = lambda: 0
 

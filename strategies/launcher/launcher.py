@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from strategies.common.errors import PeerLostError
 from strategies.common.signals import STOPS, requests_to_stop
 from strategies.launcher.launch_config import Plan, continued
-from strategies.launcher.network_isolation import Network, network_of_its_own
 from strategies.launcher.process import LaunchedTask
 from strategies.launcher.process_group import SECONDS_TO_STOP, TaskGroup
+from strategies.processes.network_isolation import Network, network_of_its_own
 
 _POLL_SECONDS = 0.05
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import os
 import pathlib
 import signal
@@ -22,15 +21,15 @@ import psutil
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
 from strategies.common.signals import STOPS
-from strategies.launcher.network_isolation import Network
-
-LAUNCHER_PID = "KDS_LAUNCHER_PID"
+from strategies.processes.network_isolation import Network
+from strategies.processes.parent import LAUNCHER_PID
+from strategies.processes.starter import ProcessStarter, Program
 
 # By default glibc returns large freed buffers to the system, and every step faults them
 # in again. With these settings the 84 MB step of two workers went from 340 to 245 ms.
 _ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+    "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
 _LAST_LINES = 20
@@ -45,8 +44,11 @@ class LaunchedTask:
         self,
         cluster: Cluster,
         command: Sequence[str],
+        starter: ProcessStarter,
         network: Network,
+        variables: Mapping[str, str],
         resources: Mapping[str, str],
+        cores: Sequence[int],
         log: pathlib.Path,
         is_shown: bool,
     ):
@@ -55,8 +57,12 @@ class LaunchedTask:
         Args:
           cluster: Cluster with this task as its own task.
           command: Command line of the process.
+          starter: What starts the process.
           network: Network in which the process runs.
+          variables: Environment variables of every task; those of this process count
+            more.
           resources: Environment variables of this task only.
+          cores: Cores that the process may use; empty for those of this process.
           log: File for the output, used once its folder exists.
           is_shown: True to print the output to the terminal, too. The chief's output is
             always printed.
@@ -71,23 +77,22 @@ class LaunchedTask:
         # Later entries win: the user may change the allocator, but not the cluster.
         environment = {
             **_ALLOCATOR,
+            **variables,
             **os.environ,
             **resources,
             "TF_CONFIG": cluster.tf_config(),
             LAUNCHER_PID: str(os.getpid()),
         }
-        self.process = subprocess.Popen(
-            network.command(command),
-            pass_fds=tuple(network.descriptors.values()),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            # The chief inherits the launcher's standard output.
-            stdout=None if cluster.is_chief else subprocess.PIPE,
-            stderr=subprocess.PIPE if cluster.is_chief else subprocess.STDOUT,
-            # A terminal's Ctrl-C reaches the launcher only, which forwards it once.
-            start_new_session=True,
-            text=True,
-            errors="replace",
+        self.process = starter.start(
+            Program(
+                command=command,
+                environment=environment,
+                # The chief inherits the launcher's standard output.
+                stdout=None if cluster.is_chief else subprocess.PIPE,
+                stderr=subprocess.PIPE if cluster.is_chief else subprocess.STDOUT,
+                network=network,
+                cores=cores,
+            )
         )
         self._looked_at = time.monotonic()
         self._stopped_since: float | None = None
@@ -148,12 +153,6 @@ class LaunchedTask:
         self._stopped_since = self._stopped_since or now
         return now - self._stopped_since
 
-    def run_on(self, cores: Sequence[int]) -> None:
-        """Pins the process to some cores."""
-        # The process may have ended already.
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(self.process.pid, cores)
-
     def last_lines(self) -> Sequence[str]:
         # With a limit: a child of the task may hold the pipe open.
         self._reader.join(timeout=1)
@@ -207,28 +206,3 @@ class LaunchedTask:
         ):
             file.writelines(lines)
         lines.clear()
-
-
-# Linux, include/uapi/linux/prctl.h.
-_PR_SET_PDEATHSIG = 1
-
-
-def end_with_launcher() -> None:
-    """Makes the kernel kill this process when its launcher ends, for any reason.
-
-    On other systems than Linux, such as macOS, tasks continue if SIGKILL ends their
-    launcher.
-    """
-    launcher = os.environ.get(LAUNCHER_PID)
-    if launcher is None or not sys.platform.startswith("linux"):
-        return
-    # SIGKILL reaches even a suspended process.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The launcher may have died before the call took effect.
-    if os.getppid() != int(launcher):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def has_launcher() -> bool:
-    """Returns whether another process started this one and starts lost tasks again."""
-    return LAUNCHER_PID in os.environ

@@ -16,8 +16,8 @@ from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
 from strategies.common.signals import as_passed_on
 from strategies.launcher.launch_config import Plan, cores_of, resources_of
-from strategies.launcher.network_isolation import Network
 from strategies.launcher.process import LaunchedTask
+from strategies.processes.network_isolation import Network
 
 SECONDS_TO_STOP = 10.0
 _SECONDS_FOR_OTHERS_TO_END = 20.0
@@ -58,18 +58,17 @@ class TaskGroup:
         self._tasks[self._tasks.index(ended)] = task
 
     def _start(self, cluster: Cluster) -> LaunchedTask:
-        task = LaunchedTask(
+        return LaunchedTask(
             cluster,
             [*self._plan.command, *self._plan.last_arguments],
+            self._plan.starter,
             self._network,
+            self._plan.variables,
             resources_of(self._plan, cluster),
+            cores_of(self._plan, cluster),
             self._plan.logs / f"{cluster.task}.log",
             self._plan.forward_output,
         )
-        cores = cores_of(self._plan, cluster)
-        if cores:
-            task.run_on(cores)
-        return task
 
     def chief(self) -> LaunchedTask:
         """Returns the task of the chief, whose end is the end of the run."""

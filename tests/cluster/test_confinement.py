@@ -18,12 +18,13 @@ import sys
 import psutil
 import pytest
 
+from strategies.processes.starter import ProcessStarter
 from tests import processes
 from trainers.experiments.measurement import measure
 
 TASK = """
 import json, os, pathlib, socket, sys, time
-from strategies.launcher.process import end_with_launcher
+from strategies.processes.parent import end_with_launcher
 
 end_with_launcher()
 config = json.loads(os.environ["TF_CONFIG"])
@@ -178,7 +179,7 @@ def test_where_it_is_required_and_not_allowed_nothing_is_started(
 
 TRAFFIC = """
 import subprocess, sys
-from strategies.launcher.network_isolation import network_of_its_own
+from strategies.processes.network_isolation import network_of_its_own
 
 SEND = '''
 import socket, time
@@ -204,7 +205,8 @@ def test_traffic_of_a_confined_cluster_is_measured(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(processes.ROOT))
-    measured = measure([sys.executable, "-c", TRAFFIC], tmp_path / "log", lambda: False)
+    command, log = [sys.executable, "-c", TRAFFIC], tmp_path / "log"
+    measured = measure(command, log, lambda: False, os.environ, ProcessStarter())
     assert measured is not None
     assert measured.exit_code == 0, (tmp_path / "log").read_text()
     assert measured.loopback_mib is not None

@@ -17,7 +17,7 @@ from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from strategies.hello_cluster import __main__
 from strategies.launcher.launch_config import local_cluster
-from strategies.launcher.process import LAUNCHER_PID
+from strategies.processes.parent import LAUNCHER_PID
 from tests import processes
 from tests.markers import further
 from trainers.cli.role import cluster_of

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from strategies.launcher.process import LAUNCHER_PID
+from strategies.processes.parent import LAUNCHER_PID
 from tests import processes
 from tests.fault_injection.scenarios.launcher_killed import killed_after
 

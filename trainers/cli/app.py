@@ -20,7 +20,7 @@ from strategies.common.console import Console, print_error
 from strategies.common.errors import ExitCode, PeerLostError, UsageError
 from strategies.common.native_log import exit_at_once
 from strategies.common.text import one_line, printable
-from strategies.launcher.process import end_with_launcher
+from strategies.processes.parent import end_with_launcher
 from trainers import inputs
 from trainers.cli import flags
 from trainers.cli.launch import launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from strategies.launcher.launch_config import Plan, local_cluster
 from strategies.launcher.launcher import Launcher
 from trainers import inputs
 from trainers.cli.flags import split_arguments
+from trainers.cli.tensorflow_setup import variables_of_import
+from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.run_dir.run_dir import RunDir
 
@@ -32,10 +35,13 @@ def launch(config: Config, argv: Sequence[str], console: Console) -> int:
       UsageError: A request cannot be met. No task has been started yet.
     """
     folder = RunDir.for_training(config)
-    launcher = Launcher(plan_of(config, argv, folder), console.warn)
-    # Once here, so that the tasks do not download the same data at the same time.
-    inputs.fetch(config.data)
-    exit_code = launcher.run()
+    with starter_of(config) as starter:
+        plan = plan_of(config, argv, folder)
+        plan = dataclasses.replace(plan, starter=starter)
+        launcher = Launcher(plan, console.warn)
+        # Once here, so that the tasks do not download the same data at the same time.
+        inputs.fetch(config.data)
+        exit_code = launcher.run()
     if launcher.num_restarts:
         folder.add_to_result(restarts=launcher.num_restarts)
     return exit_code
@@ -87,6 +93,8 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
         logs=folder.path / "logs",
         gpus=gpus,
         confine=config.strategy.isolate_network,
+        # A variable that the user has set counts more.
+        variables=variables_of_import(config),
         max_restarts=config.strategy.restarts_without_progress,
         patience_seconds=config.strategy.peer_timeout_seconds,
         # Added to the command when all tasks are restarted.

@@ -11,8 +11,8 @@ from strategies.cluster import slurm
 from strategies.cluster.security import check_hosts
 from strategies.cluster.spec import Cluster, check_roles, from_environment
 from strategies.common.errors import UsageError
-from strategies.launcher.network_isolation import REQUIRED
-from strategies.launcher.process import LAUNCHER_PID
+from strategies.processes.network_isolation import REQUIRED
+from strategies.processes.parent import LAUNCHER_PID
 from trainers.cli.tensorflow_setup import load_tensorflow
 from trainers.config.config import Config
 from trainers.run_dir.run_dir import RunDir

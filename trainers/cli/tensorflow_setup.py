@@ -71,17 +71,11 @@ def load_tensorflow(config: Config) -> None:
     """
     verbose = config.run.verbose
     several = registry.traits(config.strategy.strategy).multi_process
-    if not verbose:
-        # 2 hides warnings, 3 hides errors as well. TensorFlow reads the variable when
-        # it is imported.
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if several else "2")
-    if is_url(config.tracking.tensorboard_dir or ""):
-        # Google's default of 10 retries blocks training for minutes if the bucket does
-        # not answer. TensorFlow reads the variable when it is imported.
-        os.environ.setdefault("GCS_RETRY_CONFIG_MAX_RETRIES", "2")
+    for name, value in variables_of_import(config).items():
+        os.environ.setdefault(name, value)
     hidden = contextlib.nullcontext() if verbose else native_log_hidden()
     with _interrupt_ends_at_once(), hidden:
-        with _imported_fast(), _settings_blamed():
+        with imported_fast(), _settings_blamed():
             import tensorflow as tf
 
         # The detection of GPUs also logs from C++, so it runs while the log is hidden.
@@ -108,6 +102,23 @@ def load_tensorflow(config: Config) -> None:
     if several and not verbose:
         tf.get_logger().setLevel("CRITICAL")
         _hide_errors_of_destructors(tf.errors.OpError)
+
+
+def variables_of_import(config: Config) -> dict[str, str]:
+    """Returns environment variables that TensorFlow reads when it is imported.
+
+    A variable that the user has set counts more.
+    """
+    variables = {}
+    if not config.run.verbose:
+        # 2 hides warnings, 3 hides errors as well.
+        several = registry.traits(config.strategy.strategy).multi_process
+        variables["TF_CPP_MIN_LOG_LEVEL"] = "3" if several else "2"
+    if is_url(config.tracking.tensorboard_dir or ""):
+        # Google's default of 10 retries blocks training for minutes if the bucket does
+        # not answer.
+        variables["GCS_RETRY_CONFIG_MAX_RETRIES"] = "2"
+    return variables
 
 
 @contextlib.contextmanager
@@ -157,7 +168,7 @@ _NOT_FOR_KERAS = ("sklearn", "matplotlib")
 
 
 @contextlib.contextmanager
-def _imported_fast() -> Iterator[None]:
+def imported_fast() -> Iterator[None]:
     """Halves the import time of TensorFlow and Keras within the context."""
     absent = [name for name in _NOT_FOR_KERAS if name not in sys.modules]
     # None in sys.modules makes an import raise ImportError.

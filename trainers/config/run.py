@@ -47,6 +47,11 @@ class RunConfig:
         maximum=LARGEST_SEED,
     )
     verbose: bool = setting(False, "Show tracebacks and TensorFlow's own log.")
+    warm_start: bool = setting(
+        True,
+        "Import TensorFlow once, and fork the processes of a cluster, comparison, "
+        "verification or prediction.",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

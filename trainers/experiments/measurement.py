@@ -9,14 +9,16 @@ import pathlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
 import psutil
 
 from strategies.common.files import read_small, write_json
 from strategies.common.strict_json import parse_json
-from strategies.launcher.process import LAUNCHER_PID
+from strategies.processes.forked_process import Process
+from strategies.processes.parent import LAUNCHER_PID
+from strategies.processes.starter import ProcessStarter, Program
 from trainers.experiments.process_sampling import (
     Samples,
     loopback_bytes,
@@ -38,7 +40,8 @@ class Measured:
 
     Attributes:
       exit_code: Exit code of the command; a negative one is the signal that ended it.
-      wall_seconds: Seconds from start to end, loading TensorFlow included.
+      wall_seconds: Seconds from start to end. They include the import of TensorFlow
+        unless the process was forked from one that had imported it.
       peak_memory_mib: Peak memory of all its processes together, in MiB.
       loopback_mib: MiB sent over the machine's loopback interface during the run. The
         number includes start-up and shutdown of the cluster, and traffic of other
@@ -69,8 +72,11 @@ def read_measured(folder: pathlib.Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def started(
-    command: Sequence[str], output: IO[str] | int, **environment: str
-) -> Iterator[subprocess.Popen[str]]:
+    command: Sequence[str],
+    output: IO[str] | int,
+    environment: Mapping[str, str],
+    starter: ProcessStarter,
+) -> Iterator[Process]:
     """Starts a command, and ends it at the end of the block if it still runs.
 
     The command runs in a new session, so that Ctrl-C reaches it through this process
@@ -79,21 +85,20 @@ def started(
     Args:
       command: Program with its arguments.
       output: File of its standard output and error, or `subprocess.PIPE`.
-      **environment: Environment variables in addition to those of this process.
+      environment: Environment variables by name.
+      starter: What starts the process.
 
     Yields:
       Process, which reads no input.
     """
-    process = subprocess.Popen(
-        command,
-        # The command exits when the process with this id is dead.
-        env={**os.environ, **environment, LAUNCHER_PID: str(os.getpid())},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
+    process = starter.start(
+        Program(
+            command=command,
+            # The command exits when the process with this id is dead.
+            environment={**environment, LAUNCHER_PID: str(os.getpid())},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
     )
     with process:
         try:
@@ -102,42 +107,34 @@ def started(
             _end(process)
 
 
-def measure_run(
+def measure(
     command: Sequence[str],
-    folder: pathlib.Path,
     log: pathlib.Path,
     stop_requested: Callable[[], bool],
+    environment: Mapping[str, str],
+    starter: ProcessStarter,
 ) -> Measured | None:
-    """Runs a training to its end, and writes its measurements to the run folder.
+    """Runs a command to its end, and measures it.
 
     Args:
-      command: Command line of the run.
-      folder: Folder of the run.
-      log: File for what the run prints.
-      stop_requested: Function that returns whether to stop the run.
+      command: Program with its arguments.
+      log: File for what the command prints.
+      stop_requested: Function that returns whether to stop the command.
+      environment: Environment variables by name.
+      starter: What starts the process.
 
     Returns:
-      Measurements; None if the run was asked to stop.
+      Measurements; None if the command was asked to stop.
     """
-    measured = measure(command, log, stop_requested)
-    if measured is not None:
-        # A command that ended before its run began has left no folder.
-        folder.mkdir(parents=True, exist_ok=True)
-        measured.write(folder)
-    return measured
-
-
-def measure(
-    command: Sequence[str], log: pathlib.Path, stop_requested: Callable[[], bool]
-) -> Measured | None:
-    """Runs a command to its end; returns None if it was asked to stop."""
+    # The imports of a template would count as work of other programs.
+    starter.prepare(environment)
     with log.open("w", encoding="utf-8") as output:
         loopback = loopback_bytes()
         others = others_cpu_seconds()
         # Both counters are read before the start, so that their differences cover the
         # run.
         start = time.monotonic()
-        with started(command, output) as process:
+        with started(command, output, environment, starter) as process:
             sampled = _watch(process, stop_requested)
     wall_seconds = time.monotonic() - start
     if stop_requested():
@@ -153,7 +150,7 @@ def measure(
     )
 
 
-def _watch(process: subprocess.Popen, stop_requested: Callable[[], bool]) -> Samples:
+def _watch(process: Process, stop_requested: Callable[[], bool]) -> Samples:
     """Waits for the end of a process, or a stop request, and samples meanwhile."""
     tree = psutil.Process(process.pid)
     sampled = Samples()
@@ -167,7 +164,7 @@ def _watch(process: subprocess.Popen, stop_requested: Callable[[], bool]) -> Sam
     return sampled
 
 
-def _end(process: subprocess.Popen) -> None:
+def _end(process: Process) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import pathlib
 import shlex
 import sys
 import time
@@ -10,11 +12,13 @@ from collections.abc import Callable
 
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, StopRequested
+from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
+from trainers.cli.tensorflow_setup import variables_of_import
 from trainers.config.config import Config
 from trainers.config.model import DTYPES
 from trainers.experiments.experiment_dir import ExperimentDir
-from trainers.experiments.measurement import measure_run
+from trainers.experiments.measurement import Measured, measure
 from trainers.experiments.run_record import Run, read_run
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.run_dir.run_dir import RunDir
@@ -51,7 +55,9 @@ class Execution:
         console: Console,
         stop_requested: Callable[[], bool],
         stop_exit_code: Callable[[], ExitCode],
+        starter: ProcessStarter,
     ):
+        self._starter = starter
         self._folder = folder
         self._console = console
         self._stop_requested = stop_requested
@@ -84,8 +90,8 @@ class Execution:
     def _run(self, name: str, config: Config) -> Executed:
         path, log = self._folder.run_path(name), self._folder.log_path(name)
         began = time.monotonic()
-        command = command_line(config.replace(run_dir=str(path)))
-        measured = measure_run(command, path, log, self._stop_requested)
+        config_of_run = config.replace(run_dir=str(path))
+        measured = measure_run(config_of_run, log, self._stop_requested, self._starter)
         if measured is None:
             raise StopRequested(self._stop_exit_code())
         run = read_run(path, arm=name, seed=config.run.seed, log=log)
@@ -113,6 +119,7 @@ def _with_own_settings(config: Config, run: Run) -> Config:
 def with_runs(
     folder: ExperimentDir,
     console: Console,
+    starter: ProcessStarter,
     work: Callable[[Execution], ExitCode],
     what: str,
 ) -> ExitCode:
@@ -121,17 +128,19 @@ def with_runs(
     Args:
       folder: Folder of the experiment, after `begin`.
       console: Console that reports each run.
+      starter: What starts the process of each run; closed at the end.
       work: Function that executes the runs.
       what: Name of the experiment in messages, such as "a verification".
     """
     try:
-        with PreemptionSignals() as signals:
+        with starter, PreemptionSignals() as signals:
             return work(
                 Execution(
                     folder,
                     console,
                     lambda: signals.requested,
                     lambda: signals.exit_code,
+                    starter,
                 )
             )
     except StopRequested as stop:
@@ -145,6 +154,33 @@ def command_again(config: Config) -> str:
     # --strategies names the strategy of this configuration too.
     words = [word for word in words if not word.startswith("--strategy=")]
     return shlex.join(["python", "-m", "trainers.main", *words])
+
+
+def measure_run(
+    config: Config,
+    log: pathlib.Path,
+    stop_requested: Callable[[], bool],
+    starter: ProcessStarter,
+) -> Measured | None:
+    """Runs a training to its end, and writes its measurements to the run folder.
+
+    Args:
+      config: Configuration of the run, with its folder.
+      log: File for what the run prints.
+      stop_requested: Function that returns whether to stop the run.
+      starter: What starts the process of the run.
+
+    Returns:
+      Measurements; None if the run was asked to stop.
+    """
+    environment = {**variables_of_import(config), **os.environ}
+    measured = measure(command_line(config), log, stop_requested, environment, starter)
+    if measured is not None:
+        folder = pathlib.Path(config.run.run_dir or "")
+        # A command that ended before its run began has left no folder.
+        folder.mkdir(parents=True, exist_ok=True)
+        measured.write(folder)
+    return measured
 
 
 def command_line(config: Config) -> list[str]:

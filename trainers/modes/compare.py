@@ -14,6 +14,7 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, StopRequested
 from trainers.cli import flags
+from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm, arms_of
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
@@ -105,8 +106,12 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     )
     console.item("into", folder.path)
     progress = Progress(turns, console)
-    with PreemptionSignals() as signals, progress.shown():
-        execution = Execution(folder, lambda: signals.requested)
+    with (
+        starter_of(config) as starter,
+        PreemptionSignals() as signals,
+        progress.shown(),
+    ):
+        execution = Execution(folder, lambda: signals.requested, starter)
         runs = execution.run(turns, progress.begun, progress.ended)
     if runs is None:
         raise StopRequested(signals.exit_code)

@@ -21,7 +21,7 @@ from strategies.common.text import shown
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import configure_devices, describe, substitution
 from strategies.devices.gpu import visible_gpus
-from strategies.launcher.network_isolation import network_of_its_own
+from strategies.processes.network_isolation import network_of_its_own
 from trainers.cli.launch import plan_of
 from trainers.cli.role import cluster_of
 from trainers.config.config import Config

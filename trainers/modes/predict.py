@@ -10,6 +10,7 @@ from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.files import write_json
 from strategies.devices.gpu import visible_gpus
+from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.predict.experiments import (
@@ -48,6 +49,7 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     return with_runs(
         folder,
         console,
+        starter_of(config),
         lambda execution: _predict(config, folder, experiments, execution, console),
         "a prediction",
     )

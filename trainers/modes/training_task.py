@@ -13,7 +13,7 @@ from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.write_errors import WriteErrorReporter
-from strategies.launcher.process import has_launcher
+from strategies.processes.parent import has_launcher
 from trainers.config.config import Config
 from trainers.fault_tolerance.watchdog import Watchdog
 from trainers.keras_program.epochs import Epochs

@@ -8,6 +8,7 @@ from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.files import write_json
+from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm
 from trainers.experiments.experiment_dir import ExperimentDir
@@ -46,6 +47,7 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     return with_runs(
         folder,
         console,
+        starter_of(config),
         lambda execution: _verify(
             config, folder, reference_arm, arms, execution, console
         ),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 
 from strategies.cluster.rendezvous import is_listening
-from strategies.launcher.process import LAUNCHER_PID
+from strategies.processes.parent import LAUNCHER_PID
 from tests import processes
 from tests.fault_injection.continuation import SMALL
 from tests.fault_injection.scenario import Scenario

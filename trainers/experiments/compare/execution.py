@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from strategies.common.errors import ExitCode
+from strategies.processes.starter import ProcessStarter
+from trainers.config.config import Config
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.compare.schedule import Turn
-from trainers.experiments.measurement import measure_run
 from trainers.experiments.run_record import Run, read_run
-from trainers.experiments.runner import command_line
+from trainers.experiments.runner import command_line, measure_run
 
 Begun = Callable[[Turn], None]
 Ended = Callable[[Turn, Run | None], None]
@@ -20,8 +21,14 @@ Ended = Callable[[Turn, Run | None], None]
 class Execution:
     """Executor of the runs of a comparison that have not finished yet."""
 
-    def __init__(self, folder: ComparisonFolder, stop_requested: Callable[[], bool]):
+    def __init__(
+        self,
+        folder: ComparisonFolder,
+        stop_requested: Callable[[], bool],
+        starter: ProcessStarter,
+    ):
         self._folder = folder
+        self._starter = starter
         self._stop_requested = stop_requested
         # Error message by name of the arm.
         self._refused: dict[str, str] = {}
@@ -70,10 +77,10 @@ class Execution:
         # A resumed run would be timed wrongly.
         self._folder.remove_run(turn)
         measured = measure_run(
-            command_of(turn, self._folder),
-            self._folder.run_path(turn),
+            config_of(turn, self._folder),
             self._folder.log_path(turn),
             self._stop_requested,
+            self._starter,
         )
         if measured is None:
             return False
@@ -95,23 +102,23 @@ class Execution:
         return run if refusal is None else dataclasses.replace(run, reason=refusal)
 
 
-def command_of(turn: Turn, folder: ComparisonFolder) -> list[str]:
-    """Returns the command line of a run."""
+def config_of(turn: Turn, folder: ComparisonFolder) -> Config:
+    """Returns the configuration of a run, with its folders."""
     path = folder.run_path(turn)
     config = turn.config.replace(run_dir=str(path))
     if turn.seed is None:
         # The metrics of a warm-up are discarded, and must not reach a tracker.
-        return command_line(config.replace(tensorboard_dir=None, trackers=None))
+        return config.replace(tensorboard_dir=None, trackers=None)
     events = folder.event_dir(config)
     if events is not None:
         # The run adds the name of its own folder, seed-<n>.
         config = config.replace(tensorboard_dir=f"{events}/{turn.arm.name}")
     if config.tracking.tracker_group is None and config.tracking.trackers:
         config = config.replace(tracker_group=folder.path.absolute().name)
-    return command_line(config)
+    return config
 
 
 def command_in_words(turn: Turn, folder: ComparisonFolder) -> str:
     """Returns the command line of a run as a shell command to paste."""
     # The first word is the full path of this interpreter.
-    return shlex.join(["python", *command_of(turn, folder)[1:]])
+    return shlex.join(["python", *command_line(config_of(turn, folder))[1:]])

@@ -29,8 +29,9 @@ from trainers.cli import flags
 from trainers.config.config import Config
 from trainers.experiments.arms import arms_of
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
-from trainers.experiments.compare.execution import command_of
+from trainers.experiments.compare.execution import config_of
 from trainers.experiments.compare.schedule import schedule
+from trainers.experiments.runner import command_line
 from trainers.reporting.tracking.base import figures_of, git_commit
 
 SMALL = ("--model=mlp", "--hidden_units=8", "--steps_per_loop=10")
@@ -234,7 +235,7 @@ def test_runs_of_a_comparison_have_a_group_and_folders_of_their_own() -> None:
     commands = {
         (t.arm.name, t.seed): [
             word
-            for word in command_of(t, folder)
+            for word in command_line(config_of(t, folder))
             if word.startswith(("--track", "--set=track", "--tensorboard"))
         ]
         for t in turns

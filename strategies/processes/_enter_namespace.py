@@ -69,9 +69,23 @@ def enter(namespaces: Sequence[str], command: Sequence[str]) -> None:
     """
     for text in namespaces:
         kind, _, descriptor = text.partition("=")
-        _call("setns", int(descriptor), _KINDS[kind])
+        enter_namespace(kind, int(descriptor))
         os.close(int(descriptor))
     os.execvp(command[0], list(command))
+
+
+def enter_namespace(kind: str, descriptor: int) -> None:
+    """Moves this process into a namespace.
+
+    Args:
+      kind: Kind of the namespace, "net" or "user".
+      descriptor: Open file of the namespace.
+
+    Raises:
+      OSError: The namespace cannot be entered; a user namespace by a process with
+        several threads, for one.
+    """
+    _call("setns", descriptor, _KINDS[kind])
 
 
 def _bring_loopback_up() -> None:

@@ -1,0 +1,1 @@
+"""Start of processes, by fork from one that has imported TensorFlow where possible."""

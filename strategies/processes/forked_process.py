@@ -1,0 +1,107 @@
+"""A process that was forked from a template and is a child of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import IO, Any, Protocol
+
+_SECONDS_BETWEEN_LOOKS = 0.01
+
+
+class Process(Protocol):
+    """Part of `subprocess.Popen` that this project uses.
+
+    Attributes:
+      pid: Process ID.
+      returncode: Exit code, -N for the death by signal N, None before the end is known.
+      stdout: Reader of the standard output; None if it is no pipe.
+      stderr: Reader of the standard error; None if it is no pipe of its own.
+    """
+
+    pid: int
+    # Whoever reads it has polled or waited before.
+    returncode: int | Any
+    stdout: IO[str] | None
+    stderr: IO[str] | None
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def kill(self) -> None: ...
+    def __enter__(self) -> Any: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+
+class ForkedProcess:
+    """A `Process` that a template has forked; used like `subprocess.Popen`."""
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        pid: int,
+        stdout: IO[str] | None = None,
+        stderr: IO[str] | None = None,
+    ):
+        self.args = args
+        self.pid = pid
+        self.returncode: int | Any = None
+        self.stdout = stdout
+        self.stderr = stderr
+        # Only one thread may ask the kernel for the end, which it reports once.
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or None if the process still runs."""
+        with self._lock:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end and returns the exit code.
+
+        Args:
+          timeout: Seconds to wait; None to wait without a limit.
+
+        Raises:
+          subprocess.TimeoutExpired: The process still runs.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+        return code
+
+    def send_signal(self, number: int, /) -> None:
+        """Sends a signal, unless the process is known to have ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> ForkedProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for stream in (self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+        self.wait()

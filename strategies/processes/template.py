@@ -1,0 +1,146 @@
+"""A template, seen from the process that wants others forked from it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+
+from strategies.processes.forked_process import ForkedProcess
+from strategies.processes.parent import LAUNCHER_PID, adopting_orphans
+from strategies.processes.process_title import ROOM_ARGUMENT, ROOM_VARIABLE
+from strategies.processes.request import Request
+from strategies.processes.template_environment import FORKED, mark_of, read_at_import
+from strategies.processes.template_process import serve_in_fork
+
+_PROGRAM = "strategies.processes.template_process"
+_LONGEST_ANSWER = 64
+
+
+class Template:
+    """A process that has done the imports, and is forked for every process."""
+
+    def __init__(self, process: subprocess.Popen | ForkedProcess, link: socket.socket):
+        self._process = process
+        self._link = link
+        self._is_ready = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_until_ready(self) -> None:
+        """Waits for the end of the imports.
+
+        Raises:
+          OSError: The template has ended.
+        """
+        if not self._is_ready:
+            self._answer()
+            self._is_ready = True
+
+    def fork(self, request: Request, descriptors: Sequence[int]) -> int:
+        """Starts a process as a child of this process.
+
+        Args:
+          request: Process to start.
+          descriptors: Standard output and error, then a descriptor for each namespace.
+
+        Returns:
+          ID of the process.
+
+        Raises:
+          OSError: The template has ended, or cannot take the request.
+          RuntimeError: The template has ended after it took the request. The process
+            may run.
+        """
+        self.wait_until_ready()
+        with adopting_orphans():
+            request.send(self._link, descriptors)
+            try:
+                return self._answer()
+            except OSError as error:
+                raise RuntimeError(
+                    "the process that starts others was killed while it did so"
+                ) from error
+
+    def close(self) -> None:
+        """Ends the template. The processes that it has started continue."""
+        self._link.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> int:
+        answer = self._link.recv(_LONGEST_ANSWER)
+        if not answer:
+            raise OSError(0, "the template has ended")
+        return int(answer)
+
+
+def started_template(preload: str, environment: Mapping[str, str]) -> Template:
+    """Starts a template as a new program; returns before it has done the imports.
+
+    Args:
+      preload: Module with a function of that name, which does the imports.
+      environment: Variables of the processes that will be asked for.
+    """
+    link, other = _connection()
+    room_name, room = ROOM_VARIABLE
+    with other:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", _PROGRAM),
+                *(str(other.fileno()), preload, ROOM_ARGUMENT),
+            ],
+            env={
+                **read_at_import(environment),
+                LAUNCHER_PID: str(os.getpid()),
+                room_name: room,
+            },
+            pass_fds=(other.fileno(),),
+            stdin=subprocess.DEVNULL,
+            # A process that is forked gets streams of its own. An import that fails
+            # here fails again, and says why, in the process that is started instead.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    return Template(process, link)
+
+
+def forked_template(environment: Mapping[str, str]) -> Template | None:
+    """Forks a template from this process, if that can serve as one.
+
+    Args:
+      environment: Variables of this process.
+
+    Returns:
+      Template; None unless this process was forked from one itself, has a single
+        thread, and its variables were not changed.
+    """
+    if environment.get(FORKED) != mark_of(os.getpid(), environment):
+        return None
+    if threading.active_count() > 1:
+        return None
+    link, other = _connection()
+    parent = os.getpid()
+    # What waits in a buffer would be printed by both.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        serve_in_fork(other, parent)
+    other.close()
+    return Template(ForkedProcess([_PROGRAM], pid), link)
+
+
+def _connection() -> tuple[socket.socket, socket.socket]:
+    # This type keeps the limits of messages.
+    link, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.suppress(OSError):
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    return link, other

@@ -1,0 +1,56 @@
+"""Environment variables of a template and of the processes forked from it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+from collections.abc import Mapping
+
+from strategies.processes.parent import LAUNCHER_PID
+from strategies.processes.process_title import ROOM_VARIABLE
+
+# Set in a forked process: its ID, and which variables its template was started with.
+FORKED = "KDS_FORKED"
+
+# Variables that TensorFlow, Keras and Python do not read when they are imported.
+_READ_LATER = {
+    *("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "COLUMNS", "LINES"),
+    *("PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"),
+    *(LAUNCHER_PID, FORKED, ROOM_VARIABLE[0]),
+}
+
+# glibc reads these when a process starts (malloc/malloc.c), and `mallopt` sets the same
+# later (man 3 mallopt; the numbers are those of malloc.h).
+_ALLOCATOR_PARAMETERS = {
+    "MALLOC_TRIM_THRESHOLD_": -1,
+    "MALLOC_TOP_PAD_": -2,
+    "MALLOC_MMAP_THRESHOLD_": -3,
+    "MALLOC_MMAP_MAX_": -4,
+}
+_LARGEST_INT = 2**31 - 1
+
+
+def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that must be the same in a template and its forks."""
+    later = {*_READ_LATER, *_ALLOCATOR_PARAMETERS}
+    return {name: v for name, v in environment.items() if name not in later}
+
+
+def mark_of(pid: int, environment: Mapping[str, str]) -> str:
+    """Returns the value of FORKED in a process that a template has forked.
+
+    Args:
+      pid: ID of the process.
+      environment: Its variables.
+    """
+    text = json.dumps(sorted(read_at_import(environment).items()))
+    return f"{pid}:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def apply_allocator_settings(environment: Mapping[str, str]) -> None:
+    """Sets up the allocator as glibc does at the start of a process."""
+    for name, parameter in _ALLOCATOR_PARAMETERS.items():
+        text = environment.get(name, "")
+        if text.isdecimal():
+            ctypes.CDLL(None).mallopt(parameter, min(int(text), _LARGEST_INT))
