@@ -19,6 +19,7 @@ from strategies.launcher.launch_config import Plan, continued
 from strategies.launcher.process import LaunchedTask
 from strategies.launcher.process_group import SECONDS_TO_STOP, TaskGroup
 from strategies.processes.network_isolation import Network, network_of_its_own
+from strategies.processes.process_title import LAUNCHER, set_name
 
 _POLL_SECONDS = 0.05
 
@@ -54,6 +55,7 @@ class Launcher:
         Raises:
           UsageError: The plan cannot be started. No task has been started then.
         """
+        set_name(LAUNCHER)
         confined = network_of_its_own(self._plan.confine, self._say)
         with self._signals_handled(), confined as self._network:
             exit_code = self._run_once()

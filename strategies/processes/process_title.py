@@ -1,4 +1,4 @@
-"""Command line and environment of this process, as others see them.
+"""Name, command line and environment of this process, as others see them.
 
 `ps`, `pgrep -f` and /proc show the memory in which the kernel put both when the process
 was started. A forked process would show those of its template. The areas have a fixed
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 
 # Name and value of a variable, and an argument, that reserve memory at the start.
@@ -18,6 +19,19 @@ ROOM_ARGUMENT = "." * 2_048
 
 # Positions in /proc/self/stat, counted from zero behind the name (man 5 proc_pid_stat).
 _ARG_START, _ENV_END = 45, 48
+
+# Names of processes that start others and do not compute.
+TEMPLATE = "template"
+LAUNCHER = "launcher"
+
+# Linux, include/uapi/linux/prctl.h.
+_PR_SET_NAME = 15
+
+
+def set_name(name: str) -> None:
+    """Sets the name of this process in `top` and `ps -e`, at most 15 characters."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def show(command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -66,6 +66,10 @@ class ProcessStarter:
                 os.sched_setaffinity(process.pid, program.cores)
         return process
 
+    def template_pids(self) -> list[int]:
+        """Returns the IDs of the processes that others are forked from."""
+        return []
+
     def close(self) -> None:
         """Releases what the starter holds. Its processes continue."""
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import os
+import pathlib
+import re
 from collections.abc import Mapping
 
 from strategies.processes.parent import LAUNCHER_PID
@@ -12,12 +15,15 @@ from strategies.processes.process_title import ROOM_VARIABLE
 
 # Set in a forked process: its ID, and which variables its template was started with.
 FORKED = "KDS_FORKED"
+# Set in a forked process: KiB of files, nearly all TensorFlow's code, that its template
+# has mapped and loaded.
+TEMPLATE_FILE_KIB = "KDS_TEMPLATE_FILE_KIB"
 
 # Variables that TensorFlow, Keras and Python do not read when they are imported.
 _READ_LATER = {
     *("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "COLUMNS", "LINES"),
     *("PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST"),
-    *(LAUNCHER_PID, FORKED, ROOM_VARIABLE[0]),
+    *(LAUNCHER_PID, FORKED, TEMPLATE_FILE_KIB, ROOM_VARIABLE[0]),
 }
 
 # glibc reads these when a process starts (malloc/malloc.c), and `mallopt` sets the same
@@ -46,6 +52,29 @@ def mark_of(pid: int, environment: Mapping[str, str]) -> str:
     """
     text = json.dumps(sorted(read_at_import(environment).items()))
     return f"{pid}:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def file_kib() -> int:
+    """Returns the KiB of files that this process has mapped and loaded (RssFile)."""
+    status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
+    (kibibytes,) = re.findall(r"^RssFile:\s+(\d+) kB$", status, re.MULTILINE)
+    return int(kibibytes)
+
+
+def file_kib_of_template_alone(environment: Mapping[str, str]) -> int:
+    """Returns the KiB of files that only the template of this process has loaded.
+
+    A process that had done the imports itself would have loaded them, too.
+
+    Args:
+      environment: Variables of this process.
+
+    Returns:
+      0 if this process was started as a new program.
+    """
+    if environment.get(FORKED, "").partition(":")[0] != str(os.getpid()):
+        return 0
+    return max(int(environment[TEMPLATE_FILE_KIB]) - file_kib(), 0)
 
 
 def apply_allocator_settings(environment: Mapping[str, str]) -> None:

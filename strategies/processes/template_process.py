@@ -32,7 +32,9 @@ from strategies.processes.parent import LAUNCHER_PID, end_with_launcher
 from strategies.processes.request import Request, receive
 from strategies.processes.template_environment import (
     FORKED,
+    TEMPLATE_FILE_KIB,
     apply_allocator_settings,
+    file_kib,
     mark_of,
 )
 
@@ -50,6 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     process_title.show(_TITLE, environment)
+    process_title.set_name(process_title.TEMPLATE)
     importlib.import_module(preload).preload()
     # Collections would write to pages that all processes share.
     gc.freeze()
@@ -69,6 +72,7 @@ def serve_in_fork(connection: socket.socket, parent: int) -> NoReturn:
         end_with_launcher()
         os.setsid()
         process_title.show(_TITLE, os.environ)
+        process_title.set_name(process_title.TEMPLATE)
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(nothing, standard)
@@ -92,6 +96,8 @@ def _take_back_signal_handlers() -> None:
 
 def serve(connection: socket.socket) -> None:
     """Forks a process for each request until the connection ends."""
+    inherited = int(os.environ.get(TEMPLATE_FILE_KIB, 0))
+    os.environ[TEMPLATE_FILE_KIB] = str(max(file_kib(), inherited))
     # The answer to no request says that the imports are done.
     connection.send(b"0")
     while (received := receive(connection)) is not None:
@@ -166,10 +172,13 @@ def _wait_for_parent(parent: int, between: int) -> None:
 
 
 def _set_environment(request: Request) -> None:
+    template_file_kib = os.environ[TEMPLATE_FILE_KIB]
     os.environ.clear()
     os.environ.update(request.environment)
     os.environ[FORKED] = mark_of(os.getpid(), request.environment)
+    os.environ[TEMPLATE_FILE_KIB] = template_file_kib
     process_title.show(request.command, os.environ)
+    process_title.set_name(os.path.basename(request.command[0]))
     apply_allocator_settings(request.environment)
 
 

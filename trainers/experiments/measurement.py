@@ -42,7 +42,8 @@ class Measured:
       exit_code: Exit code of the command; a negative one is the signal that ended it.
       wall_seconds: Seconds from start to end. They include the import of TensorFlow
         unless the process was forked from one that had imported it.
-      peak_memory_mib: Peak memory of all its processes together, in MiB.
+      peak_memory_mib: Peak memory of all its processes together, in MiB, as if each had
+        been started by itself. Processes that only start others do not count.
       loopback_mib: MiB sent over the machine's loopback interface during the run. The
         number includes start-up and shutdown of the cluster, and traffic of other
         programs. A cluster in a private network namespace is counted there, without its
@@ -135,7 +136,8 @@ def measure(
         # run.
         start = time.monotonic()
         with started(command, output, environment, starter) as process:
-            sampled = _watch(process, stop_requested)
+            templates = [psutil.Process(pid) for pid in starter.template_pids()]
+            sampled = _watch(process, stop_requested, Samples(templates))
     wall_seconds = time.monotonic() - start
     if stop_requested():
         return None
@@ -150,10 +152,11 @@ def measure(
     )
 
 
-def _watch(process: Process, stop_requested: Callable[[], bool]) -> Samples:
+def _watch(
+    process: Process, stop_requested: Callable[[], bool], sampled: Samples
+) -> Samples:
     """Waits for the end of a process, or a stop request, and samples meanwhile."""
     tree = psutil.Process(process.pid)
-    sampled = Samples()
     next_sample = time.monotonic()
     while process.poll() is None and not stop_requested():
         if time.monotonic() >= next_sample:

@@ -12,22 +12,28 @@ from collections.abc import Sequence
 
 import psutil
 
+from strategies.processes.process_title import LAUNCHER, TEMPLATE
+
 
 @dataclasses.dataclass(slots=True)
 class Samples:
     """Samples of running processes.
 
     Attributes:
+      templates: Templates of the processes.
       peak_memory_bytes: Peak memory of all processes together, in bytes.
       sent_bytes: Bytes sent over loopback in network namespaces other than that of this
         process, by namespace.
     """
 
+    templates: Sequence[psutil.Process] = ()
     peak_memory_bytes: int = 0
     sent_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def sample(self, processes: Sequence[psutil.Process]) -> None:
-        self.peak_memory_bytes = max(self.peak_memory_bytes, _memory_bytes(processes))
+        self.peak_memory_bytes = max(
+            self.peak_memory_bytes, _memory_bytes(processes, self.templates)
+        )
         self.sent_bytes.update(_sent_elsewhere(processes))
 
     def sent_over_loopback(self, since: int | None) -> int | None:
@@ -44,22 +50,33 @@ class Samples:
         return None if now is None or since is None else now - since
 
 
-def _memory_bytes(processes: Sequence[psutil.Process]) -> int:
+def _memory_bytes(
+    processes: Sequence[psutil.Process], templates: Sequence[psutil.Process]
+) -> int:
     """Returns the memory of processes in bytes, with shared pages counted once.
 
     The private memory of all processes is added up; of their shared pages, nearly all
     TensorFlow's own code, the largest number is added. Reading the exact share of each
     page (PSS) takes 13 ms for a process that has loaded TensorFlow, and holds that
     process up; this takes 0.02 ms.
+
+    The number is that of processes that were all started as new programs: what a forked
+    process has in common with its template counts as its own, templates do not count
+    but for their shared pages, and neither do launchers.
+
+    Args:
+      processes: Processes to measure.
+      templates: Templates outside of them.
     """
     private = shared = 0
-    for each in processes:
+    for each in (*processes, *templates):
         with contextlib.suppress(psutil.Error):
             memory = each.memory_info()
             # Not every operating system reports shared pages.
             shared_here = getattr(memory, "shared", 0)
-            private += memory.rss - shared_here
             shared = max(shared, shared_here)
+            if each.name() not in (TEMPLATE, LAUNCHER):
+                private += memory.rss - shared_here
     return private + shared
 
 

@@ -22,6 +22,7 @@ from strategies.base import Communication
 from strategies.cluster.spec import Cluster
 from strategies.common.private_apis import flat_layers
 from strategies.devices.assignment import cpu_model
+from strategies.processes.template_environment import file_kib_of_template_alone
 from trainers.inputs.sources import Data, first_examples
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import RunMetrics
@@ -137,7 +138,11 @@ def build_result(
 
 
 def peak_memory_mib() -> float:
-    """Returns the peak resident memory of this process, in MiB."""
+    """Returns the peak resident memory of this process, in MiB.
+
+    That of a process that was forked from a template is as if it had done the imports
+    itself.
+    """
     try:
         # On Linux, the peak of `getrusage` starts at the memory of the parent process,
         # which can be a notebook of gigabytes (fs/exec.c, `exec_mmap`). VmHWM does not.
@@ -146,7 +151,8 @@ def peak_memory_mib() -> float:
         # macOS, where ru_maxrss is in bytes.
         return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1)
     (kibibytes,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)
-    return round(int(kibibytes) / 2**10, 1)
+    in_template = file_kib_of_template_alone(os.environ)
+    return round((int(kibibytes) + in_template) / 2**10, 1)
 
 
 def versions() -> dict[str, str]:

@@ -89,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def warm(folder: pathlib.Path) -> Iterator[WarmStarter]:
+def warm(folder: pathlib.Path) -> Iterator[ProcessStarter]:
     with WarmStarter("preloaded") as starter:
         starter.prepare(environment_of(folder))
         yield starter
@@ -126,7 +126,7 @@ def shown(starter: ProcessStarter, asked: Program) -> dict[str, Any]:
 
 
 def test_a_forked_process_finds_what_a_new_program_finds(
-    folder: pathlib.Path, warm: WarmStarter
+    folder: pathlib.Path, warm: ProcessStarter
 ) -> None:
     asked = program(folder, "show", "--flag", "a b", TF_CONFIG="{}", LINES="7")
     new, forked = shown(ProcessStarter(), asked), shown(warm, asked)
@@ -141,14 +141,14 @@ def test_a_forked_process_finds_what_a_new_program_finds(
 
 
 def test_two_forked_processes_draw_different_random_numbers(
-    folder: pathlib.Path, warm: WarmStarter
+    folder: pathlib.Path, warm: ProcessStarter
 ) -> None:
     asked = program(folder, "show")
     assert shown(warm, asked)["random"] != shown(warm, asked)["random"]
 
 
 def test_a_forked_process_uses_the_given_cores(
-    folder: pathlib.Path, warm: WarmStarter
+    folder: pathlib.Path, warm: ProcessStarter
 ) -> None:
     first = min(os.sched_getaffinity(0))
     for starter in (ProcessStarter(), warm):
@@ -170,14 +170,14 @@ def test_a_forked_process_uses_the_given_cores(
 
 @pytest.mark.parametrize("code", [0, 2, 75, "None", "'words'"])
 def test_the_exit_code_is_that_of_the_program(
-    code: object, folder: pathlib.Path, warm: WarmStarter
+    code: object, folder: pathlib.Path, warm: ProcessStarter
 ) -> None:
     asked = program(folder, "ends", str(code))
     assert outputs_of(warm.start(asked)) == outputs_of(ProcessStarter().start(asked))
 
 
 def test_an_error_is_shown_and_ends_the_process(
-    folder: pathlib.Path, warm: WarmStarter
+    folder: pathlib.Path, warm: ProcessStarter
 ) -> None:
     code, _, stderr = outputs_of(warm.start(program(folder, "fails")))
     assert code == 1
@@ -186,7 +186,7 @@ def test_an_error_is_shown_and_ends_the_process(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_signal_ends_a_forked_process_as_a_new_one(
-    number: signal.Signals, folder: pathlib.Path, warm: WarmStarter
+    number: signal.Signals, folder: pathlib.Path, warm: ProcessStarter
 ) -> None:
     codes = []
     for starter in (ProcessStarter(), warm):
@@ -203,7 +203,7 @@ def test_a_signal_ends_a_forked_process_as_a_new_one(
 
 
 def test_others_see_the_command_and_the_variables_of_a_forked_process(
-    folder: pathlib.Path, warm: WarmStarter
+    folder: pathlib.Path, warm: ProcessStarter
 ) -> None:
     asked = program(folder, "sleeps", "--an", "argument", TF_CONFIG='{"task": 1}')
     with warm.start(asked) as process:
@@ -243,7 +243,7 @@ def test_without_its_template_a_process_is_started_as_a_program(
 
 
 def test_another_command_is_started_as_a_program(
-    folder: pathlib.Path, warm: WarmStarter
+    folder: pathlib.Path, warm: ProcessStarter
 ) -> None:
     asked = Program(
         command=["echo", "said"],
@@ -255,7 +255,7 @@ def test_another_command_is_started_as_a_program(
 
 
 def test_a_forked_process_forks_its_own_template(
-    folder: pathlib.Path, warm: WarmStarter
+    folder: pathlib.Path, warm: ProcessStarter
 ) -> None:
     code, stdout, stderr = outputs_of(warm.start(program(folder, "nested")))
     assert code == 0, stderr
