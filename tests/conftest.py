@@ -71,6 +71,13 @@ def default_signals_of_children() -> None:
     processes.give_children_default_signals()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def templates_of_processes() -> Iterator[None]:
+    """Ends those that tests have forked the program from."""
+    with processes.templates().starter:
+        yield
+
+
 @pytest.fixture(autouse=True)
 def single_precision_again() -> Iterator[None]:
     """Takes back the precision that a test has set for all of Keras."""
@@ -109,6 +116,7 @@ def nothing_left_behind() -> Iterator[None]:
         if thread.ident not in threads and thread.is_alive() and not thread.daemon
     ]
     assert not left, f"threads left running: {left}"
+    children |= {*processes.templates().starter.template_pids()}
     orphans = [
         child for child in psutil.Process().children() if child.pid not in children
     ]

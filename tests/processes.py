@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -12,9 +14,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
-from typing import Any
+from typing import IO, Any
 
 import psutil
+
+from strategies.common.errors import UsageError
+from strategies.processes.forked_process import Process
+from strategies.processes.process_title import TEMPLATE
+from strategies.processes.starter import ProcessStarter, Program, WarmStarter
+from strategies.processes.template_environment import read_at_import
+from trainers.cli import flags, warm_start
+from trainers.cli.tensorflow_setup import variables_of_import
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -91,16 +101,72 @@ def run_patiently(
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
     """The same with a time limit."""
-    return subprocess.run(
-        words,
-        cwd=folder,
-        env={**environment(), **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=patience_seconds,
-        check=False,
+    with start_words(words, folder, variables) as process:
+        try:
+            return end_of(process, patience_seconds)
+        except BaseException:
+            process.kill()
+            raise
+
+
+def start_words(
+    words: Sequence[str],
+    folder: pathlib.Path,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    stdout: IO[Any] | int = subprocess.PIPE,
+    stderr: IO[Any] | int = subprocess.PIPE,
+) -> Process:
+    """Starts a command, by fork from a template if it is the program.
+
+    Args:
+      words: the command.
+      folder: its working directory.
+      variables: environment variables in addition to a user's.
+      stdout: a file or a pipe.
+      stderr: the same.
+    """
+    is_program = [*words[:3]] == command() and "--verbose" not in words
+    asked = {**environment(), **variables}
+    starter: ProcessStarter = ProcessStarter()
+    if is_program and read_at_import(asked) == templates().variables:
+        starter = templates().starter
+        asked = {**_variables_of_import(words[2:]), **asked}
+    return starter.start(
+        Program(
+            command=words,
+            environment=asked,
+            stdout=stdout,
+            stderr=stderr,
+            folder=str(folder),
+        )
     )
+
+
+def _variables_of_import(argv: Sequence[str]) -> dict[str, str]:
+    """Those that the program would set for itself before it imports TensorFlow."""
+    try:
+        return variables_of_import(flags.parse(argv))
+    except (UsageError, flags.HelpRequested):
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Templates:
+    """What starts the program in the tests of this process.
+
+    Attributes:
+      starter: forks it.
+      variables: those of the environment in which it is forked. In another it is
+        started as a new program: a template for one test would take as long.
+    """
+
+    starter: WarmStarter
+    variables: Mapping[str, str]
+
+
+@functools.cache
+def templates() -> Templates:
+    return Templates(WarmStarter(warm_start.__name__), read_at_import(environment()))
 
 
 def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -125,7 +191,7 @@ def train(run_folder: pathlib.Path, *flags: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def started(
     *flags: str, folder: pathlib.Path, begin: list[str] | None = None
-) -> Iterator[subprocess.Popen[str]]:
+) -> Iterator[Process]:
     """Starts the program in a folder, and ends it if it still runs afterwards.
 
     Args:
@@ -133,15 +199,8 @@ def started(
       folder: its working directory.
       begin: what to run instead of the program, with the flags after it.
     """
-    process = subprocess.Popen(
-        command(*flags) if begin is None else [*begin, *flags],
-        cwd=folder,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = command(*flags) if begin is None else [*begin, *flags]
+    process = start_words(words, folder)
     with process:
         try:
             yield process
@@ -150,27 +209,21 @@ def started(
                 process.kill()
 
 
-def end_of(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+def end_of(
+    process: Process, patience_seconds: float = PATIENCE_SECONDS
+) -> subprocess.CompletedProcess[str]:
     """Waits for a process to end by itself."""
-    stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
+    stdout, stderr = process.communicate(timeout=patience_seconds)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def start(*flags: str, folder: pathlib.Path, **variables: str) -> subprocess.Popen[str]:
+def start(*flags: str, folder: pathlib.Path, **variables: str) -> Process:
     """Starts the program, which `ends_of` waits for."""
-    return subprocess.Popen(
-        command(*flags),
-        cwd=folder,
-        env={**environment(), **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_words(command(*flags), folder, variables)
 
 
 def ends_of(
-    tasks: Sequence[subprocess.Popen[str]],
+    tasks: Sequence[Process],
 ) -> list[subprocess.CompletedProcess[str]]:
     """Waits for processes to end by themselves, and ends those that do not."""
     try:
@@ -181,9 +234,7 @@ def ends_of(
             task.wait()
 
 
-def wait_until(
-    holds: Callable[[], bool], what: str, process: subprocess.Popen[str]
-) -> None:
+def wait_until(holds: Callable[[], bool], what: str, process: Process) -> None:
     """Looks again and again until something holds while a process runs."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not holds():
@@ -209,11 +260,21 @@ def task_of(launcher: int, job: str, index: int) -> psutil.Process:
 def tasks_found(launcher: int, job: str, index: int) -> list[psutil.Process]:
     """The same, or none if it has not been started yet, or has ended."""
     wanted = {"type": job, "index": index}
+    return [t for t in tasks_of(launcher) if _cluster_of(t).get("task") == wanted]
+
+
+def tasks_of(launcher: int) -> list[psutil.Process]:
+    """All of them, without the template that they were forked from."""
     return [
-        task
-        for task in psutil.Process(launcher).children()
-        if _cluster_of(task).get("task") == wanted
+        child for child in psutil.Process(launcher).children() if not is_template(child)
     ]
+
+
+def is_template(process: psutil.Process) -> bool:
+    try:
+        return process.name() == TEMPLATE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _cluster_of(process: psutil.Process) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import pathlib
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from strategies.cluster.spec import Cluster
 from strategies.launcher.launch_config import local_cluster
+from strategies.processes.forked_process import Process
 from tests import processes
 
 _SECONDS_BETWEEN_LOOKS = 0.05
@@ -21,7 +21,7 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 class Task:
     """A process that has been started as one task of a cluster."""
 
-    process: subprocess.Popen[bytes]
+    process: Process
     output: pathlib.Path
     errors: pathlib.Path
 
@@ -86,15 +86,14 @@ class Tasks:
             self.folder / f"{known_as}.{kind}" for kind in ("output", "errors")
         )
         with output.open("wb") as out, errors.open("wb") as err:
-            process = subprocess.Popen(
+            process = processes.start_words(
                 [
                     *self.before.get(name, ()),
                     *(begin or processes.command()),
                     *(f"--run_dir={self.run_dir}", *self.flags, *flags),
                 ],
-                cwd=self.folder,
-                env={**processes.environment(), "TF_CONFIG": cluster.tf_config()},
-                stdin=subprocess.DEVNULL,
+                self.folder,
+                {"TF_CONFIG": cluster.tf_config()},
                 stdout=out,
                 stderr=err,
             )

@@ -6,7 +6,6 @@ import pathlib
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from typing import Any
@@ -16,6 +15,7 @@ import psutil
 import pytest
 import tensorflow as tf
 
+from strategies.processes.forked_process import Process
 from tests import processes
 from tests.event_files import read_events
 from tests.markers import chosen, further
@@ -204,28 +204,22 @@ def assert_staleness_is_reported(
     assert staleness["max"] == max(w["max"] for w in by_worker.values())
 
 
-def start(run_dir: pathlib.Path, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "trainers.main", f"--run_dir={run_dir}", *flags]
-    return subprocess.Popen(
-        command,
-        cwd=ROOT,
+def start(run_dir: pathlib.Path, *flags: str) -> Process:
+    return processes.start_words(
+        processes.command(f"--run_dir={run_dir}", *flags),
+        ROOT,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
     )
 
 
-def started_tasks(
-    launcher: subprocess.Popen[str], run_dir: pathlib.Path
-) -> list[psutil.Process]:
+def started_tasks(launcher: Process, run_dir: pathlib.Path) -> list[psutil.Process]:
     """The launcher's tasks, once a checkpoint shows that they train."""
     deadline = time.monotonic() + 120
     while not list(run_dir.glob("checkpoints/step-*")):
         assert launcher.poll() is None, launcher.communicate()[1]
         assert time.monotonic() < deadline, "training did not start"
         time.sleep(0.1)
-    return psutil.Process(launcher.pid).children()
+    return processes.tasks_of(launcher.pid)
 
 
 LONG = (

@@ -136,7 +136,7 @@ def test_tasks_reach_each_other_and_nobody_else_reaches_them(
         processes.wait_until(
             lambda: all(path.exists() for path in told), "both tasks", launcher
         )
-        tasks = psutil.Process(launcher.pid).children()
+        tasks = processes.tasks_of(launcher.pid)
         # No process stays behind that would only hold the network.
         assert len(tasks) == 2
         for path in told:

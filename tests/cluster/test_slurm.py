@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import subprocess
 
 import pytest
 
 from strategies.cluster import slurm
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
+from strategies.processes.forked_process import Process
 from tests import processes
 from tests.processes import result_of
 
@@ -160,7 +160,7 @@ def test_steps_and_jobs_that_run_together_have_other_ports() -> None:
     assert max(ports) + 64 <= 32_768
 
 
-def start(rank: int, folder: pathlib.Path, *flags: str) -> subprocess.Popen[str]:
+def start(rank: int, folder: pathlib.Path, *flags: str) -> Process:
     step = {
         **STEP,
         # Other runs of this test on this machine have other ports.

@@ -6,7 +6,6 @@ import contextlib
 import json
 import pathlib
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from strategies.cluster import node_info
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from strategies.launcher.launch_config import local_cluster
+from strategies.processes.forked_process import Process
 from tests import processes
 from tests.markers import further
 from trainers.config.config import Config
@@ -170,7 +170,7 @@ def test_a_card_may_hold_anything(card: dict[str, object]) -> None:
 
 def doctor(
     index: int, addresses: dict[str, tuple[str, ...]], folder: pathlib.Path, *flags: str
-) -> subprocess.Popen[str]:
+) -> Process:
     return processes.start(
         *("--mode=doctor", "--strategy=multi_worker_mirrored", "--run_dir=run"),
         *flags,

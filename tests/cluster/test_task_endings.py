@@ -256,7 +256,7 @@ def test_interrupts_that_are_ignored_from_the_start_reach_no_task(
     flags = (*LONG, f"--strategy={strategy}", f"--run_dir={run}")
     with processes.started(*flags, folder=tmp_path, begin=begin) as launcher:
         processes.wait_until(
-            lambda: bool(psutil.Process(launcher.pid).children()), "tasks", launcher
+            lambda: bool(processes.tasks_of(launcher.pid)), "tasks", launcher
         )
 
         def interrupted_with_a_checkpoint() -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from strategies.processes.forked_process import Process
 from tests import processes
 
 # Dropout and batch normalization: a step depends on all that a checkpoint keeps.
@@ -59,7 +60,7 @@ SERVED = ("--strategy=parameter_server", "--model=mlp", *_FLAGS)
 class Run:
     """A launcher, what it has started, and the folder of its run."""
 
-    def __init__(self, process: subprocess.Popen[str], folder: pathlib.Path):
+    def __init__(self, process: Process, folder: pathlib.Path):
         self.process = process
         self.folder = folder / "run"
         self._errors = folder / "errors"
@@ -71,7 +72,7 @@ class Run:
         return processes.result_of(self.folder)
 
     def tasks(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
+        return processes.tasks_of(self.process.pid)
 
     def task(self, job: str, index: int) -> psutil.Process:
         return processes.task_of(self.process.pid, job, index)

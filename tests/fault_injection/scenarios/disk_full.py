@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 
+from strategies.processes.forked_process import Process
 from tests import processes
 from tests.fault_injection.continuation import (
     SMALL,
@@ -127,7 +128,7 @@ def _fill_soon(disk: SmallDisk, chosen: random.Random) -> int | None:
 
 
 @contextlib.contextmanager
-def _training(disk: SmallDisk, folder: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
+def _training(disk: SmallDisk, folder: pathlib.Path) -> Iterator[Process]:
     """A run on the disk, once it has saved."""
     begin = [*disk.begin, *processes.command(f"--run_dir={disk.folder}/run")]
     with processes.started(*FLAGS, folder=folder, begin=begin) as process:

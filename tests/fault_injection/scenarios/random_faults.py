@@ -8,12 +8,12 @@ from __future__ import annotations
 import pathlib
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 
 import psutil
 
+from strategies.processes.forked_process import Process
 from tests import processes
 from tests.fault_injection.continuation import SMALL, undisturbed_weights
 from tests.fault_injection.scenario import Scenario
@@ -79,7 +79,7 @@ class _Trouble:
         # One that is written anew counts as damaged still.
         self._damaged: set[str] = set()
 
-    def until_it_ends(self, process: subprocess.Popen[str]) -> int:
+    def until_it_ends(self, process: Process) -> int:
         """Returns the exit code; a fault every few seconds, until there were enough."""
         tasks: Sequence[psutil.Process] = []
         seen, since = None, time.monotonic()
@@ -112,9 +112,7 @@ class _Trouble:
             self._damaged.add(names[-1])
             self.done.append(f"damage ({kind})")
 
-    def _strike(
-        self, process: subprocess.Popen[str], tasks: Sequence[psutil.Process]
-    ) -> None:
+    def _strike(self, process: Process, tasks: Sequence[psutil.Process]) -> None:
         main = psutil.Process(process.pid)
         faults: dict[str, Callable[[], object]] = {
             "SIGKILL": main.kill,
@@ -142,9 +140,9 @@ def _pause(process: psutil.Process, seconds: float) -> None:
     process.resume()
 
 
-def _children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def _children(process: Process) -> list[psutil.Process]:
     try:
-        return psutil.Process(process.pid).children()
+        return processes.tasks_of(process.pid)
     except psutil.NoSuchProcess:
         return []
 

@@ -9,12 +9,12 @@ import random
 import re
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
 import psutil
 
+from strategies.processes.forked_process import Process
 from tests import processes
 from tests.fault_injection.scenario import Scenario
 
@@ -70,7 +70,7 @@ def reachable(ports: set[int]) -> set[tuple[str, int]]:
 @contextlib.contextmanager
 def training(
     folder: pathlib.Path, *flags: str
-) -> Iterator[tuple[subprocess.Popen[str], Sequence[psutil.Process]]]:
+) -> Iterator[tuple[Process, Sequence[psutil.Process]]]:
     """A launcher whose cluster has written a checkpoint, and its tasks."""
     run_dir = folder / "run"
     with processes.started(
@@ -79,7 +79,7 @@ def training(
         processes.wait_until(
             lambda: bool(processes.checkpoints_of(run_dir)), "a checkpoint", launcher
         )
-        yield launcher, psutil.Process(launcher.pid).children()
+        yield launcher, processes.tasks_of(launcher.pid)
 
 
 def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:

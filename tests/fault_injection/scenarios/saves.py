@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import random
-import subprocess
 import time
 
+from strategies.processes.forked_process import Process
 from tests import processes
 from tests.fault_injection.continuation import SMALL, assert_continues, newest_intact
 from tests.fault_injection.scenario import Scenario
@@ -53,7 +53,7 @@ def killed_inside_a_save(
     return any(checkpoints.glob(".*"))
 
 
-def _one_save(checkpoints: pathlib.Path, process: subprocess.Popen[str]) -> float:
+def _one_save(checkpoints: pathlib.Path, process: Process) -> float:
     """Returns how long one takes, from when it is first seen."""
     _wait_for_save(checkpoints, process)
     begin = time.monotonic()
@@ -62,7 +62,7 @@ def _one_save(checkpoints: pathlib.Path, process: subprocess.Popen[str]) -> floa
     return time.monotonic() - begin
 
 
-def _wait_for_save(checkpoints: pathlib.Path, process: subprocess.Popen[str]) -> None:
+def _wait_for_save(checkpoints: pathlib.Path, process: Process) -> None:
     while not any(checkpoints.glob(".writing-*")):
         assert process.poll() is None, f"ended with {process.returncode}"
         time.sleep(_LOOK_SECONDS)

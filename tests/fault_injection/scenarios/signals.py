@@ -6,11 +6,11 @@ import contextlib
 import pathlib
 import random
 import signal
-import subprocess
 import time
 
 import psutil
 
+from strategies.processes.forked_process import Process
 from tests import processes
 from tests.fault_injection.continuation import SMALL, SYNCHRONOUS, assert_continues
 from tests.fault_injection.scenario import Scenario
@@ -72,7 +72,7 @@ def stopped(
     return seconds
 
 
-def _wait_for(moment: str, run: pathlib.Path, process: subprocess.Popen[str]) -> None:
+def _wait_for(moment: str, run: pathlib.Path, process: Process) -> None:
     if moment == "trace":
         processes.wait_until((run / "config.json").exists, "tracing", process)
     elif moment == "steps":

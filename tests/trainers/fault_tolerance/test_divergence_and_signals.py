@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 
 from strategies.common.errors import ExitCode, StopRequested
 from strategies.common.types import StepResults, SyncedFlags
+from strategies.processes.forked_process import Process
 from tests import processes
 from tests.markers import further
 from trainers.fault_tolerance.preemption import PreemptionSignals
@@ -220,7 +220,7 @@ def test_a_second_signal_ends_the_process_at_once(
 # Signals before and after
 
 
-def is_loading_tensorflow(process: subprocess.Popen[str]) -> bool:
+def is_loading_tensorflow(process: Process) -> bool:
     """Python takes 20 MiB, TensorFlow ten times as much."""
     return psutil.Process(process.pid).memory_info().rss > 60 << 20
 
@@ -229,8 +229,10 @@ def is_loading_tensorflow(process: subprocess.Popen[str]) -> bool:
 def test_a_signal_while_tensorflow_loads_ends_at_once_and_leaves_nothing(
     tmp_path: pathlib.Path, number: int
 ) -> None:
-    run = tmp_path / "run"
-    with processes.started(*FLAGS, f"--run_dir={run}", folder=tmp_path) as process:
+    # Another command than the program itself: that would be forked with TensorFlow.
+    begin = ["env", *processes.command()]
+    flags = (*FLAGS, f"--run_dir={tmp_path / 'run'}")
+    with processes.started(*flags, folder=tmp_path, begin=begin) as process:
         processes.wait_until(
             lambda: is_loading_tensorflow(process), "TensorFlow", process
         )
@@ -283,7 +285,7 @@ def test_an_interrupt_that_was_ignored_from_the_start_stays_ignored(
     assert processes.result_of(run)["status"] == "preempted"
 
 
-def wait_for_a_step(run: pathlib.Path, process: subprocess.Popen[str]) -> None:
+def wait_for_a_step(run: pathlib.Path, process: Process) -> None:
     step = processes.last_step_of(run)
     processes.wait_until(
         lambda: processes.last_step_of(run) > step, "another step", process

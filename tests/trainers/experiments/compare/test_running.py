@@ -19,6 +19,7 @@ import jsonschema
 import psutil
 import pytest
 
+from strategies.processes.forked_process import Process
 from tests import processes
 from tests.processes import ROOT
 
@@ -44,7 +45,7 @@ COMPARE = (
 )
 
 
-def children_of(process: subprocess.Popen) -> list[psutil.Process]:
+def children_of(process: Process) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(process.pid).children(recursive=True)
     return []
