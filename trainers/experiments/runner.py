@@ -8,10 +8,14 @@ import pathlib
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
 
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, StopRequested
+from strategies.devices.gpu import visible_gpus
 from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
 from trainers.cli.tensorflow_setup import variables_of_import
@@ -23,6 +27,10 @@ from trainers.experiments.run_record import Run, read_run
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.run_dir.run_dir import RunDir
 from trainers.run_dir.step_recording import Recording
+
+_MOST_RUNS_AT_A_TIME = 4
+# Of a run of several processes, in bytes.
+_MEMORY_OF_A_RUN = 2 << 30
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,6 +86,36 @@ class Execution:
         with self._console.live(lambda: f"running   {name}"):
             return self._run(name, config)
 
+    def run_all(self, runs: Sequence[tuple[str, Config]]) -> list[Executed]:
+        """Runs configurations side by side, for results that do not depend on time.
+
+        Args:
+          runs: Name and configuration of each run, as for `run`.
+
+        Returns:
+          The runs in the same order.
+
+        Raises:
+          StopRequested: A signal arrived; all runs have ended.
+        """
+        for _, config in runs:
+            # Here and not in a thread, with which a template would end.
+            self._starter.prepare(_environment_of(config))
+        running: list[str] = []
+
+        def run(name: str, config: Config) -> Executed:
+            running.append(name)
+            try:
+                return self._run(name, config)
+            finally:
+                running.remove(name)
+
+        with (
+            self._console.live(lambda: f"running   {', '.join(running)}"),
+            ThreadPoolExecutor(_runs_at_a_time()) as pool,
+        ):
+            return list(pool.map(run, *zip(*runs, strict=True)))
+
     def run_once(self, name: str, config: Config) -> Executed:
         """Runs a configuration, or returns its earlier run if there is one.
 
@@ -88,6 +126,8 @@ class Execution:
         return self._done[config]
 
     def _run(self, name: str, config: Config) -> Executed:
+        if self._stop_requested():
+            raise StopRequested(self._stop_exit_code())
         path, log = self._folder.run_path(name), self._folder.log_path(name)
         began = time.monotonic()
         config_of_run = config.replace(run_dir=str(path))
@@ -173,7 +213,7 @@ def measure_run(
     Returns:
       Measurements; None if the run was asked to stop.
     """
-    environment = {**variables_of_import(config), **os.environ}
+    environment = _environment_of(config)
     measured = measure(command_line(config), log, stop_requested, environment, starter)
     if measured is not None:
         folder = pathlib.Path(config.run.run_dir or "")
@@ -181,6 +221,20 @@ def measure_run(
         folder.mkdir(parents=True, exist_ok=True)
         measured.write(folder)
     return measured
+
+
+def _environment_of(config: Config) -> dict[str, str]:
+    """Returns the environment variables of the process of a run."""
+    return {**variables_of_import(config), **os.environ}
+
+
+def _runs_at_a_time() -> int:
+    """Returns how many runs may share this machine if nobody measures their times."""
+    # A run takes nearly all memory of every GPU that it finds.
+    if visible_gpus(os.environ):
+        return 1
+    fit_in_memory = psutil.virtual_memory().available // _MEMORY_OF_A_RUN
+    return max(min(os.cpu_count() or 1, fit_in_memory, _MOST_RUNS_AT_A_TIME), 1)
 
 
 def command_line(config: Config) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+from PIL import Image, ImageDraw, ImageFont
 
 from models.base import ClassPredictions
 from strategies.common.types import Batch
@@ -21,8 +23,6 @@ MOST_CLASSES = 100
 
 _MOST_WITH_NUMBERS = 20
 _MOST_CHARACTERS = 14
-# Of the names of classes and axes.
-_MARGIN_INCHES = 1.5
 _RIGHT, _WRONG = np.array([20, 110, 50]), np.array([190, 30, 30])
 
 
@@ -59,42 +59,69 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str] | None) -> np.ndarra
     Returns:
       uint8 [height, width, 3].
     """
-    # Imported late: a run that draws nothing does not wait for matplotlib.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     num_classes = len(counts)
     has_numbers = num_classes <= _MOST_WITH_NUMBERS
-    cell, font_size = (0.52, 8) if has_numbers else (0.12, 5)
+    cell, font_pixels = (52, 11) if has_numbers else (12, 9)
+    font = _font(font_pixels)
     # A class without examples has a row of zeros.
     fractions = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     # The root keeps a few errors visible: 1 % has a tenth of the depth.
     depth = np.sqrt(fractions)[:, :, np.newaxis]
     is_right = np.eye(num_classes, dtype=bool)[:, :, np.newaxis]
-    size = cell * num_classes + _MARGIN_INCHES
-    figure = Figure(figsize=(size, size), dpi=100, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    colors = 1 - depth + depth * np.where(is_right, _RIGHT, _WRONG) / 255
-    axes.imshow(colors, interpolation="nearest")
+    colors = 255 * (1 - depth) + depth * np.where(is_right, _RIGHT, _WRONG)
+    cells = colors.round().astype(np.uint8).repeat(cell, axis=0).repeat(cell, axis=1)
     labels = [_shortened(str(name)) for name in names or range(num_classes)]
-    axes.set_xticks(range(num_classes), labels, rotation=90, fontsize=font_size)
-    axes.set_yticks(range(num_classes), labels, fontsize=font_size)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
+    margin = 3 * font_pixels + round(max(font.getlength(label) for label in labels))
+    picture = _with_labels(cells, labels, font, margin)
+    draw = ImageDraw.Draw(picture)
     for row, column in np.argwhere(counts) if has_numbers else ():
         fraction = fractions[row, column]
-        axes.text(
-            column,
-            row,
+        draw.multiline_text(
+            (margin + (column + 0.5) * cell, (row + 0.5) * cell),
             f"{fraction:.0%}\n{counts[row, column]:,}",
-            color="white" if fraction > 0.5 else "black",
-            fontsize=font_size,
-            ha="center",
-            va="center",
+            fill="white" if fraction > 0.5 else "black",
+            font=font,
+            anchor="mm",
+            align="center",
         )
-    canvas.draw()
-    return np.array(canvas.buffer_rgba())[:, :, :3]
+    return np.asarray(picture)
+
+
+def _font(pixels: int) -> ImageFont.FreeTypeFont:
+    """Returns the font of matplotlib's charts, which has most alphabets."""
+    # Imported late: a run that draws nothing does not wait for matplotlib, which would
+    # take 0.16 s for a picture of ten classes where Pillow takes 0.02 s.
+    import matplotlib
+
+    path = pathlib.Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+    return ImageFont.truetype(path, pixels)
+
+
+def _with_labels(
+    cells: np.ndarray, labels: Sequence[str], font: ImageFont.FreeTypeFont, margin: int
+) -> Image.Image:
+    """Returns the cells with the names of classes and axes to the left and below."""
+    size = len(cells)
+    picture = Image.new("RGB", (size + margin, size + margin), "white")
+    picture.paste(Image.fromarray(cells), (margin, 0))
+    draw = ImageDraw.Draw(picture)
+    draw.rectangle((margin, 0, margin + size - 1, size), outline="black")
+    # Text below is drawn from left to right and turned.
+    below = Image.new("RGB", (margin, size), "white")
+    draw_below = ImageDraw.Draw(below)
+    cell, gap = size / len(labels), font.size / 2
+    for index, label in enumerate(labels):
+        middle = (index + 0.5) * cell
+        draw.text((margin - gap, middle), label, "black", font, anchor="rm")
+        draw_below.text((margin - gap, middle), label, "black", font, anchor="rm")
+    picture.paste(below.transpose(Image.Transpose.ROTATE_90), (margin, size))
+    axis = (margin + size / 2, size + margin - gap)
+    draw.text(axis, "predicted class", "black", font, anchor="mb")
+    beside = Image.new("RGB", (size, 2 * int(font.size)), "white")
+    words = ImageDraw.Draw(beside)
+    words.text((size / 2, gap), "true class", "black", font, anchor="mt")
+    picture.paste(beside.transpose(Image.Transpose.ROTATE_90), (0, 0))
+    return picture
 
 
 def _shortened(name: str) -> str:

@@ -63,12 +63,16 @@ def _verify(
     execution: Execution,
     console: Console,
 ) -> ExitCode:
-    reference = execution.run(reference_arm.name, reference_arm.config)
+    runs = [(arm.name, arm.config) for arm in (reference_arm, *arms)]
+    reference, *recorded = execution.run_all(runs)
     if not reference.run.is_completed:
         return _refuse(reference, folder, console)
     is_keras = reference.config.model.keras_fit
     keras = None if is_keras else judge_keras(reference)
-    findings = [_find(arm, reference, execution) for arm in arms]
+    findings = [
+        _find(arm, run, reference, execution)
+        for arm, run in zip(arms, recorded, strict=True)
+    ]
     words = command_again(config)
     write_json(folder.result, content(keras, findings, reference, words))
     num_steps = reference.recording.num_steps()
@@ -83,9 +87,10 @@ def _verify(
     return _exit_code(keras, findings)
 
 
-def _find(arm: Arm, reference: Executed, execution: Execution) -> Finding:
-    """Runs a strategy and returns its finding."""
-    recorded = execution.run(arm.name, arm.config)
+def _find(
+    arm: Arm, recorded: Executed, reference: Executed, execution: Execution
+) -> Finding:
+    """Compares the run of a strategy with the reference and returns the finding."""
     # A diverged strategy can be compared: its steps up to the divergence are recorded.
     has_diverged = recorded.run.status == "diverged"
     if not recorded.run.is_completed and not has_diverged:
