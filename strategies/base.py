@@ -53,6 +53,7 @@ class Traits:
         inside a branch of one of them.
       updates_in_turn: True if a step may have several updates, each of which needs the
         weights after the one before.
+      compiles_loop: True if XLA can compile its whole inner loop (`compile_loop`).
       exchange: Gradient exchange: `one_place`; `ring`; `servers`, from which weights
         are read; or `none` without an exchange.
       averages: Accepted values of --average, the default first: the quantity that a
@@ -74,6 +75,7 @@ class Traits:
     supports_streaming: bool = False
     applies_in_branches: bool = False
     updates_in_turn: bool = False
+    compiles_loop: bool = False
     exchange: str = "none"
     averages: tuple[str, ...] = ("gradients",)
     own_settings: tuple[str, ...] = ()
@@ -155,6 +157,15 @@ class Strategy(abc.ABC):
           update: Update that is applied with their sum; None to sum only, as evaluation
             does.
         """
+
+    def compile_loop(
+        self, replica_step: ReplicaFunction, update: Update
+    ) -> LoopFunction:
+        """Builds the train function as `compile` does, compiled by XLA as a whole.
+
+        Only strategies with `Traits.compiles_loop` have it.
+        """
+        raise NotImplementedError(f"{self.name} has no compiled loop")
 
     @abc.abstractmethod
     def communication(self, gradient_bytes: int) -> Communication | None:

@@ -19,6 +19,7 @@ from strategies.common.types import (
 )
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import replica_devices
+from strategies.inner_loop.compiled_loop import CompiledLoop
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.step import Step
@@ -34,6 +35,7 @@ class OneDevice(Strategy):
         matches_one_device=True,
         supports_streaming=True,
         updates_in_turn=True,
+        compiles_loop=True,
         applies_in_branches=True,
         max_replicas=1,
         averages=(),
@@ -60,11 +62,17 @@ class OneDevice(Strategy):
 
     def distribute(self, batches: GlobalBatches) -> Any:
         # Shard 0 of 1: the whole global batch.
-        return StepChunks(batches.spans(0, 1))
+        return StepChunks(batches.spans(0, 1), batches.largest_span)
 
     def compile(
         self, replica_step: ReplicaFunction, update: Update | None
     ) -> InnerLoop:
+        return InnerLoop(self._step(), replica_step, update)
+
+    def compile_loop(self, replica_step: ReplicaFunction, update: Update) -> InnerLoop:
+        return CompiledLoop(self._step(), replica_step, update)
+
+    def _step(self) -> Step:
         # One replica: its outputs are their own sum.
         def all_reduce_gradients(
             replica_step: ReplicaFunction, batch: Batch
@@ -78,11 +86,7 @@ class OneDevice(Strategy):
                 update.increment_step()
             return {}
 
-        return InnerLoop(
-            Step(all_reduce_gradients, apply, lambda outputs: outputs),
-            replica_step,
-            update,
-        )
+        return Step(all_reduce_gradients, apply, lambda outputs: outputs)
 
     def communication(self, gradient_bytes: int) -> None:
         return None

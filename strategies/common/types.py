@@ -214,6 +214,18 @@ ReplicaFunction = Callable[[Batch], ReplicaOutputs]
 Read = Callable[[Sequence["tf.Variable"]], list["tf.Tensor"]]
 
 
+class SpanShape(NamedTuple):
+    """Size of several steps in one element of a dataset.
+
+    Attributes:
+      num_steps: Number of steps.
+      num_rows: Number of rows of each step.
+    """
+
+    num_steps: int
+    num_rows: int
+
+
 class GlobalBatches(Protocol):
     """Global batches of a range of steps, whole or in shards."""
 
@@ -243,6 +255,10 @@ class GlobalBatches(Protocol):
         Returns:
           Batches whose every tensor is [steps, ...].
         """
+
+    @property
+    def largest_span(self) -> SpanShape | None:
+        """Size that no element of `spans(0, 1)` exceeds; None if unknown."""
 
     @property
     def data(self) -> object:

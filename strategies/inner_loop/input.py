@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
+from strategies.common.types import SpanShape
+
 # Names of the loops in TensorBoard's graph.
 _SPANS, _STEPS = "spans", "steps"
 
@@ -36,12 +38,15 @@ class Steps:
       shapes: Invariant shapes of the entries of the state.
       proceed: Function from a state to a bool scalar, true for another step.
       run: Function from a state and a batch to the next state.
+      run_span: Function from the rest of a span and a state to the state after all of
+        its steps; None to call `run` for each of them.
     """
 
     initial: Sequence[Any]
     shapes: Sequence[Any]
     proceed: Callable[..., tf.Tensor]
     run: Callable[[Sequence[Any], Taken], Sequence[Any]]
+    run_span: Callable[[Taken, Sequence[Any]], Sequence[Any]] | None = None
 
 
 class StepInput(Protocol):
@@ -114,12 +119,14 @@ class StepChunks:
     the span and the span after it are stored here for the next call.
     """
 
-    def __init__(self, dataset: tf.data.Dataset):
+    def __init__(self, dataset: tf.data.Dataset, largest_span: SpanShape | None = None):
         """Starts the pipeline.
 
         Args:
           dataset: Dataset of structures of tensors [steps, ...].
+          largest_span: Size that no span exceeds; None if unknown.
         """
+        self.largest_span = largest_span
         nothing = _no_steps(dataset.element_spec)
         # The loop requests one more span while it computes the last one. Without this
         # empty span the request would end the loop with OutOfRangeError.
@@ -176,7 +183,11 @@ class PrefetchedChunks:
             )
             # This depends on no step, so that it runs in parallel with the steps.
             upcoming = tf.cond(is_over, lambda: next(iterator), lambda: upcoming)
-            after = _steps_of_span(Taken((span, position), ended, wait), steps, state)
+            taken = Taken((span, position), ended, wait)
+            if steps.run_span is None:
+                after = _steps_of_span(taken, steps, state)
+            else:
+                after = steps.run_span(taken, state)
             with tf.control_dependencies([after[0]]):
                 ended = tf.timestamp()
             return [

@@ -122,12 +122,33 @@ class InnerLoop:
         local_flags: tf.Tensor,
     ) -> tuple[tuple[tf.Tensor, ...], Any]:
         self.graph = tf.compat.v1.get_default_graph()
+        steps = self._steps(num_steps, observe, local_flags)
+        last, left = self._step.input.run(batches, steps)
+        state = LoopState(*last)
+        # The end of the last step. Other steps end when the next one starts.
+        with tf.control_dependencies([state.attempted]):
+            stop = tf.timestamp()
+        norm = self._weight_norm(observe)
+        figures = state.figures.stack()
+        outputs = state.attempted, state.finite, figures, stop, state.details, norm
+        return outputs, left
+
+    def _steps(
+        self, num_steps: tf.Tensor, observe: tf.Tensor, local_flags: tf.Tensor
+    ) -> Steps:
+        """Returns the steps of one call, as parts of a loop.
+
+        Args:
+          num_steps: Number of steps, int32.
+          observe: How the last of them is observed, a `SummaryLevel`, int32.
+          local_flags: Values of this process's `SyncedFlags`, float64 [fields].
+        """
 
         def proceed(*state: Any) -> tf.Tensor:
-            return _State(*state).finite & (_State(*state).attempted < num_steps)
+            return LoopState(*state).finite & (LoopState(*state).attempted < num_steps)
 
-        def run(loop_state: Sequence[Any], taken: Taken) -> _State:
-            state = _State(*loop_state)
+        def run(loop_state: Sequence[Any], taken: Taken) -> LoopState:
+            state = LoopState(*loop_state)
             # Only the last step of a call is observed.
             is_last = tf.equal(state.attempted, num_steps - 1)
             level = tf.where(is_last, observe, 0)
@@ -143,28 +164,19 @@ class InnerLoop:
             packed = self._figures.pack({**outputs.metrics, **clock})
             # A batch that is computed again has the same position, so that its figures
             # are written over these.
-            return _State(
+            return LoopState(
                 attempted=state.attempted + outputs.num_done,
                 finite=outputs.finite,
                 figures=state.figures.write(state.attempted, packed),
                 details=outputs.details,
             )
 
-        steps = Steps(
+        return Steps(
             initial=tuple(_initial(num_steps)),
             shapes=tuple(_SHAPES),
             proceed=proceed,
             run=run,
         )
-        last, left = self._step.input.run(batches, steps)
-        state = _State(*last)
-        # The end of the last step. Other steps end when the next one starts.
-        with tf.control_dependencies([state.attempted]):
-            stop = tf.timestamp()
-        norm = self._weight_norm(observe)
-        figures = state.figures.stack()
-        outputs = state.attempted, state.finite, figures, stop, state.details, norm
-        return outputs, left
 
     def _observe(
         self, summed: ReplicaOutputs, level: tf.Tensor, details: tf.Tensor
@@ -201,7 +213,7 @@ class InnerLoop:
         )
 
 
-class _State(NamedTuple):
+class LoopState(NamedTuple):
     """State that the loop carries from one step to the next."""
 
     attempted: tf.Tensor
@@ -212,7 +224,7 @@ class _State(NamedTuple):
 
 # The number of packed values is known only once the step has been traced, too late for
 # the shapes of a `tf.while_loop`.
-_SHAPES = _State(
+_SHAPES = LoopState(
     attempted=tf.TensorShape([]),
     finite=tf.TensorShape([]),
     figures=tf.TensorShape(None),
@@ -220,8 +232,8 @@ _SHAPES = _State(
 )
 
 
-def _initial(num_steps: tf.Tensor) -> _State:
-    return _State(
+def _initial(num_steps: tf.Tensor) -> LoopState:
+    return LoopState(
         attempted=tf.constant(0),
         finite=tf.constant(True),
         figures=tf.TensorArray(tf.float64, num_steps, element_shape=[None]),

@@ -56,6 +56,21 @@ class Packing:
         self._shapes = {name: tuple(values[name].shape) for name in names}
         return in_a_vector([values[name] for name in names])
 
+    def columns(self, values: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Returns rows of packed scalars, zero where no value is given.
+
+        Args:
+          values: Float64 [rows] by name of a scalar.
+        """
+        columns, at = [], 0
+        for name, shape in self._shapes.items():
+            if name in values:
+                columns.append((at, values[name]))
+            at += int(np.prod(shape))
+        return tf.add_n(
+            [v[:, None] * tf.one_hot(i, at, dtype=tf.float64) for i, v in columns]
+        )
+
     def unpack(self, vector: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the named arrays of a vector or of rows of vectors, [..., length]."""
         values = {}

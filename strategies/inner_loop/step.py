@@ -159,6 +159,7 @@ def apart(function: Callable[..., Any]) -> Any:
 @apart
 def _first_not_finite(numbers: tf.Tensor) -> tf.Tensor:
     """Returns the index of the first number that is not finite, or NOTHING, float64."""
-    places = tf.where(~tf.math.is_finite(numbers))[:, 0]
-    first = tf.concat([places, [NOTHING]], axis=0)[0]
-    return tf.cast(first, tf.float64)
+    bad = ~tf.math.is_finite(numbers)
+    # The first of equal ones.
+    first = tf.argmax(tf.concat([tf.cast(bad, tf.int32), [0]], axis=0))
+    return tf.cast(tf.where(tf.reduce_any(bad), first, NOTHING), tf.float64)

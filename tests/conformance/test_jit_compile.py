@@ -47,7 +47,7 @@ def test_same_training_as_one_device(strategy: str, replicas: int) -> None:
         "model": "mlp",
         "dropout": 0.5,
         "replayable_random_numbers": True,
-        "jit_compile": True,
+        "jit_compile": "on",
     }
     outcome = trained(strategy, replicas, "adamw", **settings)
     expected = trained("one_device", 1, "adamw", **settings)
@@ -57,7 +57,7 @@ def test_same_training_as_one_device(strategy: str, replicas: int) -> None:
 def test_moving_statistics_are_those_without_it() -> None:
     """Layer state goes into the compiled part and comes out of it."""
 
-    def statistics(jit_compile: bool) -> list[np.ndarray]:
+    def statistics(jit_compile: str) -> list[np.ndarray]:
         assembly = assemble_custom(
             "tower",
             2,
@@ -70,7 +70,7 @@ def test_moving_statistics_are_those_without_it() -> None:
         train(assembly, 4)
         return [v.numpy() for v in assembly.model.layers[0].non_trainable_variables]
 
-    for compiled, plain in zip(statistics(True), statistics(False), strict=True):
+    for compiled, plain in zip(statistics("on"), statistics("off"), strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=1e-12)
 
 
@@ -86,10 +86,10 @@ def test_what_xla_cannot_do_is_refused_in_one_line() -> None:
             lambda: [keras.layers.Dense(2), keras.layers.Lambda(spelled)],
             np.ones([8, 2]),
             global_batch_size=8,
-            jit_compile=True,
+            jit_compile="on",
         )
     assert str(refusal.value) == (
-        "XLA cannot compile this model: it has no AsString; leave --jit_compile out."
+        "XLA cannot compile this model: it has no AsString; use --jit_compile=off."
     )
     failure = refusal.value.__cause__
     assert isinstance(failure, ValueError)
@@ -104,11 +104,11 @@ def test_a_sum_over_replicas_within_a_layer_is_refused() -> None:
             lambda: [keras.layers.BatchNormalization(synchronized=True, name="norm")],
             np.ones([8, 2]),
             global_batch_size=8,
-            jit_compile=True,
+            jit_compile="on",
         )
 
 
 def test_same_training_as_without_it() -> None:
-    outcome = trained("one_device", 1, "sgd", model="mlp", jit_compile=True)
+    outcome = trained("one_device", 1, "sgd", model="mlp", jit_compile="on")
     expected = trained("one_device", 1, "sgd", model="mlp")
     assert_same_training(outcome, expected, TOLERANCES["float64", "sgd"])

@@ -104,7 +104,7 @@ def test_it_is_what_keras_does(name: str) -> None:
         ("model_parallel", 1, {}),
         ("tower", 2, {"average": "losses"}),
         ("mirrored", 3, {"gradient_accumulation_steps": 2}),
-        ("one_device", 1, {"jit_compile": True}),
+        ("one_device", 1, {"jit_compile": "on"}),
     ],
     ids=str,
 )

@@ -57,7 +57,7 @@ def outcome(**settings: object) -> Outcome:
         further({"pipeline_stages": ("pooling_1", "logits"), "num_microbatches": 5}),
         # 24 examples in 2 rounds of 3: parts of 4, and of none in the last batch.
         {"num_microbatches": 3, "gradient_accumulation_steps": 2},
-        further({"num_microbatches": 3, "jit_compile": True}),
+        further({"num_microbatches": 3, "jit_compile": "on"}),
     ],
     ids=str,
 )

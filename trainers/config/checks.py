@@ -113,9 +113,9 @@ def _check_record_steps(config: Config) -> None:
 def _check_averaged_losses(config: Config) -> None:
     if config.strategy.averaged != "losses":
         return
-    if config.model.jit_compile:
+    if config.model.jit_compile == "on":
         raise UsageError(
-            "--jit_compile does not fit --average=losses: XLA compiles what one "
+            "--jit_compile=on does not fit --average=losses: XLA compiles what one "
             "replica computes, and the gradient is of all of them; leave one out."
         )
     steps = config.strategy.gradient_accumulation_steps

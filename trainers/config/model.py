@@ -118,10 +118,12 @@ class ModelConfig:
         "the step and the example: the same training with any number of replicas.",
         has_flag=False,
     )
-    jit_compile: bool = setting(
-        False,
-        "Let XLA compile what a replica computes in training, once for each number "
-        "of rows.",
+    jit_compile: str = setting(
+        "auto",
+        "What XLA compiles: on: the whole loop of one_device if it can, else what a "
+        "replica computes, once for each number of rows; auto: that loop for networks "
+        "of dense layers on CPUs, where it pays.",
+        choices=("auto", "on", "off"),
     )
     dtype: str = setting(
         "float32",

@@ -50,7 +50,9 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
     missing = _MISSING_DEVICE.search(message)
     stream = _STREAM.search(message)
     label = _LABEL.search(message)
-    refused_by_xla = compile_error(message) if config.model.jit_compile else None
+    refused_by_xla = (
+        None if config.model.jit_compile == "off" else compile_error(message)
+    )
     damaged_record = _damaged_record(message, config)
     words = disk_error(error)
     if words is not None:

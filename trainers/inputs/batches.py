@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.common.types import Batch
+from strategies.common.types import Batch, SpanShape
 from trainers.inputs.augmentation import Augment
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Source
@@ -47,6 +47,10 @@ class SourceBatches:
 
     def dataset(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         return self.spans(shard_index, num_shards).unbatch()
+
+    @property
+    def largest_span(self) -> SpanShape:
+        return SpanShape(self._steps_at_once(), self.order.global_batch_size)
 
     def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         key = shard_index, num_shards

@@ -181,6 +181,10 @@ class StreamBatches:
     def dataset(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         return self.spans(shard_index, num_shards).unbatch()
 
+    @property
+    def largest_span(self) -> None:
+        return None
+
     def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         batches = self._following().enumerate(self.first_step)
 

@@ -18,9 +18,11 @@ from strategies.common.text import one_line
 from strategies.common.types import ReplicaFunction
 from trainers import inputs
 from trainers.config.config import Config
+from trainers.inputs.any_batches import batches_of
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
 from trainers.loop import checks
+from trainers.loop.compilation import Scope, compilation_of
 from trainers.loop.evaluation import Evaluation
 from trainers.loop.parts import ONLY_PHASE, ModelParts, Phase, RateByStep, TrainingParts
 from trainers.loop.precision import check_precision, follow_floatx, set_precision
@@ -132,15 +134,25 @@ def assemble_parts(
     model_parts = build_model_parts(config, strategy, data, spec, train_steps)
     # A checkpoint that is restored later overwrites it.
     model_parts.step.assign(phase.first_step)
-    train_step = model_parts.train_step(config, strategy)
+    first_batches = batches_of(data.train, order, 0, 1, augment=data.augment)
+    compilation = compilation_of(
+        config, strategy, model_parts.model, first_batches.largest_span
+    )
+    train_step = model_parts.train_step(
+        config, strategy, jit_compile=compilation.scope is Scope.REPLICA
+    )
+    compile_with = (
+        strategy.compile_loop if compilation.scope is Scope.LOOP else strategy.compile
+    )
     parts = TrainingParts(
         **vars(model_parts),
+        compilation=compilation,
         config=config,
         strategy=strategy,
         data=data,
         order=order,
         train_steps=train_steps,
-        loop_function=strategy.compile(
+        loop_function=compile_with(
             _replica_step(
                 train_step, model_parts.model, model_parts.objective, config, strategy
             ),
@@ -157,7 +169,7 @@ def assemble_parts(
         rebuild=lambda: spec.build(data, config.model),
         phase=phase.number,
     )
-    if config.model.jit_compile:
+    if compilation.scope is Scope.REPLICA:
         checks.check_compilable(parts, train_step)
     return parts
 

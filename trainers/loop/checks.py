@@ -178,8 +178,8 @@ def check_layers(model: keras.Model) -> None:
         else:
             continue
         raise UsageError(
-            f"--jit_compile does not fit layer {layer.name!r}: {reason}; leave "
-            "--jit_compile out."
+            f"--jit_compile=on does not fit layer {layer.name!r}: {reason}; leave "
+            "it out."
         )
 
 

@@ -18,6 +18,7 @@ from trainers.config.config import Config
 from trainers.inputs.any_batches import batches_of
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
+from trainers.loop.compilation import Compilation
 from trainers.loop.evaluation import Evaluation
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers import LearningRateScale, LossScale
@@ -75,20 +76,21 @@ class ModelParts:
     loss_scale: LossScale | None
 
     def train_step(
-        self, config: Config, strategy: Strategy
+        self, config: Config, strategy: Strategy, jit_compile: bool
     ) -> TrainStep | PipelineStep:
         """Returns the training step of one replica.
 
         Args:
           config: Configuration of the run.
           strategy: Strategy of the run.
+          jit_compile: True if XLA compiles the step by itself.
         """
         replays = config.model.replayable_random_numbers
         settings = StepSettings(
             seed=config.run.seed,
             random_numbers=ReplayedRandomNumbers() if replays else None,
             sparse_gradients=config.optimizer.sparse_gradients,
-            jit_compile=config.model.jit_compile,
+            jit_compile=jit_compile,
             loss_scale=self.loss_scale,
         )
         parts = (self.objective, self.layer_state, settings)
@@ -159,6 +161,7 @@ class TrainingParts(ModelParts):
       train_steps: Number of applied updates at the end of the run.
       loop_function: Inner training loop, not traced yet.
       evaluation: Evaluation on the held-out examples, not traced yet.
+      compilation: Decision about what XLA compiles of the training.
       rebuild: Function that builds the model again, outside of the strategy.
       phase: Number of the call of `fit` that a program trains with, from 1.
     """
@@ -170,6 +173,7 @@ class TrainingParts(ModelParts):
     train_steps: int
     loop_function: LoopFunction
     evaluation: Evaluation
+    compilation: Compilation
     rebuild: Callable[[], keras.Model]
     phase: int = 1
 

@@ -25,6 +25,4 @@ def compile_error(message: str) -> UsageError | None:
     if unsupported is None and not _COMPILER.search(message):
         return None
     reason = f": it has no {unsupported.group(1)}" if unsupported else ""
-    return UsageError(
-        f"XLA cannot compile this model{reason}; leave --jit_compile out."
-    )
+    return UsageError(f"XLA cannot compile this model{reason}; use --jit_compile=off.")

@@ -30,7 +30,7 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         if config.model.script is not None:
             task.exit_code = train_program(config, cluster, task.strategy, task.train)
         else:
-            parts = assemble(config, task.strategy)
+            parts = assemble(task.config, task.strategy)
             epochs = epochs_of_run(parts, cluster.is_chief)
             task.exit_code = task.train(parts, epochs)
             if epochs is not None and task.exit_code == ExitCode.DONE:

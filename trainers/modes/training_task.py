@@ -57,6 +57,7 @@ class TrainingTask:
         self.exit_code = ExitCode.BUG
         if cluster.is_chief:
             self._folder = RunDir.for_training(config)
+            self.config = config = self._folder.with_decisions(config)
         else:
             self._folder = RunDir(pathlib.Path(config.run.run_dir or ""))
         self._tracking = Tracking(config.tracking, console)

@@ -104,7 +104,8 @@ class Reporter(NullReporter):
 
     def begin(self, first_step: int) -> None:
         parts, folder, metrics = self._parts, self._folder, self._metrics
-        folder.begin(parts.config, first_step)
+        decided = parts.config.replace(jit_compile=parts.compilation.setting)
+        folder.begin(decided, first_step)
         folder.phase_path(parts.phase).mkdir(exist_ok=True)
         self._checkpoints.remove_unfinished()
         self._console.open_log(folder.log_path(self._cluster.task))

@@ -106,6 +106,10 @@ def build_result(
         "strategy": strategy.name,
         "traits": _traits(assembly),
         "dtype_policy": _dtype_policy(assembly.model),
+        "compilation": {
+            "scope": assembly.compilation.scope.value,
+            "reason": assembly.compilation.reason,
+        },
         "num_replicas": strategy.num_replicas,
         "cluster": dict(cluster.addresses) or None,
         # The launcher, which observes dead tasks, adds its number of restarts later.

@@ -234,6 +234,18 @@ class RunDir:
         rows = self.read_metrics()
         return max(self.saved_step(), rows[-1]["step"] if rows else 0)
 
+    def with_decisions(self, config: Config) -> Config:
+        """Returns the configuration with what the run decided when it began.
+
+        The last bits of a step depend on whether XLA compiles it.
+        """
+        if config.model.jit_compile != "auto" or not self.holds_a_run:
+            return config
+        was = self.read_config()
+        if was.strategy.strategy != config.strategy.strategy:
+            return config
+        return config.replace(jit_compile=was.model.jit_compile)
+
     def begin(self, config: Config, first_step: int) -> None:
         """Creates the folder, or discards metrics that follow the restored checkpoint.
 

@@ -137,11 +137,11 @@ def _mixed_precision(config: Config) -> Feature | None:
 
 
 def _xla(config: Config) -> Feature | None:
-    if not config.model.jit_compile:
+    if config.model.jit_compile != "on":
         return None
     return Feature(
         name="XLA",
-        settings={"jit_compile": False},
+        settings={"jit_compile": "off"},
         explanation="the compiler computes something else for one of the two",
     )
 

@@ -1,0 +1,200 @@
+"""Inner loop whose steps XLA compiles, many of them into one program.
+
+The runtime starts every operation of a step by itself, which takes longer than the
+computation of a small network. XLA makes one program of the loop over the steps of a
+span, input and update included. It needs shapes that are known in advance: spans are
+padded to the largest number of steps and rows, and the padding is not computed or
+weighs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from strategies.common.types import Batch, ReplicaOutputs, SpanShape
+from strategies.inner_loop.input import Steps, Taken
+from strategies.inner_loop.loop import InnerLoop, LoopState
+from strategies.inner_loop.results import START, WAIT
+from strategies.inner_loop.step import run_step
+
+
+class CompiledLoop(InnerLoop):
+    """Inner loop that runs all steps of a span as one program of XLA.
+
+    A step has no time of its own: the steps of a span share its time evenly, and the
+    first of them has waited for the span.
+    """
+
+    def function_of(self, batches: Any) -> Any:
+        if self._function is None:
+            self._span_shape = batches.largest_span
+        return super().function_of(batches)
+
+    def _steps(
+        self, num_steps: tf.Tensor, observe: tf.Tensor, local_flags: tf.Tensor
+    ) -> Steps:
+        steps = super()._steps(num_steps, observe, local_flags)
+
+        def run_span(taken: Taken, state: Sequence[Any]) -> LoopState:
+            return self._run_span(
+                taken, LoopState(*state), num_steps, observe, local_flags
+            )
+
+        return dataclasses.replace(steps, run_span=run_span)
+
+    def _run_span(
+        self,
+        taken: Taken,
+        state: LoopState,
+        num_steps: tf.Tensor,
+        observe: tf.Tensor,
+        local_flags: tf.Tensor,
+    ) -> LoopState:
+        """Runs the rest of a span, or fewer steps if the call ends before."""
+        span, position = taken.batch
+        left = num_steps - state.attempted
+        count = tf.minimum(left, tf.shape(span.step)[0] - position)
+        # Otherwise the clock of the wait may be read when the program has ended.
+        with tf.control_dependencies([taken.wait]):
+            done, finite, figures, gradients = self._compiled(
+                _padded(span, self._span_shape), position, count, local_flags
+            )
+        with tf.control_dependencies([done]):
+            stop = tf.timestamp()
+        figures = figures[:done] + self._clock(taken, stop, done)
+        # Outside of the program: XLA has no histograms. Only the last step of a call is
+        # observed.
+        summed = ReplicaOutputs(gradients=gradients, state={}, sums={})
+        level = tf.where(tf.equal(count, left), observe, 0)
+        return LoopState(
+            attempted=state.attempted + done,
+            finite=finite,
+            figures=state.figures.scatter(state.attempted + tf.range(done), figures),
+            details=self._observe(summed, level, state.details),
+        )
+
+    def _clock(self, taken: Taken, stop: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
+        """Returns the start and the wait of each step in the columns of both.
+
+        Args:
+          taken: Span with its times.
+          stop: Time of the end of its last step, float64 seconds.
+          done: Number of steps.
+
+        Returns:
+          float64 [done, length of a step's figures], zero in all other columns.
+        """
+        steps = tf.range(tf.cast(done, tf.float64), dtype=tf.float64)
+        each = (stop - taken.start - taken.wait) / tf.cast(done, tf.float64)
+        is_first = tf.cast(tf.equal(steps, 0), tf.float64)
+        starts = taken.start + (1 - is_first) * (taken.wait + steps * each)
+        return self._figures.columns({START: starts, WAIT: is_first * taken.wait})
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        return tf.function(self._loop, autograph=False, jit_compile=True)
+
+    def _loop(
+        self, span: Batch, position: tf.Tensor, count: tf.Tensor, local_flags: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, list[Any]]:
+        """Runs steps of a span; the function that XLA compiles.
+
+        Args:
+          span: Padded batches [steps, ...].
+          position: Position of the first step in the span, int32.
+          count: Number of steps, int32.
+          local_flags: Values of this process's `SyncedFlags`, float64 [fields].
+
+        Returns:
+          Number of steps that were computed; whether the loop may go on; the figures of
+          each step, float64 [steps, length]; the summed gradients of the last step.
+        """
+
+        def run(index: tf.Tensor) -> _StepResults:
+            # XLA would compile a slice anew for every position.
+            batch = tf.nest.map_structure(
+                lambda rows: tf.gather(rows, position + index), span
+            )
+            gradients: list[Any] = []
+
+            def keep_gradients(summed: ReplicaOutputs) -> tf.Tensor:
+                gradients.extend(summed.gradients)
+                return tf.zeros([0], tf.float64)
+
+            outputs = run_step(
+                self._step,
+                self._replica_step,
+                self._update,
+                batch,
+                local_flags,
+                keep_gradients,
+            )
+            clock = dict.fromkeys((START, WAIT), tf.zeros([], tf.float64))
+            return _StepResults(
+                num_done=tf.cast(outputs.num_done, tf.int32),
+                finite=outputs.finite,
+                figures=self._figures.pack({**outputs.metrics, **clock}),
+                gradients=gradients,
+            )
+
+        # Traced before the loop, which has to know the shapes of its state.
+        step = tf.function(run, autograph=False).get_concrete_function(
+            tf.TensorSpec([], tf.int32)
+        )
+        one = step.structured_outputs
+        rows = tf.TensorArray(
+            tf.float64, self._span_shape.num_steps, element_shape=one.figures.shape
+        )
+        nothing = tf.nest.map_structure(
+            lambda tensor: tf.zeros(tensor.shape, tensor.dtype), one.gradients
+        )
+
+        def body(
+            index: tf.Tensor, finite: tf.Tensor, rows: tf.TensorArray, earlier: Any
+        ) -> tuple[Any, ...]:
+            del finite, earlier
+            results = step(index)
+            rows = rows.write(index, results.figures)
+            return index + results.num_done, results.finite, rows, results.gradients
+
+        done, finite, rows, gradients = tf.while_loop(
+            lambda index, finite, *_: finite & (index < count),
+            body,
+            [tf.constant(0), tf.constant(True), rows, nothing],
+        )
+        return done, finite, rows.stack(), gradients
+
+
+class _StepResults(NamedTuple):
+    """Results of one compiled step: those of `StepOutputs`, and the gradients."""
+
+    num_done: tf.Tensor
+    finite: tf.Tensor
+    figures: tf.Tensor
+    gradients: list[Any]
+
+
+def _padded(span: Batch, shape: SpanShape) -> Batch:
+    """Returns a span of the largest size, with zeros for steps and rows it has not."""
+
+    def pad(values: tf.Tensor, is_by_row: bool) -> tf.Tensor:
+        sizes = [*shape] if is_by_row else [shape.num_steps]
+        missing = sizes - tf.shape(values)[: len(sizes)]
+        paddings = [[0, missing[axis]] for axis in range(len(sizes))]
+        others = [[0, 0]] * (values.shape.rank - len(sizes))
+        padded = tf.pad(values, [*paddings, *others])
+        padded.set_shape([*sizes, *values.shape[len(sizes) :]])
+        return padded
+
+    by_row = {"indices", "features", "labels"}
+    return Batch(
+        **{
+            name: tf.nest.map_structure(lambda v, b=name in by_row: pad(v, b), values)
+            for name, values in span._asdict().items()
+        }
+    )

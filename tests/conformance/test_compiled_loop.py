@@ -1,0 +1,148 @@
+"""The loop that XLA compiles is the same training as the loop that it does not."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+import pytest
+
+from strategies.cluster.spec import Cluster
+from strategies.common.types import SummaryLevel
+from tests import processes
+from tests.conformance.custom import assemble_custom
+from tests.conformance.harness import (
+    LAYOUTS,
+    UPDATES,
+    Outcome,
+    Subject,
+    small_config,
+)
+from tests.conformance.test_same_training import TOLERANCES, assert_same_training
+from trainers.loop.builder import assemble, create_strategy
+from trainers.loop.compilation import Scope
+from trainers.loop.parts import TrainingParts
+
+
+def parts_of(jit_compile: str, **settings: object) -> TrainingParts:
+    config = small_config(
+        strategy="one_device", model="mlp", jit_compile=jit_compile, **settings
+    )
+    return assemble(config, create_strategy(config, Cluster()))
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("layout", ["even", "uneven"])
+def test_same_training_as_uncompiled(update: str, layout: str) -> None:
+    def outcome(jit_compile: str) -> Outcome:
+        parts = parts_of(jit_compile, dtype="float64", **UPDATES[update])
+        return Subject(parts).run(LAYOUTS[layout])
+
+    assert_same_training(outcome("on"), outcome("off"), TOLERANCES["float64", update])
+
+
+def weights_after(calls: Sequence[int]) -> list[np.ndarray]:
+    parts = parts_of("on", num_examples=150, global_batch_size=16)
+    batches = parts.strategy.distribute(parts.batches(0))
+    for count in calls:
+        results = parts.loop_function(batches, count).fetch()
+        assert results.applied_steps == count
+        assert len(results.step_seconds) == len(results.input_seconds) == count
+        assert (results.step_seconds > 0).all()
+    assert parts.loop_function.num_traces() == 1
+    return [variable.numpy() for variable in parts.model.variables]
+
+
+def test_no_bit_depends_on_how_steps_fall_into_calls() -> None:
+    """A call may end within a span, and take several; an epoch has nine steps."""
+    expected = weights_after([20])
+    for calls in ([1] * 20, [7, 13], [19, 1]):
+        for one, other in zip(weights_after(calls), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_an_observed_step_is_described_as_without_xla() -> None:
+    found = {}
+    for jit_compile in ("on", "off"):
+        parts = parts_of(jit_compile, dtype="float64")
+        batches = parts.strategy.distribute(parts.batches(0))
+        call = parts.loop_function(batches, 5, SummaryLevel.HISTOGRAMS)
+        found[jit_compile] = call.fetch().details
+        assert not parts.loop_function(batches, 1).fetch().details
+    assert set(found["on"]) == set(found["off"])
+    assert {"gradient_norm", "weight_norm"} < set(found["on"])
+    for name, values in found["on"].items():
+        # As for weights under sgd; the edges of buckets are gradients.
+        np.testing.assert_allclose(values, found["off"][name], rtol=1e-9, atol=1e-15)
+
+
+def test_nothing_that_is_not_finite_is_applied() -> None:
+    features = np.ones([64, 3], np.float32)
+    features[40] = np.nan
+    found = {}
+    for jit_compile in ("on", "off"):
+        parts = assemble_custom(
+            "one_device",
+            1,
+            lambda: [keras.layers.Dense(2, kernel_initializer="ones")],
+            features,
+            global_batch_size=8,
+            jit_compile=jit_compile,
+        )
+        is_loop = parts.compilation.scope is Scope.LOOP
+        assert is_loop == (jit_compile == "on")
+        batches = parts.strategy.distribute(parts.batches(0))
+        results = parts.loop_function(batches, 8).fetch()
+        assert parts.applied_steps() == results.applied_steps < 8
+        assert results.first_not_finite is not None
+        weights = [variable.numpy() for variable in parts.model.variables]
+        found[jit_compile] = results.applied_steps, results.first_not_finite, weights
+    assert found["on"][:2] == found["off"][:2]
+    for compiled, plain in zip(found["on"][2], found["off"][2], strict=True):
+        assert np.isfinite(compiled).all()
+        np.testing.assert_allclose(compiled, plain, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_xla_compiles_one_program_for_all_calls(tmp_path: pathlib.Path) -> None:
+    """With an uneven last batch, calls of different lengths, and summaries."""
+    done = processes.run(
+        *("--model=mlp", "--hidden_units=8", "--train_steps=60", "--jit_compile=auto"),
+        *("--summary_every_steps=7", f"--run_dir={tmp_path / 'run'}"),
+        XLA_FLAGS=f"--xla_dump_to={tmp_path / 'dump'}",
+    )
+    assert done.returncode == 0, done.stderr
+    compiled = processes.result_of(tmp_path / "run")["compilation"]
+    assert compiled == {"scope": "loop", "reason": "dense layers on one CPU"}
+    programs = list((tmp_path / "dump").glob("*before_optimizations.txt"))
+    assert len(programs) == 1, programs
+
+
+@pytest.mark.parametrize(
+    ("settings", "scope", "words"),
+    [
+        ({}, Scope.LOOP, "dense layers on one CPU"),
+        ({"model": "convnet"}, Scope.NOTHING, "(Conv2D) is not dense"),
+        ({"dropout": 0.5}, Scope.NOTHING, "'dropout_1' (Dropout) is not dense"),
+        ({"jit_compile": "off"}, Scope.NOTHING, "--jit_compile=off"),
+        ({"jit_compile": "on"}, Scope.LOOP, "--jit_compile=on"),
+        ({"strategy": "mirrored"}, Scope.NOTHING, "sums over replicas"),
+        ({"dtype": "mixed_bfloat16"}, Scope.NOTHING, "computes in bfloat16"),
+        ({"gradient_accumulation_steps": 2}, Scope.NOTHING, "micro-batches"),
+        (
+            {"strategy": "tower", "num_replicas": 2, "jit_compile": "on"},
+            Scope.REPLICA,
+            "--jit_compile=on",
+        ),
+    ],
+)
+def test_auto_decides_by_model_device_and_strategy(
+    settings: dict[str, object], scope: Scope, words: str
+) -> None:
+    chosen = {"model": "mlp", "jit_compile": "auto", **settings}
+    config = small_config(**chosen)
+    decided = assemble(config, create_strategy(config, Cluster())).compilation
+    assert decided.scope is scope, decided
+    assert words in decided.reason

@@ -1,0 +1,118 @@
+"""What XLA compiles of a training (`--jit_compile`), decided before it begins.
+
+XLA makes one program of many operations. On CPUs that pays for dense networks, whose
+operations are shorter than the time to start them, and costs much for convolutions: the
+step of a convnet took 72 ms in place of 30, and its loop 2,900 (docs/performance.md).
+So `auto` decides by the model's layers, the device and the strategy, and not by
+measuring, after which two runs of one command could differ in their last bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+
+import keras
+
+from strategies.base import Strategy
+from strategies.common.private_apis import flat_layers
+from strategies.common.types import SpanShape
+from trainers.config.config import Config
+from trainers.model.rng import seed_states
+
+# Layers whose computation XLA does as well as TensorFlow, or better, on CPUs.
+_DENSE_LAYERS = (
+    *(keras.layers.InputLayer, keras.layers.Dense, keras.layers.EinsumDense),
+    *(keras.layers.Flatten, keras.layers.Reshape, keras.layers.Permute),
+    *(keras.layers.RepeatVector, keras.layers.Identity, keras.layers.Rescaling),
+    *(keras.layers.Activation, keras.layers.ReLU, keras.layers.LeakyReLU),
+    *(keras.layers.ELU, keras.layers.Softmax, keras.layers.PReLU),
+    *(keras.layers.LayerNormalization, keras.layers.RMSNormalization),
+    *(keras.layers.UnitNormalization, keras.layers.Concatenate, keras.layers.Add),
+    *(keras.layers.Subtract, keras.layers.Multiply, keras.layers.Average),
+    *(keras.layers.Maximum, keras.layers.Minimum, keras.layers.Dot),
+)
+
+
+class Scope(enum.Enum):
+    """Part of a training that XLA compiles."""
+
+    NOTHING = "nothing"
+    # Forward and backward pass of a replica, or of each pipeline stage.
+    REPLICA = "replica"
+    # The loop over steps, with input and update.
+    LOOP = "loop"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compilation:
+    """Decision about what is compiled.
+
+    Attributes:
+      scope: What XLA compiles.
+      reason: Why, in words for the user.
+    """
+
+    scope: Scope
+    reason: str
+
+    @property
+    def setting(self) -> str:
+        """Value of `--jit_compile` that leads to the same decision."""
+        return "off" if self.scope is Scope.NOTHING else "on"
+
+
+def compilation_of(
+    config: Config,
+    strategy: Strategy,
+    model: keras.Model,
+    largest_span: SpanShape | None,
+) -> Compilation:
+    """Decides what XLA compiles.
+
+    Args:
+      config: Configuration of the run.
+      strategy: Strategy of the run.
+      model: Model with all its layers built.
+      largest_span: Size that no span of the batches exceeds; None if unknown.
+    """
+    asked = config.model.jit_compile
+    if asked == "off":
+        return Compilation(Scope.NOTHING, "--jit_compile=off")
+    obstacle = next(_obstacles(config, strategy, model, largest_span), None)
+    if asked == "on":
+        scope = Scope.REPLICA if obstacle else Scope.LOOP
+        return Compilation(scope, "--jit_compile=on")
+    if obstacle:
+        return Compilation(Scope.NOTHING, obstacle)
+    return Compilation(Scope.LOOP, "dense layers on one CPU")
+
+
+def _obstacles(
+    config: Config,
+    strategy: Strategy,
+    model: keras.Model,
+    largest_span: SpanShape | None,
+) -> Iterator[str]:
+    """Yields what speaks against a compiled loop, in words."""
+    traits = config.strategy.traits
+    if not traits.compiles_loop:
+        yield f"--strategy={strategy.name} sums over replicas between two operations"
+    if "GPU" in "".join(strategy.devices):
+        yield "not measured on GPUs"
+    if largest_span is None:
+        yield "a stream's batches have no known size"
+    if config.model.script is not None or config.model.is_custom:
+        yield "a loss, metrics or layers that are not of this project"
+    if config.strategy.gradient_accumulation_steps > 1:
+        yield "micro-batches"
+    if config.report.replica_statistics:
+        yield "statistics of replicas"
+    if model.dtype_policy.compute_dtype not in ("float32", "float64"):
+        yield f"computes in {model.dtype_policy.compute_dtype}"
+    for layer in flat_layers(model):
+        if layer is not model and type(layer) not in _DENSE_LAYERS:
+            yield f"layer {layer.name!r} ({type(layer).__name__}) is not dense"
+    if seed_states(model):
+        yield "XLA draws other random numbers"
