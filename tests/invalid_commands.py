@@ -163,17 +163,28 @@ BEFORE_TENSORFLOW = [
     ),
     row("--soft_placement=perhaps", "--soft_placement=perhaps", "true or false"),
     row("--memory_limit_mib=0", "--memory_limit_mib=0", "1 or more"),
-    row("--memory_fraction=0", "--memory_fraction=0", "more than 0"),
-    row("--memory_fraction=1.5", "--memory_fraction=1.5", "at most 1"),
-    row("--memory_growth --memory_fraction=0.5", "--memory_growth and --memory_frac"),
     row(
-        "--memory_limit_mib=9 --memory_fraction=0.5",
-        "--memory_limit_mib=9 and --memory_fraction=0.5",
+        "--set=device.memory_fraction=0",
+        "--set=device.memory_fraction=0",
+        "more than 0",
+    ),
+    row(
+        "--set=device.memory_fraction=1.5",
+        "--set=device.memory_fraction=1.5",
+        "at most 1",
+    ),
+    row(
+        "--memory_growth --set=device.memory_fraction=0.5",
+        "--memory_growth and --set=device.memory_frac",
+    ),
+    row(
+        "--memory_limit_mib=9 --set=device.memory_fraction=0.5",
+        "--memory_limit_mib=9 and --set=device.memory_fraction=0.5",
     ),
     row("--memory_growth --devices=cpu:1", "--memory_growth", "--devices=cpu:1"),
     row(
-        "--strategy=parameter_server --memory_fraction=0.5",
-        "--memory_fraction=0.5",
+        "--strategy=parameter_server --set=device.memory_fraction=0.5",
+        "--set=device.memory_fraction=0.5",
         "--strategy=parameter_server",
     ),
     row(
@@ -252,9 +263,9 @@ BEFORE_TENSORFLOW = [
         "--average=losses",
     ),
     row(
-        "--average=losses --strategy=tower --jit_compile",
+        "--average=losses --strategy=tower --jit_compile=on",
         "--average=losses",
-        "--jit_compile",
+        "--jit_compile=on",
     ),
     row(
         "--average=parameters --strategy=tower",
@@ -652,7 +663,7 @@ NOT_USED = [
     row("--mode=verify --strategies=tower --num_workers=2", "--num_workers=2"),
     row("--mode=verify --strategies=tower --seeds=2", "--seeds=2", "--mode=verify"),
     Row(
-        ("--mode=compare", "--num_ps=2", "--arm=a:", "--arm=b: --jit_compile"),
+        ("--mode=compare", "--num_ps=2", "--arm=a:", "--arm=b: --jit_compile=on"),
         ("--num_ps=2", "--strategy=one_device"),
     ),
     Row(
@@ -660,7 +671,7 @@ NOT_USED = [
         ("--arm=a: --num_ps=2", "--num_ps=2 is not used"),
     ),
     Row(
-        ("--mode=compare", "--replicas=4", "--arm=a:", "--arm=b: --jit_compile"),
+        ("--mode=compare", "--replicas=4", "--arm=a:", "--arm=b: --jit_compile=on"),
         ("--replicas=4", "--mode=predict"),
     ),
 ]
@@ -738,8 +749,8 @@ DOES_NOT_FIT_TOGETHER = [
         "--set=length.drop_last_batch=true",
     ),
     row(
-        "--jit_compile --dataset=clicks --model=wide_embedding",
-        "--jit_compile",
+        "--jit_compile=on --dataset=clicks --model=wide_embedding",
+        "--jit_compile=on",
         "'embedding'",
     ),
     row("--model=keras:ResNet50", "--model=keras:ResNet50", "(8, 8, 1)", "at least 32"),
@@ -821,7 +832,11 @@ NO_SUCH_DEVICES_OR_DATA = [
     row("--memory_growth", "--memory_growth", "no GPU"),
     row("--memory_limit_mib=100", "--memory_limit_mib=100", "no GPU"),
     row("--memory_growth --strategy=multi_worker_mirrored", "--memory_growth", "GPUs"),
-    row("--memory_fraction=0.5 --strategy=mirrored", "--memory_fraction=0.5", "no GPU"),
+    row(
+        "--set=device.memory_fraction=0.5 --strategy=mirrored",
+        "--set=device.memory_fraction=0.5",
+        "no GPU",
+    ),
     row("--mode=devices --devices=gpu:0", "--devices=gpu:0", "no GPU"),
     row("--mode=devices --memory_growth", "--memory_growth", "no GPU"),
     row("--strategy=tower --num_replicas=1000 --global_batch_size=2000", "=1000"),

@@ -14,7 +14,12 @@ from strategies.common.fields import check_settings, setting
 if TYPE_CHECKING:
     pass
 
-_OF_MEMORY = ("memory_growth", "memory_limit_mib", "memory_fraction")
+# Settings of GPU memory, with their options.
+_OF_MEMORY = {
+    "memory_growth": "--memory_growth",
+    "memory_limit_mib": "--memory_limit_mib",
+    "memory_fraction": "--set=device.memory_fraction",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,11 @@ class DeviceConfig:
         None, "Most memory to take of each GPU, MiB.", minimum=1
     )
     memory_fraction: float | None = setting(
-        None, "The same as a fraction of the GPU's whole memory.", above=0, maximum=1
+        None,
+        "The same as a fraction of the GPU's whole memory.",
+        above=0,
+        maximum=1,
+        has_flag=False,
     )
 
     def __post_init__(self) -> None:
@@ -53,7 +62,7 @@ class DeviceConfig:
         # False and None are the defaults: nothing is given.
         values = {name: getattr(self, name) for name in _OF_MEMORY}
         return [
-            f"--{name}" if value is True else f"--{name}={value}"
+            _OF_MEMORY[name] if value is True else f"{_OF_MEMORY[name]}={value}"
             for name, value in values.items()
             if value not in (None, False)
         ]

@@ -82,8 +82,8 @@ def memory_limit_mib(config: DeviceConfig, gpu: int, totals: Sequence[int]) -> i
     if limit is None:
         if total is None:
             raise UsageError(
-                f"--memory_fraction={config.memory_fraction} needs the whole memory of "
-                f"gpu:{gpu}, and NVIDIA's driver does not say it: give "
+                f"--set=device.memory_fraction={config.memory_fraction} needs the "
+                f"whole memory of gpu:{gpu}, and NVIDIA's driver does not say it: give "
                 "--memory_limit_mib."
             )
         return max(1, int(total * (config.memory_fraction or 1.0)))

@@ -26,7 +26,7 @@ from strategies.inner_loop.step import run_step
 class CompiledLoop(InnerLoop):
     """Inner loop that runs all steps of a span as one program of XLA.
 
-    A step has no time of its own: the steps of a span share its time evenly, and the
+    No step is timed by itself: the steps of a span share its time evenly, and the
     first of them has waited for the span.
     """
 
@@ -171,7 +171,7 @@ class CompiledLoop(InnerLoop):
 
 
 class _StepResults(NamedTuple):
-    """Results of one compiled step: those of `StepOutputs`, and the gradients."""
+    """Results of one compiled step: its figures, and the summed gradients."""
 
     num_done: tf.Tensor
     finite: tf.Tensor
@@ -180,21 +180,25 @@ class _StepResults(NamedTuple):
 
 
 def _padded(span: Batch, shape: SpanShape) -> Batch:
-    """Returns a span of the largest size, with zeros for steps and rows it has not."""
+    """Returns a span of the largest size, with zeros for missing steps and rows."""
 
-    def pad(values: tf.Tensor, is_by_row: bool) -> tf.Tensor:
-        sizes = [*shape] if is_by_row else [shape.num_steps]
-        missing = sizes - tf.shape(values)[: len(sizes)]
-        paddings = [[0, missing[axis]] for axis in range(len(sizes))]
-        others = [[0, 0]] * (values.shape.rank - len(sizes))
-        padded = tf.pad(values, [*paddings, *others])
-        padded.set_shape([*sizes, *values.shape[len(sizes) :]])
-        return padded
+    def pad(sizes: Sequence[int], values: Any) -> Any:
+        def pad_one(tensor: tf.Tensor) -> tf.Tensor:
+            missing = sizes - tf.shape(tensor)[: len(sizes)]
+            behind = [[0, missing[axis]] for axis in range(len(sizes))]
+            inner = tensor.shape[len(sizes) :]
+            padded = tf.pad(tensor, [*behind, *([[0, 0]] * len(inner))])
+            return tf.ensure_shape(padded, [*sizes, *inner])
 
-    by_row = {"indices", "features", "labels"}
+        return tf.nest.map_structure(pad_one, values)
+
+    by_step, by_row = shape[:1], shape
     return Batch(
-        **{
-            name: tf.nest.map_structure(lambda v, b=name in by_row: pad(v, b), values)
-            for name, values in span._asdict().items()
-        }
+        step=pad(by_step, span.step),
+        replica=pad(by_step, span.replica),
+        global_size=pad(by_step, span.global_size),
+        num_rows=pad(by_step, span.num_rows),
+        indices=pad(by_row, span.indices),
+        features=pad(by_row, span.features),
+        labels=pad(by_row, span.labels),
     )

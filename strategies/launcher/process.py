@@ -59,10 +59,10 @@ class LaunchedTask:
           command: Command line of the process.
           starter: What starts the process.
           network: Network in which the process runs.
-          variables: Environment variables of every task; those of this process count
+          variables: Environment variables of every task; this process's own count
             more.
           resources: Environment variables of this task only.
-          cores: Cores that the process may use; empty for those of this process.
+          cores: Cores that the process may use; empty for the launcher's.
           log: File for the output, used once its folder exists.
           is_shown: True to print the output to the terminal, too. The chief's output is
             always printed.

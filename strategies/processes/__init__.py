@@ -1,1 +1,1 @@
-"""Start of processes, by fork from one that has imported TensorFlow where possible."""
+"""Start of processes, by fork from a process with TensorFlow where possible."""

@@ -23,7 +23,7 @@ class Process(Protocol):
       pid: Process ID.
       returncode: Exit code, -N for the death by signal N, None before the end is known.
       stdout: Reader of the standard output; None if it is no pipe.
-      stderr: Reader of the standard error; None if it is no pipe of its own.
+      stderr: Reader of the standard error; None if it is no separate pipe.
     """
 
     args: Any

@@ -1,4 +1,4 @@
-"""Ties between a process and the one that started it (man 2 prctl)."""
+"""Ties between a process and its parent (man 2 prctl)."""
 
 from __future__ import annotations
 

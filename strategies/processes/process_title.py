@@ -1,7 +1,7 @@
 """Name, command line and environment of this process, as others see them.
 
 `ps`, `pgrep -f` and /proc show the memory in which the kernel put both when the process
-was started. A forked process would show those of its template. The areas have a fixed
+was started. A forked process would show its template's. The areas have a fixed
 size; `ROOM` reserves a part of them (Linux, fs/proc/base.c, `get_mm_cmdline` and
 `environ_read`).
 """
@@ -35,14 +35,14 @@ def set_name(name: str) -> None:
 
 
 def show(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Shows a command line and an environment as those of this process.
+    """Shows a command line and an environment in place of the process's first ones.
 
-    What has no room is left out.
+    Variables without room are left out.
 
     Args:
       command: Words of the command line.
-      environment: Variables by name. The C library must no longer use those that the
-        process was started with: `os.environ.clear()` releases them.
+      environment: Variables by name. The C library must no longer use the first ones:
+        `os.environ.clear()` releases them.
     """
     stat = pathlib.Path("/proc/self/stat").read_text(encoding="ascii", errors="replace")
     fields = stat.rpartition(")")[2].split()

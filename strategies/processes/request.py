@@ -23,8 +23,8 @@ class Request:
       folder: Working directory.
       parent: ID of the process that asks, which becomes the parent.
       namespaces: Kinds of the namespaces to enter, in this order; a descriptor of each
-        follows those of the standard output and error.
-      cores: Cores that the process may use; empty for those of the template.
+        follows the two of the standard output and error.
+      cores: Cores that the process may use; empty for the template's.
     """
 
     command: Sequence[str]

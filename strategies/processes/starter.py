@@ -19,16 +19,16 @@ from strategies.processes.template_environment import read_at_import
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """Program to run in a process, which is in a session of its own and reads no input.
+    """Program to run in a process, which is in a new session and reads no input.
 
     Attributes:
       command: Words of the command line.
       environment: All environment variables by name.
-      stdout: File, `subprocess.PIPE`, or None for that of this process.
+      stdout: File, `subprocess.PIPE`, or None for this process's.
       stderr: File, `subprocess.PIPE`, or `subprocess.STDOUT`.
       folder: Working directory; None for that of this process.
       network: Network in which the process runs.
-      cores: Cores that the process may use; empty for those of this process.
+      cores: Cores that the process may use; empty for this process's.
     """
 
     command: Sequence[str]

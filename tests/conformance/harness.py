@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -122,6 +123,8 @@ def small_config(**settings: object) -> Config:
         "num_classes": 5,
         "hidden_units": (16,),
         "train_steps": NUM_STEPS,
+        # Compiling takes a second. `make test-exhaustive` runs all with it.
+        "jit_compile": os.environ.get("TEST_JIT_COMPILE", "off"),
     }
     return Config().replace(**{**defaults, **settings})
 

@@ -1,4 +1,4 @@
-"""Start of training processes by fork from one that has done their imports."""
+"""Start of training processes by fork from a process that has done their imports."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Measured:
     Attributes:
       exit_code: Exit code of the command; a negative one is the signal that ended it.
       wall_seconds: Seconds from start to end. They include the import of TensorFlow
-        unless the process was forked from one that had imported it.
+        unless the process was forked from a template.
       peak_memory_mib: Peak memory of all its processes together, in MiB, as if each had
         been started by itself. Processes that only start others do not count.
       loopback_mib: MiB sent over the machine's loopback interface during the run. The

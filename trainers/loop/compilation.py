@@ -1,4 +1,4 @@
-"""What XLA compiles of a training (`--jit_compile`), decided before it begins.
+"""Decision about the part of a training that XLA compiles (`--jit_compile`).
 
 XLA makes one program of many operations. On CPUs that pays for dense networks, whose
 operations are shorter than the time to start them, and costs much for convolutions: the
@@ -47,10 +47,10 @@ class Scope(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Compilation:
-    """Decision about what is compiled.
+    """Decision about the compiled part.
 
     Attributes:
-      scope: What XLA compiles.
+      scope: Compiled part.
       reason: Why, in words for the user.
     """
 
@@ -69,7 +69,7 @@ def compilation_of(
     model: keras.Model,
     largest_span: SpanShape | None,
 ) -> Compilation:
-    """Decides what XLA compiles.
+    """Decides which part of a training XLA compiles.
 
     Args:
       config: Configuration of the run.
@@ -95,7 +95,7 @@ def _obstacles(
     model: keras.Model,
     largest_span: SpanShape | None,
 ) -> Iterator[str]:
-    """Yields what speaks against a compiled loop, in words."""
+    """Yields each reason against a compiled loop, in words."""
     traits = config.strategy.traits
     if not traits.compiles_loop:
         yield f"--strategy={strategy.name} sums over replicas between two operations"

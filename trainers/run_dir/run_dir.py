@@ -389,6 +389,8 @@ class RunDir:
             f"{option(name)}={as_argument(now[name])} (was {as_argument(was[name])})"
             for name in fixed
             if was[name] != now[name]
+            # The run's own decision is kept (`with_decisions`).
+            and (name, now[name]) != ("jit_compile", "auto")
         )
         if differences:
             raise UsageError(

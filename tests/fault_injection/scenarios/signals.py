@@ -94,8 +94,11 @@ def _receivers(process: int, receiver: str) -> list[int]:
 
 def _trains(task: psutil.Process) -> bool:
     try:
-        config = task.environ()["TF_CONFIG"]
+        # The template that tasks are forked from has none.
+        config = task.environ().get("TF_CONFIG")
     except psutil.Error:
+        return False
+    if config is None:
         return False
     return '"chief"' not in config or '"type": "chief"' in config
 

@@ -253,7 +253,11 @@ def test_a_limit_is_of_the_gpu_it_is_for(
 @pytest.mark.parametrize(
     ("settings", "totals", "expected"),
     [
-        ({"memory_fraction": 0.5}, (), "--memory_fraction=0.5 needs the whole memory"),
+        (
+            {"memory_fraction": 0.5},
+            (),
+            "--set=device.memory_fraction=0.5 needs the whole memory",
+        ),
         ({"memory_limit_mib": 1002}, (4000, 1001), "more than the 1,001 MiB of gpu:1"),
     ],
 )

@@ -33,12 +33,13 @@ def preload():
 SHOW = """
 import json, os, random, signal, sys, threading
 import preloaded
+OURS = ("KDS_FORKED", "KDS_TEMPLATE_FILE_KIB")
 print(json.dumps({
     "pid": os.getpid(), "parent": os.getppid(), "session": os.getsid(0),
     "imported_here": preloaded.imported_in == os.getpid(),
     "arguments": sys.argv[1:], "folder": os.getcwd(), "first_path": sys.path[0],
     "name": __name__, "random": random.random(),
-    "environment": {n: v for n, v in os.environ.items() if n != "KDS_FORKED"},
+    "environment": {n: v for n, v in os.environ.items() if n not in OURS},
     "open": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
     "cores": sorted(os.sched_getaffinity(0)),
     "threads": threading.active_count(),

@@ -691,7 +691,8 @@ def configs(draw: st.DrawFn) -> Config:
     names = draw(st.sets(st.sampled_from(sorted(all_fields()))))
     values = {name: draw(values_of(name)) for name in sorted(names)}
     try:
-        return Config().replace(**values)
+        # A program refuses what is given, and takes what is a default.
+        return dataclasses.replace(Config().replace(**values), given=frozenset(names))
     except UsageError as error:
         message = str(error)
     for words in (" is not accepted", " is out of range", " is unknown", " is empty"):

@@ -155,7 +155,7 @@ CASES = {
             batch = batch._replace(global_size=size)
         arguments = (batch, weights, state, self._scale())""",
         ),
-        flags=("--jit_compile",),
+        flags=("--jit_compile=on",),
         words="goes away without XLA",
         tested={"XLA": "equivalent"},
     ),
