@@ -56,6 +56,7 @@ class InnerLoop:
         self._figures = Packing()
         self._details = Packing()
         self._function: Any = None
+        self._concrete: Any = None
         self.graph: tf.Graph | None = None
 
     def trace(self, batches: Any) -> tf.Graph:
@@ -63,7 +64,12 @@ class InnerLoop:
         arguments = loop_arguments(0, SummaryLevel.NONE, SyncedFlags())
         given = self._step.input.arguments(batches)
         function = self.function_of(batches)
-        return function.get_concrete_function(given, *arguments).graph
+        concrete = function.get_concrete_function(given, *arguments)
+        if self._step.input.signature(batches) is not None:
+            # Every call has the same specification. To find the trace for it takes a
+            # millisecond of each call.
+            self._concrete = concrete
+        return concrete.graph
 
     def num_traces(self) -> int:
         if self._function is None:
@@ -91,7 +97,10 @@ class InnerLoop:
     ) -> StepFuture:
         arguments = loop_arguments(num_steps, observe, local_flags or SyncedFlags())
         given = self._step.input.arguments(batches)
-        outputs, left = self.function_of(batches)(given, *arguments)
+        if self._concrete is None:
+            outputs, left = self.function_of(batches)(given, *arguments)
+        else:
+            outputs, left = self._concrete(given, *arguments)
         self._step.input.keep(batches, left)
         return CompletedSteps(self.results(outputs))
 

@@ -19,6 +19,7 @@ from tensorboard.plugins.custom_scalar import summary as custom_scalars
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api as hparams_api
 from tensorboard.plugins.hparams import plugin_data_pb2
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from strategies.common.files import is_url
 from strategies.common.write_errors import WriteErrorReporter
@@ -89,12 +90,12 @@ class Summaries:
           values: Values by tag.
           step: Number of applied updates.
         """
-
-        def write() -> None:
-            for tag, value in values.items():
-                tf.summary.scalar(tag, value)
-
-        self._write(split, step, write)
+        # One record for all of them: `tf.summary.scalar` takes 0.55 ms for each.
+        # Messages of protobuf that follow each other are one with all their values.
+        record = b"".join(
+            scalar_pb(tag, value).SerializeToString() for tag, value in values.items()
+        )
+        self._write(split, step, lambda: tf.summary.experimental.write_raw_pb(record))
 
     def histograms(self, buckets: Mapping[str, np.ndarray], step: int) -> None:
         """Writes histograms that were counted on the devices of their tensors.
