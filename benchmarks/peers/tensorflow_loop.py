@@ -40,6 +40,9 @@ def main() -> None:
         optimizer.apply(gradients, model.trainable_variables)
         return loss
 
+    if flags.jit_compile:
+        replica_step = tf.function(replica_step, jit_compile=True)
+
     @tf.function
     def call(iterator: Any, num_steps: tf.Tensor) -> tf.Tensor:
         loss = tf.zeros([])

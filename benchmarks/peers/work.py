@@ -27,6 +27,8 @@ class Work:
 WORKS = {
     "mlp": Work((5,), 2, hidden_units=(10,)),
     "convnet": Work((32, 32, 3), 10),
+    # Handwritten digits, as in many tutorials.
+    "digits": Work((784,), 10, hidden_units=(512, 512)),
     # 21 million weights, whose gradients take 84 MB.
     "dense": Work((3072,), 10, hidden_units=(4096, 2048)),
 }
@@ -41,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps_per_call", type=int, default=1)
     parser.add_argument("--num_replicas", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--jit_compile", action="store_true")
     return parser.parse_args()
 
 

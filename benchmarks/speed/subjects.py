@@ -16,12 +16,14 @@ _WORKS: Mapping[str, tuple[str, ...]] = {
         "--set=data.input_shape=5",
         "--num_classes=2",
     ),
+    "digits": ("--model=mlp", "--hidden_units=512,512", "--set=data.input_shape=784"),
     "convnet": ("--model=convnet",),
     "dense": ("--model=mlp", "--hidden_units=4096,2048", "--set=data.input_shape=3072"),
 }
-_GLOBAL_BATCH_SIZES = {"mlp": 64, "convnet": 128, "dense": 128}
+_GLOBAL_BATCH_SIZES = {"mlp": 64, "digits": 64, "convnet": 128, "dense": 128}
 # For both sides, so that neither gains by its choice.
-_STEPS_PER_CALL = {"mlp": 50, "convnet": 5}
+_STEPS_PER_CALL = {"mlp": 50, "digits": 20, "convnet": 5}
+_LOOP_STEPS = {"mlp": 10_000, "digits": 2_000, "convnet": 150}
 
 
 def _project(work: str, num_steps: int, *flags: str) -> Project:
@@ -49,10 +51,16 @@ def _flags(work: str, num_steps: int, *flags: str) -> tuple[str, ...]:
 
 def _loops() -> Sequence[Subject]:
     """One process, many steps a call on both sides."""
-    goals = {("mlp", 1): 1.0, ("convnet", 1): 1.0, ("mlp", 2): 2.5, ("convnet", 2): 1.0}
+    goals = {
+        ("mlp", 1): 2.0,
+        ("digits", 1): 1.4,
+        ("convnet", 1): 1.0,
+        ("mlp", 2): 2.5,
+        ("convnet", 2): 1.0,
+    }
     found = []
     for (work, replicas), goal in goals.items():
-        steps = {"mlp": 10_000, "convnet": 150}[work]
+        steps = _LOOP_STEPS[work]
         per_call = _STEPS_PER_CALL[work]
         strategy = {1: "one_device", 2: "mirrored"}[replicas]
         found.append(
@@ -74,6 +82,32 @@ def _loops() -> Sequence[Subject]:
             )
         )
     return found
+
+
+def _compiled_loops() -> Sequence[Subject]:
+    """One process; the loop by hand has its step compiled by XLA."""
+    return [
+        Subject(
+            name=f"{work}-one_device-and-compiled-loop",
+            project=_project(
+                work,
+                _LOOP_STEPS[work],
+                *_replicas("one_device"),
+                f"--steps_per_loop={_STEPS_PER_CALL[work]}",
+            ),
+            peer=Peer(
+                "tensorflow_loop",
+                _flags(
+                    work,
+                    _LOOP_STEPS[work],
+                    f"--steps_per_call={_STEPS_PER_CALL[work]}",
+                    "--jit_compile",
+                ),
+            ),
+            goal=1.0,
+        )
+        for work in ("mlp", "digits")
+    ]
 
 
 def _replicas(strategy: str) -> tuple[str, ...]:
@@ -279,6 +313,7 @@ def _input() -> Sequence[Subject]:
 
 SUBJECTS: Sequence[Subject] = (
     *_loops(),
+    *_compiled_loops(),
     *_keras_fit(),
     *_script(),
     *_workers(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Sequence
 
@@ -115,7 +116,7 @@ def test_xla_compiles_one_program_for_all_calls(tmp_path: pathlib.Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     compiled = processes.result_of(tmp_path / "run")["compilation"]
-    assert compiled == {"scope": "loop", "reason": "dense layers on one CPU"}
+    assert compiled == {"scope": "the loop", "reason": "dense layers on one CPU"}
     programs = list((tmp_path / "dump").glob("*before_optimizations.txt"))
     assert len(programs) == 1, programs
 
@@ -146,3 +147,16 @@ def test_auto_decides_by_model_device_and_strategy(
     decided = assemble(config, create_strategy(config, Cluster())).compilation
     assert decided.scope is scope, decided
     assert words in decided.reason
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_the_decision_and_every_bit(tmp_path: pathlib.Path) -> None:
+    flags = ("--model=mlp", "--hidden_units=8", "--checkpoint_every_steps=15")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    expected = processes.train(whole, *flags, "--train_steps=40")
+    processes.train(parts, *flags, "--train_steps=20")
+    config = json.loads((parts / "config.json").read_text(encoding="utf-8"))
+    assert config["model"]["jit_compile"] == "on"
+    resumed = processes.train(parts, *flags, "--train_steps=40", "--resume=auto")
+    assert resumed["compilation"] == {"scope": "the loop", "reason": "--jit_compile=on"}
+    assert resumed["weights_sha256"] == expected["weights_sha256"]

@@ -118,7 +118,8 @@ class SourceBatches:
         if self.source.example_bytes is None or self.augment is not None:
             # Augmentation depends on the step: each step is read separately.
             return 1
-        return steps_at_once(self.source.example_bytes * self.order.global_batch_size)
+        step_bytes = self.source.example_bytes * self.order.global_batch_size
+        return steps_at_once(step_bytes, _BYTES_IN_MEMORY)
 
     def _limits(self, most: int) -> tf.data.Dataset:
         """Returns a dataset with the first and the stop step of each chunk.
@@ -184,15 +185,19 @@ class SourceBatches:
 # (docs/performance_history.md).
 _STEPS_AT_ONCE = 32
 _BYTES_AT_ONCE = 2**18
+# Of data in memory, which is only copied. With 20 steps of 200 KB each, in place of
+# one, a step of a 784-512-512-10 network went from 2.9 to 2.4 ms.
+_BYTES_IN_MEMORY = 2**22
 
 
-def steps_at_once(step_bytes: int) -> int:
+def steps_at_once(step_bytes: int, most_bytes: int = _BYTES_AT_ONCE) -> int:
     """Returns the maximum number of steps that are read together.
 
     Args:
       step_bytes: Bytes of the examples of one step.
+      most_bytes: Bytes of all of them, unless one step has more.
     """
-    return min(max(_BYTES_AT_ONCE // max(step_bytes, 1), 1), _STEPS_AT_ONCE)
+    return min(max(most_bytes // max(step_bytes, 1), 1), _STEPS_AT_ONCE)
 
 
 def batch_of_steps(

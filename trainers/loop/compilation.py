@@ -40,9 +40,9 @@ class Scope(enum.Enum):
 
     NOTHING = "nothing"
     # Forward and backward pass of a replica, or of each pipeline stage.
-    REPLICA = "replica"
+    REPLICA = "a replica"
     # The loop over steps, with input and update.
-    LOOP = "loop"
+    LOOP = "the loop"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from strategies.common.console import Console
 from strategies.devices.assignment import describe, substitution
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
-from trainers.loop.compilation import Scope
 from trainers.loop.memory_estimate import (
     capacity_of,
     estimate_memory,
@@ -57,10 +56,7 @@ def print_startup_report(
         + _best_loss(assembly.data),
     )
     compilation = assembly.compilation
-    if compilation.scope is not Scope.NOTHING:
-        console.item(
-            "xla", f"compiles the {compilation.scope.value}: {compilation.reason}"
-        )
+    console.item("xla", f"compiles {compilation.scope.value}: {compilation.reason}")
     resumed = f", continued at step {first_step}" if first_step else ""
     console.item("run", f"{folder.path}{resumed}")
     for words in (
