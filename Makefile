@@ -70,6 +70,10 @@ check: lint ## Check style, types and what tests show in seconds
 test-exhaustive: $(VENV)/.test ## Run those that show the same in further ways
 	$(python) -m pytest $(in_parallel) -m exhaustive $(ARGS)
 
+.PHONY: test-mutations
+test-mutations: $(VENV)/.test ## Break the code on purpose, fault by fault, and see who notices
+	$(python) -m tests.conformance.mutations $(ARGS)
+
 # Data of every process is combined, also if tests have failed.
 .PHONY: coverage
 coverage: $(VENV)/.test ## Run the tests and show which code none of them reaches

@@ -29,6 +29,8 @@ ADDED_LOSSES = "tests/conformance/test_added_losses.py"
 LAYER_STATE = "tests/conformance/test_layer_state.py"
 RANDOMNESS = "tests/conformance/test_randomness.py"
 STEPS = "tests/conformance/test_steps.py"
+COMPILED_LOOP = "tests/conformance/test_compiled_loop.py"
+WARM_START = "tests/strategies/processes/test_warm_start.py"
 ORDER = "tests/trainers/inputs/test_shuffling.py"
 # Exit code of pytest if tests have failed: 2 and more mean that none could run.
 _TESTS_FAILED = 1
@@ -72,6 +74,8 @@ _SHARDING = "strategies/inner_loop/sharding.py"
 _UPDATE = "trainers/model/update.py"
 _SHUFFLING = "trainers/inputs/shuffling.py"
 _RNG = "trainers/model/rng.py"
+_COMPILED = "strategies/inner_loop/compiled_loop.py"
+_TEMPLATE_PROCESS = "strategies/processes/template_process.py"
 
 MUTATIONS = (
     Mutation(
@@ -233,6 +237,105 @@ MUTATIONS = (
             ("tf.constant(num_steps, tf.int32),", "num_steps,"),
         ),
         STEPS,
+    ),
+    Mutation(
+        "shards overlap",
+        _SHARDING,
+        (
+            (
+                "first = -((-shard_index * num_rows) // num_shards)",
+                "first = (shard_index * num_rows) // num_shards",
+            ),
+        ),
+    ),
+    Mutation(
+        "the compiled loop takes a step too many",
+        _COMPILED,
+        (("finite & (index < count)", "finite & (index <= count)"),),
+        COMPILED_LOOP,
+    ),
+    Mutation(
+        "the compiled loop begins each call with a new span",
+        _COMPILED,
+        (("tf.gather(rows, position + index)", "tf.gather(rows, index)"),),
+        COMPILED_LOOP,
+    ),
+    Mutation(
+        "the compiled loop goes on after a step that is not finite",
+        _COMPILED,
+        (("finite & (index < count)", "(index < count)"),),
+        COMPILED_LOOP,
+    ),
+    Mutation(
+        "the compiled loop describes no gradient",
+        _COMPILED,
+        (("results.finite, rows, results.gradients", "results.finite, rows, earlier"),),
+        COMPILED_LOOP,
+    ),
+    Mutation(
+        "auto compiles layers of any kind",
+        "trainers/loop/compilation.py",
+        (("type(layer) not in _DENSE_LAYERS", "False"),),
+        COMPILED_LOOP,
+    ),
+    Mutation(
+        "a resumed run decides anew what XLA compiles",
+        "trainers/reporting/reporter.py",
+        (("jit_compile=parts.compilation.setting", 'jit_compile="auto"'),),
+        COMPILED_LOOP,
+    ),
+    Mutation(
+        "forked processes draw the same random numbers",
+        _TEMPLATE_PROCESS,
+        (("    random.seed()\n", "    random.seed(0)\n"),),
+        WARM_START,
+    ),
+    Mutation(
+        "a forked process keeps the folder of its template",
+        _TEMPLATE_PROCESS,
+        (("os.chdir(request.folder)", "pass"),),
+        WARM_START,
+    ),
+    Mutation(
+        "a forked process keeps the cores of its template",
+        _TEMPLATE_PROCESS,
+        (("if request.cores:", "if False:"),),
+        WARM_START,
+    ),
+    Mutation(
+        "a forked process is in the session of its template",
+        _TEMPLATE_PROCESS,
+        (("between)\n        os.setsid()", "between)"),),
+        WARM_START,
+    ),
+    Mutation(
+        "a forked process never fails",
+        _TEMPLATE_PROCESS,
+        (("return error.code or 0", "return 0"),),
+        WARM_START,
+    ),
+    Mutation(
+        "a template serves other variables than its own",
+        "strategies/processes/template_environment.py",
+        (
+            (
+                "for name, v in environment.items() if name not in later",
+                "for name, v in {}.items() if name not in later",
+            ),
+        ),
+        WARM_START,
+    ),
+    Mutation(
+        "a fork prints what its parent has not printed yet",
+        "strategies/processes/template.py",
+        (("    sys.stdout.flush()\n", ""),),
+        WARM_START,
+    ),
+    Mutation(
+        "a process does not take the orphans of its template",
+        "strategies/processes/parent.py",
+        (("(_PR_SET_CHILD_SUBREAPER, 1)", "(_PR_SET_CHILD_SUBREAPER, 0)"),),
+        WARM_START,
     ),
 )
 

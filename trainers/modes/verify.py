@@ -63,7 +63,11 @@ def _verify(
     execution: Execution,
     console: Console,
 ) -> ExitCode:
-    runs = [(arm.name, arm.config) for arm in (reference_arm, *arms)]
+    runs = [(reference_arm.name, reference_arm.config)]
+    for arm in arms:
+        # One device as a strategy is the reference once more, in a folder beside it.
+        again = "-again" if arm.name == reference_arm.name else ""
+        runs.append((f"{arm.name}{again}", arm.config))
     reference, *recorded = execution.run_all(runs)
     if not reference.run.is_completed:
         return _refuse(reference, folder, console)

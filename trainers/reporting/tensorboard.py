@@ -50,6 +50,10 @@ _LAYOUT = {
     },
 }
 
+# TensorFlow does not report that a record does not fit on the disk if it is longer than
+# the buffer of a file, 4 KiB.
+_SCALARS_IN_A_RECORD = 16
+
 
 class Summaries:
     """Writer of a run's TensorBoard event files.
@@ -90,12 +94,16 @@ class Summaries:
           values: Values by tag.
           step: Number of applied updates.
         """
-        # One record for all of them: `tf.summary.scalar` takes 0.55 ms for each.
-        # Messages of protobuf that follow each other are one with all their values.
-        record = b"".join(
-            scalar_pb(tag, value).SerializeToString() for tag, value in values.items()
-        )
-        self._write(split, step, lambda: tf.summary.experimental.write_raw_pb(record))
+        # Several in a record: `tf.summary.scalar` takes 0.55 ms for each. Messages of
+        # protobuf that follow each other are one with all their values.
+        encoded = [scalar_pb(t, v).SerializeToString() for t, v in values.items()]
+
+        def write() -> None:
+            for start in range(0, len(encoded), _SCALARS_IN_A_RECORD):
+                record = b"".join(encoded[start : start + _SCALARS_IN_A_RECORD])
+                tf.summary.experimental.write_raw_pb(record)
+
+        self._write(split, step, write)
 
     def histograms(self, buckets: Mapping[str, np.ndarray], step: int) -> None:
         """Writes histograms that were counted on the devices of their tensors.

@@ -177,7 +177,7 @@ def test_small_examples_come_many_steps_at_a_time_and_large_ones_do_not() -> Non
     """202 examples: 50 batches of 4 and one of 2, which is a span of its own."""
     small = np.zeros([202, 5], np.float32)
     assert steps_of_spans(small) == [32, 18, 1] * 2
-    assert steps_of_spans(np.zeros([12, 128, 128, 3], np.float32)) == [1] * 6
+    assert steps_of_spans(np.zeros([12, 512, 512, 3], np.float32)) == [1] * 6
 
     def unchanged(features: Any, indices: Any, step: Any, seed: int) -> Any:
         """A step's own, so that steps cannot be read together."""

@@ -119,7 +119,7 @@ def test_of_a_loss_that_is_not_finite_there_is_none() -> None:
 def colors_of(picture: np.ndarray) -> set[tuple[int, ...]]:
     """Returns the colors of cells and paper; lines cover fewer pixels."""
     colors, counts = np.unique(picture.reshape(-1, 3), axis=0, return_counts=True)
-    return {tuple(c) for c, n in zip(colors.tolist(), counts, strict=True) if n > 4000}
+    return {tuple(c) for c, n in zip(colors.tolist(), counts, strict=True) if n > 2000}
 
 
 def test_cells_deepen_with_the_fraction_and_errors_are_red() -> None:
