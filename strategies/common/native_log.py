@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
@@ -35,10 +36,16 @@ def prepare_standard_streams() -> None:
 def exit_at_once(exit_code: int) -> NoReturn:
     """Ends the process without deleting Python's objects, and so TensorFlow's.
 
+    Calls what libraries and the user's code have registered with `atexit`: TensorFlow
+    2.21 deletes the source of each function that AutoGraph has converted there
+    (tensorflow/python/autograph/pyct/loader.py), and left it in /tmp otherwise.
+
     Args:
       exit_code: Exit code of the process.
     """
-    # os._exit does not flush Python's buffers.
+    # Private: os._exit calls none of them, and there is no public way to.
+    atexit._run_exitfuncs()
+    # os._exit does not flush Python's buffers either.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
             stream.flush()

@@ -98,6 +98,38 @@ def test_dropout_and_batch_normalization_train(
     assert_moving_statistics_have_moved(project / "run")
 
 
+EXIT_FUNCTION = """
+import atexit
+import os
+import pathlib
+
+atexit.register(pathlib.Path(f"ended-{os.getpid()}").touch)
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_processes"), [("tower", 1), ("multi_worker_mirrored", 2)]
+)
+def test_exit_functions_are_called_in_every_process_that_trains(
+    strategy: str, num_processes: int, project: pathlib.Path
+) -> None:
+    """TensorFlow's delete the sources that AutoGraph writes into temporary files."""
+    (project / "models/own.py").write_text(EXIT_FUNCTION + OWN_MODEL)
+    temporary = project / "temporary"
+    temporary.mkdir()
+    done = processes.run_words(
+        processes.command(
+            "--model=own", f"--strategy={strategy}", "--train_steps=2", "--run_dir=run"
+        ),
+        project,
+        PYTHONPATH=str(project),
+        TMPDIR=str(temporary),
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list(project.glob("ended-*"))) == num_processes
+    assert list(temporary.rglob("*.py")) == []
+
+
 def assert_moving_statistics_have_moved(run: pathlib.Path) -> None:
     saved = tf.train.load_checkpoint(str(run / "checkpoints/step-00000200/variables"))
     values = {
