@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -174,7 +174,9 @@ class Subject:
         for variable, value in zip(self._variables, self._initial, strict=True):
             variable.assign(value)
         if seed is not None:
-            keras.utils.set_random_seed(seed)
+            # Of Keras's initializers. `keras.utils.set_random_seed` would also make
+            # TensorFlow optimize every function again (`context._set_global_seed`).
+            random.seed(seed)
             self.assembly.model.set_weights(self.assembly.rebuild().get_weights())
         order = Order(
             num_examples=layout.num_examples,
