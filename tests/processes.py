@@ -116,7 +116,7 @@ def start_words(
     stdout: IO[Any] | int = subprocess.PIPE,
     stderr: IO[Any] | int = subprocess.PIPE,
 ) -> Process:
-    """Starts a command, by fork from a template if it is the program.
+    """Starts a command, by fork from a template if it is a module of Python.
 
     Args:
       words: the command.
@@ -125,12 +125,13 @@ def start_words(
       stdout: a file or a pipe.
       stderr: the same.
     """
-    is_program = [*words[:3]] == command() and "--verbose" not in words
+    is_module = [*words[:2]] == [sys.executable, "-m"] and "--verbose" not in words
     asked = {**environment(), **variables}
     starter: ProcessStarter = ProcessStarter()
-    if is_program and read_at_import(asked) == templates().variables:
+    if is_module and read_at_import(asked) == templates().variables:
         starter = templates().starter
-        asked = {**_variables_of_import(words[2:]), **asked}
+        if [*words[:3]] == command():
+            asked = {**_variables_of_import(words[2:]), **asked}
     return starter.start(
         Program(
             command=words,
@@ -171,14 +172,7 @@ def templates() -> Templates:
 
 def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs another command of the project to its end, such as a benchmark."""
-    return subprocess.run(
-        [sys.executable, "-m", name, *arguments],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_words([sys.executable, "-m", name, *arguments])
 
 
 def train(run_folder: pathlib.Path, *flags: str) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import subprocess
 import sys
 from typing import Any
 
@@ -54,14 +53,9 @@ print(json.dumps(seen))
 
 
 def _plain(program: pathlib.Path) -> list[Any]:
-    done = subprocess.run(
-        [sys.executable, program],
-        env=processes.environment() | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=processes.PATIENCE_SECONDS,
-    )
+    words = [sys.executable, "-m", program.stem]
+    done = processes.run_words(words, program.parent)
+    assert done.returncode == 0, done.stderr
     return _seen(done.stdout)
 
 

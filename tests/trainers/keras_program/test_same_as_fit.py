@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
 from typing import Any
 
@@ -17,6 +15,7 @@ from tests import processes
 from tests.keras_corpus import path_of
 from tests.markers import chosen
 
+_RECORDED_MODULE = "tests.trainers.keras_program.recorded"
 _RECORDED = pathlib.Path(__file__).with_name("recorded.py")
 _OWN_STEPS_PROGRAM = pathlib.Path(__file__).with_name("own_steps")
 
@@ -70,15 +69,8 @@ def _plain(program: str, *arguments: str) -> list[dict[str, Any]]:
     """What Keras's fit returns and trains."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "record.json"
-        ended = subprocess.run(
-            [sys.executable, _RECORDED, *_words(path, program, *arguments)],
-            env=processes.environment() | {"TF_CPP_MIN_LOG_LEVEL": "3"},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=processes.PATIENCE_SECONDS,
-            check=False,
-        )
+        words = _words(path, program, *arguments)
+        ended = processes.run_module(_RECORDED_MODULE, *words)
         assert ended.returncode == 0, ended.stderr
         return json.loads(path.read_text())
 

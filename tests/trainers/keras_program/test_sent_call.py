@@ -41,15 +41,7 @@ if __name__ == "__main__":
 def _run(folder: pathlib.Path, cell: str) -> subprocess.CompletedProcess[str]:
     path = folder / "notebook.py"
     path.write_text(_NOTEBOOK + textwrap.indent(textwrap.dedent(cell), "    "))
-    return subprocess.run(
-        [sys.executable, str(path)],
-        cwd=folder,
-        env={**processes.environment(), "PYTHONPATH": str(processes.ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=processes.PATIENCE_SECONDS,
-        check=False,
-    )
+    return processes.run_words([sys.executable, "-m", path.stem], folder)
 
 
 @pytest.mark.parametrize(

@@ -61,15 +61,11 @@ def verify(
     If there is a project in the folder it is run, otherwise the one that is tested.
     """
     project = folder if (folder / "trainers").is_dir() else processes.ROOT
-    done = subprocess.run(
+    done = processes.run_patiently(
         processes.command("--mode=verify", "--run_dir=verified", *flags),
-        cwd=folder,
-        env={**processes.environment(), "PYTHONPATH": str(project)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
+        PATIENCE_SECONDS,
+        folder,
+        {"PYTHONPATH": str(project)},
     )
     path = folder / "verified" / "verify.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
