@@ -135,7 +135,7 @@ def test_the_weights_are_those_of_one_host(
     [
         ("multi_worker_mirrored", "worker-1"),
         further("multi_worker_mirrored", "worker-0"),
-        ("parameter_server", "ps-0"),
+        further("parameter_server", "ps-0"),
         further("parameter_server", "chief-0"),
         further("parameter_server", "worker-1"),
     ],

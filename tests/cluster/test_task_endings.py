@@ -16,7 +16,7 @@ from jsonschema import validate
 from tests import processes
 from tests.cluster.tasks import Tasks, cluster
 from tests.event_files import read_events
-from tests.markers import further
+from tests.markers import chosen, further
 from tests.processes import ROOT
 
 pytestmark = pytest.mark.cluster
@@ -66,7 +66,7 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", chosen(STRATEGIES, ["parameter_server"]))
 def test_tasks_that_do_not_start_are_named_by_all_others(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
@@ -169,7 +169,7 @@ def test_every_task_of_a_complete_run_that_is_resumed_ends_with_0(
     assert output["worker-1"] == []
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", chosen(STRATEGIES, ["multi_worker_mirrored"]))
 def test_every_task_of_a_diverged_run_ends_with_3(
     strategy: str, tmp_path: pathlib.Path
 ) -> None:
@@ -280,7 +280,7 @@ def test_interrupts_that_are_ignored_from_the_start_reach_no_task(
         ("multi_worker_mirrored", "worker-0"),
         further("multi_worker_mirrored", "worker-1"),
         ("parameter_server", "chief-0"),
-        ("parameter_server", "ps-0"),
+        further("parameter_server", "ps-0"),
     ],
 )
 def test_the_others_name_a_task_that_was_lost(

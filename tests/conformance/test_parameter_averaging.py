@@ -46,9 +46,7 @@ STRATEGY, _ = AVERAGING[0]
 @pytest.mark.parametrize(
     ("model", "dtype"), [("mlp", "float32"), ("convnet", "float64")]
 )
-@pytest.mark.parametrize(
-    ("strategy", "replicas"), chosen(AVERAGING, [(STRATEGY, 1), (STRATEGY, 3)])
-)
+@pytest.mark.parametrize(("strategy", "replicas"), chosen(AVERAGING, [(STRATEGY, 3)]))
 def test_averaged_after_every_step_of_sgd_it_is_one_device(
     strategy: str, replicas: int, model: str, dtype: str
 ) -> None:

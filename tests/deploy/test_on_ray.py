@@ -69,6 +69,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
+@pytest.mark.exhaustive
 def test_two_actors_train_with_keras_3(tmp_path: pathlib.Path) -> None:
     flags = ("--strategy=multi_worker_mirrored", "--train_steps=20")
     with on_ray(tmp_path, *flags) as process:

@@ -8,11 +8,12 @@ import random
 import pytest
 
 from tests.fault_injection.scenarios import random_kills
+from tests.markers import chosen
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("update", random_kills.UPDATES)
+@pytest.mark.parametrize("update", chosen(random_kills.UPDATES, ["sync"]))
 def test_workers_that_are_killed_take_part_again(
     update: str, tmp_path: pathlib.Path
 ) -> None:
@@ -24,7 +25,7 @@ def test_workers_that_are_killed_take_part_again(
     assert [kill.moment for kill in kills] == list(moments)
 
 
-@pytest.mark.parametrize("update", random_kills.UPDATES)
+@pytest.mark.parametrize("update", chosen(random_kills.UPDATES, ["async"]))
 def test_a_launcher_that_is_stopped_ends_by_itself(
     update: str, tmp_path: pathlib.Path
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cluster.tasks import cluster
 from tests.fault_injection.scenarios.startup import died_at_start_up
+from tests.markers import further
 
 pytestmark = pytest.mark.cluster
 
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.cluster
 # The leader, while it is waited for; a follower before its leader knows it, and when
 # its part of the first sum is waited for.
 @pytest.mark.parametrize(
-    ("victim", "delay"), [("worker-0", 0.0), ("worker-1", 0.0), ("worker-1", 0.7)]
+    ("victim", "delay"),
+    [("worker-0", 0.0), further("worker-1", 0.0), further("worker-1", 0.7)],
 )
 def test_a_task_that_dies_when_all_have_met_is_named_by_the_others(
     victim: str, delay: float, tmp_path: pathlib.Path

@@ -97,7 +97,7 @@ def test_an_interrupt_ends_the_run_after_a_checkpoint(tmp_path: pathlib.Path) ->
     assert (tmp_path / "run" / "checkpoints").is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_notebook_runs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

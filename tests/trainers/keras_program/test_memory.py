@@ -75,7 +75,7 @@ def _peak_mib(folder: pathlib.Path, num_batches: int, *flags: str) -> float:
     "flags",
     [
         ("--strategy=mirrored",),
-        (*_SERVERS, "--update=async"),
+        further((*_SERVERS, "--update=async")),
         further((*_SERVERS, "--update=sync")),
         further(("--strategy=multi_worker_mirrored", "--num_workers=2")),
     ],

@@ -36,7 +36,7 @@ def flags_of(example: str) -> list[str]:
 @pytest.mark.parametrize(
     ("example", "strategies"),
     [
-        ("text_classifier", "parameter_server"),
+        further("text_classifier", "parameter_server"),
         further("text_classifier", "tower"),
         ("multi_output", "parameter_server"),
         further("text_classifier", ",".join(SAME)),

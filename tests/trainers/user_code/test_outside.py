@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.conformance.harness import Layout, Subject, small_config
+from tests.markers import further
 from tests.processes import run, train
 from tests.trainers.user_code import outside
 
@@ -25,6 +26,8 @@ FACTORIES = (
     "not_called",
     "once",
 )
+# In `make test` under a strategy.
+SHOWN = ("built_layer", "variable", "whole", "not_called")
 LAYOUT = Layout(num_examples=48, global_batch_size=12)
 
 
@@ -48,13 +51,10 @@ def subject(strategy: str, name: str, num_replicas: int) -> Subject:
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
-        *((name, "mirrored") for name in FACTORIES),
+        *((name, "mirrored") for name in SHOWN),
         ("backbone", "tower"),
-        *(
-            pytest.param(name, "tower", marks=pytest.mark.exhaustive)
-            for name in FACTORIES
-            if name != "backbone"
-        ),
+        *(further(name, "mirrored") for name in FACTORIES if name not in SHOWN),
+        *(further(name, "tower") for name in FACTORIES if name != "backbone"),
     ],
 )
 def test_they_are_trained_as_on_one_device(name: str, strategy: str) -> None:

@@ -174,6 +174,9 @@ CASES = {
 
 # Their causes are found as those of the others are, by switching something off.
 FURTHER = (
+    "gradients averaged twice",
+    "one replica's examples dropped",
+    "clip before the sum",
     "one replica's gradients dropped",
     "another weight under mixed precision",
     "another weight where XLA compiles",

@@ -10,7 +10,7 @@ import pytest
 
 from tests import processes
 from tests.keras_corpus import path_of
-from tests.markers import chosen
+from tests.markers import chosen, further
 from tests.trainers.experiments.verify.mutated_projects import Fault, plant, verify
 
 pytestmark = pytest.mark.slow
@@ -30,9 +30,7 @@ VERIFIED = (
 )
 
 
-@pytest.mark.parametrize(
-    "program", chosen(VERIFIED, ("classifier_with_callbacks", "fine_tuning", "gpt2"))
-)
+@pytest.mark.parametrize("program", chosen(VERIFIED, ("classifier_with_callbacks",)))
 def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> None:
     done, found = verify(
         tmp_path,
@@ -63,7 +61,7 @@ def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> Non
             ),
             "different",
         ),
-        (
+        further(
             "variational_autoencoder",
             Fault(
                 file="trainers/user_code/own_step/train_step.py",
