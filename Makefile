@@ -72,7 +72,7 @@ test-exhaustive: $(VENV)/.test ## Run those that show the same in further ways
 
 .PHONY: test-mutations
 test-mutations: $(VENV)/.test ## Break the code on purpose, fault by fault, and see who notices
-	$(python) -m tests.conformance.mutations $(ARGS)
+	$(python) -m tests.conformance.mutations --record $(ARGS)
 
 # Data of every process is combined, also if tests have failed.
 .PHONY: coverage

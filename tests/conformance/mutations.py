@@ -1,6 +1,7 @@
 """Breaks the code on purpose, and shows which tests of the suite notice.
 
   python -m tests.conformance.mutations                   # all, 20 to 40 minutes
+  python -m tests.conformance.mutations --record          # and keep the results
   python -m tests.conformance.mutations --only=tower,dropout
 
 Each mutation is applied to a copy of the tracked files, in which the tests that are
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import pathlib
 import re
 import shutil
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -32,6 +35,8 @@ STEPS = "tests/conformance/test_steps.py"
 COMPILED_LOOP = "tests/conformance/test_compiled_loop.py"
 WARM_START = "tests/strategies/processes/test_warm_start.py"
 ORDER = "tests/trainers/inputs/test_shuffling.py"
+AS_KERAS = "tests/updates/test_as_keras.py"
+RESULTS = "tests/conformance/mutations.json"
 # Exit code of pytest if tests have failed: 2 and more mean that none could run.
 _TESTS_FAILED = 1
 
@@ -76,6 +81,7 @@ _SHUFFLING = "trainers/inputs/shuffling.py"
 _RNG = "trainers/model/rng.py"
 _COMPILED = "strategies/inner_loop/compiled_loop.py"
 _TEMPLATE_PROCESS = "strategies/processes/template_process.py"
+_OPTIMIZERS = "trainers/model/optimizers.py"
 
 MUTATIONS = (
     Mutation(
@@ -337,6 +343,72 @@ MUTATIONS = (
         (("(_PR_SET_CHILD_SUBREAPER, 1)", "(_PR_SET_CHILD_SUBREAPER, 0)"),),
         WARM_START,
     ),
+    # All strategies have the following ones alike: a comparison among them is blind.
+    Mutation(
+        "weight decay is doubled",
+        _OPTIMIZERS,
+        (("config.weight_decay or None", "2 * config.weight_decay or None"),),
+        AS_KERAS,
+    ),
+    Mutation(
+        "the cosine has half of its amplitude",
+        _OPTIMIZERS,
+        (
+            (
+                "(1 + tf.cos(tf.constant(3.141592653589793) * progress)) / 2",
+                "(3 + tf.cos(tf.constant(3.141592653589793) * progress)) / 4",
+            ),
+        ),
+        AS_KERAS,
+    ),
+    Mutation(
+        "the schedule is a step ahead",
+        _OPTIMIZERS,
+        (("step = tf.cast(step, tf.float32)", "step = tf.cast(step + 1, tf.float32)"),),
+        AS_KERAS,
+    ),
+    Mutation(
+        "the cosine does not know of the warm-up",
+        _OPTIMIZERS,
+        (("(step - warmup) / decay_steps", "step / self._train_steps"),),
+        AS_KERAS,
+    ),
+    Mutation(
+        "the second drop of the step schedule comes late",
+        _OPTIMIZERS,
+        (("progress < 0.75", "progress < 0.85"),),
+        AS_KERAS,
+    ),
+    Mutation(
+        "a loss without the ranks that Keras gives it",
+        "trainers/user_code/unreduced.py",
+        (("in_columns(self._loss.call,", "in_columns(self._loss.fn,"),),
+        "tests/trainers/user_code/test_as_fit.py",
+    ),
+    Mutation(
+        "overlapping updates replace moving averages",
+        "trainers/model/overlapping_layer_state.py",
+        (("            momentum=decay,\n", "            momentum=0 * decay,\n"),),
+        LAYER_STATE,
+    ),
+    Mutation(
+        "an update without late workers is not that of a whole batch",
+        "strategies/ps/sync_coordinator.py",
+        (("if self._queues.leaves_out_late_ones:", "if False:"),),
+        "tests/cluster/test_backup_workers.py",
+    ),
+    Mutation(
+        "a checkpoint's digests are of the first MiB",
+        "trainers/run_dir/checkpoint_manifest.py",
+        (("while piece := file.read(1 << 20):", "if piece := file.read(1 << 20):"),),
+        "tests/trainers/run_dir/test_checkpoints.py",
+    ),
+    Mutation(
+        "exit functions are not called",
+        "strategies/common/native_log.py",
+        (("    atexit._run_exitfuncs()\n", ""),),
+        "tests/cluster/test_own_model.py",
+    ),
 )
 
 
@@ -344,20 +416,38 @@ def main() -> int:
     """Returns 1 if a mutation was not noticed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="parts of names, by commas")
-    parts = parser.parse_args().only.split(",")
+    parser.add_argument("--record", action="store_true", help=f"write {RESULTS}")
+    flags = parser.parse_args()
+    parts = flags.only.split(",")
     chosen = [m for m in MUTATIONS if any(part in m.name for part in parts)]
     console = Console()
     table = Table("mutation", "noticed by", "s")
-    unnoticed = 0
+    tests = {}
     for mutation in chosen:
         start = time.monotonic()
-        test = noticed_by(mutation)
-        unnoticed += test is None
+        test = tests[mutation.name] = noticed_by(mutation)
         table.add_row(mutation.name, test or "NONE", f"{time.monotonic() - start:.0f}")
         console.print(f"{mutation.name}: {test or 'NOT NOTICED'}")
+        if flags.record:
+            record(tests)
     console.print(table)
-    console.print(f"{len(chosen) - unnoticed} of {len(chosen)} noticed")
-    return int(unnoticed > 0)
+    num_noticed = len(chosen) - [*tests.values()].count(None)
+    console.print(f"{num_noticed} of {len(chosen)} noticed")
+    return int(num_noticed < len(chosen))
+
+
+def record(tests: Mapping[str, str | None]) -> None:
+    """Replaces the recorded results of some mutations, and drops those of unknown ones.
+
+    Args:
+      tests: First test that failed, by the name of the mutation; None if none did.
+    """
+    path = processes.ROOT / RESULTS
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    results = {**known, **tests}
+    names = [mutation.name for mutation in MUTATIONS if mutation.name in results]
+    text = json.dumps({name: results[name] for name in names}, indent=2)
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def noticed_by(mutation: Mutation) -> str | None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import shutil
 
 import pytest
 
 from tests import processes
-from tests.conformance.mutations import MUTATIONS, Mutation
+from tests.conformance.mutations import MUTATIONS, RESULTS, Mutation
+
+
+def test_each_was_noticed_when_they_last_ran() -> None:
+    recorded = json.loads((processes.ROOT / RESULTS).read_text(encoding="utf-8"))
+    assert [*recorded] == [mutation.name for mutation in MUTATIONS]
+    assert None not in recorded.values()
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

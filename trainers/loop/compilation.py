@@ -62,6 +62,10 @@ class Compilation:
         """Value of `--jit_compile` that leads to the same decision."""
         return "off" if self.scope is Scope.NOTHING else "on"
 
+    @property
+    def words(self) -> str:
+        return f"compiles {self.scope.value}: {self.reason}"
+
 
 def compilation_of(
     config: Config,
@@ -98,7 +102,7 @@ def _obstacles(
     """Yields each reason against a compiled loop, in words."""
     traits = config.strategy.traits
     if not traits.compiles_loop:
-        yield f"--strategy={strategy.name} sums over replicas between two operations"
+        yield f"steps of {config.strategy.strategy} communicate"
     if "GPU" in "".join(strategy.devices):
         yield "not measured on GPUs"
     if largest_span is None:

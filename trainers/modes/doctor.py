@@ -26,6 +26,7 @@ from trainers.cli.launch import plan_of
 from trainers.cli.role import cluster_of
 from trainers.config.config import Config
 from trainers.loop.builder import assemble, create_strategy
+from trainers.loop.compilation import compilation_of
 from trainers.loop.memory_estimate import (
     capacity_of,
     estimate_memory,
@@ -160,6 +161,13 @@ class _Checks:
             self.findings.show(
                 "model", f"{config.model.model}, {parameters:,} parameters"
             )
+            # Without a span's size, of which only a single process can make use.
+            compilation = (
+                compilation_of(self.config, assembly.strategy, assembly.model, None)
+                if self.traits.multi_process
+                else assembly.compilation
+            )
+            self.findings.show("xla", compilation.words)
             replicas = assembly.strategy.num_replicas
             if not self.traits.multi_process:
                 on = describe(assembly.strategy.devices)

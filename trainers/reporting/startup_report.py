@@ -55,8 +55,7 @@ def print_startup_report(
         f"{assembly.data.evaluation.num_examples:,} held out"
         + _best_loss(assembly.data),
     )
-    compilation = assembly.compilation
-    console.item("xla", f"compiles {compilation.scope.value}: {compilation.reason}")
+    console.item("xla", assembly.compilation.words)
     resumed = f", continued at step {first_step}" if first_step else ""
     console.item("run", f"{folder.path}{resumed}")
     for words in (

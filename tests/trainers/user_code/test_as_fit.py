@@ -186,8 +186,8 @@ def _faults(
 
 
 SHAPES = [
-    "[n, k]",
-    *map(further, ("[n]", "[n, 1]", "[n, t, 1]", "[n, t, k]")),
+    "[n, 1]",
+    *map(further, ("[n]", "[n, k]", "[n, t, 1]", "[n, t, k]")),
 ]
 
 
