@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import random
@@ -14,13 +15,14 @@ import tensorflow as tf
 from models.base import ModelSpec
 from strategies import registry
 from strategies.cluster.spec import Cluster
-from strategies.common.types import SummaryLevel
+from strategies.common.types import LoopFunction, SummaryLevel
 from trainers import inputs
 from trainers.config.config import Config
 from trainers.inputs.batches import SourceBatches
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Source
 from trainers.loop.builder import assemble, assemble_parts, create_strategy
+from trainers.loop.compilation import Scope
 from trainers.loop.parts import TrainingParts
 
 NUM_STEPS = 30
@@ -140,6 +142,7 @@ class Subject:
             *(v.value for v in assembly.optimizer.variables),
         ]
         self._initial = [variable.numpy() for variable in self._variables]
+        self._compiled_loops: dict[Layout, LoopFunction] = {}
 
     @classmethod
     def of(cls, config: Config, spec: ModelSpec | None = None) -> Subject:
@@ -191,10 +194,9 @@ class Subject:
                 last_step=num_steps,
             )
         )
+        loop_function = self._loop_function(layout)
         results = [
-            self.assembly.loop_function(
-                batches, num_steps // calls, SummaryLevel.NORMS
-            ).fetch()
+            loop_function(batches, num_steps // calls, SummaryLevel.NORMS).fetch()
             for _ in range(calls)
         ]
         losses = [r.sums["loss"] / r.sums["examples"] for r in results]
@@ -205,6 +207,13 @@ class Subject:
             step=int(self.assembly.step.numpy()),
             gradient_norm=float(results[-1].details["gradient_norm"]),
         )
+
+    def _loop_function(self, layout: Layout) -> LoopFunction:
+        """The loop for a layout: a compiled one is made for the size of its spans."""
+        if self.assembly.compilation.scope is not Scope.LOOP:
+            return self.assembly.loop_function
+        untraced = copy.copy(self.assembly.loop_function)
+        return self._compiled_loops.setdefault(layout, untraced)
 
 
 @dataclasses.dataclass(frozen=True)

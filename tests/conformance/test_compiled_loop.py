@@ -129,7 +129,7 @@ def test_xla_compiles_one_program_for_all_calls(tmp_path: pathlib.Path) -> None:
         ({"dropout": 0.5}, Scope.NOTHING, "'dropout_1' (Dropout) is not dense"),
         ({"jit_compile": "off"}, Scope.NOTHING, "--jit_compile=off"),
         ({"jit_compile": "on"}, Scope.LOOP, "--jit_compile=on"),
-        ({"strategy": "mirrored"}, Scope.NOTHING, "sums over replicas"),
+        ({"strategy": "mirrored"}, Scope.NOTHING, "communicate"),
         ({"dtype": "mixed_bfloat16"}, Scope.NOTHING, "computes in bfloat16"),
         ({"gradient_accumulation_steps": 2}, Scope.NOTHING, "micro-batches"),
         (
