@@ -21,6 +21,11 @@ install = $(python) -m pip install --quiet --no-input --no-user \
 in_parallel := --numprocesses=3 --dist=loadfile --no-loadscope-reorder \
 	--max-worker-restart=0
 
+# Of the conformance tests, those of models that XLA can compile.
+compilable := $(patsubst %,tests/conformance/test_%.py,same_training added_losses \
+	parameter_averaging randomness streams step_input replica_statistics \
+	gradient_reduction)
+
 # What shows most in little time: of everything that is read, checked and computed, and
 # of strategies what holds for each step. Next to no processes, and no long traces.
 steps := tests/conformance/test_steps.py
@@ -69,6 +74,8 @@ check: lint ## Check style, types and what tests show in seconds
 .PHONY: test-exhaustive
 test-exhaustive: $(VENV)/.test ## Run those that show the same in further ways
 	$(python) -m pytest $(in_parallel) -m exhaustive $(ARGS)
+	TEST_JIT_COMPILE=on $(python) -m pytest $(in_parallel) -m "not exhaustive" \
+		$(compilable)
 
 .PHONY: test-mutations
 test-mutations: $(VENV)/.test ## Break the code on purpose, fault by fault, and see who notices

@@ -53,9 +53,9 @@ print("to standard error", file=sys.stderr)
 NESTED = """
 import os, subprocess, sys, psutil
 from strategies.processes.starter import Program, WarmStarter
+print("text that waits in a buffer")
 with WarmStarter("preloaded") as starter:
     environment = {n: v for n, v in os.environ.items() if n != "KDS_FORKED"}
-    print("text that waits in a buffer")
     for _ in range(2):
         process = starter.start(Program(
             command=[sys.executable, "-m", "show", "inner"],
