@@ -170,9 +170,11 @@ def templates() -> Templates:
     return Templates(WarmStarter(warm_start.__name__), read_at_import(environment()))
 
 
-def run_module(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs another command of the project to its end, such as a benchmark."""
-    return run_words([sys.executable, "-m", name, *arguments])
+def run_module(
+    name: str, *arguments: str, folder: pathlib.Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Runs another module to its end, such as a benchmark, in a folder."""
+    return run_words([sys.executable, "-m", name, *arguments], folder)
 
 
 def train(run_folder: pathlib.Path, *flags: str) -> dict[str, Any]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -81,15 +78,8 @@ def test_dropout_and_batch_normalization_train(
     strategy: tuple[str, ...], project: pathlib.Path
 ) -> None:
     flags = ("--model=own", "--train_steps=200", "--learning_rate=0.005")
-    done = subprocess.run(
-        [sys.executable, "-m", "trainers.main", "--run_dir=run", *strategy, *flags],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": str(project)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=processes.PATIENCE_SECONDS,
-        check=False,
+    done = processes.run(
+        "--run_dir=run", *strategy, *flags, folder=project, PYTHONPATH=str(project)
     )
     assert done.returncode == 0, done.stderr
     result = processes.result_of(project / "run")
@@ -117,11 +107,9 @@ def test_exit_functions_are_called_in_every_process_that_trains(
     (project / "models/own.py").write_text(EXIT_FUNCTION + OWN_MODEL)
     temporary = project / "temporary"
     temporary.mkdir()
-    done = processes.run_words(
-        processes.command(
-            "--model=own", f"--strategy={strategy}", "--train_steps=2", "--run_dir=run"
-        ),
-        project,
+    done = processes.run(
+        *("--model=own", f"--strategy={strategy}", "--train_steps=2", "--run_dir=run"),
+        folder=project,
         PYTHONPATH=str(project),
         TMPDIR=str(temporary),
     )

@@ -422,6 +422,7 @@ def main() -> int:
         test = tests[mutation.name] = noticed_by(mutation)
         table.add_row(mutation.name, test or "NONE", f"{time.monotonic() - start:.0f}")
         console.print(f"{mutation.name}: {test or 'NOT NOTICED'}")
+        # After each: all take 17 minutes, and a run may be interrupted.
         if flags.record:
             record(tests)
     console.print(table)

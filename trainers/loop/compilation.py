@@ -64,6 +64,7 @@ class Compilation:
 
     @property
     def words(self) -> str:
+        """Compiled part and reason, as one line for the user."""
         return f"compiles {self.scope.value}: {self.reason}"
 
 

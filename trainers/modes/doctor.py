@@ -161,13 +161,10 @@ class _Checks:
             self.findings.show(
                 "model", f"{config.model.model}, {parameters:,} parameters"
             )
-            # Without a span's size, of which only a single process can make use.
-            compilation = (
-                compilation_of(self.config, assembly.strategy, assembly.model, None)
-                if self.traits.multi_process
-                else assembly.compilation
-            )
-            self.findings.show("xla", compilation.words)
+            # Of this configuration, not of the device that replaces the strategy.
+            span = assembly.batches(0).largest_span
+            parts = assembly.strategy, assembly.model, span
+            self.findings.show("xla", compilation_of(self.config, *parts).words)
             replicas = assembly.strategy.num_replicas
             if not self.traits.multi_process:
                 on = describe(assembly.strategy.devices)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pathlib
-import sys
 
 from tests import processes
 from tests.processes import ROOT, result_of, train
@@ -62,8 +61,7 @@ def test_a_run_killed_before_its_result_is_finished_with_all_figures(
 
 def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: pathlib.Path) -> None:
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-m", "trainers.main", f"--run_dir={run_dir}", *QUICK]
-    process = processes.start_words(command, ROOT)
+    process = processes.start(f"--run_dir={run_dir}", *QUICK, folder=ROOT)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.readline()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import sys
 from typing import Any
 
 import pytest
@@ -53,8 +52,7 @@ print(json.dumps(seen))
 
 
 def _plain(program: pathlib.Path) -> list[Any]:
-    words = [sys.executable, "-m", program.stem]
-    done = processes.run_words(words, program.parent)
+    done = processes.run_module(program.stem, folder=program.parent)
     assert done.returncode == 0, done.stderr
     return _seen(done.stdout)
 

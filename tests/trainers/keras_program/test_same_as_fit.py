@@ -15,12 +15,11 @@ from tests import processes
 from tests.keras_corpus import path_of
 from tests.markers import chosen
 
-_RECORDED_MODULE = "tests.trainers.keras_program.recorded"
 _RECORDED = pathlib.Path(__file__).with_name("recorded.py")
+_RECORDED_MODULE = f"{__package__}.{_RECORDED.stem}"
 _OWN_STEPS_PROGRAM = pathlib.Path(__file__).with_name("own_steps")
 
 # Programs without random layers, and their arguments.
-# Of these, those that show most are in `make test`.
 _DETERMINISTIC = {
     "regression": (),
     "several_inputs_and_outputs": (),
@@ -68,10 +67,11 @@ _TOLERANCE = 1e-9
 @functools.cache
 def _plain(program: str, *arguments: str) -> list[dict[str, Any]]:
     """What Keras's fit returns and trains."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "record.json"
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        path = folder / "record.json"
         words = _words(path, program, *arguments)
-        ended = processes.run_module(_RECORDED_MODULE, *words)
+        ended = processes.run_module(_RECORDED_MODULE, *words, folder=folder)
         assert ended.returncode == 0, ended.stderr
         return json.loads(path.read_text())
 

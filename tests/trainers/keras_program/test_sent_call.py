@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -41,7 +40,7 @@ if __name__ == "__main__":
 def _run(folder: pathlib.Path, cell: str) -> subprocess.CompletedProcess[str]:
     path = folder / "notebook.py"
     path.write_text(_NOTEBOOK + textwrap.indent(textwrap.dedent(cell), "    "))
-    return processes.run_words([sys.executable, "-m", path.stem], folder)
+    return processes.run_module(path.stem, folder=folder)
 
 
 @pytest.mark.parametrize(
