@@ -136,10 +136,18 @@ def assemble_parts(
     model_parts.step.assign(phase.first_step)
     first_batches = batches_of(data.train, order, 0, 1, augment=data.augment)
     compilation = compilation_of(
-        config, strategy, model_parts.model, first_batches.largest_span
+        config,
+        strategy,
+        model_parts.model,
+        model_parts.objective,
+        first_batches.largest_span,
     )
+    compiled_config = config
+    if compilation.scope is Scope.LOOP:
+        # XLA has no gradients of single rows.
+        compiled_config = config.replace(sparse_gradients=False)
     train_step = model_parts.train_step(
-        config, strategy, jit_compile=compilation.scope is Scope.REPLICA
+        compiled_config, strategy, jit_compile=compilation.scope is Scope.REPLICA
     )
     compile_with = (
         strategy.compile_loop if compilation.scope is Scope.LOOP else strategy.compile
@@ -156,7 +164,7 @@ def assemble_parts(
             _replica_step(
                 train_step, model_parts.model, model_parts.objective, config, strategy
             ),
-            model_parts.update(config),
+            model_parts.update(compiled_config),
         ),
         evaluation=Evaluation(
             strategy,

@@ -15,24 +15,12 @@ from collections.abc import Iterator
 
 import keras
 
+from models.base import Objective
 from strategies.base import Strategy
-from strategies.common.private_apis import flat_layers
 from strategies.common.types import SpanShape
 from trainers.config.config import Config
+from trainers.loop.compilable import obstacles_of_model, obstacles_of_objective
 from trainers.model.rng import seed_states
-
-# Layers whose computation XLA does as well as TensorFlow, or better, on CPUs.
-_DENSE_LAYERS = (
-    *(keras.layers.InputLayer, keras.layers.Dense, keras.layers.EinsumDense),
-    *(keras.layers.Flatten, keras.layers.Reshape, keras.layers.Permute),
-    *(keras.layers.RepeatVector, keras.layers.Identity, keras.layers.Rescaling),
-    *(keras.layers.Activation, keras.layers.ReLU, keras.layers.LeakyReLU),
-    *(keras.layers.ELU, keras.layers.Softmax, keras.layers.PReLU),
-    *(keras.layers.LayerNormalization, keras.layers.RMSNormalization),
-    *(keras.layers.UnitNormalization, keras.layers.Concatenate, keras.layers.Add),
-    *(keras.layers.Subtract, keras.layers.Multiply, keras.layers.Average),
-    *(keras.layers.Maximum, keras.layers.Minimum, keras.layers.Dot),
-)
 
 
 class Scope(enum.Enum):
@@ -72,6 +60,7 @@ def compilation_of(
     config: Config,
     strategy: Strategy,
     model: keras.Model,
+    objective: Objective,
     largest_span: SpanShape | None,
 ) -> Compilation:
     """Decides which part of a training XLA compiles.
@@ -80,12 +69,13 @@ def compilation_of(
       config: Configuration of the run.
       strategy: Strategy of the run.
       model: Model with all its layers built.
+      objective: Loss and metrics of the model.
       largest_span: Size that no span of the batches exceeds; None if unknown.
     """
     asked = config.model.jit_compile
     if asked == "off":
         return Compilation(Scope.NOTHING, "--jit_compile=off")
-    obstacle = next(_obstacles(config, strategy, model, largest_span), None)
+    obstacle = next(_obstacles(config, strategy, model, objective, largest_span), None)
     if asked == "on":
         scope = Scope.REPLICA if obstacle else Scope.LOOP
         return Compilation(scope, "--jit_compile=on")
@@ -98,6 +88,7 @@ def _obstacles(
     config: Config,
     strategy: Strategy,
     model: keras.Model,
+    objective: Objective,
     largest_span: SpanShape | None,
 ) -> Iterator[str]:
     """Yields each reason against a compiled loop, in words."""
@@ -108,16 +99,18 @@ def _obstacles(
         yield "not measured on GPUs"
     if largest_span is None:
         yield "a stream's batches have no known size"
-    if config.model.script is not None or config.model.is_custom:
-        yield "a loss, metrics or layers that are not of this project"
+    if config.model.script is not None:
+        # Its callbacks may ask for every step by itself, where a span is copied for
+        # each.
+        yield "a program that calls fit"
     if config.strategy.gradient_accumulation_steps > 1:
         yield "micro-batches"
     if config.report.replica_statistics:
         yield "statistics of replicas"
     if model.dtype_policy.compute_dtype not in ("float32", "float64"):
         yield f"computes in {model.dtype_policy.compute_dtype}"
-    for layer in flat_layers(model):
-        if layer is not model and type(layer) not in _DENSE_LAYERS:
-            yield f"layer {layer.name!r} ({type(layer).__name__}) is not dense"
+    yield from obstacles_of_model(model)
     if seed_states(model):
         yield "XLA draws other random numbers"
+    if config.model.is_custom:
+        yield from obstacles_of_objective(objective)

@@ -163,7 +163,7 @@ class _Checks:
             )
             # Of this configuration, not of the device that replaces the strategy.
             span = assembly.batches(0).largest_span
-            parts = assembly.strategy, assembly.model, span
+            parts = assembly.strategy, assembly.model, assembly.objective, span
             self.findings.show("xla", compilation_of(self.config, *parts).words)
             replicas = assembly.strategy.num_replicas
             if not self.traits.multi_process:
