@@ -6,10 +6,13 @@ import keras
 import tensorflow as tf
 
 from benchmarks.peers.work import Work, examples
+from examples import text_classifier
 
 
 def build(name: str, work: Work) -> keras.Model:
     """Returns logits [n, num_classes] of features [n, *input_shape]."""
+    if name == "transformer":
+        return text_classifier.model()
     layers: list[keras.Layer] = [keras.Input(work.input_shape)]
     if name == "convnet":
         for filters in (32, 64):

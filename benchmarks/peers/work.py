@@ -17,11 +17,16 @@ NUM_EXAMPLES = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """The shapes of a model's input and output, and the widths of its layers."""
+    """The shapes of a model's input and output, and the widths of its layers.
+
+    Attributes:
+      vocabulary: Number of words; features are ids of words. None for numbers.
+    """
 
     input_shape: tuple[int, ...]
     num_classes: int
     hidden_units: tuple[int, ...] = ()
+    vocabulary: int | None = None
 
 
 WORKS = {
@@ -31,6 +36,8 @@ WORKS = {
     "digits": Work((784,), 10, hidden_units=(512, 512)),
     # 21 million weights, whose gradients take 84 MB.
     "dense": Work((3072,), 10, hidden_units=(4096, 2048)),
+    # examples/text_classifier.py
+    "transformer": Work((16,), 2, vocabulary=40),
 }
 
 
@@ -51,8 +58,10 @@ def examples(work: Work) -> tuple[np.ndarray, np.ndarray]:
     """Returns features [n, *input_shape] and labels [n]."""
     generator = np.random.default_rng(0)
     shape = (NUM_EXAMPLES, *work.input_shape)
-    features = generator.standard_normal(shape, dtype=np.float32)
-    return features, generator.integers(work.num_classes, size=NUM_EXAMPLES)
+    labels = generator.integers(work.num_classes, size=NUM_EXAMPLES)
+    if work.vocabulary:
+        return generator.integers(work.vocabulary, size=shape), labels
+    return generator.standard_normal(shape, dtype=np.float32), labels
 
 
 class Stopwatch:

@@ -11,26 +11,46 @@ from benchmarks.speed.subject import Subject
 # As benchmarks/peers/work.py has them.
 _WORKS: Mapping[str, tuple[str, ...]] = {
     "mlp": (
+        "--dataset=synthetic",
         "--model=mlp",
         "--hidden_units=10",
         "--set=data.input_shape=5",
         "--num_classes=2",
     ),
-    "digits": ("--model=mlp", "--hidden_units=512,512", "--set=data.input_shape=784"),
-    "convnet": ("--model=convnet",),
-    "dense": ("--model=mlp", "--hidden_units=4096,2048", "--set=data.input_shape=3072"),
+    "digits": (
+        "--dataset=synthetic",
+        "--model=mlp",
+        "--hidden_units=512,512",
+        "--set=data.input_shape=784",
+    ),
+    "convnet": ("--dataset=synthetic", "--model=convnet"),
+    "dense": (
+        "--dataset=synthetic",
+        "--model=mlp",
+        "--hidden_units=4096,2048",
+        "--set=data.input_shape=3072",
+    ),
+    "transformer": (
+        "--model=examples.text_classifier:model",
+        "--dataset=examples.text_classifier:reviews",
+    ),
 }
-_GLOBAL_BATCH_SIZES = {"mlp": 64, "digits": 64, "convnet": 128, "dense": 128}
+_GLOBAL_BATCH_SIZES = {
+    "mlp": 64,
+    "digits": 64,
+    "convnet": 128,
+    "dense": 128,
+    "transformer": 64,
+}
 # For both sides, so that neither gains by its choice.
-_STEPS_PER_CALL = {"mlp": 50, "digits": 20, "convnet": 5}
-_LOOP_STEPS = {"mlp": 10_000, "digits": 2_000, "convnet": 150}
+_STEPS_PER_CALL = {"mlp": 50, "digits": 20, "convnet": 5, "transformer": 20}
+_LOOP_STEPS = {"mlp": 10_000, "digits": 2_000, "convnet": 150, "transformer": 2_000}
 
 
 def _project(work: str, num_steps: int, *flags: str) -> Project:
     return Project(
         (
             *_WORKS[work],
-            "--dataset=synthetic",
             f"--global_batch_size={_GLOBAL_BATCH_SIZES[work]}",
             f"--train_steps={num_steps}",
             # The other side does not evaluate during training, either.
@@ -54,6 +74,7 @@ def _loops() -> Sequence[Subject]:
     goals = {
         ("mlp", 1): 2.0,
         ("digits", 1): 1.4,
+        ("transformer", 1): 1.2,
         ("convnet", 1): 1.0,
         ("mlp", 2): 2.5,
         ("convnet", 2): 1.0,
@@ -106,7 +127,7 @@ def _compiled_loops() -> Sequence[Subject]:
             ),
             goal=1.0,
         )
-        for work in ("mlp", "digits")
+        for work in ("mlp", "digits", "transformer")
     ]
 
 
