@@ -280,9 +280,15 @@ MUTATIONS = (
     ),
     Mutation(
         "auto compiles layers of any kind",
-        "trainers/loop/compilation.py",
+        "trainers/loop/compilable.py",
         (("type(layer) not in _DENSE_LAYERS", "False"),),
         COMPILED_LOOP,
+    ),
+    Mutation(
+        "auto compiles activations and losses of the user",
+        "trainers/loop/compilable.py",
+        (("callable(value) and not _is_known(value)", "False"),),
+        "tests/trainers/loop/test_compilable.py",
     ),
     Mutation(
         "a resumed run decides anew what XLA compiles",
@@ -467,7 +473,10 @@ def noticed_by(mutation: Mutation) -> str | None:
         )
     if done.returncode == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) \S*::(\S+)", done.stdout, re.MULTILINE)
+    # Names of parameters have blanks; after a test comes its message.
+    failed = re.search(
+        r"^(?:FAILED|ERROR) \S*?::(.+?)(?: - |$)", done.stdout, re.MULTILINE
+    )
     if done.returncode != _TESTS_FAILED or failed is None:
         raise RuntimeError(f"{mutation.name}: {done.stdout}{done.stderr}")
     return failed.group(1)

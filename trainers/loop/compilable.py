@@ -45,7 +45,7 @@ _OPERATIONS = (
 _MOST_TABLE_BYTES = 2**20
 
 # Where code comes from that is known to be the same under XLA.
-_KNOWN_PACKAGES = ("keras", "tensorflow", "models", "trainers", "builtins")
+_KNOWN_PACKAGES = ("keras", "tensorflow")
 
 
 def obstacles_of_model(model: keras.Model) -> Iterator[str]:
