@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests import processes
+from tests.trainers.experiments.verify.mutated_projects import plant
 
 pytestmark = pytest.mark.cluster
 
@@ -55,10 +55,7 @@ SPEC = classifier(build)
 @pytest.fixture
 def project(tmp_path: pathlib.Path) -> pathlib.Path:
     """The project with one more file in models/."""
-    for package in ("strategies", "trainers"):
-        (tmp_path / package).symlink_to(processes.ROOT / package)
-    shutil.copytree(processes.ROOT / "models", tmp_path / "models")
-    (tmp_path / "models/own.py").write_text(OWN_MODEL, encoding="utf-8")
+    plant(tmp_path, None, own=OWN_MODEL)
     return tmp_path
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import pathlib
-import shutil
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,7 @@ import psutil
 
 from strategies.processes.forked_process import Process
 from tests import processes
+from tests.trainers.experiments.verify.mutated_projects import plant
 
 # Dropout and batch normalization: a step depends on all that a checkpoint keeps.
 _MODEL = """
@@ -160,10 +160,7 @@ def started(folder: pathlib.Path, *flags: str) -> Iterator[Run]:
     """A run of the project with one more model in it."""
     project = folder / "project"
     project.mkdir()
-    for package in ("strategies", "trainers"):
-        (project / package).symlink_to(processes.ROOT / package)
-    shutil.copytree(processes.ROOT / "models", project / "models")
-    (project / "models/own.py").write_text(_MODEL, encoding="utf-8")
+    plant(project, None, own=_MODEL)
     # A file, because nobody reads from a pipe meanwhile.
     with (folder / "errors").open("wb") as errors:
         process = subprocess.Popen(
