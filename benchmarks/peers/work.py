@@ -58,10 +58,12 @@ def examples(work: Work) -> tuple[np.ndarray, np.ndarray]:
     """Returns features [n, *input_shape] and labels [n]."""
     generator = np.random.default_rng(0)
     shape = (NUM_EXAMPLES, *work.input_shape)
-    labels = generator.integers(work.num_classes, size=NUM_EXAMPLES)
+    features: np.ndarray
     if work.vocabulary:
-        return generator.integers(work.vocabulary, size=shape), labels
-    return generator.standard_normal(shape, dtype=np.float32), labels
+        features = generator.integers(work.vocabulary, size=shape)
+    else:
+        features = generator.standard_normal(shape, dtype=np.float32)
+    return features, generator.integers(work.num_classes, size=NUM_EXAMPLES)
 
 
 class Stopwatch:

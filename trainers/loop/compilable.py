@@ -59,9 +59,7 @@ def obstacles_of_model(model: keras.Model) -> Iterator[str]:
         name = f"layer {layer.name!r} ({type(layer).__name__})"
         if isinstance(layer, keras.Model):
             yield from _obstacles_of_graph(layer)
-        elif isinstance(layer, keras.layers.Dropout) and not layer.rate:
-            continue  # An attention layer has one that does nothing.
-        elif type(layer) not in _DENSE_LAYERS:
+        elif type(layer) not in _DENSE_LAYERS and not _does_nothing(layer):
             yield f"{name} is not dense"
         yield from (f"{name} has code of its own: {part}" for part in _own_code(layer))
         if isinstance(layer, keras.layers.Embedding):
@@ -70,8 +68,14 @@ def obstacles_of_model(model: keras.Model) -> Iterator[str]:
         yield f"embeddings of {bytes_of(tables) / 2**20:.1f} MiB"
 
 
+def _does_nothing(layer: keras.layers.Layer) -> bool:
+    """Returns whether a layer is the dropout of rate 0 that attention layers have."""
+    # Not isinstance: a subclass of the user may compute anything.
+    return type(layer) is keras.layers.Dropout and not layer.rate
+
+
 def _obstacles_of_graph(model: keras.Model) -> Iterator[str]:
-    """Yields what is unknown of a model's own computation, in words."""
+    """Yields each unknown operation of a model, and its class if unknown, in words."""
     if not _is_known(model):
         yield f"model {model.name!r} has code of its own: {type(model).__name__}"
     # A sequential model has layers alone.
@@ -106,7 +110,7 @@ def _flat(compiled: Any) -> list[Any]:
 
 
 def _obstacles_of(part: Any, kind: str) -> Iterator[str]:
-    """Yields that a loss or a metric is unknown, if it is."""
+    """Yields an obstacle in words if a loss or a metric is unknown."""
     if not _is_known(part) or any(_own_code(part)):
         name = getattr(part, "name", None) or getattr(part, "__name__", part)
         yield f"{kind} {name!r} has code of its own"

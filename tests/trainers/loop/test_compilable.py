@@ -16,6 +16,10 @@ class OwnLayer(keras.layers.Dense):
     """A subclass may override anything."""
 
 
+class OwnDropout(keras.layers.Dropout):
+    """One of rate 0 may compute something nevertheless."""
+
+
 class OwnModel(keras.Model):
     """A model whose computation is Python code."""
 
@@ -66,6 +70,7 @@ def attention() -> keras.Model:
             lambda: stack(keras.layers.Dense(2, kernel_regularizer=OwnRegularizer())),
             "own: kernel_regularizer",
         ),
+        (lambda: stack(OwnDropout(0.0)), "(OwnDropout) is not dense"),
         (lambda: stack(keras.layers.Dropout(0.5)), "(Dropout) is not dense"),
         (lambda: of_operation(keras.ops.sort), "(Sort) is not dense"),
         (lambda: of_operation(lambda x: stack(OwnLayer(2))(x)), "(OwnLayer)"),
