@@ -109,8 +109,9 @@ class Tasks:
                     lines = task.error_lines()[-20:]
                     raise AssertionError(f"{name} ended before {what}: {lines}")
             if time.monotonic() > deadline:
+                last = {name: lines[-5:] for name, lines in self.error_lines().items()}
                 raise AssertionError(
-                    f"waited {processes.PATIENCE_SECONDS} s for {what}"
+                    f"waited {processes.PATIENCE_SECONDS} s for {what}: {last}"
                 )
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -72,6 +72,9 @@ class Checkpoints:
         )
         self._replica_state = replica_state
         self._replicas = tf.train.Checkpoint(variables=list(replica_state))
+        weights = [v.value for v in (*model.weights, *optimizer.variables)]
+        self._write_variables = _writer(self._checkpoint, [*weights, step])
+        self._write_replicas = _writer(self._replicas, replica_state)
 
     def save(self, state: Mapping[str, Any]) -> pathlib.Path:
         """Writes a checkpoint, then removes the oldest checkpoints.
@@ -107,10 +110,10 @@ class Checkpoints:
     def _write(self, temporary: pathlib.Path, state: Mapping[str, Any]) -> pathlib.Path:
         """Writes all files of a checkpoint to a folder with a temporary name."""
         temporary.mkdir(parents=True)
-        self._checkpoint.write(str(temporary / "variables"))
+        self._write_variables(str(temporary / "variables"))
         variables = self._variables()
         if self._replica_state:
-            self._replicas.write(str(temporary / _REPLICAS))
+            self._write_replicas(str(temporary / _REPLICAS))
             variables[_REPLICAS] = self._replica_variables()
         step = int(self._step.numpy())
         write_commit(temporary, Commit(step=step, variables=variables, state=state))
@@ -273,6 +276,27 @@ def _checked_commit(folder: pathlib.Path, step: int) -> Commit:
     commit = read_commit(folder, step)
     check_state(commit.state)
     return commit
+
+
+def _writer(
+    checkpoint: tf.train.Checkpoint, variables: Iterable[tf.Variable]
+) -> Callable[[str], object]:
+    """Returns the `write` of a checkpoint, traced once where other tasks hold some.
+
+    TensorFlow would trace a function for every such checkpoint
+    (tensorflow/python/checkpoint/functional_saver.py, `save`). It sends each function
+    to all workers and waits with Python's lock held: one suspended worker would stop
+    the chief for ever, and the thread that monitors the workers.
+    """
+
+    def write(path: str | tf.Tensor) -> None:
+        checkpoint.write(path)
+
+    specs = map(tf.DeviceSpec.from_string, [v.device for v in variables])
+    here = tf.DeviceSpec.from_string(tf.constant(0).device)
+    if all((spec.job, spec.task) == (here.job, here.task) for spec in specs):
+        return write
+    return tf.function(write, input_signature=[tf.TensorSpec((), tf.string)])
 
 
 def has_checkpoint(folder: pathlib.Path) -> bool:
