@@ -54,7 +54,7 @@ class StartUpWatch:
         # TensorFlow replaces the handler of SIGTERM inside the block.
         before = {number: signal.getsignal(number) for number in self._signals}
         # The main thread blocks the signals, and so do all threads that it starts from
-        # here on. The kernel then delivers them to the thread that waits for them.
+        # here on. They stay pending then, for the thread that watches to see.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         threading.Thread(target=self._watch, daemon=True).start()
         try:
@@ -71,11 +71,15 @@ class StartUpWatch:
         self._outside.end()
 
     def _watch(self) -> None:
-        while not self._is_over.is_set():
-            received = signal.sigtimedwait(self._signals, POLL_SECONDS)
-            if received is not None:
+        while not self._is_over.wait(POLL_SECONDS):
+            # Not signal.sigtimedwait: if it is interrupted after its time, as by the
+            # continuation of a suspended process, CPython 3.11 returns memory that
+            # nobody has written (Modules/signalmodule.c). Processes ended with 176 and
+            # 224.
+            received = self._signals & signal.sigpending()
+            if received:
                 # Not sys.exit: the main thread may be in C++ and never return.
-                os._exit(128 + original(received.si_signo))
+                os._exit(128 + original(min(received)))
             try:
                 for task in self._needed:
                     task.require()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from strategies.cluster import startup_watchdog
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatch
 from strategies.common.signals import PASSED_ON
@@ -150,3 +151,16 @@ def test_the_one_outside_needs_little() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True
     ).stdout.split()
     assert not {b"tensorflow", b"numpy", b"psutil"} & set(loaded)
+
+
+def test_a_process_that_was_suspended_is_not_asked_to_stop(peer: socket.socket) -> None:
+    """CPython's `signal.sigtimedwait` would say so, with a number of no signal."""
+    process = watching(SLEEPS, peer)
+    process.send_signal(signal.SIGSTOP)
+    # Longer than the watch waits between two looks.
+    time.sleep(2 * startup_watchdog.POLL_SECONDS)
+    process.send_signal(signal.SIGCONT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(2 * startup_watchdog.POLL_SECONDS)
+    process.kill()
+    process.communicate()
