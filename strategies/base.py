@@ -204,6 +204,12 @@ class Strategy(abc.ABC):
         allows processes to arrive at very different times.
         """
 
+    def wait_until_all_are_done(self) -> None:
+        """Returns when no other process needs the messages of this one any more.
+
+        All processes have to call this method after their last collective.
+        """
+
     @classmethod
     def serve(cls, config: StrategyConfig, cluster: Cluster, ending: str) -> int:
         """Runs a task of `Traits.server_jobs` until the chief shuts it down.

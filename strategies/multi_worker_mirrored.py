@@ -6,6 +6,7 @@ With `--average=parameters` the copies drift apart and are averaged every few st
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.base import Communication, Strategy, Traits
+from strategies.cluster.failure_detection import LOSSES
 from strategies.cluster.peer_silence import SilenceWatch
 from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.resolver import resolver_of
@@ -183,6 +185,14 @@ class MultiWorkerMirrored(Strategy):
     def average_replica_variables(self) -> None:
         if self._copies is not None:
             self._copies.average_replica_variables()
+
+    def wait_until_all_are_done(self) -> None:
+        # A collective ends on one task while others still read its messages, and fails
+        # there if that task then exits: under load, the chief of 6 of about 30 diverged
+        # runs ended with 138. So all meet once more. A task that loses another one here
+        # knows that every task has ended its last collective.
+        with contextlib.suppress(*LOSSES):
+            self.broadcast_from_chief([])
 
     def broadcast_from_chief(self, variables: Sequence[tf.Variable]) -> None:
         """Broadcasts by a sum to which only the chief contributes.

@@ -136,7 +136,10 @@ def test_only_flags_reads_the_command_line() -> None:
     assert readers == {"trainers/cli/flags.py"} | TOOLS
 
 
-COLLECTIVES = ("broadcast_from_chief", "average_replica_variables", "agree_on_step")
+COLLECTIVES = (
+    *("broadcast_from_chief", "wait_until_all_are_done"),
+    *("average_replica_variables", "agree_on_step"),
+)
 
 
 def test_only_the_training_program_calls_collectives() -> None:

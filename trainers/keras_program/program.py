@@ -135,6 +135,8 @@ class _Program:
         word = tf.Variable([float(what), float(exit_code)])
         self._strategy.broadcast_from_chief([word])
         said, code = word.numpy()
+        if said == _OVER:
+            self._strategy.wait_until_all_are_done()
         return int(said), ExitCode(int(code))
 
     def _fit(

@@ -66,6 +66,7 @@ class TrainingRun:
         if self.epochs is not None:
             self.epochs.restore(reporter.restored_state())
         if is_complete.numpy():
+            strategy.wait_until_all_are_done()
             return ExitCode.DONE
         # From here on the folder is locked and written.
         reporter.begin(self.parts.applied_steps())
@@ -99,6 +100,7 @@ class TrainingRun:
         reporter.print_summary(status)
         # The other processes end only when the chief has written its files.
         self._wait_for_chief()
+        strategy.wait_until_all_are_done()
         return exit_code
 
     def _train(self) -> tuple[str, ExitCode]:
