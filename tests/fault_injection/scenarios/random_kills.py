@@ -116,7 +116,7 @@ def _kill(
     chosen: random.Random,
 ) -> Kill | None:
     """Kills at a moment and waits until the run goes on; None if it has ended."""
-    _wait_for(run, moment, num_steps, chosen)
+    _wait_for(run, update, moment, num_steps, chosen)
     workers = tuple(chosen.sample(range(_NUM_WORKERS), num_killed))
     tasks = [
         task
@@ -141,15 +141,19 @@ def _kill(
     return Kill(moment, workers, max(map(run.seconds_until_back, workers)))
 
 
-def _wait_for(run: Run, moment: str, num_steps: int, chosen: random.Random) -> None:
+def _wait_for(
+    run: Run, update: str, moment: str, num_steps: int, chosen: random.Random
+) -> None:
     """Returns at a random time within a moment of the run."""
     if moment == START:
         everyone = functools.partial(_has_all_workers, run.process.pid)
         processes.wait_until(everyone, "the workers", run.process)
         time.sleep(chosen.uniform(0.0, _SECONDS_TO_START))
     elif moment == END:
-        run.wait_for_step(num_steps - chosen.randrange(_EVERY_STEPS))
-        time.sleep(chosen.uniform(0.0, 1.0))
+        left = chosen.randrange(1, _EVERY_STEPS)
+        run.wait_for_step(num_steps - left)
+        # No longer than the steps left take at least, or the run would be over.
+        time.sleep(chosen.uniform(0.0, left * _DELAYS[update] / 1000))
     elif moment == "steps":
         run.wait_for_step(processes.last_step_of(run.folder) + 1)
         time.sleep(chosen.uniform(0.0, 1.0))
@@ -268,7 +272,7 @@ def stopped(
         if kills_first:
             run.wait_for_step(1)
             _kill(run, update, chosen.choice(MIDDLE), num_steps, 1, chosen)
-        _wait_for(run, moment, num_steps, chosen)
+        _wait_for(run, update, moment, num_steps, chosen)
         seen = processes.last_step_of(run.folder)
         run.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
