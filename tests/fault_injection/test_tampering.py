@@ -170,7 +170,7 @@ def make_comparison(path: pathlib.Path) -> None:
     """One that was killed early: a plan, and a run that did not finish."""
     config = flags.parse(["main", *COMPARE])
     comparison = ComparisonFolder(str(path))
-    comparison.begin(arms_of(config), config.run.seed)
+    comparison.begin(arms_of(config), config.run.seed, (1, 1))
     for name in ("runs/tower/seed-7", "warm_up/tower"):
         (path / name).mkdir(parents=True)
         (path / name / "config.json").write_text("{}")
@@ -187,10 +187,22 @@ def test_what_may_lead_out_of_a_comparison_is_refused(
     assert f"compared/{part}: it is a link, which may lead out" in line
 
 
+ARMS = '"first_seed": 7, "arms": {"one_device": {}, "tower": {}}'
+LOOKS = (
+    "3",
+    "[3]",
+    "[[3]]",
+    '[["a", 3]]',
+    "[[true, 3]]",
+    "[[4, 3]]",
+    "[[3, 5], [5, 6]]",
+)
 PLANS = (
     *("[]", "3", "{}", "[" * 9999),
-    *('{"first_seed": 7}', '{"first_seed": 7, "arms": []}'),
-    '{"first_seed": 7, "arms": {"one_device": 1, "tower": {}}}',
+    *('{"first_seed": 7, "looks": []}', '{"first_seed": 7, "arms": [], "looks": []}'),
+    '{"first_seed": 7, "arms": {"one_device": 1, "tower": {}}, "looks": []}',
+    f"{{{ARMS}}}",
+    *(f'{{{ARMS}, "looks": {looks}}}' for looks in LOOKS),
 )
 
 

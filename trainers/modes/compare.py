@@ -27,6 +27,7 @@ from trainers.experiments.compare.execution import Execution, command_in_words
 from trainers.experiments.compare.existing_runs import arms_and_runs
 from trainers.experiments.compare.progress import Progress
 from trainers.experiments.compare.schedule import schedule
+from trainers.experiments.compare.sequential import Look, look_at
 from trainers.experiments.run_record import Run, commits_of, machines_of
 from trainers.fault_tolerance.preemption import PreemptionSignals
 
@@ -69,11 +70,13 @@ class _Compared:
       arms: Compared arms.
       runs: Runs of all arms.
       commands: Shell command by name of the arm; empty for existing runs.
+      look: Look at the seeds of these runs.
     """
 
     arms: Sequence[Arm]
     runs: Sequence[Run]
     commands: Mapping[str, str]
+    look: Look
 
 
 def _read(config: Config, folder: ComparisonFolder) -> _Compared:
@@ -82,8 +85,10 @@ def _read(config: Config, folder: ComparisonFolder) -> _Compared:
     arms, runs = arms_and_runs(config.comparison.runs or ())
     check_configurations(arms, allowed)
     check_initial_weights(runs, differing_settings(arms), allowed)
-    folder.begin(arms, config.run.seed)
-    return _Compared(arms, runs, commands={})
+    num_seeds = len({run.seed for run in runs})
+    folder.begin(arms, config.run.seed, None)
+    # Who chose the runs knows how often they were looked at.
+    return _Compared(arms, runs, commands={}, look=Look(num_seeds, num_seeds))
 
 
 def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compared:
@@ -98,11 +103,12 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     # Before any run, because it only needs the settings.
     check_configurations(arms, allowed)
     turns = schedule(arms, config.run.seed, settings.seeds)
-    continued = folder.begin(arms, config.run.seed)
+    begun = folder.begin(arms, config.run.seed, (settings.seeds, settings.seeds))
+    continued = ", continued" if begun.is_continued else ""
     console.item(
         "compare",
-        f"{len(arms)} arms, {settings.seeds} runs each"
-        f"{', continued' if continued else ''}: {', '.join(a.name for a in arms)}",
+        f"{len(arms)} arms, {settings.seeds} runs each{continued}: "
+        f"{', '.join(arm.name for arm in arms)}",
     )
     console.item("into", folder.path)
     progress = Progress(turns, console)
@@ -119,7 +125,7 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     check_initial_weights(runs, differing_settings(arms), allowed)
     # reversed, so that the first run of each arm is kept.
     commands = {t.arm.name: command_in_words(t, folder) for t in reversed(turns)}
-    return _Compared(arms, runs, commands)
+    return _Compared(arms, runs, commands, look_at(settings.seeds, begun.looks))
 
 
 def _report(
@@ -138,7 +144,9 @@ def _report(
         write_report,
     )
 
-    conclusion = conclude(compared.arms, compared.runs, config.comparison)
+    conclusion = conclude(
+        compared.arms, compared.runs, config.comparison, compared.look
+    )
     for arm in conclusion["arms"]:
         arm["command"] = compared.commands.get(arm["name"])
     shown: object = folder.event_dir(config) or folder.runs

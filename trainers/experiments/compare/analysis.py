@@ -12,6 +12,7 @@ from trainers.experiments.arms import Arm
 from trainers.experiments.compare import verdicts
 from trainers.experiments.compare.caveats import remarks_on, remarks_on_batches
 from trainers.experiments.compare.controlled_settings import differing_settings
+from trainers.experiments.compare.sequential import Look
 from trainers.experiments.compare.statistics import (
     CONFIDENCE,
     FEWEST_SEEDS,
@@ -50,7 +51,10 @@ _DIFFERENCES = ("eval_accuracy", "eval_loss", "train_loss")
 
 
 def conclude(
-    arms: Sequence[Arm], runs: Sequence[Run], settings: ComparisonConfig
+    arms: Sequence[Arm],
+    runs: Sequence[Run],
+    settings: ComparisonConfig,
+    look: Look,
 ) -> dict[str, Any]:
     """Returns the content of comparison.json, without its origin.
 
@@ -58,6 +62,7 @@ def conclude(
       arms: Arms in the order of the report.
       runs: Runs of all arms, in any state.
       settings: Margin, target accuracy and settings that are allowed to differ.
+      look: Look at these seeds, which the plan has.
     """
     by_arm = {arm.name: [r for r in runs if r.arm == arm.name] for arm in arms}
     differing = differing_settings(arms)
@@ -75,7 +80,7 @@ def conclude(
         "allowed_different": sorted(settings.allow_different or ()),
         "remarks": remarks_on_batches(arms) + remarks_on(by_arm, differing),
         "arms": [_arm(arm, by_arm, control, settings) for arm in arms],
-        "comparisons": _comparisons(by_arm, control, settings),
+        "comparisons": _comparisons(by_arm, control, settings, look),
     }
 
 
@@ -164,7 +169,10 @@ def _scaling_efficiency(
 
 
 def _comparisons(
-    by_arm: Mapping[str, list[Run]], control: str | None, settings: ComparisonConfig
+    by_arm: Mapping[str, list[Run]],
+    control: str | None,
+    settings: ComparisonConfig,
+    look: Look,
 ) -> list[dict[str, Any]]:
     """Compares every metric of every arm with the control."""
     others = [name for name in by_arm if name != control]
@@ -172,10 +180,12 @@ def _comparisons(
     for metric in (*_RATIOS, *_DIFFERENCES, *other_metrics(by_arm)):
         if metric == "seconds_to_target_accuracy" and settings.target_accuracy is None:
             continue
-        entries = [_compared(by_arm, arm, control, metric, settings) for arm in others]
+        entries = [
+            _compared(by_arm, arm, control, metric, settings, look) for arm in others
+        ]
         # Difference and equivalence are two families of tests, corrected separately.
-        _correct(entries, "p_value", "p_value_holm")
-        _correct([e["equivalence"] for e in entries], "p_value", "p_value_holm")
+        _correct(entries, "p_value_looks", "p_value_holm")
+        _correct([e["equivalence"] for e in entries], "p_value_looks", "p_value_holm")
         for entry in entries:
             judge = verdicts.of_ratio if metric in _RATIOS else verdicts.of_accuracy
             if metric in _RATIOS or metric == "eval_accuracy":
@@ -204,6 +214,7 @@ def _compared(
     control: str | None,
     metric: str,
     settings: ComparisonConfig,
+    look: Look,
 ) -> dict[str, Any]:
     is_ratio = metric in _RATIOS
     differences, reason = _pairs(
@@ -223,24 +234,26 @@ def _compared(
         "num_pairs": len(differences),
         "reason": reason,
         **dict.fromkeys(("estimate", "interval", "bootstrap_interval", "deviation")),
-        **dict.fromkeys(("p_value", "p_value_holm", "detectable")),
+        **dict.fromkeys(("p_value", "p_value_looks", "p_value_holm", "detectable")),
         "equivalence": None,
         "verdict": None,
     }
     if not differences:
         return entry
-    summary = paired(differences)
+    level = look.level(SIGNIFICANCE, 2)
+    summary = paired(differences, confidence=1 - level)
     entry["estimate"] = back(summary.mean)
     entry["deviation"] = summary.deviation
     for name in ("interval", "bootstrap_interval"):
         ends = getattr(summary, name)
         entry[name] = None if ends is None else [_capped(back, end) for end in ends]
     # With fewer seeds the estimate is reported, but nothing is tested.
-    if summary.num_pairs < FEWEST_SEEDS:
+    if summary.p_value is None or summary.num_pairs < FEWEST_SEEDS:
         return entry
     entry["p_value"] = summary.p_value
+    entry["p_value_looks"] = look.adjusted_p_value(summary.p_value, 2)
     # Each arm but the control is one test.
-    entry["detectable"] = _capped(back, detectable(summary, len(by_arm) - 1))
+    entry["detectable"] = _capped(back, detectable(summary, len(by_arm) - 1, level))
     if metric == "eval_accuracy":
         points = settings.accuracy_margin_points
         # The margin is in percentage points, accuracies are fractions.
@@ -248,6 +261,7 @@ def _compared(
         entry["equivalence"] = {
             "margin_points": points,
             "p_value": p_value,
+            "p_value_looks": look.adjusted_p_value(p_value, 1),
             "p_value_holm": None,
         }
     return entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,23 @@ from trainers.experiments.compare.schedule import Turn
 # Everything that is read, overwritten or deleted; run folders are checked when they are
 # read.
 _PARTS = ("plan.json", "runs/*/*", "warm_up/*", "logs/*")
+
+
+# First and last number of seeds at which the arms of a comparison are compared.
+Range = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Begun:
+    """A comparison that has begun.
+
+    Attributes:
+      is_continued: Whether it existed already.
+      looks: Looks of its plan, then the looks at each range of added seeds.
+    """
+
+    is_continued: bool
+    looks: Sequence[Range]
 
 
 class ComparisonFolder:
@@ -63,20 +81,24 @@ class ComparisonFolder:
         name = "warm_up" if turn.seed is None else f"seed-{turn.seed}"
         return self.path / "logs" / f"{turn.arm.name}-{name}.log"
 
-    def begin(self, arms: Sequence[Arm], first_seed: int) -> bool:
+    def begin(self, arms: Sequence[Arm], first_seed: int, seeds: Range | None) -> Begun:
         """Creates the folder, or resumes the comparison that is in it.
 
-        Returns:
-          Whether the comparison existed already.
+        Args:
+          arms: Arms in the order of the report.
+          first_seed: Seed of the first run of each arm.
+          seeds: First and last number of seeds at which the arms are compared; None
+            for runs that exist.
 
         Raises:
           UsageError: The folder holds something else, a link or another comparison,
             another process is using it, or it cannot be written.
         """
-        plan = {
+        plan: dict[str, Any] = {
             "schema_version": 1,
             "first_seed": first_seed,
             "arms": {arm.name: _settings(arm) for arm in arms},
+            "looks": [] if seeds is None else [list(seeds)],
         }
         try:
             check_writable(self.path, f"--run_dir={self.path}")
@@ -86,6 +108,8 @@ class ComparisonFolder:
             existing = self._read_plan()
             if existing is not None:
                 self._check_continues(existing, plan)
+                if seeds is not None:
+                    plan["looks"] = self._extended(existing["looks"], seeds)
             elif self.path.exists() and any(self.path.iterdir()):
                 raise UsageError(
                     f"--run_dir={self.path} holds files that are not a comparison: "
@@ -95,12 +119,12 @@ class ComparisonFolder:
             # The plan is written under the lock, so that only one process begins a
             # comparison.
             self._lock.acquire()
-            if existing is None:
+            if plan != existing:
                 write_json(self._plan, plan)
             self._plan.with_name("logs").mkdir(exist_ok=True)
         except OSError as error:
             raise unusable(self.path, error) from error
-        return existing is not None
+        return Begun(existing is not None, [(a, b) for a, b in plan["looks"]])
 
     def remove_run(self, turn: Turn) -> None:
         """Removes an unfinished run, because a resumed run is timed wrongly."""
@@ -124,6 +148,19 @@ class ComparisonFolder:
                 "copy, or choose another folder."
             )
         return plan
+
+    def _extended(self, looks: list[list[int]], seeds: Range) -> list[list[int]]:
+        """Returns the looks of a plan with those at the seeds that are added."""
+        first, last = seeds
+        planned = looks[-1][1] if looks else 0
+        if last < planned:
+            raise UsageError(
+                f"--run_dir={self.path} holds a comparison of {planned} seeds, and "
+                f"--seeds={last} is fewer: give at least --seeds={planned}, or another "
+                "--run_dir."
+            )
+        added = [[max(first, planned + 1), last]] if last > planned else []
+        return [*looks, *added]
 
     def _check_continues(self, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         differences = []
@@ -152,8 +189,22 @@ def _is_plan(content: Any) -> bool:
     """Returns whether a plan has all that is needed to resume a comparison."""
     if not isinstance(content, dict) or "first_seed" not in content:
         return False
-    arms = content.get("arms")
-    return isinstance(arms, dict) and all(isinstance(s, dict) for s in arms.values())
+    arms, looks = content.get("arms"), content.get("looks")
+    if not isinstance(arms, dict) or not isinstance(looks, list):
+        return False
+    return all(isinstance(s, dict) for s in arms.values()) and _are_looks(looks)
+
+
+def _are_looks(looks: list[Any]) -> bool:
+    """Returns whether ranges are pairs of numbers of seeds in ascending order."""
+    planned = 0
+    for pair in looks:
+        if not isinstance(pair, list) or [type(end) for end in pair] != [int, int]:
+            return False
+        if not planned < pair[0] <= pair[1]:
+            return False
+        planned = pair[1]
+    return True
 
 
 def _settings(arm: Arm) -> dict[str, Any]:

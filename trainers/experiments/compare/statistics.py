@@ -36,7 +36,7 @@ class Paired:
       num_pairs: Number of differences.
       mean: Mean of the differences.
       deviation: Standard deviation of the differences; None for a single one.
-      interval: 95 % interval by Student's t; None for a single difference.
+      interval: Interval by Student's t; None for a single difference.
       bootstrap_interval: 95 % interval by resampling the pairs; None for a single one.
       p_value: P-value of the hypothesis that the mean is zero; None for a single one.
     """
@@ -49,11 +49,17 @@ class Paired:
     p_value: float | None = None
 
 
-def paired(differences: Sequence[float], *, with_bootstrap: bool = True) -> Paired:
+def paired(
+    differences: Sequence[float],
+    *,
+    confidence: float = CONFIDENCE,
+    with_bootstrap: bool = True,
+) -> Paired:
     """Describes paired differences, of which there is at least one.
 
     Args:
       differences: One difference per seed.
+      confidence: Confidence of the interval by Student's t.
       with_bootstrap: False leaves out the bootstrap interval, the only slow part, which
         no verdict needs.
     """
@@ -63,7 +69,7 @@ def paired(differences: Sequence[float], *, with_bootstrap: bool = True) -> Pair
         return Paired(num_pairs=1, mean=mean)
     deviation = float(values.std(ddof=1))
     error = deviation / np.sqrt(len(values))
-    reach = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * error)
+    reach = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * error)
     return Paired(
         num_pairs=len(values),
         mean=mean,
@@ -136,19 +142,20 @@ def equivalence_p_value(summary: Paired, margin: float) -> float:
     return float(stats.t.sf(distance / error, summary.num_pairs - 1))
 
 
-def detectable(summary: Paired, num_tests: int) -> float:
+def detectable(summary: Paired, num_tests: int, level: float = SIGNIFICANCE) -> float:
     """Returns the smallest true difference that is detected with 80 % power.
 
     Args:
       summary: Differences with their deviation and number of pairs.
       num_tests: Number of tests made together, each of which must meet a stricter
         level.
+      level: Largest p-value of a single test that counts.
     """
     if not summary.deviation:
         return 0.0
     freedom = summary.num_pairs - 1
     # Bonferroni's level, the strictest of Holm's, and two-sided.
-    critical = stats.t.ppf(1 - SIGNIFICANCE / num_tests / 2, freedom)
+    critical = stats.t.ppf(1 - level / num_tests / 2, freedom)
 
     def missing_power(shift: float) -> float:
         # The probability of a significant mean on the wrong side is left out. It adds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import shlex
@@ -18,6 +19,7 @@ from typing import Any
 import jsonschema
 import psutil
 import pytest
+from scipy import stats
 
 from strategies.processes.forked_process import Process
 from tests import processes
@@ -123,6 +125,35 @@ def test_a_finished_comparison_only_reports_again(comparison: Comparison) -> Non
     assert done.returncode == 0, done.stderr
     assert {p: p.stat().st_mtime_ns for p in logs} == logs
     assert (comparison.folder / "report.html").exists()
+
+
+def test_seeds_that_are_added_are_tested_with_the_error_rate_that_is_left(
+    comparison: Comparison, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "comparison"
+    shutil.copytree(comparison.folder, folder)
+    more = processes.run(*COMPARE, "--seeds=3", folder=tmp_path)
+    assert more.returncode == 0, more.stderr
+    plan = json.loads((folder / "plan.json").read_text("utf-8"))
+    assert plan["looks"] == [[2, 2], [3, 3]]
+    conclusion = conclusion_of(folder)
+    assert conclusion["seeds"] == [0, 1, 2]
+    tested = [c for c in conclusion["comparisons"] if c["p_value"] is not None]
+    assert {"examples_per_second", "eval_accuracy"} <= {c["metric"] for c in tested}
+    for entry in tested:
+        # Half of the tenth that the plan has kept.
+        assert entry["p_value_looks"] == pytest.approx(min(entry["p_value"] / 0.05, 1))
+        assert entry["p_value_holm"] == entry["p_value_looks"]
+    (speed,) = (c for c in tested if c["metric"] == "examples_per_second")
+    low, high = map(math.log, speed["interval"])
+    reach = stats.t.ppf(1 - 0.05 * 0.05 / 2, 2) * speed["deviation"] / math.sqrt(3)
+    assert (high - low) / 2 == pytest.approx(reach)
+
+    before = conclusion_of(folder)
+    fewer = processes.run(*COMPARE, folder=tmp_path)
+    assert fewer.returncode == 2
+    assert "holds a comparison of 3 seeds, and --seeds=2 is fewer" in fewer.stderr
+    assert conclusion_of(folder) == before
 
 
 def test_output_that_is_piped_has_no_control_codes_and_fits_80_columns(
