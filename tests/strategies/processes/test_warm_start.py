@@ -304,10 +304,11 @@ sys.stdin.read()
         try:
             assert parent.stdout is not None
             assert [parent.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
-            others = psutil.Process(parent.pid).children(recursive=True)
-            # The template, and both that were forked from it.
-            assert len(others) == 3
-            yield parent, others
+            family = psutil.Process(parent.pid)
+            # The template and both that it has forked, without the short-lived process
+            # in between.
+            wait_until(lambda: len(family.children(recursive=True)) == 3)
+            yield parent, family.children(recursive=True)
         finally:
             parent.kill()
 
