@@ -355,10 +355,16 @@ def test_the_run_goes_on_without_a_worker_that_stands_still(
     """And with it, once it goes on; and the run ends although it stands still.
 
     Checkpoints are frequent: while TensorFlow traced a function for each of them, the
-    chief stood still with the worker, and for ever.
+    chief stood still with the worker, and for ever. The first evaluation and the first
+    histogram still trace one (docs/reliability.md).
     """
-    checkpoints = "--checkpoint_every_steps=2"
-    flags = (*LONG, checkpoints, "--set=strategy.peer_timeout_seconds=3")
+    flags = (
+        *LONG,
+        "--checkpoint_every_steps=2",
+        "--eval_every_steps=none",
+        "--set=report.histogram_every_steps=none",
+        "--set=strategy.peer_timeout_seconds=3",
+    )
     with started(tmp_path, "parameter_server", *flags) as tasks:
         tasks.wait_for_checkpoint()
         chief, worker = tasks.started["chief-0"], tasks.started["worker-1"]
