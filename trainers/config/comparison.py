@@ -42,6 +42,10 @@ HELD_FIXED: Mapping[str, str] = {
     INITIAL_WEIGHTS: "the initial weights",
 }
 
+# The t interval of two differences has one degree of freedom and reaches 13 standard
+# errors to each side: only absurdly large effects would be detected.
+FEWEST_SEEDS = 3
+
 _OF_COMPARISONS: UsedBy = {"mode": ("compare",)}
 
 
@@ -80,6 +84,14 @@ class ComparisonConfig:
         minimum=1,
         maximum=1000,
         used_by=_OF_COMPARISONS,
+    )
+    speed_margin_percent: float = setting(
+        10.0,
+        "Speeds are called equivalent if they differ by less than this, in percent.",
+        above=0,
+        maximum=1000,
+        used_by=_OF_COMPARISONS,
+        has_flag=False,
     )
     accuracy_margin_points: float = setting(
         0.5,

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategies.common.text import as_argument
-from trainers.config.comparison import HELD_FIXED
+from trainers.config.comparison import FEWEST_SEEDS, HELD_FIXED
 from trainers.experiments.arms import Arm
-from trainers.experiments.compare.statistics import FEWEST_SEEDS
 from trainers.experiments.run_record import Run
 
 # Fraction of the cores that other programs may use without a remark.

@@ -23,9 +23,6 @@ from scipy import optimize, stats
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
 POWER = 0.80
-# The t interval of two differences has one degree of freedom and reaches 13 standard
-# errors to each side: only absurdly large effects would be detected.
-FEWEST_SEEDS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainers.experiments.compare.statistics import FEWEST_SEEDS, SIGNIFICANCE
+from trainers.config.comparison import FEWEST_SEEDS
+from trainers.experiments.compare.statistics import SIGNIFICANCE
 
 # Kinds of verdict, for programs that read comparison.json.
 DIFFERENT, EQUIVALENT, EQUAL = "different", "equivalent", "equal"
@@ -28,13 +29,19 @@ def of_ratio(comparison: Mapping[str, Any]) -> tuple[str, str]:
     ratio = comparison["estimate"]
     low, high = comparison["interval"]
     more, less, quantity = comparison["words"]
+    within = _margin(comparison)
     if comparison["p_value_holm"] >= SIGNIFICANCE:
+        if within:
+            return EQUIVALENT, f"{quantity} equivalent {within}"
         least = _percent(comparison["detectable"])
         return UNDETECTED, _cannot_tell(f"{least} in {quantity}")
-    if ratio >= 1:
-        return DIFFERENT, f"{more} by {_times(ratio, low, high)}"
     # The reciprocal of an interval has its ends exchanged: "slower by 2x", not "0.5x".
-    return DIFFERENT, f"{less} by {_times(1 / ratio, 1 / high, 1 / low)}"
+    words = (
+        f"{more} by {_times(ratio, low, high)}"
+        if ratio >= 1
+        else f"{less} by {_times(1 / ratio, 1 / high, 1 / low)}"
+    )
+    return DIFFERENT, words + (f", {within} all the same" if within else "")
 
 
 def of_accuracy(comparison: Mapping[str, Any]) -> tuple[str, str]:
@@ -49,8 +56,7 @@ def of_accuracy(comparison: Mapping[str, Any]) -> tuple[str, str]:
     points = _POINTS * comparison["estimate"]
     if comparison["deviation"] == 0 and points == 0:
         return EQUAL, f"the same accuracy in all {comparison['num_pairs']} seeds"
-    margin = f"{comparison['equivalence']['margin_points']:g} points"
-    equivalent = comparison["equivalence"]["p_value_holm"] < SIGNIFICANCE
+    within = _margin(comparison)
     if comparison["p_value_holm"] < SIGNIFICANCE:
         # A significant interval lies on one side of zero, so absolute values keep its
         # ends.
@@ -61,11 +67,20 @@ def of_accuracy(comparison: Mapping[str, Any]) -> tuple[str, str]:
             f"{verb} {abs(points):.{digits}f} points of accuracy "
             f"({near:.{digits}f} to {far:.{digits}f})"
         )
-        return DIFFERENT, words + (f", within {margin} all the same" * equivalent)
-    if equivalent:
-        return EQUIVALENT, f"accuracy equivalent within {margin}"
+        return DIFFERENT, words + (f", {within} all the same" if within else "")
+    if within:
+        return EQUIVALENT, f"accuracy equivalent {within}"
     least = f"{_POINTS * comparison['detectable']:.2g} points"
     return UNDETECTED, _cannot_tell(f"{least} of accuracy")
+
+
+def _margin(comparison: Mapping[str, Any]) -> str:
+    """Returns the margin in words if the arms are equivalent within it, else ""."""
+    tested = comparison["equivalence"]
+    if tested is None or tested["p_value_holm"] >= SIGNIFICANCE:
+        return ""
+    unit = {"percent": "%", "points": "points"}[tested["unit"]]
+    return f"within {tested['margin']:g} {unit}"
 
 
 def _without_an_answer(comparison: Mapping[str, Any]) -> tuple[str, str]:

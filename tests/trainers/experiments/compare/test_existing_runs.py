@@ -87,12 +87,50 @@ def test_equal_arms_are_not_told_apart_and_it_says_what_could_have_been_seen(
     noise = (0.02, -0.02, 0.03, -0.03, 0.001)
     one = make_arm(tmp_path / "one", SPEEDS)
     two = make_arm(tmp_path / "two", scaled(1.0, *noise), strategy="tower")
-    assert compare(tmp_path, one, two) == 0
+    margin = "--set=comparison.speed_margin_percent=1"
+    assert compare(tmp_path, one, two, flags=(margin,)) == 0
     words = verdict_of(tmp_path)
     # Paired deviation of 2.6 %, 5 seeds: 1.68 deviations can be seen, as tables of
     # the power of t say.
     assert words == "cannot tell: would need a difference of 4.4 % in speed"
     assert verdict_of(tmp_path, "eval_accuracy") == "the same accuracy in all 5 seeds"
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [
+        (1.0, "speed equivalent within 10 %"),
+        (1.05, "faster by 1.050x (1.017 to 1.084), within 10 % all the same"),
+        (1 / 1.05, "slower by 1.050x (1.017 to 1.084), within 10 % all the same"),
+        (1.2, "faster by 1.20x (1.16 to 1.24)"),
+    ],
+)
+def test_speeds_are_equivalent_within_a_margin(
+    tmp_path: pathlib.Path, factor: float, words: str
+) -> None:
+    noise = (0.02, -0.02, 0.03, -0.03, 0.001)
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(tmp_path / "two", scaled(factor, *noise), strategy="tower")
+    assert compare(tmp_path, one, two) == 0
+    assert verdict_of(tmp_path) == words
+
+
+def test_speed_and_accuracy_share_one_error_rate(tmp_path: pathlib.Path) -> None:
+    noise = (0.02, -0.02, 0.03, -0.03, 0.001)
+    one = make_arm(tmp_path / "one", SPEEDS)
+    two = make_arm(
+        *(tmp_path / "two", scaled(1.03, *noise), (0.93, 0.87, 0.92, 0.89, 0.9)),
+        strategy="tower",
+    )
+    assert compare(tmp_path, one, two) == 0
+    found = {c["metric"]: c for c in concluded(tmp_path)["comparisons"]}
+    speed, accuracy = found["examples_per_second"], found["eval_accuracy"]
+    assert speed["p_value"] < accuracy["p_value"]
+    assert speed["p_value_holm"] == pytest.approx(2 * speed["p_value"])
+    assert accuracy["p_value_holm"] == pytest.approx(accuracy["p_value"])
+    # Other metrics have a rate of their own.
+    steps = found["step_milliseconds_p50"]
+    assert steps["p_value_holm"] == pytest.approx(steps["p_value"])
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         result["versions"]["commit"] = f"{COMMIT}+changes"
         result["final"]["eval_mean_absolute_error"] = 0.25
         path.write_text(json.dumps(result), "utf-8")
-    flags = (f"--runs={one},{two}", f"--run_dir={folder / 'out'}")
+    margin = "--set=comparison.speed_margin_percent=1"
+    flags = (f"--runs={one},{two}", f"--run_dir={folder / 'out'}", margin)
     assert main(["trainers", "--mode=compare", *flags]) == 0
     return folder / "out"
 

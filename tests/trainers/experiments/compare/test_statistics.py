@@ -124,6 +124,7 @@ def verdict(speeds: Sequence[float], control: Sequence[float]) -> str:
         "p_value_holm": summary.p_value,
         "detectable": math.exp(detectable(summary, 1)),
         "words": ("faster", "slower", "no detectable difference"),
+        "equivalence": None,
         "reason": "",
     }
     return verdicts.of_ratio(entry)[0]

@@ -1,0 +1,270 @@
+"""The comparisons of every arm with the control, metric by metric."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from trainers.config.comparison import FEWEST_SEEDS, ComparisonConfig
+from trainers.experiments.compare import verdicts
+from trainers.experiments.compare.sequential import Look
+from trainers.experiments.compare.statistics import (
+    SIGNIFICANCE,
+    Paired,
+    detectable,
+    equivalence_p_value,
+    holm,
+    paired,
+)
+from trainers.experiments.run_record import Run
+
+RunsByArm = Mapping[str, Sequence[Run]]
+
+SPEED, ACCURACY = "examples_per_second", "eval_accuracy"
+# Metrics whose verdicts end a comparison. They share one error rate.
+DECIDING = (SPEED, ACCURACY)
+
+# What is compared by its ratio, with the words for more of it, for less, and its name.
+_RATIOS = {
+    SPEED: ("faster", "slower", "speed"),
+    "step_milliseconds_p50": (
+        *("longer steps", "shorter steps"),
+        "the length of steps",
+    ),
+    "seconds_to_target_accuracy": (
+        *("later at the target accuracy", "earlier at the target accuracy"),
+        "the time to the target accuracy",
+    ),
+    "wall_seconds": (
+        *("longer in all", "shorter in all"),
+        "the time of the whole run",
+    ),
+    "peak_memory_mib": (
+        *("more memory", "less memory"),
+        "memory",
+    ),
+}
+_DIFFERENCES = (ACCURACY, "eval_loss", "train_loss")
+
+
+def metrics_of(by_arm: RunsByArm, settings: ComparisonConfig) -> list[str]:
+    """Returns the names of all metrics that are compared, in the order of a report."""
+    found = [*_RATIOS, *_DIFFERENCES, *other_metrics(by_arm)]
+    if settings.target_accuracy is None:
+        found.remove("seconds_to_target_accuracy")
+    return found
+
+
+def other_metrics(by_arm: RunsByArm) -> list[str]:
+    """Returns the sorted names of evaluated metrics except loss and accuracy."""
+    completed = (r for runs in by_arm.values() for r in runs if r.is_completed)
+    return sorted({name for run in completed for name in run.other_metrics()})
+
+
+def compare_with_control(
+    by_arm: RunsByArm,
+    control: str | None,
+    metrics: Sequence[str],
+    settings: ComparisonConfig,
+    look: Look,
+    *,
+    with_bootstrap: bool = True,
+) -> list[dict[str, Any]]:
+    """Compares every arm with the control; returns `comparisons` of comparison.json.
+
+    P-values are corrected for all arms and the metrics in `DECIDING` together, and for
+    all arms of each other metric. Difference and equivalence are two families of tests:
+    equal arms can only be called different wrongly, and different arms only
+    equivalent.
+
+    Args:
+      by_arm: Runs by name of the arm, in any state.
+      control: Name of the arm that the others are compared with; None if no run
+        completed.
+      metrics: Names of the metrics, in the order of the result.
+      settings: Margins and target accuracy.
+      look: Look at these seeds, which the plan has.
+      with_bootstrap: False leaves out the bootstrap intervals, which take long.
+    """
+    others = [name for name in by_arm if name != control]
+    level = look.level(SIGNIFICANCE, 2)
+    found = []
+    for metric in metrics:
+        scale = scale_of(metric)
+        for arm in others:
+            differences, reason = differences_by_seed(
+                by_arm[arm], by_arm.get(control or "", []), metric, settings
+            )
+            entry = _empty_entry(metric, arm, control, len(differences), reason)
+            found.append(_Compared(entry, scale))
+            if differences:
+                found[-1].describe(
+                    paired(
+                        differences,
+                        confidence=1 - level,
+                        with_bootstrap=with_bootstrap,
+                    )
+                )
+    families = [[c for c in found if c.entry["metric"] in DECIDING]]
+    families += [
+        [c for c in found if c.entry["metric"] == metric]
+        for metric in metrics
+        if metric not in DECIDING
+    ]
+    for family in families:
+        _test(family, settings, look)
+    for comparison in found:
+        comparison.judge()
+    return [comparison.entry for comparison in found]
+
+
+def scale_of(metric: str) -> Callable[[float], float]:
+    """Returns the scale on which a metric is compared: `math.log` or `float`."""
+    return math.log if metric in _RATIOS else float
+
+
+def differences_by_seed(
+    arm: Sequence[Run],
+    control: Sequence[Run],
+    metric: str,
+    settings: ComparisonConfig,
+) -> tuple[list[float], str]:
+    """Returns the differences by seed, and the reason if there are none.
+
+    Ratios are compared by differences of logarithms.
+    """
+    if not any(run.is_completed for run in control):
+        return [], "no run of the control completed"
+    if not any(run.is_completed for run in arm):
+        return [], "no run of this arm completed"
+    ours, theirs = (
+        {run.seed: run.figures(settings.target_accuracy).get(metric) for run in runs}
+        for runs in (arm, control)
+    )
+    scale = scale_of(metric)
+    found = []
+    for seed in sorted(set(ours) & set(theirs)):
+        one, other = ours[seed], theirs[seed]
+        if one is None or other is None:
+            continue
+        # A logarithm needs positive values.
+        if scale is math.log and not (one > 0 and other > 0):
+            continue
+        found.append(scale(one) - scale(other))
+    return found, "" if found else "not measured in both arms with the same seed"
+
+
+def margin_of(metric: str, settings: ComparisonConfig) -> float | None:
+    """Returns the margin of equivalence on the scale of `scale_of`, if it has one."""
+    if metric == SPEED:
+        return math.log(1 + settings.speed_margin_percent / 100)
+    # The margin is in percentage points, accuracies are fractions.
+    return settings.accuracy_margin_points / 100 if metric == ACCURACY else None
+
+
+@dataclasses.dataclass(slots=True)
+class _Compared:
+    """One entry of `comparisons` in comparison.json while it is made.
+
+    Attributes:
+      entry: Entry, with None for all that is unknown yet.
+      scale: Scale of the differences.
+      summary: Differences on this scale; None without any.
+    """
+
+    entry: dict[str, Any]
+    scale: Callable[[float], float]
+    summary: Paired | None = None
+
+    def describe(self, summary: Paired) -> None:
+        """Writes the estimate and its intervals."""
+        self.summary = summary
+        self.entry["estimate"] = self.back(summary.mean)
+        self.entry["deviation"] = summary.deviation
+        for name in ("interval", "bootstrap_interval"):
+            ends = getattr(summary, name)
+            self.entry[name] = (
+                None if ends is None else [self.back(end) for end in ends]
+            )
+
+    def back(self, value: float) -> float:
+        """Converts a difference into a ratio, limited to what a float can hold.
+
+        The interval of very few, very different runs can be wider than that.
+        """
+        # exp(710) is beyond float64.
+        limited = min(max(value, -700.0), 700.0)
+        return math.exp(limited) if self.scale is math.log else limited
+
+    def judge(self) -> None:
+        """Writes the verdict, of metrics that have one."""
+        entry = self.entry
+        if self.scale is math.log or entry["metric"] == ACCURACY:
+            of = verdicts.of_ratio if self.scale is math.log else verdicts.of_accuracy
+            kind, words = of(entry)
+            entry["verdict"] = {"kind": kind, "words": words}
+
+
+def _empty_entry(
+    metric: str, arm: str, control: str | None, num_pairs: int, reason: str
+) -> dict[str, Any]:
+    return {
+        "metric": metric,
+        "arm": arm,
+        "control": control,
+        "kind": "ratio" if metric in _RATIOS else "difference",
+        "words": list(_RATIOS.get(metric, ())),
+        "num_pairs": num_pairs,
+        "reason": reason,
+        **dict.fromkeys(("estimate", "interval", "bootstrap_interval", "deviation")),
+        **dict.fromkeys(("p_value", "p_value_looks", "p_value_holm", "detectable")),
+        "equivalence": None,
+        "verdict": None,
+    }
+
+
+def _test(family: Iterable[_Compared], settings: ComparisonConfig, look: Look) -> None:
+    """Tests a family of comparisons for differences, and for equivalence."""
+    level = look.level(SIGNIFICANCE, 2)
+    tested: list[tuple[_Compared, Paired]] = []
+    for compared in family:
+        entry, summary = compared.entry, compared.summary
+        # With fewer seeds the estimate is reported, but nothing is tested.
+        if summary is None or summary.p_value is None:
+            continue
+        if summary.num_pairs < FEWEST_SEEDS:
+            continue
+        tested.append((compared, summary))
+        entry["p_value"] = summary.p_value
+        entry["p_value_looks"] = look.adjusted_p_value(summary.p_value, 2)
+        entry["p_value_holm"] = entry["p_value_looks"]
+        margin = margin_of(entry["metric"], settings)
+        if margin is not None:
+            p_value = equivalence_p_value(summary, margin)
+            is_ratio = compared.scale is math.log
+            entry["equivalence"] = {
+                "margin": settings.speed_margin_percent
+                if is_ratio
+                else settings.accuracy_margin_points,
+                "unit": "percent" if is_ratio else "points",
+                "p_value": p_value,
+                "p_value_looks": look.adjusted_p_value(p_value, 1),
+                "p_value_holm": None,
+            }
+    # Values that are equal in all seeds can never be called different, so that they
+    # take no part of the error rate.
+    uncertain = [c.entry for c, summary in tested if summary.deviation or summary.mean]
+    _correct(uncertain)
+    _correct([c.entry["equivalence"] for c, _ in tested if c.entry["equivalence"]])
+    for compared, summary in tested:
+        least = detectable(summary, max(len(uncertain), 1), level)
+        compared.entry["detectable"] = compared.back(least)
+
+
+def _correct(tests: Sequence[dict[str, Any]]) -> None:
+    """Applies Holm's correction to tests that share an error rate."""
+    adjusted = holm([test["p_value_looks"] for test in tests])
+    for test, p_value in zip(tests, adjusted, strict=True):
+        test["p_value_holm"] = p_value
