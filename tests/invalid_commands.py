@@ -443,6 +443,38 @@ BEFORE_TENSORFLOW = [
     row("--mode=compare --strategies=tower,mirrored --runs=runs", "--runs"),
     row("--mode=compare --strategies=tower,mirrored --seeds=0", "--seeds=0"),
     row(
+        "--mode=compare --strategies=tower,mirrored --seeds=10-3",
+        "--seeds=10-3 ends before it begins",
+        "--seeds=3-10",
+    ),
+    row("--mode=compare --strategies=tower,mirrored --seeds=3-", "--seeds=3-"),
+    row(
+        "--mode=compare --strategies=tower,mirrored --seeds=2-10",
+        "--set=comparison.fewest_seeds=2",
+        "3 or more",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --seeds=3-10 --until=seeds",
+        "--seeds=3-10 is a range",
+        "--until=seeds",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --seeds=2 --until=verdict",
+        "--until=verdict with --seeds=2",
+        "3 or more",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --until=certainty",
+        "--until=certainty",
+        "seeds, verdict",
+    ),
+    row("--mode=compare --runs=runs --until=verdict", "--until=verdict", "--runs"),
+    row(
+        "--mode=compare --strategies=tower,mirrored --drop_losers",
+        "--drop_losers",
+        "--until=verdict",
+    ),
+    row(
         "--mode=compare --strategies=tower,mirrored "
         "--set=comparison.allow_different=optimizer",
         "--set=comparison.allow_different=optimizer",

@@ -45,6 +45,7 @@ def setting(
     path: str | None = None,
     used_by: UsedBy | None = None,
     most_items: int = 1_000,
+    range_from: str | None = None,
     **bounds: Unpack[Bounds],
 ) -> Any:
     """Declares a field of a configuration.
@@ -65,6 +66,8 @@ def setting(
         as *:*, with which this field has an effect; one such value is enough. A
         function lists them when asked. None if the field always has an effect.
       most_items: Largest number of items in a list.
+      range_from: Name of the setting that takes the 3 of a flag's value 3-10; this one
+        takes the 10. None if the flag takes no range.
       **bounds: Bounds of numbers.
     """
     # `Field.metadata` is the place that dataclasses leave for third parties.
@@ -77,6 +80,7 @@ def setting(
         "path": path,
         "used_by": used_by,
         "most_items": most_items,
+        "range_from": range_from,
         "bounds": bounds,
     }
     return dataclasses.field(default=default, metadata=metadata)

@@ -140,7 +140,7 @@ def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     given = dict(map(_of_set, values["set"].value or ()))
     for name, (_, field) in all_fields().items():
         if field.metadata["has_flag"] and values[name].present:
-            given[name] = _converted(name, values[name].value)
+            given.update(_of_flag(name, values[name].value))
     if script_arguments:
         given["script_arguments"] = tuple(script_arguments)
     in_file = {}
@@ -148,6 +148,16 @@ def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         in_file = settings_from_file(os.path.expanduser(values.config))
         check_given(in_file, given, f"--config={values.config}")
     return in_file, given
+
+
+def _of_flag(name: str, value: Any) -> dict[str, Any]:
+    """Returns the setting of a flag by name, or both settings of a range."""
+    first_name = all_fields()[name][1].metadata["range_from"]
+    found = re.fullmatch(r"(\d+)-(\d+)", str(value))
+    if first_name is None or found is None:
+        return {name: _converted(name, value)}
+    first, last = found.groups()
+    return {first_name: _converted(first_name, first), name: _converted(name, last)}
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

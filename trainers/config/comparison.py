@@ -80,9 +80,33 @@ class ComparisonConfig:
     seeds: int = setting(
         5,
         "Runs of each arm, with --seed, --seed + 1, ... Fewer than 3 are too few to "
-        "conclude anything.",
+        "conclude anything. 3-10: as many of these as --until=verdict takes.",
         minimum=1,
         maximum=1000,
+        used_by=_OF_COMPARISONS,
+        range_from="fewest_seeds",
+    )
+    fewest_seeds: int | None = setting(
+        None,
+        "Number of seeds after which --until=verdict looks for the first time; none "
+        f"for {FEWEST_SEEDS}.",
+        minimum=FEWEST_SEEDS,
+        maximum=1000,
+        used_by=_OF_COMPARISONS,
+        has_flag=False,
+    )
+    until: str | None = setting(
+        None,
+        "seeds: run all --seeds. verdict: look after every seed, and stop when every "
+        "arm has its verdicts on speed and accuracy. none: verdict if --seeds is a "
+        "range, such as 3-10.",
+        choices=("seeds", "verdict"),
+        used_by=_OF_COMPARISONS,
+    )
+    drop_losers: bool = setting(
+        False,
+        "With --until=verdict, run an arm no more once another one is shown to be "
+        "faster.",
         used_by=_OF_COMPARISONS,
     )
     speed_margin_percent: float = setting(
@@ -131,4 +155,48 @@ class ComparisonConfig:
             raise UsageError(
                 "--runs compares what has run already, --strategies and --arm run "
                 "something: give the one or the others."
+            )
+        self._check_stopping()
+
+    @property
+    def stops_at_verdict(self) -> bool:
+        """Returns whether the comparison looks after every seed."""
+        return self.until == "verdict" or (
+            self.until is None and self.fewest_seeds is not None
+        )
+
+    @property
+    def looks(self) -> tuple[int, int]:
+        """Returns the first and last number of seeds at which arms are compared."""
+        first = self.seeds
+        if self.stops_at_verdict:
+            first = self.fewest_seeds or FEWEST_SEEDS
+        return first, self.seeds
+
+    def _check_stopping(self) -> None:
+        first, last = self.looks
+        if self.until == "seeds" and self.fewest_seeds is not None:
+            raise UsageError(
+                f"--seeds={self.fewest_seeds}-{last} is a range, and --until=seeds "
+                "runs all seeds: leave --until out, or give one number of --seeds."
+            )
+        if self.fewest_seeds is not None and first > last:
+            raise UsageError(
+                f"--seeds={first}-{last} ends before it begins: give the smaller "
+                f"number first, such as --seeds={FEWEST_SEEDS}-10."
+            )
+        if self.stops_at_verdict and last < FEWEST_SEEDS:
+            raise UsageError(
+                f"--until=verdict with --seeds={last} can have no verdict: give "
+                f"{FEWEST_SEEDS} or more, such as --seeds={FEWEST_SEEDS}-10."
+            )
+        if self.stops_at_verdict and self.runs is not None:
+            raise UsageError(
+                "--until=verdict decides how many runs to start, and --runs starts "
+                "none: leave one of them out."
+            )
+        if self.drop_losers and not self.stops_at_verdict:
+            raise UsageError(
+                "--drop_losers needs looks between the seeds: give --until=verdict, or "
+                f"a range such as --seeds={FEWEST_SEEDS}-10."
             )

@@ -26,8 +26,9 @@ from trainers.experiments.compare.controlled_settings import (
 from trainers.experiments.compare.execution import Execution, command_in_words
 from trainers.experiments.compare.existing_runs import arms_and_runs
 from trainers.experiments.compare.progress import Progress
-from trainers.experiments.compare.schedule import schedule
-from trainers.experiments.compare.sequential import Look, look_at
+from trainers.experiments.compare.schedule import Turn
+from trainers.experiments.compare.sequential import Look
+from trainers.experiments.compare.stages import Ended, run_stages
 from trainers.experiments.run_record import Run, commits_of, machines_of
 from trainers.fault_tolerance.preemption import PreemptionSignals
 
@@ -68,15 +69,13 @@ class _Compared:
 
     Attributes:
       arms: Compared arms.
-      runs: Runs of all arms.
+      ended: Runs of all arms, and why there are no more.
       commands: Shell command by name of the arm; empty for existing runs.
-      look: Look at the seeds of these runs.
     """
 
     arms: Sequence[Arm]
-    runs: Sequence[Run]
+    ended: Ended
     commands: Mapping[str, str]
-    look: Look
 
 
 def _read(config: Config, folder: ComparisonFolder) -> _Compared:
@@ -88,7 +87,8 @@ def _read(config: Config, folder: ComparisonFolder) -> _Compared:
     num_seeds = len({run.seed for run in runs})
     folder.begin(arms, config.run.seed, None)
     # Who chose the runs knows how often they were looked at.
-    return _Compared(arms, runs, commands={}, look=Look(num_seeds, num_seeds))
+    ended = Ended(runs=runs, look=Look(num_seeds, num_seeds))
+    return _Compared(arms, ended, commands={})
 
 
 def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compared:
@@ -102,30 +102,31 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     arms = arms_of(config)
     # Before any run, because it only needs the settings.
     check_configurations(arms, allowed)
-    turns = schedule(arms, config.run.seed, settings.seeds)
-    begun = folder.begin(arms, config.run.seed, (settings.seeds, settings.seeds))
+    first, last = settings.looks
+    is_fixed = first == last
+    begun = folder.begin(arms, config.run.seed, (first, last))
     continued = ", continued" if begun.is_continued else ""
     console.item(
         "compare",
-        f"{len(arms)} arms, {settings.seeds} runs each{continued}: "
+        f"{len(arms)} arms, {last if is_fixed else f'{first} to {last}'} runs "
+        f"each{continued}: "
         f"{', '.join(arm.name for arm in arms)}",
     )
     console.item("into", folder.path)
-    progress = Progress(turns, console)
+    progress = Progress(console, left="left" if is_fixed else "to the next look")
     with (
         starter_of(config) as starter,
         PreemptionSignals() as signals,
         progress.shown(),
     ):
         execution = Execution(folder, lambda: signals.requested, starter)
-        runs = execution.run(turns, progress.begun, progress.ended)
-    if runs is None:
+        ended = run_stages(arms, config, begun.looks, execution, progress)
+    if ended is None:
         raise StopRequested(signals.exit_code)
-    # Only possible now: the runs report the digests of their initial weights.
-    check_initial_weights(runs, differing_settings(arms), allowed)
-    # reversed, so that the first run of each arm is kept.
-    commands = {t.arm.name: command_in_words(t, folder) for t in reversed(turns)}
-    return _Compared(arms, runs, commands, look_at(settings.seeds, begun.looks))
+    commands = {
+        arm.name: command_in_words(Turn(arm, config.run.seed), folder) for arm in arms
+    }
+    return _Compared(arms, ended, commands)
 
 
 def _report(
@@ -145,26 +146,28 @@ def _report(
     )
 
     conclusion = conclude(
-        compared.arms, compared.runs, config.comparison, compared.look
+        compared.arms, compared.ended.runs, config.comparison, compared.ended.look
     )
+    conclusion["remarks"] += [loss.in_words() for loss in compared.ended.losses]
     for arm in conclusion["arms"]:
         arm["command"] = compared.commands.get(arm["name"])
     shown: object = folder.event_dir(config) or folder.runs
     if not compared.commands:
-        shown = _common_folder(compared.runs)
+        shown = _common_folder(compared.ended.runs)
     conclusion = {
         "title": f"Comparison of {', '.join(arm.name for arm in compared.arms)}",
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "machines": machines_of(compared.runs),
-        "commits": commits_of(compared.runs),
+        "machines": machines_of(compared.ended.runs),
+        "commits": commits_of(compared.ended.runs),
         "command": _command(config, folder),
         "tensorboard": shlex.join(
             ["tensorboard", f"--logdir={shown}", "--host=localhost"]
         ),
-        "shared_cores": _shared_cores(compared.runs),
+        "shared_cores": _shared_cores(compared.ended.runs),
+        "stopping": compared.ended.stopping,
         **conclusion,
     }
-    write_report(folder, conclusion, compared.runs)
+    write_report(folder, conclusion, compared.ended.runs)
     for name, words in origin(conclusion):
         console.item(name, words)
     for line in terminal_table(conclusion):
@@ -200,8 +203,9 @@ def _shared_cores(runs: Sequence[Run]) -> int | None:
 
 
 def _exit_code(compared: _Compared) -> ExitCode:
-    completed = {run.arm for run in compared.runs if run.is_completed}
-    statuses = {run.status for run in compared.runs if run.arm not in completed}
+    runs = compared.ended.runs
+    completed = {run.arm for run in runs if run.is_completed}
+    statuses = {run.status for run in runs if run.arm not in completed}
     if completed == {arm.name for arm in compared.arms}:
         return ExitCode.DONE
     return ExitCode.DIVERGED if statuses == {"diverged"} else ExitCode.BUG

@@ -38,9 +38,9 @@ def conclude(
       settings: Margin, target accuracy and settings that are allowed to differ.
       look: Look at these seeds, which the plan has.
     """
-    by_arm = {arm.name: [r for r in runs if r.arm == arm.name] for arm in arms}
+    by_arm = runs_by_arm(arms, runs)
     differing = differing_settings(arms)
-    control = _control(arms, by_arm)
+    control = control_of(arms, by_arm)
     return {
         "schema_version": SCHEMA_VERSION,
         "control": control,
@@ -61,7 +61,12 @@ def conclude(
     }
 
 
-def _control(arms: Sequence[Arm], by_arm: Mapping[str, list[Run]]) -> str | None:
+def runs_by_arm(arms: Sequence[Arm], runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Returns the runs by name of their arm, in the order of the arms."""
+    return {arm.name: [r for r in runs if r.arm == arm.name] for arm in arms}
+
+
+def control_of(arms: Sequence[Arm], by_arm: Mapping[str, list[Run]]) -> str | None:
     """Returns the arm without distribution, or else the first that completed.
 
     It is None if no run completed.

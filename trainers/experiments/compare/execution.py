@@ -32,6 +32,8 @@ class Execution:
         self._stop_requested = stop_requested
         # Error message by name of the arm.
         self._refused: dict[str, str] = {}
+        # Names of the arms that had their warm-up.
+        self._warm: set[str] = set()
 
     def run(
         self, turns: Sequence[Turn], begun: Begun, ended: Ended
@@ -60,7 +62,8 @@ class Execution:
         for turn in turns:
             if turn.seed is None:
                 # A warm-up is only worth its time if a timed run of the arm follows.
-                skipped = turn.arm.name not in pending
+                skipped = turn.arm.name not in pending - self._warm
+                self._warm |= pending & {turn.arm.name}
             else:
                 skipped = turn.arm.name in self._refused or self._is_done(turn)
             if not skipped:

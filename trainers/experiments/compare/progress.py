@@ -10,6 +10,7 @@ from rich.table import Table
 
 from strategies.common.console import Console
 from trainers.experiments.compare.schedule import Turn
+from trainers.experiments.compare.stopping import State
 from trainers.experiments.run_record import Run
 
 _MARKS = {"completed": "done", "diverged": "diverged", "failed": "failed"}
@@ -18,19 +19,36 @@ _MARKS = {"completed": "done", "diverged": "diverged", "failed": "failed"}
 class Progress:
     """Progress of the runs of a comparison."""
 
-    def __init__(self, turns: Sequence[Turn], console: Console):
-        self._turns = turns
+    def __init__(self, console: Console, *, left: str = "left"):
+        """Begins without runs.
+
+        Args:
+          console: Output of the process.
+          left: Words after the time of the runs that are expected.
+        """
+        self._left = left
+        self._turns: list[Turn] = []
         self._console = console
+        self._state: State | None = None
         self._marks: dict[Turn, str] = {}
         self._seconds: list[float] = []
         self._began: float | None = None
-        self._num_ended = 0
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """Updates the table while the context is open, if there is a terminal."""
         with self._console.live(self.table):
             yield
+
+    def expect(self, turns: Sequence[Turn]) -> None:
+        """Adds runs that will follow, each once."""
+        self._turns += [turn for turn in turns if turn not in self._turns]
+
+    def looked(self, state: State) -> None:
+        """Prints the result of a look."""
+        self._state = state
+        for line in look_lines(state):
+            self._console.narrate(line)
 
     def begun(self, turn: Turn) -> None:
         """Records that a run begins."""
@@ -39,7 +57,6 @@ class Progress:
 
     def ended(self, turn: Turn, run: Run | None) -> None:
         """Records that a run has ended, now or before this comparison was resumed."""
-        self._num_ended += 1
         self._marks[turn] = _MARKS.get(run.status, run.status) if run else "done"
         # The run ended earlier; its time says nothing about the runs that are left.
         if self._began is None:
@@ -51,22 +68,27 @@ class Progress:
             return
         self._seconds.append(seconds)
         self._console.narrate(
-            f"run {self._num_ended:>3}/{len(self._turns)} | {turn.arm.name}, seed "
+            f"run {self._num_ended():>3}/{len(self._turns)} | {turn.arm.name}, seed "
             f"{turn.seed} | {_in_words(run)} | {seconds:.0f} s | {self.time_left()}"
         )
 
     def time_left(self) -> str:
         """Returns an estimate from the mean time of the runs so far."""
-        left = len(self._turns) - self._num_ended
+        left = len(self._turns) - self._num_ended()
         if not self._seconds:
-            return f"{left} runs left"
+            return f"{left} runs {self._left}"
         seconds = left * sum(self._seconds) / len(self._seconds)
         minutes, seconds = divmod(round(seconds), 60)
-        return f"{minutes}:{seconds:02} left"
+        return f"{minutes}:{seconds:02} {self._left}"
+
+    def _num_ended(self) -> int:
+        return sum(mark != "running" for mark in self._marks.values())
 
     def table(self) -> Table:
         """Builds the table: a row per arm, a column per seed."""
-        table = Table(caption=self.time_left(), caption_justify="left", box=None)
+        lines = [] if self._state is None else look_lines(self._state)
+        caption = "\n".join([*lines, self.time_left()])
+        table = Table(caption=caption, caption_justify="left", box=None)
         table.add_column("arm")
         # `dict.fromkeys` removes duplicates and keeps the order.
         seeds = list(dict.fromkeys(turn.seed for turn in self._turns))
@@ -82,6 +104,21 @@ class Progress:
             )
             table.add_row(arm, *marks)
         return table
+
+
+def look_lines(state: State) -> list[str]:
+    """Returns the verdicts so far, the open ones, and for how many seeds probably."""
+    lines = [
+        f"look after {state.num_seeds} seeds | {state.num_verdicts} of "
+        f"{state.num_verdicts + sum(map(len, state.undecided.values()))} verdicts"
+    ]
+    if state.undecided:
+        lines[0] += f" | probably {state.probable_num_seeds} seeds"
+    lines += [
+        f"  undecided: {' and '.join(metrics)} of {arm}"
+        for arm, metrics in state.undecided.items()
+    ]
+    return lines
 
 
 def _in_words(run: Run) -> str:

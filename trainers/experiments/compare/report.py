@@ -87,6 +87,7 @@ def origin(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("date", f"{date} {rest[:5]} {rest[8:]}".strip()),
         ("machine", "; ".join(conclusion["machines"]) or "unknown"),
         ("commit", "; ".join(commits) or "unknown"),
+        *([("seeds", conclusion["stopping"])] if conclusion["stopping"] else []),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm
@@ -37,7 +37,7 @@ class Turn:
         return config.replace(train_steps=steps, epochs=None)
 
 
-def schedule(arms: Sequence[Arm], first_seed: int, num_seeds: int) -> list[Turn]:
+def schedule(arms: Sequence[Arm], seeds: Iterable[int]) -> list[Turn]:
     """Returns a warm-up of every arm, then for each seed a run of every arm.
 
     All arms of a seed run close together, because they are compared by seed: a machine
@@ -46,7 +46,7 @@ def schedule(arms: Sequence[Arm], first_seed: int, num_seeds: int) -> list[Turn]
     a comparison that is resumed keeps it.
     """
     turns = [Turn(arm, None) for arm in arms]
-    for seed in range(first_seed, first_seed + num_seeds):
+    for seed in seeds:
         # A generator per seed: more seeds do not change the order of earlier ones.
         shuffled = random.Random(seed).sample(arms, len(arms))
         turns += [Turn(arm, seed) for arm in shuffled]

@@ -77,6 +77,17 @@ def paired(
     )
 
 
+def with_num_pairs(summary: Paired, num_pairs: int) -> Paired:
+    """Returns the same mean and deviation as found with another number of pairs."""
+    error = (summary.deviation or 0.0) / np.sqrt(num_pairs)
+    return Paired(
+        num_pairs=num_pairs,
+        mean=summary.mean,
+        deviation=summary.deviation,
+        p_value=_p_value(summary.mean, error, num_pairs),
+    )
+
+
 def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
     """Returns the 95 % interval: BCa, or of percentiles where BCa fails.
 

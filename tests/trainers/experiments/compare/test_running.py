@@ -156,6 +156,54 @@ def test_seeds_that_are_added_are_tested_with_the_error_rate_that_is_left(
     assert conclusion_of(folder) == before
 
 
+UNTIL_VERDICT = (
+    "--mode=compare",
+    "--strategy=one_device",
+    "--arm=fast: --train_steps=20",
+    "--arm=again: --train_steps=20",
+    "--arm=slow: --set=length.step_delay_milliseconds=50",
+    "--seeds=3-4",
+    "--drop_losers",
+    # Equal speeds of such short runs differ by more, so that they stay undecided.
+    "--set=comparison.speed_margin_percent=0.01",
+    "--run_dir=comparison",
+    *SMALL,
+)
+
+
+def test_a_comparison_looks_after_every_seed_and_drops_what_is_slower(
+    tmp_path: pathlib.Path,
+) -> None:
+    done = processes.run(*UNTIL_VERDICT, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "comparison"
+    plan = json.loads((folder / "plan.json").read_text("utf-8"))
+    assert plan["looks"] == [[3, 4]]
+    lines = done.stdout.splitlines()
+    assert "look after 3 seeds | 1 of 2 verdicts | probably 4 seeds" in lines
+    assert "  undecided: speed of again" in lines
+    conclusion = conclusion_of(folder)
+    assert conclusion["stopping"] == "4 of 3 to 4: not every arm has its verdicts"
+    assert "seeds     4 of 3 to 4: not every arm has its verdicts" in lines
+    assert "slow was dropped after 3 seeds" in "".join(conclusion["remarks"])
+    assert [len(arm["runs"]) for arm in conclusion["arms"]] == [4, 4, 3]
+
+    # Continued by the same command, it decides the same again.
+    before = results_in(folder)
+    again = processes.run(*UNTIL_VERDICT, folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert results_in(folder) == before
+    assert conclusion_of(folder)["comparisons"] == conclusion["comparisons"]
+
+    # With a wide margin, it would have been over at once.
+    margin = "--set=comparison.speed_margin_percent=1000"
+    wide = processes.run(*UNTIL_VERDICT, margin, folder=tmp_path)
+    assert wide.returncode == 0, wide.stderr
+    assert (
+        conclusion_of(folder)["stopping"] == "3 of 3 to 4: every arm has its verdicts"
+    )
+
+
 def test_output_that_is_piped_has_no_control_codes_and_fits_80_columns(
     comparison: Comparison,
 ) -> None:

@@ -106,6 +106,22 @@ def test_large_differences_are_decided_soon(
     assert np.where(decided, decided, LAST).mean() <= seeds
 
 
+@pytest.mark.parametrize("shift", [1.0, 1.5, 2.0, 3.0, 4.0])
+def test_it_takes_little_more_seeds_than_the_best_fixed_number(shift: float) -> None:
+    decided = decided_at(shift, planned([LAST]), 5_000)
+    power = (decided > 0).mean()
+    # One that has this power, which nobody knows before.
+    best = next(n for n in range(FIRST, 100) if power_of(shift, n) >= power)
+    assert np.where(decided, decided, LAST).mean() <= 1.35 * best
+
+
+def power_of(shift: float, num_seeds: int) -> float:
+    """Returns the power of one t test at 5 %, for a shift in standard deviations."""
+    critical = stats.t.ppf(0.975, num_seeds - 1)
+    power: float = stats.nct.sf(critical, num_seeds - 1, shift * np.sqrt(num_seeds))
+    return power
+
+
 def test_equivalence_is_wrong_in_at_most_5_percent() -> None:
     """At the margin itself: the mean is exactly as far as is not equivalent."""
     levels = planned([LAST], sides=1)

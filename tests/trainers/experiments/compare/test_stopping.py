@@ -1,0 +1,156 @@
+"""When a comparison stops, on recorded runs and on runs made by hand."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.trainers.experiments.compare.test_statistics import Block, recorded_blocks
+from trainers.config.comparison import ComparisonConfig
+from trainers.experiments.compare.sequential import look_at
+from trainers.experiments.compare.stopping import State, losses_at, state_at
+from trainers.experiments.run_record import Run
+
+FIRST, LAST = 3, 10
+LOOKS = [(FIRST, LAST)]
+SETTINGS = ComparisonConfig(seeds=LAST, fewest_seeds=FIRST)
+
+
+def run_of(arm: str, seed: int, speed: float, accuracy: float | None = None) -> Run:
+    return Run(
+        arm=arm,
+        seed=seed,
+        path=pathlib.Path("unused"),
+        status="completed",
+        result={
+            "throughput": {"examples_per_second": speed},
+            "final": {"eval_accuracy": accuracy},
+        },
+    )
+
+
+def runs_of(
+    speeds: Mapping[str, Sequence[float]], num_seeds: int
+) -> dict[str, list[Run]]:
+    return {
+        arm: [run_of(arm, seed, speed) for seed, speed in enumerate(values[:num_seeds])]
+        for arm, values in speeds.items()
+    }
+
+
+def state_after(num_seeds: int, by_arm: Mapping[str, Sequence[Run]]) -> State:
+    look = look_at(num_seeds, LOOKS)
+    return state_at(num_seeds, by_arm, "control", SETTINGS, look, ())
+
+
+def ends_of(
+    blocks: list[Block], arm: str, num_trials: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns after how many seeds each trial stops, and whether by a difference."""
+    generator = np.random.default_rng(3)
+    num_seeds, differences = [], []
+    for _ in range(num_trials):
+        drawn = generator.choice(len(blocks), size=LAST, replace=False)
+        pairs = [(blocks[i]["control"], blocks[i][arm]) for i in drawn]
+        # Which of two equal runs is called the control is up to chance.
+        if arm == "again":
+            pairs = [pair[::-1] if generator.integers(2) else pair for pair in pairs]
+        control, other = zip(*pairs, strict=True)
+        for count in range(FIRST, LAST + 1):
+            by_arm = runs_of({"control": control, arm: other}, count)
+            if state_after(count, by_arm).is_decided:
+                break
+        num_seeds.append(count)
+        differences.append(bool(losses_of(count, by_arm)))
+    return np.array(num_seeds), np.array(differences)
+
+
+def losses_of(num_seeds: int, by_arm: Mapping[str, Sequence[Run]]) -> list[str]:
+    look = look_at(num_seeds, LOOKS)
+    # Without a control, either of two arms can be shown to be slower.
+    found = losses_at(num_seeds, by_arm, None, SETTINGS, look, ())
+    return [loss.arm for loss in found]
+
+
+TRIALS = [pytest.param(200), pytest.param(2000, marks=pytest.mark.exhaustive)]
+
+
+@pytest.mark.parametrize("num_trials", TRIALS)
+def test_recorded_runs_of_equal_arms_stop_soon_as_equivalent(num_trials: int) -> None:
+    num_seeds, is_different = ends_of(recorded_blocks(), "again", num_trials)
+    rate = stats.binomtest(int(is_different.sum()), num_trials)
+    # Only what cannot be chance counts against the level.
+    assert rate.proportion_ci(0.99, method="wilson").low <= 0.05
+    assert np.median(num_seeds) <= 6
+
+
+@pytest.mark.parametrize("num_trials", TRIALS)
+def test_a_recorded_tenth_is_found_in_little_more_than_four_seeds(
+    num_trials: int,
+) -> None:
+    num_seeds, is_different = ends_of(recorded_blocks(), "delayed", num_trials)
+    assert is_different.mean() >= 0.99
+    assert num_seeds.mean() <= 4.2
+
+
+def test_a_state_says_what_is_undecided_and_for_how_long() -> None:
+    control = [100.0, 102.0, 99.0]
+    by_arm = runs_of(
+        {
+            "control": control,
+            "twice": [2 * speed * (1 + i / 500) for i, speed in enumerate(control)],
+            "near": [93.0, 99.0, 96.0],
+        },
+        3,
+    )
+    state = state_after(3, by_arm)
+    assert not state.is_decided
+    assert state.undecided == {"near": ["speed"]}
+    assert state.num_verdicts == 1
+    assert 3 < state.probable_num_seeds <= LAST
+
+
+def test_what_will_probably_be_undecided_takes_all_seeds() -> None:
+    by_arm = runs_of({"control": [100.0] * 3, "noisy": [50.0, 200.0, 101.0]}, 3)
+    assert state_after(3, by_arm).probable_num_seeds == LAST
+
+
+def test_accuracy_has_to_be_decided_as_well() -> None:
+    by_arm = {
+        "control": [run_of("control", i, 100 + i, 0.9) for i in range(3)],
+        "twice": [
+            run_of("twice", i, 200.5 + 2 * i, accuracy)
+            for i, accuracy in enumerate((0.93, 0.88, 0.9))
+        ],
+    }
+    assert state_after(3, by_arm).undecided == {"twice": ["accuracy"]}
+    by_arm["twice"] = [run_of("twice", i, 200.5 + 2 * i, 0.9) for i in range(3)]
+    assert state_after(3, by_arm).is_decided
+
+
+def test_an_arm_without_a_run_is_not_waited_for() -> None:
+    failed = [
+        Run(arm="failed", seed=seed, path=pathlib.Path("unused"), status="failed")
+        for seed in range(3)
+    ]
+    by_arm = runs_of({"control": [100.0, 101.0, 99.0]}, 3)
+    assert state_after(3, {**by_arm, "failed": failed}).is_decided
+
+
+def test_arms_that_are_slower_than_another_are_dropped_but_for_the_control() -> None:
+    noise = (1.0, 1.001, 0.999)
+    speeds = {"control": 50.0, "fast": 100.0, "slow": 70.0, "near": 99.9}
+    by_arm = runs_of({arm: [s * n for n in noise] for arm, s in speeds.items()}, 3)
+    by_arm["near"] = [run_of("near", i, s) for i, s in enumerate((98.0, 103.0, 99.0))]
+    look = look_at(3, LOOKS)
+    (loss,) = losses_at(3, by_arm, "control", SETTINGS, look, ())
+    assert (loss.arm, loss.faster) == ("slow", "fast")
+    assert loss.in_words() == (
+        "slow was dropped after 3 seeds: fast is faster by 1.43x."
+    )
+    assert losses_at(3, by_arm, "control", SETTINGS, look, {"slow"}) == []
+    assert "control" in losses_of(3, by_arm)

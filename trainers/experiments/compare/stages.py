@@ -1,0 +1,116 @@
+"""The stages of a comparison: the seeds up to each look, and how it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from trainers.config.config import Config
+from trainers.experiments.arms import Arm
+from trainers.experiments.compare.analysis import control_of, runs_by_arm
+from trainers.experiments.compare.comparison_dir import Range
+from trainers.experiments.compare.controlled_settings import (
+    check_initial_weights,
+    differing_settings,
+)
+from trainers.experiments.compare.execution import Execution
+from trainers.experiments.compare.progress import Progress
+from trainers.experiments.compare.schedule import schedule
+from trainers.experiments.compare.sequential import Look, look_at
+from trainers.experiments.compare.stopping import Loss, losses_at, state_at
+from trainers.experiments.run_record import Run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """Runs of a comparison that has ended.
+
+    Attributes:
+      runs: Runs of all arms.
+      look: Last look.
+      stopping: Why there are no more seeds, in words; empty if that was planned.
+      losses: Arms that were dropped.
+    """
+
+    runs: Sequence[Run]
+    look: Look
+    stopping: str = ""
+    losses: Sequence[Loss] = ()
+
+
+def run_stages(
+    arms: Sequence[Arm],
+    config: Config,
+    looks: Sequence[Range],
+    execution: Execution,
+    progress: Progress,
+) -> Ended | None:
+    """Runs all seeds, or with `--until=verdict` as many as it takes.
+
+    The decisions depend on the runs and the plan alone. A comparison that is continued
+    decides the same again.
+
+    Args:
+      arms: Arms in the order of the report.
+      config: Configuration of the comparison.
+      looks: Looks of the plan.
+      execution: Executor of the runs.
+      progress: Progress to report to.
+
+    Returns:
+      The runs; None if asked to stop.
+
+    Raises:
+      UsageError: Arms have different initial weights.
+    """
+    settings = config.comparison
+    runs: list[Run] = []
+    losses: list[Loss] = []
+    stopping, num_done = "", 0
+    for num_seeds in _ends_of_stages(config, looks):
+        seeds = range(config.run.seed + num_done, config.run.seed + num_seeds)
+        dropped = {loss.arm for loss in losses}
+        turns = [t for t in schedule(arms, seeds) if t.arm.name not in dropped]
+        progress.expect(turns)
+        ended = execution.run(turns, progress.begun, progress.ended)
+        if ended is None:
+            return None
+        runs += ended
+        num_done = num_seeds
+        # Only possible now: the runs report the digests of their initial weights.
+        check_initial_weights(
+            runs, differing_settings(arms), settings.allow_different or ()
+        )
+        if not settings.stops_at_verdict:
+            break
+        look = look_at(num_seeds, looks)
+        by_arm = runs_by_arm(arms, runs)
+        control = control_of(arms, by_arm)
+        if settings.drop_losers:
+            losses += losses_at(num_seeds, by_arm, control, settings, look, dropped)
+        dropped = {loss.arm for loss in losses}
+        state = state_at(num_seeds, by_arm, control, settings, look, dropped)
+        progress.looked(state)
+        stopping = _in_words(num_seeds, looks, state.is_decided)
+        if state.is_decided:
+            break
+    return Ended(
+        runs=runs, look=look_at(num_done, looks), stopping=stopping, losses=losses
+    )
+
+
+def _ends_of_stages(config: Config, looks: Sequence[Range]) -> Iterator[int]:
+    """Yields the number of seeds at the end of each stage."""
+    settings = config.comparison
+    if not settings.stops_at_verdict:
+        yield settings.seeds
+        return
+    for first, last in looks:
+        yield from range(first, last + 1)
+
+
+def _in_words(num_seeds: int, looks: Sequence[Range], is_decided: bool) -> str:
+    planned = f"{looks[0][0]} to {looks[-1][1]}"
+    if is_decided:
+        return f"{num_seeds} of {planned}: every arm has its verdicts"
+    return f"{num_seeds} of {planned}: not every arm has its verdicts"
