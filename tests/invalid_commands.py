@@ -518,10 +518,17 @@ BEFORE_TENSORFLOW = [
     ),
     row("--mode=predict", "--mode=predict", "--strategies"),
     row("--replicas=4", "--replicas=4", "--num_replicas", "--mode=predict"),
-    row("--bandwidth_gbit=10", "--bandwidth_gbit=10", "--mode=predict"),
+    row(
+        "--set=prediction.bandwidth_gbit=10",
+        "--set=prediction.bandwidth_gbit=10",
+        "--mode=predict",
+    ),
     row("--mode=predict --strategies=tower --replicas=0", "--replicas=0", "1"),
     row("--mode=predict --strategies=tower --replicas=a", "--replicas=a", "numbers"),
-    row("--mode=predict --strategies=tower --bandwidth_gbit=0", "--bandwidth_gbit=0"),
+    row(
+        "--mode=predict --strategies=tower --set=prediction.bandwidth_gbit=0",
+        "--set=prediction.bandwidth_gbit=0",
+    ),
     row("--mode=predict --strategies=tower --runs=other", "--runs", "--strategies"),
     row("--mode=predict --strategies=model_parallel", "model_parallel", "gradients"),
     row(
@@ -663,8 +670,8 @@ NOT_USED = [
     ),
     row("--seeds=3", "--seeds=3", "--mode=train", "--mode=compare"),
     row(
-        "--target_accuracy=0.5",
-        "--target_accuracy=0.5",
+        "--set=comparison.target_accuracy=0.5",
+        "--set=comparison.target_accuracy=0.5",
         "--mode=compare",
     ),
     row(

@@ -98,7 +98,7 @@ MODES: Mapping[str, Mode] = {
         "of a step to them, and predicts steps on more replicas and another network, "
         "with the error that the model has here. Takes minutes.",
         "--mode=predict --strategies=multi_worker_mirrored --replicas=2,8 "
-        "--bandwidth_gbit=25",
+        "--set=prediction.bandwidth_gbit=25",
     ),
     "doctor": Mode(
         "Check whether a command would train, and what would be slow.",

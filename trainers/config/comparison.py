@@ -133,6 +133,7 @@ class ComparisonConfig:
         above=0,
         maximum=1,
         used_by=_OF_COMPARISONS,
+        has_flag=False,
     )
     allow_different: tuple[str, ...] | None = setting(
         None,

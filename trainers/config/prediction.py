@@ -38,6 +38,7 @@ class PredictionConfig:
         f"gigabits a second. Default: {_DEFAULT_BANDWIDTH_GBIT:g}.",
         above=0,
         used_by=_OF_PREDICTIONS,
+        has_flag=False,
     )
     latency_microseconds: float | None = setting(
         None,

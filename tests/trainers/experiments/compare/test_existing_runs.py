@@ -195,7 +195,10 @@ def test_time_to_a_target_is_that_of_the_first_evaluation_above_it(
 ) -> None:
     one = make_arm(tmp_path / "one", SPEEDS)
     two = make_arm(tmp_path / "two", SPEEDS, (0.6,) * 5, strategy="tower")
-    assert compare(tmp_path, one, two, flags=("--target_accuracy=0.4",)) == 0
+    assert (
+        compare(tmp_path, one, two, flags=("--set=comparison.target_accuracy=0.4",))
+        == 0
+    )
     means = [arm["means"] for arm in concluded(tmp_path)["arms"]]
     seconds = [mean["seconds_to_target_accuracy"] for mean in means]
     # Made runs have half their accuracy after 0.5 s of tracing and 0.4 of training.

@@ -41,7 +41,7 @@ COMPARE = (
     "--strategies=one_device,tower",
     "--num_replicas=2",
     "--seeds=2",
-    "--target_accuracy=0.05",
+    "--set=comparison.target_accuracy=0.05",
     "--run_dir=comparison",
     *SMALL,
 )

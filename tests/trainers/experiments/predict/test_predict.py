@@ -28,7 +28,7 @@ def test_short_runs_here_predict_a_larger_cluster(
         "--mode=predict",
         f"--strategies={strategy}",
         "--replicas=2,64,512",
-        "--bandwidth_gbit=1",
+        "--set=prediction.bandwidth_gbit=1",
         "--set=prediction.latency_microseconds=20000",
         f"--run_dir={folder}",
         *SMALL,
