@@ -131,7 +131,7 @@ def test_the_page_of_a_mode_has_the_flags_of_that_mode() -> None:
     pages = {mode: headings_by_flag(page_of(f"--mode={mode} --help")) for mode in MODES}
     names = {mode: {name for name, _ in shown} for mode, shown in pages.items()}
     assert names["compare"] >= {"strategies", "arm", "runs", "seeds", "trackers"}
-    assert names["predict"] >= {"strategies", "replicas", "bandwidth_gbit"}
+    assert names["predict"] >= {"strategies", "replicas"}
     assert names["verify"] == {"strategies"}
     assert names["evaluate"] == {"exported_model"}
 
