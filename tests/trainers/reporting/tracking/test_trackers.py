@@ -231,7 +231,7 @@ def test_runs_of_a_comparison_have_a_group_and_folders_of_their_own() -> None:
         tensorboard_dir="gs://bucket/it",
     )
     folder = ComparisonFolder("runs/which")
-    turns = schedule(arms_of(config), 0, 1)
+    turns = schedule(arms_of(config), range(1))
     commands = {
         (t.arm.name, t.seed): [
             word
