@@ -81,6 +81,12 @@ class Traits:
     own_settings: tuple[str, ...] = ()
     summary: str = ""
 
+    @property
+    def is_distributed(self) -> bool:
+        """Returns whether several devices train one model."""
+        # The stages of a model are one replica on several devices.
+        return self.max_replicas != 1 or self.is_model_parallel
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Communication:

@@ -48,7 +48,7 @@ def check_program(config: Config) -> None:
       UsageError: There is one.
     """
     if config.model.keras_fit and (
-        config.model.script is None or config.strategy.traits.max_replicas != 1
+        config.model.script is None or config.strategy.traits.is_distributed
     ):
         raise UsageError(
             "--set=model.keras_fit=true is for --script on one device: add "

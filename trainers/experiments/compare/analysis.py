@@ -41,6 +41,13 @@ def conclude(
     by_arm = runs_by_arm(arms, runs)
     differing = differing_settings(arms)
     control = control_of(arms, by_arm)
+    undistributed = [
+        run
+        for arm in arms
+        if arm.name == control and not _is_distributed(arm)
+        for run in by_arm[arm.name]
+        if run.is_completed
+    ]
     return {
         "schema_version": SCHEMA_VERSION,
         "control": control,
@@ -54,7 +61,7 @@ def conclude(
         "different_settings": differing,
         "allowed_different": sorted(settings.allow_different or ()),
         "remarks": remarks_on_batches(arms) + remarks_on(by_arm, differing),
-        "arms": [_arm(arm, by_arm, control, settings) for arm in arms],
+        "arms": [_arm(arm, by_arm[arm.name], undistributed, settings) for arm in arms],
         "comparisons": compare_with_control(
             by_arm, control, metrics_of(by_arm, settings), settings, look
         ),
@@ -74,21 +81,20 @@ def control_of(arms: Sequence[Arm], by_arm: Mapping[str, list[Run]]) -> str | No
     able = [arm for arm in arms if any(run.is_completed for run in by_arm[arm.name])]
     # The sort is stable and False sorts before True: undistributed arms come first, all
     # others keep their order.
-    able.sort(key=lambda arm: not _is_undistributed(arm))
+    able.sort(key=_is_distributed)
     return able[0].name if able else None
 
 
-def _is_undistributed(arm: Arm) -> bool:
-    return registry.traits(arm.config.strategy.strategy).max_replicas == 1
+def _is_distributed(arm: Arm) -> bool:
+    return registry.traits(arm.config.strategy.strategy).is_distributed
 
 
 def _arm(
     arm: Arm,
-    by_arm: Mapping[str, list[Run]],
-    control: str | None,
+    runs: Sequence[Run],
+    undistributed: Sequence[Run],
     settings: ComparisonConfig,
 ) -> dict[str, Any]:
-    runs = by_arm[arm.name]
     figures = {run.seed: run.figures(settings.target_accuracy) for run in runs}
     completed = [run.result for run in runs if run.is_completed]
     result = completed[0] if completed else {}
@@ -102,7 +108,7 @@ def _arm(
         "staleness": result.get("staleness"),
         "versions": result.get("versions"),
         "hardware": result.get("hardware"),
-        "scaling_efficiency": _scaling_efficiency(arm, by_arm, control, settings),
+        "scaling_efficiency": _scaling_efficiency(runs, undistributed, settings),
         "means": _means(list(figures.values())),
         "runs": [
             {
@@ -129,21 +135,14 @@ def _means(figures: Sequence[Mapping[str, float | None]]) -> dict[str, float | N
 
 
 def _scaling_efficiency(
-    arm: Arm,
-    by_arm: Mapping[str, list[Run]],
-    control: str | None,
-    settings: ComparisonConfig,
+    runs: Sequence[Run], undistributed: Sequence[Run], settings: ComparisonConfig
 ) -> float | None:
     """Returns speed over that of as many independent undistributed copies.
 
     It is the geometric mean over seeds; None unless the control is undistributed.
     """
-    completed = [run for run in by_arm[arm.name] if run.is_completed]
-    undistributed = [r for r in by_arm.get(control or "", ()) if r.is_completed]
+    completed = [run for run in runs if run.is_completed]
     if not completed or not undistributed:
-        return None
-    traits = undistributed[0].result["traits"]
-    if not isinstance(traits, Mapping) or traits.get("max_replicas") != 1:
         return None
     # A mean of logarithms is the logarithm of the geometric mean.
     ratios, _ = differences_by_seed(completed, undistributed, SPEED, settings)

@@ -39,10 +39,7 @@ def record_keras_step(assembly: TrainingParts, run_folder: pathlib.Path) -> None
       run_folder: Where its recording is.
     """
     strategy = assembly.config.strategy
-    is_whole = (
-        strategy.traits.max_replicas == 1 and not strategy.traits.is_model_parallel
-    )
-    if not is_whole or strategy.gradient_accumulation_steps > 1:
+    if strategy.traits.is_distributed or strategy.gradient_accumulation_steps > 1:
         return
     # A program is compared with Keras's whole fit.
     is_program = assembly.config.model.script is not None

@@ -179,6 +179,15 @@ def test_arms_and_their_names_follow_from_what_ran(tmp_path: pathlib.Path) -> No
     )
 
 
+def test_the_control_is_the_arm_on_one_device_not_the_model_in_stages(
+    tmp_path: pathlib.Path,
+) -> None:
+    stages = make_arm(tmp_path / "stages", SPEEDS, strategy="model_parallel")
+    one = make_arm(tmp_path / "one", SPEEDS)
+    assert compare(tmp_path, stages, one) == 0
+    assert concluded(tmp_path)["control"] == "one"
+
+
 def test_efficiency_is_speed_over_that_of_as_many_single_devices(
     tmp_path: pathlib.Path,
 ) -> None:
