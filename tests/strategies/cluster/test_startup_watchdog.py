@@ -15,6 +15,7 @@ import pytest
 from strategies.cluster import startup_watchdog
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatch
+from strategies.cluster.watchdog_process import POLL_SECONDS
 from strategies.common.signals import PASSED_ON
 from tests.processes import ROOT
 
@@ -158,9 +159,9 @@ def test_a_process_that_was_suspended_is_not_asked_to_stop(peer: socket.socket) 
     process = watching(SLEEPS, peer)
     process.send_signal(signal.SIGSTOP)
     # Longer than the watch waits between two looks.
-    time.sleep(2 * startup_watchdog.POLL_SECONDS)
+    time.sleep(2 * POLL_SECONDS)
     process.send_signal(signal.SIGCONT)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(2 * startup_watchdog.POLL_SECONDS)
+        process.wait(2 * POLL_SECONDS)
     process.kill()
     process.communicate()
