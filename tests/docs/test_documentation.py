@@ -381,7 +381,7 @@ def test_the_output_in_the_readme_looks_like_the_real_one(printed: str) -> None:
 
 
 def shape_of(line: str) -> str:
-    line = re.sub(r"^(look at +)\S.*(--logdir)", r"\1\2", line)
+    line = re.sub(r"^(view +)\S.*(--logdir)", r"\1\2", line)
     line = re.sub(r"runs/[\w-]+", "runs/name", line)
     return re.sub(r" +", " ", re.sub(r"\d[\d,.]*", "N", line))
 

@@ -136,7 +136,7 @@ class Execution:
             raise StopRequested(self._stop_exit_code())
         run = read_run(path, arm=name, seed=config.run.seed, log=log)
         seconds = time.monotonic() - began
-        self._console.item("ran", f"{name}: {run.status}, {seconds:.0f} s")
+        self._console.item("finished", f"{name}: {run.status}, {seconds:.0f} s")
         config = _with_own_settings(config, run)
         return Executed(config, run, Recording(path), measured.exit_code)
 

@@ -112,7 +112,7 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
         f"each{continued}: "
         f"{', '.join(arm.name for arm in arms)}",
     )
-    console.item("into", folder.path)
+    console.item("output", folder.path)
     progress = Progress(console, left="left" if is_fixed else "to the next look")
     with (
         starter_of(config) as starter,
@@ -177,7 +177,7 @@ def _report(
     for remark in conclusion["remarks"]:
         console.item("note", remark)
     console.item("report", folder.path / "report.html")
-    console.item("look at", conclusion["tensorboard"])
+    console.item("view", conclusion["tensorboard"])
 
 
 def _command(config: Config, folder: ComparisonFolder) -> str:

@@ -45,7 +45,7 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     ]
     folder.begin()
     console.item("predict", f"{_in_words(config)}; {len(experiments)} short runs")
-    console.item("into", folder.path)
+    console.item("output", folder.path)
     return with_runs(
         folder,
         console,

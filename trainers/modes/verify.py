@@ -43,7 +43,7 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     reference_arm, arms = reference_of(config), subjects_of(config)
     folder.begin()
     console.item("verify", ", ".join(arm.name for arm in arms))
-    console.item("into", folder.path)
+    console.item("output", folder.path)
     return with_runs(
         folder,
         console,

@@ -45,7 +45,7 @@ def print_final_summary(
     if idle is not None:
         console.say(f"pipeline  {idle}")
     console.say(f"run       {folder.path}")
-    console.say(f"look at   {tensorboard_command(folder)}")
+    console.say(f"view      {tensorboard_command(folder)}")
 
 
 def tensorboard_command(folder: RunDir) -> str:
