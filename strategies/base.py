@@ -190,9 +190,6 @@ class Strategy(abc.ABC):
         """
         return ()
 
-    def synchronize(self) -> None:
-        """Waits until every scheduled step is applied."""
-
     def average_replica_variables(self) -> None:
         """Makes replica variables equal, so that they can be evaluated or saved.
 

@@ -162,10 +162,6 @@ class ParameterServer(Strategy):
             bytes_per_step_per_replica=2 * gradient_bytes,
         )
 
-    def synchronize(self) -> None:
-        self._free_workers()
-        self._coordinator.join()
-
     def close(self) -> None:
         # A dead worker never returns its closure, so that the wait is limited.
         if self._synchronous is not None:

@@ -299,11 +299,6 @@ def _writer(
     return tf.function(write, input_signature=[tf.TensorSpec((), tf.string)])
 
 
-def has_checkpoint(folder: pathlib.Path) -> bool:
-    """Returns whether a folder holds any checkpoint, damaged or not."""
-    return bool(checkpoints_in(folder))
-
-
 def weights_sha256(model: keras.Model) -> str:
     """Returns a digest of all weights in the model's order: shapes, types, bytes."""
     digest = hashlib.sha256()

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from strategies.cluster import startup_watchdog
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatch
 from strategies.cluster.watchdog_process import POLL_SECONDS

@@ -18,7 +18,8 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from tests import processes
 from trainers.run_dir import checkpoint_manifest, checkpoints
-from trainers.run_dir.checkpoints import Checkpoints, has_checkpoint, weights_sha256
+from trainers.run_dir.checkpoint_names import checkpoints_in
+from trainers.run_dir.checkpoints import Checkpoints, weights_sha256
 from trainers.run_dir.train_state import RollbackHistory, TrainCounters
 
 INDEX = "variables.index"
@@ -133,7 +134,7 @@ def test_without_checkpoints_there_is_nothing_to_restore(
         before = run.values()
         assert run.restore() is None
         assert run.values() == before
-        assert not has_checkpoint(folder)
+        assert not checkpoints_in(folder)
     assert processes.contents(tmp_path) == {}
 
 
@@ -584,7 +585,7 @@ def test_damage_to_the_only_one_is_an_error_and_not_a_new_beginning(
     assert str(raised.value).isprintable()
     assert run.values() == values
     assert len(run.warnings) == 1
-    assert has_checkpoint(folder)
+    assert checkpoints_in(folder)
     assert processes.contents(folder.parent) == before
 
 
