@@ -57,7 +57,7 @@ class Tower(Strategy):
         supports_streaming=True,
         updates_in_turn=True,
         applies_in_branches=True,
-        exchange="one_place",
+        exchange="reduce_to_one",
         summary="Towers written out: weights on one device, gradients brought there.",
     )
 

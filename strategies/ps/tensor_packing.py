@@ -34,10 +34,10 @@ def read_here(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
         with tf.device(device):
             held = {p: variables[p].read_value() for p in positions}
             small = {p: v for p, v in held.items() if not _is_large(v)}
-            letter = _packed([*small.values()]) if small else None
+            buffer = _packed([*small.values()]) if small else None
         values_here = {p: tf.identity(v) for p, v in held.items() if p not in small}
-        if letter is not None:
-            parts = _unpacked(letter, [*small.values()])
+        if buffer is not None:
+            parts = _unpacked(buffer, [*small.values()])
             values_here.update(zip(small, parts, strict=True))
         for position, value in values_here.items():
             values[position] = value
@@ -55,15 +55,15 @@ def sent(values: Sequence[Any], devices: Sequence[str]) -> list[Any]:
     for device, positions in _by_device(devices).items():
         present = {p: values[p] for p in positions if values[p] is not None}
         small = {p: v for p, v in present.items() if not _is_large(v)}
-        letter = _packed([*small.values()]) if small else None
+        buffer = _packed([*small.values()]) if small else None
         with tf.device(device):
             for position, value in present.items():
                 if position not in small:
                     there[position] = tf.identity(value)
-            if letter is None:
+            if buffer is None:
                 continue
             # The identity is on the other task, so that one message brings the vector.
-            parts = _unpacked(tf.identity(letter), [*small.values()])
+            parts = _unpacked(tf.identity(buffer), [*small.values()])
         for position, value in zip(small, parts, strict=True):
             there[position] = value
     return there
@@ -77,11 +77,11 @@ def _packed(values: Sequence[Any]) -> tf.Tensor:
     return tf.concat([_bytes(t) for t in (*counts, *_tensors(values))], axis=0)
 
 
-def _unpacked(letter: tf.Tensor, values: Sequence[Any]) -> list[Any]:
+def _unpacked(buffer: tf.Tensor, values: Sequence[Any]) -> list[Any]:
     """Returns the values of a packed vector, with the types and shapes of `values`."""
     num_sparse = sum(map(_is_sparse, values))
     head = num_sparse * tf.int64.size
-    counts = iter(tf.unstack(_of_bytes(letter[:head], tf.int64), num_sparse))
+    counts = iter(tf.unstack(_of_bytes(buffer[:head], tf.int64), num_sparse))
     shapes: list[Any] = []
     for value in values:
         if _is_sparse(value):
@@ -97,7 +97,7 @@ def _unpacked(letter: tf.Tensor, values: Sequence[Any]) -> list[Any]:
     parts = iter(
         tf.reshape(_of_bytes(part, tensor.dtype), shape)
         for part, tensor, shape in zip(
-            tf.split(letter[head:], sizes, num=len(sizes)), tensors, shapes, strict=True
+            tf.split(buffer[head:], sizes, num=len(sizes)), tensors, shapes, strict=True
         )
     )
     return [_put_together(value, parts) for value in values]

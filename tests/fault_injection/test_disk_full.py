@@ -53,9 +53,9 @@ def test_summaries_are_left_out_until_there_is_space(
     disk: SmallDisk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     console = Console()
-    spell = WriteErrorReporter(console)
+    write_errors = WriteErrorReporter(console)
     folder = disk.seen / "tb"
-    summaries = Summaries(str(folder), spell)
+    summaries = Summaries(str(folder), write_errors)
     summaries.scalars(TRAIN, {"loss": 1.0}, step=1)
     assert summaries.flush()
     disk.fill()
@@ -67,7 +67,7 @@ def test_summaries_are_left_out_until_there_is_space(
     files = list(folder.rglob("*.v2"))
     disk.free()
     assert summaries.flush(), "not tried again"
-    spell.end("summaries")
+    write_errors.end("summaries")
     summaries.scalars(TRAIN, {"loss": 6.0}, step=6)
     assert summaries.flush()
     summaries.close()

@@ -61,13 +61,13 @@ class Every:
 
     Attributes:
       steps: Number of steps between calls; None for only at the end.
-      hook: Callback to run.
+      callback: Callback to run.
       observe: Detail of the summaries of the step before the callback.
       first_step: Step that multiples are counted from.
     """
 
     steps: int | None
-    hook: Callback
+    callback: Callback
     observe: SummaryLevel = SummaryLevel.NONE
     first_step: int = 0
 
@@ -90,12 +90,12 @@ class At:
 
     Attributes:
       steps: Steps in ascending order.
-      hook: Callback to run.
+      callback: Callback to run.
       observe: Detail of the summaries of the step before the callback.
     """
 
     steps: Sequence[int]
-    hook: Callback
+    callback: Callback
     observe: SummaryLevel = SummaryLevel.NONE
 
     def next_after(self, step: int, last_step: int) -> int:
@@ -112,11 +112,11 @@ class Always:
     """Trigger for a callback after every call of the inner loop.
 
     Attributes:
-      hook: Callback to run.
+      callback: Callback to run.
       observe: Detail of the summaries of the last step of each call.
     """
 
-    hook: Callback
+    callback: Callback
     observe: SummaryLevel = SummaryLevel.NONE
 
     def next_after(self, step: int, last_step: int) -> int:
@@ -220,7 +220,7 @@ def run_loop(
         )
         for when in callbacks:
             if when.is_due(event):
-                when.hook(event)
+                when.callback(event)
 
 
 def _until_due(

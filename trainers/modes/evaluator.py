@@ -128,7 +128,7 @@ class _Evaluator:
             keep=assembly.config.report.keep_checkpoints,
         )
         self._done: set[int] = set()
-        self._spell = WriteErrorReporter(console)
+        self._write_errors = WriteErrorReporter(console)
         self._summaries: Summaries | None = None
 
     def evaluate_new(self, signals: PreemptionSignals) -> None:
@@ -154,7 +154,7 @@ class _Evaluator:
         # file.
         if self._summaries is None:
             self._summaries = Summaries(
-                self._folder.tensorboard, self._spell, (EVALUATOR,)
+                self._folder.tensorboard, self._write_errors, (EVALUATOR,)
             )
         means, confusion = evaluated
         finite = {name: v for name, v in means.items() if math.isfinite(v)}
@@ -163,5 +163,5 @@ class _Evaluator:
             picture = draw_confusion(confusion, self._assembly.data.class_names)
             self._summaries.image(EVALUATOR, CONFUSION_MATRIX, picture, step)
         if self._summaries.flush():
-            self._spell.end("summaries")
+            self._write_errors.end("summaries")
         self._console.say(f"eval  | step {step:>7} | {in_words(means)}")

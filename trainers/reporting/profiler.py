@@ -19,15 +19,15 @@ _OPTIONS = tf.profiler.experimental.ProfilerOptions(
 class Profile:
     """Trace of this process between two steps. A process can record one at a time."""
 
-    def __init__(self, folder: str, spell: WriteErrorReporter):
+    def __init__(self, folder: str, write_errors: WriteErrorReporter):
         """Prepares the trace; records nothing.
 
         Args:
           folder: Folder of the run's event files.
-          spell: Warnings about failing writes.
+          write_errors: Warnings about failing writes.
         """
         self._folder = f"{folder}/{TRAIN}"
-        self._spell = spell
+        self._write_errors = write_errors
         self._is_recording = False
 
     def turn(self, report: StepEvent) -> None:
@@ -49,7 +49,7 @@ class Profile:
             # Before the attempt, because a failed stop must not be repeated.
             self._is_recording = False
             what = f"the trace in {self._folder} cannot be written"
-            self._spell.attempt(what, self._stop)
+            self._write_errors.attempt(what, self._stop)
 
     def _stop(self) -> None:
         with remote_errors(self._folder):

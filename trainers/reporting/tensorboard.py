@@ -66,7 +66,7 @@ class Summaries:
     def __init__(
         self,
         folder: str,
-        spell: WriteErrorReporter,
+        write_errors: WriteErrorReporter,
         splits: Sequence[str] = (TRAIN, EVAL),
         run_name: str = "",
     ):
@@ -74,12 +74,13 @@ class Summaries:
 
         Args:
           folder: Path or URL of the folder of the run's event files.
-          spell: Warnings about failing writes. The caller of `flush` reports recovery.
+          write_errors: Warnings about failing writes. The caller of `flush` reports
+            recovery.
           splits: Names of the folders with an event file each.
           run_name: Name of the run's row in the HParams dashboard.
         """
         self._folder = folder
-        self._spell = spell
+        self._write_errors = write_errors
         self._splits = splits
         self._run_name = run_name
         self._retry_time = 0.0
@@ -277,7 +278,7 @@ class Summaries:
                 write()
 
         what = f"summaries in {self._folder} cannot be written"
-        if not self._spell.attempt(what, write_there):
+        if not self._write_errors.attempt(what, write_there):
             # Drops all writers, because an event file may end with a partial record.
             self._writers = {}
             self._retry_time = time.monotonic() + _REMOTE_RETRY_SECONDS

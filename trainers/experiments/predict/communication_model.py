@@ -83,7 +83,7 @@ class Exchange:
 # bytes over the busiest connection in units of the bytes of a gradient.
 _FORMULAS = {
     # All replicas send their gradients to one, which sends the result back to all.
-    "one_place": (
+    "reduce_to_one": (
         lambda replicas: _MESSAGES_WITH_ONE_PLACE,
         lambda replicas, servers: 2.0 * max(replicas - 1, 1),
     ),

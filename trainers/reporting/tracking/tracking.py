@@ -100,7 +100,7 @@ class _Sender:
     def __init__(self, name: str, console: Console):
         self._name = name
         self._console = console
-        self._spell = WriteErrorReporter(
+        self._write_errors = WriteErrorReporter(
             console,
             "training goes on, and the run folder has everything",
             "can be reached again",
@@ -139,8 +139,8 @@ class _Sender:
 
     def _send(self, report: _Report, run: TrackedRun) -> None:
         what = f"--trackers={self._name} cannot be reached"
-        if self._spell.attempt(what, lambda: report(self._entry(run))):
-            self._spell.end(f"tracker   {self._name}")
+        if self._write_errors.attempt(what, lambda: report(self._entry(run))):
+            self._write_errors.end(f"tracker   {self._name}")
 
     def _entry(self, run: TrackedRun) -> Tracker:
         """Returns the run's entry; creates it unless an earlier report has done so."""

@@ -27,7 +27,7 @@ NETWORK = Network(seconds_per_message=50e-6, seconds_per_byte=0.8e-9)
 RING = Exchange(kind="ring", is_synchronous=True, gradient_bytes=GRADIENT_BYTES)
 SERVERS = dataclasses.replace(RING, kind="servers")
 ASYNCHRONOUS = dataclasses.replace(SERVERS, is_synchronous=False)
-ONE_PLACE = dataclasses.replace(RING, kind="one_place")
+REDUCE_TO_ONE = dataclasses.replace(RING, kind="reduce_to_one")
 
 
 def model_of(exchange: Exchange) -> Model:
@@ -97,7 +97,7 @@ def test_compute_is_found_again() -> None:
     assert found.seconds_of_ballast == pytest.approx(5e-4)
 
 
-@pytest.mark.parametrize("exchange", [RING, SERVERS, ASYNCHRONOUS, ONE_PLACE])
+@pytest.mark.parametrize("exchange", [RING, SERVERS, ASYNCHRONOUS, REDUCE_TO_ONE])
 def test_runs_that_follow_the_model_are_predicted_exactly(exchange: Exchange) -> None:
     runs = measured(model_of(exchange))
     for error in leave_one_out(runs, COMPUTE, exchange, CORES):
@@ -176,7 +176,7 @@ def test_around_a_ring_a_second_size_is_needed_once_runs_differ(
 
 def test_what_every_update_has_as_many_of_counts_as_software() -> None:
     """Two messages whatever the replicas: no run can tell them from software."""
-    found = fitted_to(measured(model_of(ONE_PLACE)), ONE_PLACE)
+    found = fitted_to(measured(model_of(REDUCE_TO_ONE)), REDUCE_TO_ONE)
     assert found.not_identifiable == ("message",)
     assert found.local.seconds_per_message == 0
     assert found.seconds_per_update == pytest.approx(2e-3 + 2 * 1e-4)

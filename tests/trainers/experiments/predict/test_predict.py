@@ -18,7 +18,7 @@ SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "kind"),
-    [("mirrored", "one_place"), further("multi_worker_mirrored", "ring")],
+    [("mirrored", "reduce_to_one"), further("multi_worker_mirrored", "ring")],
 )
 def test_short_runs_here_predict_a_larger_cluster(
     strategy: str, kind: str, tmp_path: pathlib.Path
@@ -39,7 +39,7 @@ def test_short_runs_here_predict_a_larger_cluster(
     jsonschema.validate(found, SCHEMA)
     two, many, too_many = (p["step_milliseconds"] for p in found["predictions"])
     # Messages one after another, of 20 ms each.
-    messages = {"one_place": (2, 2), "ring": (2, 126)}[kind]
+    messages = {"reduce_to_one": (2, 2), "ring": (2, 126)}[kind]
     assert 20 * messages[0] < two < 40 * messages[0]
     assert 20 * messages[1] < many
     # 64 examples are not enough for 512 replicas.
