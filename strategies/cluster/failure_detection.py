@@ -19,7 +19,7 @@ from types import FrameType
 import tensorflow as tf
 
 from strategies.cluster.peer_silence import PeerStates
-from strategies.cluster.rendezvous import REMEDY, is_listening
+from strategies.cluster.rendezvous import REMEDY, is_listening, is_serving
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError, UsageError
 
@@ -74,28 +74,31 @@ def translate_peer_errors(cluster: Cluster) -> Iterator[None]:
 
 def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | None:
     peers = cluster.peers()
-    gone = _gone(peers)
+    gone = _without(peers, is_listening)
     if not gone and isinstance(error, tf.errors.UnavailableError):
         # A killed process loses its connections one after the other, and its listening
         # port may be the last.
         time.sleep(_SECONDS_TO_DIE)
-        gone = _gone(peers)
+        gone = _without(peers, is_listening)
     if gone:
         return PeerLostError(f"{_named(gone)} was lost: {REMEDY}")
     if not isinstance(error, _SIGNS):
         return None
     # All peers accept connections, but the kernel also does so for a stopped process.
-    # The message therefore cannot say which peer is silent.
-    one_of = "one of " if len(peers) > 1 else ""
-    silent = f"{one_of}{_named(peers)} does not answer ({type(error).__name__})"
-    return PeerLostError(f"{silent}: {REMEDY}")
+    # A peer that has been continued in the meantime cannot be distinguished.
+    silent_peers = _without(peers, is_serving)
+    one_of = "one of " if len(peers) > 1 and not silent_peers else ""
+    silent = f"{one_of}{_named(silent_peers or peers)} does not answer"
+    return PeerLostError(f"{silent} ({type(error).__name__}): {REMEDY}")
 
 
-def _gone(peers: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the tasks that do not listen at their address."""
+def _without(
+    peers: Mapping[str, str], answers: Callable[[str], bool]
+) -> Mapping[str, str]:
+    """Returns the tasks at whose address a function returns False."""
     # In parallel, because an unreachable machine takes a second.
     with ThreadPoolExecutor(max_workers=32) as pool:
-        there = list(pool.map(is_listening, peers.values()))
+        there = list(pool.map(answers, peers.values()))
     return {
         task: address
         for (task, address), is_there in zip(peers.items(), there, strict=True)
