@@ -19,7 +19,13 @@ from types import FrameType
 import tensorflow as tf
 
 from strategies.cluster.peer_silence import PeerStates
-from strategies.cluster.rendezvous import REMEDY, is_listening, is_serving
+from strategies.cluster.rendezvous import (
+    REMEDY,
+    PeerState,
+    is_listening,
+    is_serving,
+    peer_state,
+)
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError, UsageError
 
@@ -38,6 +44,8 @@ _CONSEQUENCES = (tf.errors.CancelledError, tf.errors.InternalError)
 LOSSES = (*_SIGNS, *_CONSEQUENCES, tf.errors.InvalidArgumentError)
 # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc, `GrpcServer::Init`.
 _NO_SERVER = "Could not start gRPC server"
+# Two tasks that do not reach each other cannot know which of them is cut off.
+CUT_OFF = "reaches no other task: its network is cut off"
 _MOST_NAMED = 4
 _SECONDS_TO_DIE = 0.3
 
@@ -80,6 +88,8 @@ def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | No
         # port may be the last.
         time.sleep(_SECONDS_TO_DIE)
         gone = _without(peers, is_listening)
+    if len(gone) == len(peers) > 1 and not _without(peers, _is_silent):
+        return PeerLostError(f"{cluster.task} at {cluster.address} {CUT_OFF}; {REMEDY}")
     if gone:
         return PeerLostError(f"{_named(gone)} was lost: {REMEDY}")
     if not isinstance(error, _SIGNS):
@@ -90,6 +100,10 @@ def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | No
     one_of = "one of " if len(peers) > 1 and not silent_peers else ""
     silent = f"{one_of}{_named(silent_peers or peers)} does not answer"
     return PeerLostError(f"{silent} ({type(error).__name__}): {REMEDY}")
+
+
+def _is_silent(address: str) -> bool:
+    return peer_state(address) is PeerState.SILENT
 
 
 def _without(

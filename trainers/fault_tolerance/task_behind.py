@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from strategies.cluster.activity import Sign
+from strategies.cluster.failure_detection import CUT_OFF
 from strategies.cluster.inquiry import Report
 from strategies.cluster.rendezvous import PeerState
 from strategies.cluster.spec import Cluster
@@ -27,7 +28,6 @@ _NO_ANSWER = {
     PeerState.THERE: "answers by TCP alone: its Python is blocked, or a firewall lets "
     "no UDP through",
 }
-_CUT_OFF = "reaches no other task: its network is cut off"
 _ALL_WAIT = (
     "any task: all wait in TensorFlow, for a message that was lost, or for an input "
     "whose operations wait"
@@ -62,9 +62,8 @@ def _behind(
 ) -> dict[str, str]:
     """Returns the tasks behind, by name, with the surest words for them."""
     states = {t: a for t, a in answers.items() if isinstance(a, PeerState)}
-    # Two tasks that are cut off from each other cannot know which of them is.
     if len(states) == len(answers) > 1 and set(states.values()) == {PeerState.SILENT}:
-        return {task: _CUT_OFF}
+        return {task: CUT_OFF}
     silent = {t: _NO_ANSWER[s] for t, s in states.items() if s is not PeerState.THERE}
     mute = {t: _NO_ANSWER[s] for t, s in states.items() if s is PeerState.THERE}
     works = {t: _work(r) for t, r in reports.items() if r.sign is not Sign.NONE}
