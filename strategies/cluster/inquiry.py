@@ -27,7 +27,7 @@ from strategies.common.strict_json import parse_json
 from strategies.common.text import shown
 
 _BYTES, _MOST_CHARACTERS = 1200, 80
-_SECONDS_TO_ANSWER, _SECONDS_UNTIL_REPEATED = 3.0, 0.7
+_ATTEMPTS, _SECONDS_PER_ATTEMPT = 3, 1.0
 # All tasks of a stalled cluster ask at about the same time.
 _SECONDS_OF_AN_OBSERVATION = 1.0
 # What may happen to a message, and to one with another content.
@@ -111,26 +111,25 @@ def _ask(peer: tuple[str, str]) -> Report | PeerState:
     """Returns the report of a task, by its name and address, or its port's state."""
     state = peer_state(peer[1])
     # Only who has read the question knows its number.
-    number, start = secrets.token_hex(8), time.monotonic()
+    number = secrets.token_hex(8)
     question = json.dumps({"to": peer[0], "number": number}).encode().ljust(_BYTES)
-    with contextlib.suppress(OSError):
-        asking, place = _socket_for(peer[1])
-        asking.settimeout(_SECONDS_UNTIL_REPEATED)
-        # A suspended task, or one whose machine is off, need not be asked.
-        while (
-            state is PeerState.THERE and time.monotonic() - start < _SECONDS_TO_ANSWER
-        ):
-            asking.sendto(question, place)
-            with contextlib.suppress(*_FAILURES):
+    # A suspended task, or one whose machine is off, need not be asked.
+    attempts = _ATTEMPTS if state is PeerState.THERE else 0
+    for _ in range(attempts):
+        with contextlib.suppress(*_FAILURES):
+            asking, place = _socket_for(peer[1])
+            with asking:
+                asking.settimeout(_SECONDS_PER_ATTEMPT)
+                asking.sendto(question, place)
                 answer = parse_json(asking.recv(_BYTES).decode())
-                if answer["to"] == number:
-                    return Report(
-                        step=int(answer["step"]),
-                        doing=shown(str(answer["doing"])),
-                        idle_seconds=float(answer["idle_seconds"]),
-                        sign=Sign[answer["sign"]],
-                        where=shown(str(answer["where"])),
-                    )
+            if answer["to"] == number:
+                return Report(
+                    step=int(answer["step"]),
+                    doing=shown(str(answer["doing"])),
+                    idle_seconds=float(answer["idle_seconds"]),
+                    sign=Sign[answer["sign"]],
+                    where=shown(str(answer["where"])),
+                )
     return state
 
 
