@@ -88,10 +88,12 @@ def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | No
         # port may be the last.
         time.sleep(_SECONDS_TO_DIE)
         gone = _without(peers, is_listening)
-    if len(gone) == len(peers) > 1 and not _without(peers, _is_silent):
+    is_unreachable = bool(gone) and not _without(gone, _is_silent)
+    if is_unreachable and len(gone) == len(peers) > 1:
         return PeerLostError(f"{cluster.task} at {cluster.address} {CUT_OFF}; {REMEDY}")
     if gone:
-        return PeerLostError(f"{_named(gone)} was lost: {REMEDY}")
+        what = "does not answer" if is_unreachable else "was lost"
+        return PeerLostError(f"{_named(gone)} {what}: {REMEDY}")
     if not isinstance(error, _SIGNS):
         return None
     # All peers accept connections, but the kernel also does so for a stopped process.

@@ -99,7 +99,8 @@ model.fit(
 )
 """
 _SIGNS = {
-    "input": r"training, in its input: Python, batches \(program\.py:\d+\)",
+    # The chief of parameter servers reads its input first when it traces.
+    "input": r"(training|tracing), in its input: Python, batches \(program\.py:\d+\)",
     "callback": r"running callbacks, in on_train_batch_end \(program\.py:\d+\)",
     "layer": "training, in Python that TensorFlow calls .*: same",
     "computation": "training, computing in TensorFlow",
