@@ -19,7 +19,13 @@ from types import FrameType
 import tensorflow as tf
 
 from strategies.cluster.peer_silence import PeerStates
-from strategies.cluster.rendezvous import REMEDY, is_listening
+from strategies.cluster.rendezvous import (
+    REMEDY,
+    PeerState,
+    is_listening,
+    is_serving,
+    peer_state,
+)
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError, UsageError
 
@@ -38,6 +44,8 @@ _CONSEQUENCES = (tf.errors.CancelledError, tf.errors.InternalError)
 LOSSES = (*_SIGNS, *_CONSEQUENCES, tf.errors.InvalidArgumentError)
 # tensorflow/core/distributed_runtime/rpc/grpc_server_lib.cc, `GrpcServer::Init`.
 _NO_SERVER = "Could not start gRPC server"
+# Two tasks that do not reach each other cannot know which of them is cut off.
+CUT_OFF = "reaches no other task: its network is cut off"
 _MOST_NAMED = 4
 _SECONDS_TO_DIE = 0.3
 
@@ -74,28 +82,39 @@ def translate_peer_errors(cluster: Cluster) -> Iterator[None]:
 
 def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | None:
     peers = cluster.peers()
-    gone = _gone(peers)
+    gone = _without(peers, is_listening)
     if not gone and isinstance(error, tf.errors.UnavailableError):
         # A killed process loses its connections one after the other, and its listening
         # port may be the last.
         time.sleep(_SECONDS_TO_DIE)
-        gone = _gone(peers)
+        gone = _without(peers, is_listening)
+    is_unreachable = bool(gone) and not _without(gone, _is_silent)
+    if is_unreachable and len(gone) == len(peers) > 1:
+        return PeerLostError(f"{cluster.task} at {cluster.address} {CUT_OFF}; {REMEDY}")
     if gone:
-        return PeerLostError(f"{_named(gone)} was lost: {REMEDY}")
+        what = "does not answer" if is_unreachable else "was lost"
+        return PeerLostError(f"{_named(gone)} {what}: {REMEDY}")
     if not isinstance(error, _SIGNS):
         return None
     # All peers accept connections, but the kernel also does so for a stopped process.
-    # The message therefore cannot say which peer is silent.
-    one_of = "one of " if len(peers) > 1 else ""
-    silent = f"{one_of}{_named(peers)} does not answer ({type(error).__name__})"
-    return PeerLostError(f"{silent}: {REMEDY}")
+    # A peer that has been continued in the meantime cannot be distinguished.
+    silent_peers = _without(peers, is_serving)
+    one_of = "one of " if len(peers) > 1 and not silent_peers else ""
+    silent = f"{one_of}{_named(silent_peers or peers)} does not answer"
+    return PeerLostError(f"{silent} ({type(error).__name__}): {REMEDY}")
 
 
-def _gone(peers: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the tasks that do not listen at their address."""
+def _is_silent(address: str) -> bool:
+    return peer_state(address) is PeerState.SILENT
+
+
+def _without(
+    peers: Mapping[str, str], answers: Callable[[str], bool]
+) -> Mapping[str, str]:
+    """Returns the tasks at whose address a function returns False."""
     # In parallel, because an unreachable machine takes a second.
     with ThreadPoolExecutor(max_workers=32) as pool:
-        there = list(pool.map(is_listening, peers.values()))
+        there = list(pool.map(answers, peers.values()))
     return {
         task: address
         for (task, address), is_there in zip(peers.items(), there, strict=True)

@@ -128,8 +128,16 @@ class Launcher:
         number = self._restarts.take("all tasks", step)
         if number is None:
             return self._report(failed)
+        how = f"was lost{failed.signal_name}"
+        if failed.exited:
+            # It was not lost itself; its last line says which task was, or is behind.
+            how = f"ended with {PeerLostError.exit_code}"
+            if not failed.cluster.is_chief:
+                self._say(
+                    f"{failed.cluster.task} | {''.join(failed.last_lines()[-1:])}"
+                )
         self._say(
-            f"{failed.cluster.task} was lost{failed.signal_name}: restart {number} of "
+            f"{failed.cluster.task} {how}: restart {number} of "
             f"{self._plan.max_restarts}, of all tasks, from step {step}."
         )
         return None

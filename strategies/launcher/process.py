@@ -171,8 +171,9 @@ class LaunchedTask:
 
     def close(self) -> None:
         self.process.wait()
-        self._reader.join()
-        if self._output is not None:
+        # With a limit: the log may be on a disk that does not respond.
+        self._reader.join(timeout=1)
+        if self._output is not None and not self._reader.is_alive():
             self._output.close()
 
     def _read(self) -> None:

@@ -12,6 +12,7 @@ from types import FrameType
 
 import tensorflow as tf
 
+from strategies.cluster.inquiry import answer_questions
 from strategies.cluster.rendezvous import (
     PeerProbe,
     hold_port,
@@ -72,6 +73,7 @@ def serve(
         config=server_threads(),
     )
     del server  # It serves until the process ends.
+    answer_questions(cluster)
     wait_for_tasks(cluster.peers(), startup_timeout_seconds, signals.received)
     if signals.received():
         return signals.exit_code

@@ -12,15 +12,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 import tensorflow as tf
 
-from strategies.cluster.rendezvous import REMEDY, is_listening, is_serving
+from strategies.cluster.inquiry import Report, answer_questions, ask_peers
+from strategies.cluster.rendezvous import REMEDY, is_listening
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode
+from trainers.fault_tolerance.task_behind import describe_tasks_behind
 from trainers.loop.loop import StepEvent
 
 # Checks per timeout, and the longest interval between checks in seconds.
@@ -32,15 +33,10 @@ _PART_BEFORE_STEPS_ARE_READ = 0.5
 _SECONDS_TO_LEAVE = 1.5
 _MOST_SECONDS_FOR_CHIEF = 10.0
 _SECONDS_BETWEEN_LOOKS_AT_CHIEF = 0.1
-
-_IN_WORDS = {
-    "startup": "starting",
-    "trace": "tracing",
-    "train": "training",
-    "eval": "evaluating",
-    "checkpoint": "saving",
-    "summary": "writing summaries",
-}
+# Part of the timeout without progress after which a task ends with others.
+_PART_BEFORE_ENDING_WITH_OTHERS = 0.5
+# Kind of work after a measured block has ended.
+_BETWEEN_BLOCKS = "running callbacks"
 
 
 class Watchdog:
@@ -76,10 +72,15 @@ class Watchdog:
         self._idle_seconds = 0.0
         self._read_before: int | None = None
         self._reader: threading.Thread | None = None
-        self._ended = threading.Event()
+        self._is_over = False
+        self._is_asked = False
+        # Set when the task is asked by one that makes no progress, and at the end.
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Watchdog:
+        if self._cluster.addresses:
+            answer_questions(self._cluster, self._report, self._receive_question)
         if self._timeout_seconds is not None:
             self._thread.start()
         return self
@@ -90,7 +91,8 @@ class Watchdog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._ended.set()
+        self._is_over = True
+        self._woken.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -100,7 +102,8 @@ class Watchdog:
         Args:
           kind: Kind of work, as in `Clock`.
         """
-        self._doing = kind
+        # A block has ended if its kind comes twice: blocks of `Clock` do not overlap.
+        self._doing = _BETWEEN_BLOCKS if kind == self._doing else kind
         self._read_before = None
         self._idle_seconds = 0.0
 
@@ -119,16 +122,31 @@ class Watchdog:
         timeout = self._timeout_seconds or 0.0
         interval = min(timeout / _LOOKS_PER_TIMEOUT, _MOST_SECONDS_BETWEEN_LOOKS)
         before = time.monotonic()
-        while not self._ended.wait(interval):
+        while not self._is_over:
+            self._woken.wait(interval)
+            self._woken.clear()
             now = time.monotonic()
             # At most two intervals count: if the whole process was suspended, as after
             # Ctrl-Z, the time is no stall.
             self._idle_seconds += min(now - before, 2 * interval)
             before = now
-            if self._idle_seconds > timeout:
+            is_asked, self._is_asked = self._is_asked, False
+            # All end together: a task that ends later would name those that ended.
+            limit = timeout * (_PART_BEFORE_ENDING_WITH_OTHERS if is_asked else 1.0)
+            if self._idle_seconds > limit and not self._is_over:
                 self._end()
             elif self._idle_seconds > _PART_BEFORE_STEPS_ARE_READ * timeout:
                 self._start_reading()
+
+    def _receive_question(self) -> None:
+        """Learns that another task has made no progress for too long."""
+        self._is_asked = True
+        self._woken.set()
+
+    def _report(self) -> Report:
+        return Report(
+            step=self._step, doing=self._doing, idle_seconds=self._idle_seconds
+        )
 
     def _start_reading(self) -> None:
         """Reads the update counter in another thread, which may block forever."""
@@ -151,21 +169,24 @@ class Watchdog:
 
     def _end(self) -> None:
         """Prints the state of this task and ends the process."""
-        self._console.dump_stacks()
-        self._console.fail(self._in_words())
+        line = self._in_words()
+        # Each with a deadline: the log may be on the disk that does not respond.
+        self._attempt(self._console.dump_stacks)
+        self._attempt(lambda: self._console.fail(line))
         if self._cluster.is_chief:
-            # In a thread with a deadline, because this call may block as well.
-            telling = threading.Thread(
-                target=self._dismiss, args=(ExitCode.PEER_LOST,), daemon=True
-            )
-            telling.start()
-            telling.join(_SECONDS_TO_LEAVE)
+            self._attempt(lambda: self._dismiss(ExitCode.PEER_LOST))
             time.sleep(_SECONDS_TO_LEAVE)
         else:
             self._let_chief_go_first()
-        self._console.close()
+        self._attempt(self._console.close)
         # sys.exit would end only this thread; the main thread is blocked.
         os._exit(ExitCode.PEER_LOST)
+
+    def _attempt(self, act: Callable[[], None]) -> None:
+        """Calls a function that may block, and waits for a limited time."""
+        thread = threading.Thread(target=act, daemon=True)
+        thread.start()
+        thread.join(_SECONDS_TO_LEAVE)
 
     def _let_chief_go_first(self) -> None:
         """Waits until the chief has exited.
@@ -177,23 +198,12 @@ class Watchdog:
             time.sleep(_SECONDS_BETWEEN_LOOKS_AT_CHIEF)
 
     def _in_words(self) -> str:
-        doing = _IN_WORDS.get(self._doing, self._doing)
+        seconds = self._idle_seconds
+        own = self._report().observed()
+        answers = ask_peers(self._cluster) if self._cluster.addresses else {}
         log = self._console.log_name
         where = f"in {log}" if log else "above"
         return (
-            f"step {self._step + 1} has not been reached by {self._who_is_behind()}: "
-            f"no progress in {self._timeout_seconds:g} s of {doing}; this task's "
-            f"stacks are {where}; {REMEDY}"
+            f"{describe_tasks_behind(self._cluster, own, answers)}; this task made no "
+            f"progress in {seconds:.0f} s, and its stacks are {where}; {REMEDY}"
         )
-
-    def _who_is_behind(self) -> str:
-        names = [f"{task} at {address}" for task, address in self._silent_peers()]
-        if names:
-            return f"{', '.join(names)}, which does not answer"
-        return self._cluster.task if self._cluster.addresses else "this run"
-
-    def _silent_peers(self) -> list[tuple[str, str]]:
-        peers = list(self._cluster.peers().items())
-        with ThreadPoolExecutor(max_workers=32) as pool:
-            answers = pool.map(is_serving, (address for _, address in peers))
-        return [peer for peer, there in zip(peers, answers, strict=True) if not there]

@@ -82,7 +82,7 @@ def _input_sleeps(chosen: random.Random, folder: pathlib.Path) -> float:
     assert ended.returncode == 138, f"exit code {ended.returncode}: {ended.stderr}"
     assert_one_line(
         ended.stderr,
-        f"step {stuck_at + 1} has not been reached by this run: ",
+        f"step {stuck_at + 1} has not been reached by this run, which for ",
     )
     assert_stacks(run / "logs/chief-0.log", "in sleeps_in_the_input")
     return seconds
