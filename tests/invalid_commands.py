@@ -162,7 +162,11 @@ BEFORE_TENSORFLOW = [
         "CUDA_VISIBLE_DEVICES",
     ),
     row("--soft_placement=perhaps", "--soft_placement=perhaps", "true or false"),
-    row("--memory_limit_mib=0", "--memory_limit_mib=0", "1 or more"),
+    row(
+        "--set=device.memory_limit_mib=0",
+        "--set=device.memory_limit_mib=0",
+        "1 or more",
+    ),
     row(
         "--set=device.memory_fraction=0",
         "--set=device.memory_fraction=0",
@@ -178,8 +182,8 @@ BEFORE_TENSORFLOW = [
         "--memory_growth and --set=device.memory_frac",
     ),
     row(
-        "--memory_limit_mib=9 --set=device.memory_fraction=0.5",
-        "--memory_limit_mib=9 and --set=device.memory_fraction=0.5",
+        "--set=device.memory_limit_mib=9 --set=device.memory_fraction=0.5",
+        "--set=device.memory_limit_mib=9 and --set=device.memory_fraction=0.5",
     ),
     row("--memory_growth --devices=cpu:1", "--memory_growth", "--devices=cpu:1"),
     row(
@@ -869,7 +873,11 @@ NO_SUCH_DEVICES_OR_DATA = [
         "or fewer",
     ),
     row("--memory_growth", "--memory_growth", "no GPU"),
-    row("--memory_limit_mib=100", "--memory_limit_mib=100", "no GPU"),
+    row(
+        "--set=device.memory_limit_mib=100",
+        "--set=device.memory_limit_mib=100",
+        "no GPU",
+    ),
     row("--memory_growth --strategy=multi_worker_mirrored", "--memory_growth", "GPUs"),
     row(
         "--set=device.memory_fraction=0.5 --strategy=mirrored",
