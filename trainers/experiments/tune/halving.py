@@ -1,0 +1,59 @@
+"""Successive halving: who of several values is tried further."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from trainers.experiments.tune.tuning import Rung
+
+
+@dataclasses.dataclass(slots=True)
+class Trial:
+    """One value, and how it did.
+
+    Attributes:
+      value: Value of the setting.
+      losses: Final loss of its run by the length of the run, in updates; None where the
+        run did not complete.
+    """
+
+    value: float
+    losses: dict[int, float | None] = dataclasses.field(default_factory=dict)
+
+
+# From a value and a number of steps to the final loss; None without one.
+Measure = Callable[[float, int], float | None]
+
+
+def halve(
+    values: Sequence[float],
+    rungs: Sequence[Rung],
+    measure: Measure,
+    distance: Callable[[float], float],
+) -> tuple[list[Trial], Trial | None]:
+    """Tries all values in short runs, and the better half in runs of twice the length.
+
+    Args:
+      values: Values to try.
+      rungs: Number of values and length of their runs, the shortest runs first.
+      measure: Function that runs a value.
+      distance: Distance of a value from the one before the search; the nearer of two
+        with the same loss is better.
+
+    Returns:
+      All trials, and the best; None if no run of a rung completed.
+    """
+    trials = [Trial(value) for value in values]
+    left = trials
+    for rung in rungs:
+        left = left[: rung.num_values]
+        ranked = []
+        for trial in left:
+            loss = measure(trial.value, rung.steps)
+            trial.losses[rung.steps] = loss
+            if loss is not None:
+                ranked.append((loss, distance(trial.value), trial))
+        # Sorted by loss and distance alone: trials have no order.
+        left = [trial for *_, trial in sorted(ranked, key=lambda each: each[:2])]
+    return trials, left[0] if left else None
