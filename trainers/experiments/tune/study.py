@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -90,10 +91,15 @@ def _distribution(tuning: Tuning) -> dict[str, Any]:
 
 def _times(runs: Sequence[Run]) -> tuple[str, str]:
     """Returns when the first of several runs began and when the last ended, in UTC."""
-    ends = [(run.path / FILE_NAME).stat().st_mtime for run in runs]
-    began = ends[0] - float(runs[0].measured.get("wall_seconds", 0.0))
+    began = _end_of(runs[0]) - float(runs[0].measured.get("wall_seconds", 0.0))
     first, last = (
         datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat()
-        for seconds in (began, ends[-1])
+        for seconds in (began, _end_of(runs[-1]))
     )
     return first, last
+
+
+def _end_of(run: Run) -> float:
+    """Returns when a run ended, in seconds since 1970; now if nothing is left of it."""
+    path = run.path / FILE_NAME
+    return path.stat().st_mtime if path.is_file() else time.time()
