@@ -56,8 +56,9 @@ def _arm(tuning: Tuning, found: Found) -> dict[str, Any]:
         "name": found.arm.name,
         "given": found.given,
         "given_loss": found.given_loss,
-        "tuned": found.value,
-        "tuned_loss": found.best.losses[tuning.rungs[-1].steps],
+        "best": found.best.value,
+        "tuned": found.chosen.value,
+        "tuned_loss": found.chosen.losses[tuning.rungs[-1].steps],
         "trials": [
             {
                 "value": trial.value,
@@ -80,7 +81,7 @@ def _difference(tuning: Tuning, control: Found, other: Found) -> dict[str, Any]:
     """Returns the difference of two arms with the given and with the tuned values."""
     steps = tuning.rungs[-1].steps
     at_given = _minus(other.given_loss, control.given_loss)
-    at_tuned = _minus(other.best.losses[steps], control.best.losses[steps])
+    at_tuned = _minus(other.chosen.losses[steps], control.chosen.losses[steps])
     return {
         "arm": other.arm.name,
         "control": control.arm.name,
@@ -104,8 +105,16 @@ def words_of_arms(tuning: Mapping[str, Any]) -> list[str]:
         f"{arm['name']}: {tuning['option']}={arm['tuned']:g}, loss "
         f"{arm['tuned_loss']:.4g} after {tuning['compared_steps']:,} steps; with "
         f"{as_argument(arm['given'])} as given {_shown(arm['given_loss'], '.4g')}"
+        f"{_of_another(arm)}"
         for arm in tuning["arms"]
     ]
+
+
+def _of_another(arm: Mapping[str, Any]) -> str:
+    """Returns why an arm has not its best value; "" if it has."""
+    if arm["best"] == arm["tuned"]:
+        return ""
+    return f"; {arm['best']:g} is not clearly better, and not for all arms"
 
 
 def words_of_differences(tuning: Mapping[str, Any]) -> list[str]:

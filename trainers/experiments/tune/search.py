@@ -18,7 +18,7 @@ from trainers.config.groups import option
 from trainers.experiments.arms import Arm
 from trainers.experiments.run_record import Run, read_run
 from trainers.experiments.runner import measure_run
-from trainers.experiments.tune.halving import Trial, halve
+from trainers.experiments.tune.halving import Trial, halve, value_for_all
 from trainers.experiments.tune.tuning import Tuning
 
 # From the value of the setting and the length of a run, in updates.
@@ -42,9 +42,10 @@ class Found:
     """Result of the search of one arm.
 
     Attributes:
-      arm: Arm with the best value.
+      arm: Arm with the chosen value.
       given: Value before the search.
-      best: Trial of the best value.
+      best: Trial with the lowest loss.
+      chosen: Trial of the chosen value: the best, or one that is as good for all arms.
       trials: Trials of all values.
       given_loss: Loss with the given value after the longest runs of the search; None
         if that run did not complete.
@@ -54,14 +55,10 @@ class Found:
     arm: Arm
     given: Any
     best: Trial
+    chosen: Trial
     trials: Sequence[Trial]
     given_loss: float | None
     runs: Runs
-
-    @property
-    def value(self) -> float:
-        """Best value."""
-        return self.best.value
 
     @property
     def steps(self) -> int:
@@ -113,9 +110,12 @@ class Search:
         self._num_expected = len(arms) * of_an_arm
         try:
             with self._console.live(lambda: self._words):
-                return [self._search(arm) for arm in arms]
+                found = [self._search(arm) for arm in arms]
         except _Stopped:
             return None
+        last = self._tuning.rungs[-1].steps
+        value = value_for_all([each.trials for each in found], last)
+        return found if value is None else [self._with(e, value) for e in found]
 
     def _search(self, arm: Arm) -> Found:
         tuning = self._tuning
@@ -130,14 +130,24 @@ class Search:
             raise self._failure(arm, trials)
         # What the arm would have been without the search, at the same length.
         given_loss = loss_of(self._run(arm, given, tuning.rungs[-1].steps))
-        config = tuning.with_value(arm.config, best.value)
-        return Found(
-            arm=Arm(name=arm.name, config=config),
+        found = Found(
+            arm=arm,
             given=given,
             best=best,
+            chosen=best,
             trials=trials,
             given_loss=given_loss,
             runs={key[1:]: r for key, r in self._runs.items() if key[0] == arm.name},
+        )
+        return self._with(found, best.value)
+
+    def _with(self, found: Found, value: float) -> Found:
+        """Returns the result with another value chosen."""
+        config = self._tuning.with_value(found.arm.config, value)
+        return dataclasses.replace(
+            found,
+            arm=Arm(name=found.arm.name, config=config),
+            chosen=next(t for t in found.trials if t.value == value),
         )
 
     def _run(self, arm: Arm, value: Any, steps: int) -> Run:
