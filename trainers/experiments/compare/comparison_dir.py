@@ -53,8 +53,8 @@ class ComparisonFolder:
 
     plan.json describes the comparison. runs/<arm>/seed-<n> are ordinary run folders,
     each with a measured.json of measurements from outside the run. warm_up/ holds the
-    runs that are discarded, tuning/ those of a search, and logs/ holds the output of
-    each run.
+    runs that are discarded, tuning/ the runs of a search, and logs/ the output of each
+    run.
     """
 
     def __init__(self, path: str | None):

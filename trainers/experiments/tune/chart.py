@@ -29,8 +29,8 @@ def section_of(tuning: Mapping[str, Any]) -> Section:
         lines=[*words_of_arms(tuning), *words_of_differences(tuning)],
         note=(
             f"The search took {steps['search']:,} steps, "
-            f"{100 * steps['search'] / steps['grid']:.3g} % of those of whole runs of "
-            f"all values ({steps['with_given_values']:,} with the runs of the given "
+            f"{100 * steps['search'] / steps['grid']:.3g} % of whole runs of all "
+            f"values ({steps['with_given_values']:,} with the runs of the given "
             f"values). All its runs have seed {tuning['seed']}, which no run of the "
             "comparison has; the verdicts are from the runs of the comparison alone. "
             "The longer the runs, the stronger the line."

@@ -1,4 +1,4 @@
-"""What a report says about the search."""
+"""The search in words, and in comparison.json."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def content_of(tuning: Tuning, found: Sequence[Found]) -> dict[str, Any]:
         "is_logarithmic": tuning.is_logarithmic,
         "seed": tuning.seed,
         "rungs": [{"num_values": r.num_values, "steps": r.steps} for r in tuning.rungs],
-        # The losses beside which those of the given values are.
+        # Length of the runs with the given values, and with the tuned ones.
         "compared_steps": tuning.rungs[-1].steps,
         "steps": {
             "search": sum(_search_steps(each) for each in found),

@@ -34,7 +34,7 @@ class SearchFailedError(Exception):
 
 
 class _Stopped(Exception):
-    """Request to stop while a run goes on."""
+    """Request to stop during a run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class Found:
       arm: Arm with the chosen value.
       given: Value before the search.
       best: Trial with the lowest loss.
-      chosen: Trial of the chosen value: the best, or one that is as good for all arms.
+      chosen: Trial of the chosen value: the best, or another as good for all arms.
       trials: Trials of all values.
       given_loss: Loss with the given value after the longest runs of the search; None
         if that run did not complete.
@@ -62,7 +62,7 @@ class Found:
 
     @property
     def steps(self) -> int:
-        """Steps of all runs, in updates, with those of the given value."""
+        """Steps of all runs, in updates, the run of the given value included."""
         return sum(steps for _, steps in self.runs)
 
 

@@ -1,4 +1,4 @@
-"""What `--tune` asks for: the values to try, and the runs to try them in."""
+"""The search that `--tune` asks for: its values and its runs."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ class Tuning:
 
     @property
     def is_logarithmic(self) -> bool:
-        """Whether values are evenly spaced by their logarithms."""
+        """True if values are evenly spaced by their logarithms."""
         return self.values[0] > 0
 
     def distance(self, value: float, given: Any) -> float:
-        """Returns how far a value is from the one that an arm was given.
+        """Returns the distance of a value from the value before the search.
 
-        A given value that is no number has no distance to any.
+        It is zero if that is no number.
         """
         if given is None or (self.is_logarithmic and given <= 0):
             return 0.0

@@ -154,7 +154,7 @@ def test_the_report_says_how_much_of_a_difference_was_only_tuning(
     for text in (page, (searched.folder / "report.md").read_text("utf-8")):
         assert words in text
         assert "was only tuning (one run each, no verdict)" in text
-        assert "The search took 160 steps, 50 % of those of whole runs" in text
+        assert "The search took 160 steps, 50 % of whole runs of all values" in text
     # The chart's text stays text.
     assert "loss at the end of a run" in page
 
