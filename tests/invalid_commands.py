@@ -532,7 +532,7 @@ BEFORE_TENSORFLOW = [
     ),
     row(
         "--mode=compare --strategies=tower,mirrored --tune=learning_rate:1e-1..1e-4",
-        "0.1, is not below the second, 0.0001",
+        "1e-1 is not below 1e-4",
         "smaller",
     ),
     row(
@@ -579,7 +579,7 @@ BEFORE_TENSORFLOW = [
         "--mode=compare --strategies=tower,mirrored "
         "--train_steps=7 --tune=learning_rate:1e-4..1e-1",
         "--train_steps=7 is too few to halve",
-        "--train_steps=8",
+        "give 8 or more",
     ),
     row(
         "--mode=compare --strategies=tower,mirrored "

@@ -24,7 +24,7 @@ COLOURS = (
 _INK = "#000000"
 _WIDTH_INCHES = 9.0
 # Largest ratio of the ends of a linear axis; a logarithmic one is used beyond it.
-MOST_ON_A_LINEAR_AXIS = 4
+_MOST_ON_A_LINEAR_AXIS = 4
 _PHASES = ("startup", "trace", "input", "compute", "eval", "checkpoint", "summary")
 
 RunsByArm = Mapping[str, Sequence[Run]]
@@ -76,7 +76,7 @@ def _draw_ratios(
     # The first arm is at the top.
     axes.set_ylim(len(shown) - 0.5, -0.5)
     ends = [1.0, *(end for c in shown for end in c["interval"])]
-    if max(ends) > MOST_ON_A_LINEAR_AXIS * min(ends):
+    if max(ends) > _MOST_ON_A_LINEAR_AXIS * min(ends):
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())

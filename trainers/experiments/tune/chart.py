@@ -8,11 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trainers.experiments.compare.charts import (
-    COLOURS,
-    MOST_ON_A_LINEAR_AXIS,
-    drawn,
-)
+from trainers.experiments.compare.charts import COLOURS, drawn
 from trainers.experiments.compare.report import Section
 from trainers.experiments.tune.report_part import words_of_arms, words_of_differences
 
@@ -24,90 +20,58 @@ def section_of(tuning: Mapping[str, Any]) -> Section:
       tuning: `tuning` of comparison.json.
     """
     steps = tuning["steps"]
-    return Section(
-        title=f"Search of {tuning['setting']}",
-        lines=[*words_of_arms(tuning), *words_of_differences(tuning)],
-        note=(
-            f"The search took {steps['search']:,} steps, "
-            f"{100 * steps['search'] / steps['grid']:.3g} % of whole runs of all "
-            f"values ({steps['with_given_values']:,} with the runs of the given "
-            f"values). All its runs have seed {tuning['seed']}, which no run of the "
-            "comparison has; the verdicts are from the runs of the comparison alone. "
-            "The longer the runs, the stronger the line."
-        ),
-        svg=loss_by_value(tuning),
+    lengths = ", ".join(f"{rung['steps']:,}" for rung in tuning["rungs"])
+    note = (
+        f"The search took {steps['search']:,} steps, "
+        f"{100 * steps['search'] / steps['grid']:.3g} % of whole runs of all values "
+        f"({steps['with_given_values']:,} with the runs of the given values). All its "
+        f"runs have seed {tuning['seed']}, which no run of the comparison has; the "
+        "verdicts are from the runs of the comparison alone. The longer the runs "
+        f"({lengths} steps), the stronger the line; a star is the tuned value, a ring "
+        "the given one, a cross a run that did not complete."
     )
-
-
-def loss_by_value(tuning: Mapping[str, Any]) -> str:
-    """Draws the losses of the search; the longer the runs, the stronger the line.
-
-    Args:
-      tuning: `tuning` of comparison.json.
-    """
-    return drawn(_draw, tuning, height=3.4)
+    lines = [*words_of_arms(tuning), *words_of_differences(tuning)]
+    svg = drawn(_draw, tuning, height=3.4)
+    return Section(f"Search of {tuning['setting']}", lines, note, svg)
 
 
 def _draw(figure: Figure, tuning: Mapping[str, Any]) -> None:
+    """Draws the loss of each arm over the values of the setting."""
     axes = figure.subplots()
     for index, arm in enumerate(tuning["arms"]):
-        _draw_arm(axes, tuning, arm, COLOURS[index % len(COLOURS)])
-    axes.plot([], [], "*", color="grey", label="tuned")
-    axes.plot([], [], "o", color="grey", markerfacecolor="none", label="as given")
-    axes.plot([], [], "x", color="grey", label="did not complete")
+        _draw_arm(axes, tuning["rungs"], arm, COLOURS[index % len(COLOURS)])
     if tuning["is_logarithmic"]:
         axes.set_xscale("log")
-    losses = [
-        run["loss"]
-        for arm in tuning["arms"]
-        for trial in arm["trials"]
-        for run in trial["runs"]
-        if run["loss"] is not None
-    ]
-    if min(losses) > 0 and max(losses) > MOST_ON_A_LINEAR_AXIS * min(losses):
+    # Losses approach zero; some of a user's own are negative.
+    if axes.dataLim.y0 > 0:
         axes.set_yscale("log")
     axes.set_xlabel(tuning["setting"])
     axes.set_ylabel("loss at the end of a run")
-    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    axes.legend(frameon=False)
 
 
-def _draw_arm(
-    axes: Axes, tuning: Mapping[str, Any], arm: Mapping[str, Any], colour: str
-) -> None:
-    rungs = tuning["rungs"]
+def _draw_arm(axes: Axes, rungs: Any, arm: Mapping[str, Any], colour: str) -> None:
     for index, rung in enumerate(rungs):
-        steps, is_last = rung["steps"], index == len(rungs) - 1
-        points = [
-            (trial["value"], run["loss"])
+        losses = {
+            trial["value"]: run["loss"]
             for trial in arm["trials"]
             for run in trial["runs"]
-            if run["steps"] == steps and run["loss"] is not None
-        ]
-        style: dict[str, Any] = {"color": colour, "marker": "."}
-        style["alpha"] = (index + 1) / len(rungs)
-        label = arm["name"] if is_last else None
-        axes.plot(*zip(*points, strict=True), **style, label=label)
-        axes.annotate(
-            f"{steps:,} steps",
-            max(points),
-            xytext=(6, 3),
-            textcoords="offset points",
-            fontsize="x-small",
-            color=colour,
-        )
-    failed = [
-        trial["value"]
-        for trial in arm["trials"]
-        if any(run["loss"] is None for run in trial["runs"])
-    ]
-    # At the lower edge, because there is no loss.
-    edge = axes.get_xaxis_transform()
-    axes.plot(failed, [0.02] * len(failed), "x", color=colour, transform=edge)
-    axes.plot([arm["tuned"]], [arm["tuned_loss"]], "*", color=colour, markersize=13)
-    if arm["given"] is not None and arm["given_loss"] is not None:
+            if run["steps"] == rung["steps"]
+        }
+        points = [each for each in losses.items() if each[1] is not None]
+        failed = [value for value, loss in losses.items() if loss is None]
         axes.plot(
-            *([arm["given"]], [arm["given_loss"]], "o"),
+            *zip(*points, strict=True),
+            marker=".",
             color=colour,
-            markerfacecolor="none",
-            markersize=9,
+            alpha=(index + 1) / len(rungs),
+            # One entry of the legend for each arm.
+            label=arm["name"] if index == len(rungs) - 1 else None,
         )
+        # At the lower edge, because there is no loss.
+        edge = axes.get_xaxis_transform()
+        axes.plot(failed, [0.02] * len(failed), "x", color=colour, transform=edge)
+    axes.plot(arm["tuned"], arm["tuned_loss"], "*", color=colour, markersize=13)
+    if None not in (arm["given"], arm["given_loss"]):
+        ring: dict[str, Any] = {"markerfacecolor": "none", "markersize": 9}
+        axes.plot(arm["given"], arm["given_loss"], "o", color=colour, **ring)

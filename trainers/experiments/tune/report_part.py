@@ -14,41 +14,35 @@ from trainers.experiments.tune.tuning import Tuning
 
 def plan_in_words(tuning: Tuning, num_arms: int) -> str:
     """Returns what a search will run, before it starts."""
-    low, high = tuning.values[0], tuning.values[-1]
     runs = ", ".join(f"{r.num_values} of {r.steps:,} steps" for r in tuning.rungs)
-    share = tuning.search_steps / tuning.grid_steps
     return (
-        f"{option(tuning.setting)} from {low:g} to {high:g} in {len(tuning.values)} "
-        f"values; runs of each arm: {runs}; {num_arms * tuning.search_steps:,} steps, "
-        f"{100 * share:.3g} % of whole runs of all values"
+        f"{option(tuning.setting)} from {tuning.values[0]:g} to {tuning.values[-1]:g} "
+        f"in {len(tuning.values)} values; runs of each arm: {runs}; "
+        f"{num_arms * tuning.search_steps:,} steps, "
+        f"{100 * tuning.search_steps / tuning.grid_steps:.3g} % of whole runs of all "
+        "values"
     )
 
 
 def content_of(tuning: Tuning, found: Sequence[Found]) -> dict[str, Any]:
     """Returns `tuning` of comparison.json."""
+    arms = [_arm(tuning, each) for each in found]
+    searched = sum(run["steps"] for a in arms for t in a["trials"] for run in t["runs"])
     return {
         "setting": tuning.setting,
         "option": option(tuning.setting),
         "is_logarithmic": tuning.is_logarithmic,
         "seed": tuning.seed,
         "rungs": [{"num_values": r.num_values, "steps": r.steps} for r in tuning.rungs],
-        # Length of the runs with the given values, and with the tuned ones.
         "compared_steps": tuning.rungs[-1].steps,
         "steps": {
-            "search": sum(_search_steps(each) for each in found),
-            "with_given_values": sum(each.steps for each in found),
+            "search": searched,
+            "with_given_values": sum(steps for each in found for _, steps in each.runs),
             "grid": len(found) * tuning.grid_steps,
         },
-        "arms": [_arm(tuning, each) for each in found],
-        "differences": [
-            _difference(tuning, one, other)
-            for one, other in itertools.combinations(found, 2)
-        ],
+        "arms": arms,
+        "differences": [_pair(*pair) for pair in itertools.combinations(arms, 2)],
     }
-
-
-def _search_steps(found: Found) -> int:
-    return sum(steps for trial in found.trials for steps in trial.losses)
 
 
 def _arm(tuning: Tuning, found: Found) -> dict[str, Any]:
@@ -77,22 +71,19 @@ def _arm(tuning: Tuning, found: Found) -> dict[str, Any]:
     }
 
 
-def _difference(tuning: Tuning, control: Found, other: Found) -> dict[str, Any]:
-    """Returns the difference of two arms with the given and with the tuned values."""
-    steps = tuning.rungs[-1].steps
-    at_given = _minus(other.given_loss, control.given_loss)
-    at_tuned = _minus(other.chosen.losses[steps], control.chosen.losses[steps])
+def _pair(control: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the differences of two arms with the given and with the tuned values."""
+    at_given = None
+    if None not in (other["given_loss"], control["given_loss"]):
+        at_given = other["given_loss"] - control["given_loss"]
+    at_tuned = other["tuned_loss"] - control["tuned_loss"]
     return {
-        "arm": other.arm.name,
-        "control": control.arm.name,
+        "arm": other["name"],
+        "control": control["name"],
         "at_given": at_given,
         "at_tuned": at_tuned,
-        "only_tuning": _minus(at_given, at_tuned),
+        "only_tuning": None if at_given is None else at_given - at_tuned,
     }
-
-
-def _minus(one: float | None, other: float | None) -> float | None:
-    return None if one is None or other is None else one - other
 
 
 def words_of_arms(tuning: Mapping[str, Any]) -> list[str]:
@@ -103,18 +94,11 @@ def words_of_arms(tuning: Mapping[str, Any]) -> list[str]:
     """
     return [
         f"{arm['name']}: {tuning['option']}={arm['tuned']:g}, loss "
-        f"{arm['tuned_loss']:.4g} after {tuning['compared_steps']:,} steps; with "
-        f"{as_argument(arm['given'])} as given {_shown(arm['given_loss'], '.4g')}"
-        f"{_of_another(arm)}"
+        f"{arm['tuned_loss']:.4f} after {tuning['compared_steps']:,} steps; with "
+        f"{as_argument(arm['given'])} as given {_shown(arm['given_loss'], '.4f')}"
+        + ("" if arm["best"] == arm["tuned"] else f"; {arm['best']:g} is hardly better")
         for arm in tuning["arms"]
     ]
-
-
-def _of_another(arm: Mapping[str, Any]) -> str:
-    """Returns why an arm has not its best value; "" if it has."""
-    if arm["best"] == arm["tuned"]:
-        return ""
-    return f"; {arm['best']:g} is not clearly better, and not for all arms"
 
 
 def words_of_differences(tuning: Mapping[str, Any]) -> list[str]:

@@ -19,8 +19,6 @@ from trainers.experiments.arms import Arm
 
 # Most seeds of a comparison, with those that are added later.
 _MOST_SEEDS = 1000
-# Enough to tell values apart, and short enough for names of folders.
-_SIGNIFICANT_DIGITS = 4
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,13 +83,11 @@ class Tuning:
     def distance(self, value: float, given: Any) -> float:
         """Returns the distance of a value from the value before the search.
 
-        It is zero if that is no number.
+        It is zero if that is none, or has no logarithm.
         """
         if given is None or (self.is_logarithmic and given <= 0):
             return 0.0
-        if self.is_logarithmic:
-            return abs(math.log(value / given))
-        return abs(value - given)
+        return abs(math.log(value / given) if self.is_logarithmic else value - given)
 
     def in_words(self) -> str:
         """Returns the search in the form of its flags."""
@@ -121,27 +117,28 @@ def tuning_of(config: Config, arms: Sequence[Arm]) -> Tuning | None:
     count = config.comparison.tune_runs or DEFAULT_TUNE_RUNS
     try:
         name, low, high = _parsed(text)
+        # No comparison has this seed, however many are added: one that could reach the
+        # last seed does not begin at 0.
+        reaches_last = config.run.seed + _MOST_SEEDS > LARGEST_SEED
         tuning = Tuning(
             setting=name,
             values=_spaced(low, high, count),
             asked_runs=count,
             train_steps=_train_steps(arms),
-            seed=_seed_of_search(config.run.seed),
+            seed=0 if reaches_last else LARGEST_SEED,
         )
         for arm in arms:
-            _check_arm(
-                tuning, arm, getattr(getattr(config, field_of(name)[0].group), name)
-            )
-        return tuning
+            _check_arm(tuning, arm, config.to_dict().get(name))
     except UsageError as error:
         raise UsageError(f"--tune={shown(text)}: {error}") from error
+    return tuning
 
 
 def _parsed(text: str) -> tuple[str, float, float]:
     """Returns the name of the setting and its bounds."""
-    path, colon, bounds = text.partition(":")
-    ends = bounds.split("..")
-    if not colon or len(ends) != 2:
+    path, _, bounds = text.partition(":")
+    low, dots, high = bounds.partition("..")
+    if not dots:
         raise UsageError(
             "give it as name:low..high, such as --tune=learning_rate:1e-4..1e-1."
         )
@@ -151,29 +148,22 @@ def _parsed(text: str) -> tuple[str, float, float]:
     config_class, field = field_of(name)
     hint, _ = field_types(config_class)[name]
     if hint not in (int, float):
-        raise UsageError(
-            f"{option(name)} is not one number: choose a setting that is, such as "
-            "learning_rate."
-        )
+        raise UsageError(f"{option(name)} is not one number: choose another setting.")
     if name in HELD_FIXED or name == "seed":
-        what = HELD_FIXED.get(name, "the seeds")
         raise UsageError(
-            f"{option(name)} decides about {what}, which all arms share: choose "
-            "another setting, such as learning_rate."
+            f"{option(name)} decides about {HELD_FIXED.get(name, 'the seeds')}, which "
+            "all arms share: choose another setting, such as learning_rate."
         )
     try:
-        low, high = map(hint, ends)
+        ends = hint(low), hint(high)
     except ValueError as error:
         words = "whole numbers" if hint is int else "numbers"
         raise UsageError(f"the bounds of {option(name)} are {words}.") from error
-    for end in (low, high):
+    for end in ends:
         check_setting(config_class, field, end)
-    if low >= high:
-        raise UsageError(
-            f"the first bound, {low}, is not below the second, {high}: give the "
-            "smaller number first."
-        )
-    return name, low, high
+    if ends[0] >= ends[1]:
+        raise UsageError(f"{low} is not below {high}: give the smaller number first.")
+    return name, *ends
 
 
 def _spaced(low: float, high: float, count: int) -> tuple[float, ...]:
@@ -183,11 +173,11 @@ def _spaced(low: float, high: float, count: int) -> tuple[float, ...]:
         low * (high / low) ** p if low > 0 else low + (high - low) * p
         for p in positions
     ]
-    if isinstance(low, int):
-        # Between near bounds, some of them are the same whole number.
-        return tuple(dict.fromkeys([low, *map(round, inner), high]))
-    rounded = [float(f"{value:.{_SIGNIFICANT_DIGITS}g}") for value in inner]
-    kept = [value for value in rounded if low < value < high]
+    # Four digits tell values apart, and keep the names of folders short.
+    is_whole = isinstance(low, int)
+    numbers = [round(value) if is_whole else float(f"{value:.4g}") for value in inner]
+    kept = [value for value in numbers if low < value < high]
+    # Between near bounds, some of them are the same whole number.
     return tuple(dict.fromkeys([low, *kept, high]))
 
 
@@ -198,20 +188,15 @@ def _train_steps(arms: Sequence[Arm]) -> int:
       UsageError: It is not known before the data is, or arms differ in it.
     """
     lengths = {arm.config.length.train_steps for arm in arms}
-    by_epochs = any(arm.config.length.epochs for arm in arms)
-    by_program = None in lengths and any(arm.config.model.script for arm in arms)
-    if by_epochs or by_program or len(lengths) > 1:
+    is_unknown = lengths == {None} and any(
+        arm.config.length.epochs or arm.config.model.script for arm in arms
+    )
+    if is_unknown or len(lengths) > 1:
         raise UsageError(
             "a search needs runs of a known number of steps: give --train_steps, the "
             "same for all arms."
         )
     return lengths.pop() or DEFAULT_TRAIN_STEPS
-
-
-def _seed_of_search(first: int) -> int:
-    """Returns a seed that no run of a comparison can have, however many are added."""
-    # The last seed; a comparison that could reach it does not begin at 0.
-    return LARGEST_SEED if first + _MOST_SEEDS <= LARGEST_SEED else 0
 
 
 def _check_arm(tuning: Tuning, arm: Arm, shared: Any) -> None:
@@ -227,14 +212,13 @@ def _check_arm(tuning: Tuning, arm: Arm, shared: Any) -> None:
     """
     settings, name = arm.config.to_dict(), option(tuning.setting)
     for value in tuning.values:
-        deciding = unused({tuning.setting: value}, settings).get(tuning.setting)
-        if deciding:
-            because = as_argument(settings.get(deciding[0]))
+        for other in unused({tuning.setting: value}, settings).get(tuning.setting, ()):
             raise UsageError(
                 f"{name} is not used by the arm {arm.name}, which has "
-                f"{option(deciding[0])}={because}: choose a setting that all arms use."
+                f"{option(other)}={as_argument(settings.get(other))}: choose a setting "
+                "that all arms use."
             )
-    given = settings[tuning.setting]
+    given = settings.get(tuning.setting)
     if given != shared:
         raise UsageError(
             f"the arm {arm.name} gives {name}={as_argument(given)} itself: leave it "
@@ -243,8 +227,8 @@ def _check_arm(tuning: Tuning, arm: Arm, shared: Any) -> None:
     if not tuning.rungs[0].steps:
         raise UsageError(
             f"--train_steps={tuning.train_steps} is too few to halve for "
-            f"{len(tuning.values)} values: give --train_steps="
-            f"{1 << len(tuning.rungs)} or more, or a smaller --tune_runs."
+            f"{len(tuning.values)} values: give {1 << len(tuning.rungs)} or more, or "
+            "a smaller --tune_runs."
         )
     for value in tuning.values:
         try:
