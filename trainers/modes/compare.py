@@ -139,6 +139,7 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
             found = _search(arms, tuning, search, folder, console)
             if found is None:
                 raise StopRequested(signals.exit_code)
+            # The same arms, with the values found.
             arms = tuple(each.arm for each in found)
             searched = content_of(tuning, found)
         with progress.shown():

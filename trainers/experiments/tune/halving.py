@@ -53,6 +53,7 @@ def halve(
     trials = [Trial(value) for value in values]
     left = trials
     for rung in rungs:
+        # The best of the rung before, in their order.
         left = left[: rung.num_values]
         ranked = []
         for trial in left:
@@ -80,6 +81,7 @@ def value_for_all(arms: Sequence[Sequence[Trial]], steps: int) -> float | None:
         {t.value: loss for t in trials if (loss := t.losses.get(steps)) is not None}
         for trials in arms
     ]
+    # Values that each arm could have; a negative loss is in no such ratio.
     good = [
         {v for v, loss in losses.items() if loss <= (1 + _NOISE) * min(losses.values())}
         for losses in by_arm

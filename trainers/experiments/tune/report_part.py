@@ -26,6 +26,7 @@ def plan_in_words(tuning: Tuning, num_arms: int) -> str:
 
 def content_of(tuning: Tuning, found: Sequence[Found]) -> dict[str, Any]:
     """Returns `tuning` of comparison.json."""
+    # Without the runs of given values that are none of the values tried.
     arms = [_arm(tuning, each) for each in found]
     searched = sum(run["steps"] for a in arms for t in a["trials"] for run in t["runs"])
     return {
@@ -73,6 +74,7 @@ def _arm(tuning: Tuning, found: Found) -> dict[str, Any]:
 
 def _pair(control: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the differences of two arms with the given and with the tuned values."""
+    # Unknown if a run with the given value did not complete.
     at_given = None
     if None not in (other["given_loss"], control["given_loss"]):
         at_given = other["given_loss"] - control["given_loss"]

@@ -105,6 +105,7 @@ class Search:
         except _Stopped:
             return None
         value = value_for_all([each.trials for each in found], rungs[-1].steps)
+        # Without such a value each arm keeps its best.
         return found if value is None else [self._with(e, value) for e in found]
 
     def _search(self, arm: Arm) -> Found:
@@ -122,6 +123,7 @@ class Search:
         )
         if best is None:
             raise self._failure(arm, list(runs.values()))
+        # Which value all arms share is known after the last of them.
         found = Found(
             arm=arm,
             given=given,
@@ -155,6 +157,7 @@ class Search:
         # comparison have the values that it led to.
         if run.is_final or (self._path / "runs").exists():
             return run
+        # What an interrupted run left.
         shutil.rmtree(path, ignore_errors=True)
         config = self._config(arm, value, steps).replace(run_dir=str(path))
         with self._console.live(lambda: f"running   {name}"):

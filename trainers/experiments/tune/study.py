@@ -42,6 +42,7 @@ def journal_of(tuning: Tuning, found: Sequence[Found]) -> str:
 
 
 def _trial(tuning: Tuning, found: Found, trial: Trial) -> dict[str, Any]:
+    # From the shortest to the longest.
     runs = [found.runs[trial.value, steps] for steps in trial.losses]
     *_, last = trial.losses.values()
     is_complete = tuning.rungs[-1].steps in trial.losses
@@ -61,6 +62,7 @@ def _trial(tuning: Tuning, found: Found, trial: Trial) -> dict[str, Any]:
 
 
 def _distribution(tuning: Tuning) -> dict[str, Any]:
+    # Optuna's own fields; a number on a logarithmic scale has no step.
     low, high = tuning.values[0], tuning.values[-1]
     bounds = {"low": low, "high": high, "log": tuning.is_logarithmic}
     if isinstance(low, int):

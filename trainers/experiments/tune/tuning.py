@@ -59,6 +59,7 @@ class Tuning:
 
         The last has two values, and half of the steps of the comparison.
         """
+        # So many halvings leave one value.
         num_values, found = len(self.values), []
         for halvings in range((num_values - 1).bit_length(), 0, -1):
             found.append(Rung(num_values, self.train_steps >> halvings))
@@ -230,6 +231,7 @@ def _check_arm(tuning: Tuning, arm: Arm, shared: Any) -> None:
             f"{len(tuning.values)} values: give {1 << len(tuning.rungs)} or more, or "
             "a smaller --tune_runs."
         )
+    # What no bound of the setting says, such as a conflict with another setting.
     for value in tuning.values:
         try:
             tuning.with_value(arm.config, value)
