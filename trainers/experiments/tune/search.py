@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from strategies.common.console import Console
-from strategies.common.errors import ExitCode
+from strategies.common.errors import ExitCode, UsageError
 from strategies.common.text import as_argument
 from strategies.processes.starter import ProcessStarter
 from trainers.config.config import Config
@@ -155,8 +155,14 @@ class Search:
         run = read_run(path, arm=arm.name, seed=self._tuning.seed, log=log)
         # A failed run is tried again, but not after the decision: the runs of the
         # comparison have the values that it led to.
-        if run.is_final or (self._path / "runs").exists():
+        is_decided = (self._path / "runs").exists()
+        if run.is_final or (is_decided and run.measured):
             return run
+        if is_decided:
+            raise UsageError(
+                f"--run_dir={self._path} has lost {path}, on which its values depend: "
+                "restore it from a copy, or choose another folder."
+            )
         # What an interrupted run left.
         shutil.rmtree(path, ignore_errors=True)
         config = self._config(arm, value, steps).replace(run_dir=str(path))

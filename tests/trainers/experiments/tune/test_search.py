@@ -210,6 +210,20 @@ def test_another_plan_in_the_same_folder_is_refused(
     assert processes.contents(searched.folder) == before
 
 
+def test_a_search_that_has_lost_a_run_does_not_decide_anew(
+    searched: Searched, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "comparison"
+    shutil.copytree(searched.folder, folder)
+    shutil.rmtree(folder / "tuning/tower/20-steps/0.1")
+    before = processes.contents(folder)
+    done = processes.run(*COMPARE, folder=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "has lost comparison/tuning/tower/20-steps/0.1" in line
+    assert processes.contents(folder) == before
+
+
 @pytest.mark.exhaustive
 def test_seeds_that_are_added_have_the_same_values(
     searched: Searched, tmp_path: pathlib.Path
