@@ -134,8 +134,8 @@ install-gpu: $(VENV)/.gpu ## Install NVIDIA's libraries as well (Linux)
 .PHONY: lock
 lock: build/uv/.$(UV_VERSION) ## Pin anew what pyproject.toml names
 	$(call compile,runtime)
-	$(call compile,test,--extra=test --extra=docs --extra=mlflow --extra=ray --extra=wandb \
-		--constraints=requirements/runtime.lock)
+	$(call compile,test,--extra=test --extra=docs --extra=mlflow --extra=optuna --extra=ray \
+		--extra=wandb --constraints=requirements/runtime.lock)
 	$(call compile,gpu,--extra=gpu --constraints=requirements/runtime.lock)
 
 .PHONY: clean

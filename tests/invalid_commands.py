@@ -162,7 +162,11 @@ BEFORE_TENSORFLOW = [
         "CUDA_VISIBLE_DEVICES",
     ),
     row("--soft_placement=perhaps", "--soft_placement=perhaps", "true or false"),
-    row("--memory_limit_mib=0", "--memory_limit_mib=0", "1 or more"),
+    row(
+        "--set=device.memory_limit_mib=0",
+        "--set=device.memory_limit_mib=0",
+        "1 or more",
+    ),
     row(
         "--set=device.memory_fraction=0",
         "--set=device.memory_fraction=0",
@@ -178,8 +182,8 @@ BEFORE_TENSORFLOW = [
         "--memory_growth and --set=device.memory_frac",
     ),
     row(
-        "--memory_limit_mib=9 --set=device.memory_fraction=0.5",
-        "--memory_limit_mib=9 and --set=device.memory_fraction=0.5",
+        "--set=device.memory_limit_mib=9 --set=device.memory_fraction=0.5",
+        "--set=device.memory_limit_mib=9 and --set=device.memory_fraction=0.5",
     ),
     row("--memory_growth --devices=cpu:1", "--memory_growth", "--devices=cpu:1"),
     row(
@@ -475,6 +479,127 @@ BEFORE_TENSORFLOW = [
         "--until=verdict",
     ),
     row(
+        "--mode=compare --strategies=tower,mirrored --tune_runs=4",
+        "--tune_runs=4",
+        "--tune=",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored "
+        "--tune_runs=1 --tune=learning_rate:1e-4..1e-1",
+        "--tune_runs=1",
+        "2 or more",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=learning_rate",
+        "--tune=learning_rate",
+        "name:low..high",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=learning_rate:0.1",
+        "--tune=learning_rate:0.1",
+        "name:low..high",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=learning_rat:1e-4..1e-1",
+        "'learning_rat' is not a setting",
+        "'learning_rate'",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored "
+        "--tune=model.learning_rate:1e-4..1e-1",
+        "group 'optimizer'",
+        "--learning_rate",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=optimizer:1..2",
+        "--tune=optimizer:1..2",
+        "not one number",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=hidden_units:8..64",
+        "--hidden_units",
+        "not one number",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=learning_rate:low..high",
+        "low..high",
+        "--learning_rate are numbers",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=warmup_steps:1.5..8",
+        "--warmup_steps",
+        "whole numbers",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=learning_rate:1e-1..1e-4",
+        "1e-1 is not below 1e-4",
+        "smaller",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=learning_rate:0..1e-1",
+        "--learning_rate=0.0",
+        "more than 0",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=learning_rate:nan..1",
+        "--learning_rate=nan",
+        "more than 0",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=dropout:0..1",
+        "--dropout=1.0",
+        "less than 1",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=global_batch_size:8..64",
+        "--global_batch_size",
+        "the global batch",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=seed:1..9",
+        "--seed",
+        "the seeds",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=seeds:1..9",
+        "--seeds is not used by the arm tower",
+        "--mode=train",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored --tune=optimizer.momentum:0.1..0.9",
+        "--set=optimizer.momentum is not used by the arm tower",
+        "--optimizer=adam",
+    ),
+    row(
+        "--mode=compare --strategies=tower,one_device --tune=num_replicas:1..4",
+        "--num_replicas",
+        "one_device",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored "
+        "--train_steps=7 --tune=learning_rate:1e-4..1e-1",
+        "--train_steps=7 is too few to halve",
+        "give 8 or more",
+    ),
+    row(
+        "--mode=compare --strategies=tower,mirrored "
+        "--epochs=2 --tune=learning_rate:1e-4..1e-1",
+        "--tune=learning_rate",
+        "--train_steps",
+    ),
+    row(
+        "--mode=compare --runs=runs --tune=learning_rate:1e-4..1e-1",
+        "--tune=learning_rate",
+        "--runs",
+    ),
+    Row(
+        (
+            *("--mode=compare", "--arm=a: --learning_rate=0.5", "--arm=b:"),
+            "--tune=learning_rate:1e-4..1e-1",
+        ),
+        ("the arm a gives --learning_rate=0.5 itself", "outside of --arm"),
+    ),
+    row(
         "--mode=compare --strategies=tower,mirrored "
         "--set=comparison.allow_different=optimizer",
         "--set=comparison.allow_different=optimizer",
@@ -669,6 +794,7 @@ NOT_USED = [
         "--dataset=tfrecord",
     ),
     row("--seeds=3", "--seeds=3", "--mode=train", "--mode=compare"),
+    row("--tune=learning_rate:1e-4..1", "--tune=", "--mode=train", "--mode=compare"),
     row(
         "--set=comparison.target_accuracy=0.5",
         "--set=comparison.target_accuracy=0.5",
@@ -869,7 +995,11 @@ NO_SUCH_DEVICES_OR_DATA = [
         "or fewer",
     ),
     row("--memory_growth", "--memory_growth", "no GPU"),
-    row("--memory_limit_mib=100", "--memory_limit_mib=100", "no GPU"),
+    row(
+        "--set=device.memory_limit_mib=100",
+        "--set=device.memory_limit_mib=100",
+        "no GPU",
+    ),
     row("--memory_growth --strategy=multi_worker_mirrored", "--memory_growth", "GPUs"),
     row(
         "--set=device.memory_fraction=0.5 --strategy=mirrored",

@@ -96,6 +96,7 @@ FLOORS = (
         *("trainers/experiments/compare", "trainers/experiments/predict"),
         "trainers/experiments/verify",
     ),
+    ("trainers/experiments/tune",),
     ("trainers/modes",),
     ("trainers",),
 )

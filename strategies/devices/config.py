@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Settings of GPU memory, with their options.
 _OF_MEMORY = {
     "memory_growth": "--memory_growth",
-    "memory_limit_mib": "--memory_limit_mib",
+    "memory_limit_mib": "--set=device.memory_limit_mib",
     "memory_fraction": "--set=device.memory_fraction",
 }
 
@@ -38,7 +38,7 @@ class DeviceConfig:
         "Take the memory of a GPU as it is needed. Default: nearly all of it at once.",
     )
     memory_limit_mib: int | None = setting(
-        None, "Most memory to take of each GPU, MiB.", minimum=1
+        None, "Most memory to take of each GPU, MiB.", minimum=1, has_flag=False
     )
     memory_fraction: float | None = setting(
         None,

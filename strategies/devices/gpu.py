@@ -84,13 +84,13 @@ def memory_limit_mib(config: DeviceConfig, gpu: int, totals: Sequence[int]) -> i
             raise UsageError(
                 f"--set=device.memory_fraction={config.memory_fraction} needs the "
                 f"whole memory of gpu:{gpu}, and NVIDIA's driver does not say it: give "
-                "--memory_limit_mib."
+                "--set=device.memory_limit_mib."
             )
         return max(1, int(total * (config.memory_fraction or 1.0)))
     if total is not None and limit > total:
         raise UsageError(
-            f"--memory_limit_mib={limit} is more than the {total:,} MiB of gpu:{gpu}: "
-            "lower it."
+            f"--set=device.memory_limit_mib={limit} is more than the {total:,} MiB of "
+            f"gpu:{gpu}: lower it."
         )
     return limit
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 from strategies import registry
 from strategies.common.errors import UsageError
 from strategies.common.fields import UsedBy, check_settings, setting
+from strategies.common.text import shown
 
 INITIAL_WEIGHTS = "initial_weights"
 
@@ -45,6 +46,9 @@ HELD_FIXED: Mapping[str, str] = {
 # The t interval of two differences has one degree of freedom and reaches 13 standard
 # errors to each side: only absurdly large effects would be detected.
 FEWEST_SEEDS = 3
+
+# Values that --tune tries in each arm unless --tune_runs says otherwise.
+DEFAULT_TUNE_RUNS = 8
 
 _OF_COMPARISONS: UsedBy = {"mode": ("compare",)}
 
@@ -109,6 +113,20 @@ class ComparisonConfig:
         "faster.",
         used_by=_OF_COMPARISONS,
     )
+    tune: str | None = setting(
+        None,
+        "Before the comparison, search the best value of a setting for each arm in "
+        "shorter runs, as name:low..high, such as learning_rate:1e-4..1e-1.",
+        used_by=_OF_COMPARISONS,
+    )
+    tune_runs: int | None = setting(
+        None,
+        "Values that --tune tries in each arm. Default: "
+        f"{DEFAULT_TUNE_RUNS}, in all 37.5 percent of the steps of whole runs.",
+        minimum=2,
+        maximum=256,
+        used_by=_OF_COMPARISONS,
+    )
     speed_margin_percent: float = setting(
         10.0,
         "Speeds are called equivalent if they differ by less than this, in percent.",
@@ -158,6 +176,7 @@ class ComparisonConfig:
                 "something: give the one or the others."
             )
         self._check_stopping()
+        self._check_tuning()
 
     @property
     def stops_at_verdict(self) -> bool:
@@ -200,4 +219,16 @@ class ComparisonConfig:
             raise UsageError(
                 "--drop_losers needs looks between the seeds: give --until=verdict, or "
                 f"a range such as --seeds={FEWEST_SEEDS}-10."
+            )
+
+    def _check_tuning(self) -> None:
+        if self.tune_runs is not None and self.tune is None:
+            raise UsageError(
+                f"--tune_runs={self.tune_runs} counts values of --tune: give it too, "
+                "such as --tune=learning_rate:1e-4..1e-1, or leave both out."
+            )
+        if self.tune is not None and self.runs is not None:
+            raise UsageError(
+                f"--tune={shown(self.tune)} starts runs, and --runs compares what has "
+                "run already: leave one of them out."
             )

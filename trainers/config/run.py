@@ -15,6 +15,8 @@ from strategies.common.text import as_argument, shown
 MODES = ("train", "evaluate", "verify", "compare", "predict", "doctor", "devices")
 
 LARGEST_SEED = 2**31 - 1
+# Updates of a run for which neither --train_steps nor --epochs is given.
+DEFAULT_TRAIN_STEPS = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +99,9 @@ class LengthConfig:
     group: ClassVar[str] = "length"
 
     train_steps: int | None = setting(
-        None, "Updates to apply. Default: 1000, unless --epochs is given.", minimum=1
+        None,
+        f"Updates to apply. Default: {DEFAULT_TRAIN_STEPS}, unless --epochs is given.",
+        minimum=1,
     )
     epochs: int | None = setting(
         None, "Passes over the training examples, instead of --train_steps.", minimum=1
@@ -165,6 +169,7 @@ class ReportConfig:
         "Two steps, such as 100,110: a trace of those after the first up to the "
         "second, for TensorBoard's profile plugin. Of a cluster the chief's.",
         minimum=1,
+        has_flag=False,
     )
     replica_statistics: bool = setting(
         False,
@@ -211,6 +216,6 @@ class ReportConfig:
         # The trace covers the steps after the first up to and including the second.
         if steps is not None and (len(steps) != 2 or steps[0] >= steps[1]):
             raise UsageError(
-                f"--profile_steps={as_argument(steps)} is no stretch of them: give two "
-                "steps, the first and a later one, such as 100,110."
+                f"--set=report.profile_steps={as_argument(steps)} is no stretch of "
+                "them: give two steps, the first and a later one, such as 100,110."
             )

@@ -18,6 +18,7 @@ from strategies.common.text import one_line
 from strategies.common.types import ReplicaFunction
 from trainers import inputs
 from trainers.config.config import Config
+from trainers.config.run import DEFAULT_TRAIN_STEPS
 from trainers.inputs.any_batches import batches_of
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
@@ -50,8 +51,6 @@ from trainers.user_code.checks import check_numbers
 from trainers.user_code.model import custom_model
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.train_step import OwnTrainStep
-
-_DEFAULT_TRAIN_STEPS = 1000
 
 
 def create_strategy(config: Config, cluster: Cluster) -> Strategy:
@@ -215,7 +214,7 @@ def _train_steps(config: Config, order: Order) -> int:
                 f"steps than can be counted, {LARGEST_WHOLE_NUMBER}: lower it."
             )
         return steps
-    return config.length.train_steps or _DEFAULT_TRAIN_STEPS
+    return config.length.train_steps or DEFAULT_TRAIN_STEPS
 
 
 def build_model_parts(

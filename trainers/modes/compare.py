@@ -30,6 +30,15 @@ from trainers.experiments.compare.schedule import Turn
 from trainers.experiments.compare.sequential import Look
 from trainers.experiments.compare.stages import Ended, run_stages
 from trainers.experiments.run_record import Run, commits_of, machines_of
+from trainers.experiments.tune.report_part import (
+    content_of,
+    plan_in_words,
+    words_of_arms,
+    words_of_differences,
+)
+from trainers.experiments.tune.search import Found, Search, SearchFailedError
+from trainers.experiments.tune.study import journal_of
+from trainers.experiments.tune.tuning import Tuning, tuning_of
 from trainers.fault_tolerance.preemption import PreemptionSignals
 
 
@@ -59,6 +68,9 @@ def compare(config: Config, cluster: Cluster, console: Console) -> ExitCode:
             f"stopped: the same flags with --run_dir={folder.path} continue it."
         )
         return stop.exit_code
+    except SearchFailedError as error:
+        console.fail(str(error))
+        return error.exit_code
     _report(config, folder, compared, console)
     return _exit_code(compared)
 
@@ -71,11 +83,13 @@ class _Compared:
       arms: Compared arms.
       ended: Runs of all arms, and why there are no more.
       commands: Shell command by name of the arm; empty for existing runs.
+      tuning: Search before the comparison, as comparison.json has it; None without.
     """
 
     arms: Sequence[Arm]
     ended: Ended
     commands: Mapping[str, str]
+    tuning: Mapping[str, Any] | None = None
 
 
 def _read(config: Config, folder: ComparisonFolder) -> _Compared:
@@ -102,9 +116,11 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     arms = arms_of(config)
     # Before any run, because it only needs the settings.
     check_configurations(arms, allowed)
+    tuning = tuning_of(config, arms)
     first, last = settings.looks
     is_fixed = first == last
-    begun = folder.begin(arms, config.run.seed, (first, last))
+    plan_of_search = None if tuning is None else tuning.in_words()
+    begun = folder.begin(arms, config.run.seed, (first, last), plan_of_search)
     continued = ", continued" if begun.is_continued else ""
     console.item(
         "compare",
@@ -114,19 +130,44 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     )
     console.item("output", folder.path)
     progress = Progress(console, left="left" if is_fixed else "to the next look")
-    with (
-        starter_of(config) as starter,
-        PreemptionSignals() as signals,
-        progress.shown(),
-    ):
-        execution = Execution(folder, lambda: signals.requested, starter)
-        ended = run_stages(arms, config, begun.looks, execution, progress)
+    searched = None
+    with starter_of(config) as starter, PreemptionSignals() as signals:
+        if tuning is not None:
+            search = Search(
+                folder.path, tuning, starter, lambda: signals.requested, console
+            )
+            found = _search(arms, tuning, search, folder, console)
+            if found is None:
+                raise StopRequested(signals.exit_code)
+            # The same arms, with the values found.
+            arms = tuple(each.arm for each in found)
+            searched = content_of(tuning, found)
+        with progress.shown():
+            execution = Execution(folder, lambda: signals.requested, starter)
+            ended = run_stages(arms, config, begun.looks, execution, progress)
     if ended is None:
         raise StopRequested(signals.exit_code)
     commands = {
         arm.name: command_in_words(Turn(arm, config.run.seed), folder) for arm in arms
     }
-    return _Compared(arms, ended, commands)
+    return _Compared(arms, ended, commands, searched)
+
+
+def _search(
+    arms: Sequence[Arm],
+    tuning: Tuning,
+    search: Search,
+    folder: ComparisonFolder,
+    console: Console,
+) -> list[Found] | None:
+    """Searches the best value of a setting for each arm; None if asked to stop."""
+    console.item("tune", plan_in_words(tuning, len(arms)))
+    found = search.run(arms)
+    if found is not None:
+        folder.write("study.json", journal_of(tuning, found))
+        for words in words_of_arms(content_of(tuning, found)):
+            console.item("tuned", words)
+    return found
 
 
 def _report(
@@ -144,6 +185,7 @@ def _report(
         verdict_lines,
         write_report,
     )
+    from trainers.experiments.tune.chart import section_of
 
     conclusion = conclude(
         compared.arms, compared.ended.runs, config.comparison, compared.ended.look
@@ -165,15 +207,19 @@ def _report(
         ),
         "shared_cores": _shared_cores(compared.ended.runs),
         "stopping": compared.ended.stopping,
+        "tuning": compared.tuning,
         **conclusion,
     }
-    write_report(folder, conclusion, compared.ended.runs)
+    sections = [] if compared.tuning is None else [section_of(compared.tuning)]
+    write_report(folder, conclusion, compared.ended.runs, sections)
     for name, words in origin(conclusion):
         console.item(name, words)
     for line in terminal_table(conclusion):
         console.say(line)
     for arm_name, words in verdict_lines(conclusion):
         console.item("verdict", f"{arm_name}: {words}")
+    for words in words_of_differences(compared.tuning) if compared.tuning else ():
+        console.item("tuning", words)
     for remark in conclusion["remarks"]:
         console.item("note", remark)
     console.item("report", folder.path / "report.html")

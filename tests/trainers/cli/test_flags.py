@@ -133,7 +133,7 @@ def test_none_is_refused_where_there_must_be_a_value(name: str) -> None:
 
 
 def test_lists_are_separated_by_commas() -> None:
-    assert parse("--profile_steps=7,8").report.profile_steps == (7, 8)
+    assert parse("--set=report.profile_steps=7,8").report.profile_steps == (7, 8)
     mlp = parse("--model=mlp", "--hidden_units=7")
     assert mlp.model.hidden_units == (7,)
 

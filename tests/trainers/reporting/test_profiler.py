@@ -1,4 +1,4 @@
-"""--profile_steps leaves a trace of those steps, as TensorBoard's plugin reads it."""
+"""report.profile_steps leaves a trace of those steps, as the plugin reads it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_trace_has_the_steps_and_no_others(
     strategy: str, replicas: int, tmp_path: pathlib.Path
 ) -> None:
     # An evaluation between two steps would be in the trace, with losses of its own.
-    flags = (*SMALL, "--eval_every_steps=none", "--profile_steps=7,13")
+    flags = (*SMALL, "--eval_every_steps=none", "--set=report.profile_steps=7,13")
     # XLA would make one program of all operations.
     plain = "--jit_compile=off"
     train(tmp_path / "run", f"--strategy={strategy}", *flags, plain)
@@ -54,18 +54,18 @@ def test_a_trace_has_the_steps_and_no_others(
 
 
 def test_a_run_that_ends_before_writes_what_there_is(tmp_path: pathlib.Path) -> None:
-    train(tmp_path / "run", *SMALL, "--profile_steps=20,50")
+    train(tmp_path / "run", *SMALL, "--set=report.profile_steps=20,50")
     (trace,) = traces(tmp_path / "run")
     assert times_seen(trace, "MatMul") >= 10
 
 
 def test_a_run_that_ends_before_the_first_has_none(tmp_path: pathlib.Path) -> None:
-    train(tmp_path / "run", *SMALL, "--profile_steps=40,50")
+    train(tmp_path / "run", *SMALL, "--set=report.profile_steps=40,50")
     assert traces(tmp_path / "run") == []
 
 
 def test_a_run_is_the_same_with_a_trace_of_it(tmp_path: pathlib.Path) -> None:
-    one = train(tmp_path / "one", *SMALL, "--profile_steps=7,13")
+    one = train(tmp_path / "one", *SMALL, "--set=report.profile_steps=7,13")
     other = train(tmp_path / "other", *SMALL)
     assert one["weights_sha256"] == other["weights_sha256"]
 

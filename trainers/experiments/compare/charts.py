@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from trainers.experiments.run_record import Run
 
 # Okabe and Ito's palette, which color-blind readers can distinguish too.
-_COLOURS = (
+COLOURS = (
     *("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442"),
     "#000000",
 )
@@ -30,7 +30,7 @@ _PHASES = ("startup", "trace", "input", "compute", "eval", "checkpoint", "summar
 RunsByArm = Mapping[str, Sequence[Run]]
 
 
-def _drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
+def drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
     """Draws a figure and returns its SVG, identical for identical content."""
     settings: dict[Any, Any] = {
         # Text stays text, which can be searched.
@@ -60,7 +60,7 @@ def _drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
 def ratios(comparisons: Sequence[Mapping[str, Any]], control: str) -> str:
     """Draws each arm's speed relative to the control's, with its 95 % interval."""
     shown = [c for c in comparisons if c["interval"] is not None]
-    return _drawn(_draw_ratios, shown, control, height=1.2 + 0.35 * len(shown))
+    return drawn(_draw_ratios, shown, control, height=1.2 + 0.35 * len(shown))
 
 
 def _draw_ratios(
@@ -69,8 +69,8 @@ def _draw_ratios(
     axes = figure.subplots()
     for row, comparison in enumerate(shown):
         (low, high), middle = comparison["interval"], comparison["estimate"]
-        axes.plot([low, high], [row, row], color=_COLOURS[0], linewidth=2)
-        axes.plot([middle], [row], "o", color=_COLOURS[0])
+        axes.plot([low, high], [row, row], color=COLOURS[0], linewidth=2)
+        axes.plot([middle], [row], "o", color=COLOURS[0])
     axes.axvline(1, color="grey", linewidth=1)
     axes.set_yticks(range(len(shown)), [c["arm"] for c in shown])
     # The first arm is at the top.
@@ -89,7 +89,7 @@ def curves(runs: RunsByArm) -> str:
 
     The line is the mean over seeds, the band all that lies between them.
     """
-    return _drawn(_draw_curves, runs, height=3.2)
+    return drawn(_draw_curves, runs, height=3.2)
 
 
 def _draw_curves(figure: Figure, runs: RunsByArm) -> None:
@@ -121,7 +121,7 @@ def _draw_band(
 
 def step_times(runs: RunsByArm) -> str:
     """Draws step times: boxes over lines of metrics, percentiles of single steps."""
-    return _drawn(_draw_step_times, runs, height=1.4 + 0.5 * len(runs))
+    return drawn(_draw_step_times, runs, height=1.4 + 0.5 * len(runs))
 
 
 def _draw_step_times(figure: Figure, runs: RunsByArm) -> None:
@@ -151,13 +151,13 @@ def _draw_step_times(figure: Figure, runs: RunsByArm) -> None:
 
 def where_time_went(runs: RunsByArm) -> str:
     """Draws the mean seconds of a run over seeds, by kind of work."""
-    return _drawn(_draw_time, runs, height=1.4 + 0.45 * len(runs))
+    return drawn(_draw_time, runs, height=1.4 + 0.45 * len(runs))
 
 
 def _draw_time(figure: Figure, runs: RunsByArm) -> None:
     axes = figure.subplots()
     left = np.zeros(len(runs))
-    for phase, colour in zip((*_PHASES, "rest"), _COLOURS, strict=True):
+    for phase, colour in zip((*_PHASES, "rest"), COLOURS, strict=True):
         widths = np.array([_mean_seconds(phase, each) for each in runs.values()])
         axes.barh(list(runs), widths, left=left, color=colour, label=phase)
         # Bars are stacked: each starts where the one before it ends.
@@ -191,7 +191,7 @@ def _seconds(phase: str, run: Run) -> float:
 
 def memory(runs: RunsByArm) -> str:
     """Draws the peak memory of all tasks of a run together, with one dot per run."""
-    return _drawn(_draw_memory, runs, height=1.0 + 0.35 * len(runs))
+    return drawn(_draw_memory, runs, height=1.0 + 0.35 * len(runs))
 
 
 def _draw_memory(figure: Figure, runs: RunsByArm) -> None:
@@ -200,8 +200,8 @@ def _draw_memory(figure: Figure, runs: RunsByArm) -> None:
         peaks = [run.figures(None)["peak_memory_mib"] for run in completed]
         known = [peak for peak in peaks if peak is not None]
         if known:
-            axes.barh(row, np.mean(known), color=_COLOURS[0], alpha=0.4)
-            axes.plot(known, [row] * len(known), "o", color=_COLOURS[0], markersize=4)
+            axes.barh(row, np.mean(known), color=COLOURS[0], alpha=0.4)
+            axes.plot(known, [row] * len(known), "o", color=COLOURS[0], markersize=4)
     axes.set_yticks(range(len(runs)), list(runs))
     axes.invert_yaxis()
     axes.set_xlim(left=0)
@@ -214,7 +214,7 @@ def staleness(runs: RunsByArm) -> str | None:
     shown = {arm: found for arm, found in counts.items() if found}
     if not shown:
         return None
-    return _drawn(_draw_staleness, shown, height=2.6)
+    return drawn(_draw_staleness, shown, height=2.6)
 
 
 def _draw_staleness(figure: Figure, counts: Mapping[str, Mapping[int, int]]) -> None:
@@ -229,7 +229,7 @@ def _draw_staleness(figure: Figure, counts: Mapping[str, Mapping[int, int]]) -> 
             [count / total for count in found.values()],
             0.9 * width,
             label=arm,
-            color=_COLOURS[index % len(_COLOURS)],
+            color=COLOURS[index % len(COLOURS)],
         )
     axes.set_xlabel("other updates between reading the weights and changing them")
     axes.set_ylabel("share of updates")
@@ -246,4 +246,4 @@ def _staleness(runs: Sequence[Run]) -> dict[int, int]:
 
 
 def _cycle(runs: RunsByArm) -> list[str]:
-    return [_COLOURS[index % len(_COLOURS)] for index in range(len(runs))]
+    return [COLOURS[index % len(COLOURS)] for index in range(len(runs))]

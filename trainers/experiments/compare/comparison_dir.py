@@ -28,7 +28,7 @@ from trainers.experiments.compare.schedule import Turn
 
 # Everything that is read, overwritten or deleted; run folders are checked when they are
 # read.
-_PARTS = ("plan.json", "runs/*/*", "warm_up/*", "logs/*")
+_PARTS = ("plan.json", "runs/*/*", "warm_up/*", "tuning/*/*/*", "logs/*")
 
 
 # First and last number of seeds at which the arms of a comparison are compared.
@@ -53,7 +53,8 @@ class ComparisonFolder:
 
     plan.json describes the comparison. runs/<arm>/seed-<n> are ordinary run folders,
     each with a measured.json of measurements from outside the run. warm_up/ holds the
-    runs that are discarded, and logs/ holds the output of each run.
+    runs that are discarded, tuning/ the runs of a search, and logs/ the output of each
+    run.
     """
 
     def __init__(self, path: str | None):
@@ -81,7 +82,13 @@ class ComparisonFolder:
         name = "warm_up" if turn.seed is None else f"seed-{turn.seed}"
         return self.path / "logs" / f"{turn.arm.name}-{name}.log"
 
-    def begin(self, arms: Sequence[Arm], first_seed: int, seeds: Range | None) -> Begun:
+    def begin(
+        self,
+        arms: Sequence[Arm],
+        first_seed: int,
+        seeds: Range | None,
+        tuning: str | None = None,
+    ) -> Begun:
         """Creates the folder, or resumes the comparison that is in it.
 
         Args:
@@ -89,6 +96,7 @@ class ComparisonFolder:
           first_seed: Seed of the first run of each arm.
           seeds: First and last number of seeds at which the arms are compared; None
             for runs that exist.
+          tuning: Search before the comparison, in the form of its flags; None without.
 
         Raises:
           UsageError: The folder holds something else, a link or another comparison,
@@ -99,6 +107,7 @@ class ComparisonFolder:
             "first_seed": first_seed,
             "arms": {arm.name: _settings(arm) for arm in arms},
             "looks": [] if seeds is None else [list(seeds)],
+            "tuning": tuning,
         }
         try:
             check_writable(self.path, f"--run_dir={self.path}")
@@ -177,6 +186,9 @@ class ComparisonFolder:
                 for name, value in settings.items()
                 if was["arms"][arm].get(name) != value
             ]
+        if was.get("tuning") != now["tuning"]:
+            tunings = [as_argument(plan.get("tuning")) for plan in (now, was)]
+            differences.append("--tune={} (was {})".format(*tunings))
         if differences:
             raise UsageError(
                 f"--run_dir={self.path} holds another comparison, without "

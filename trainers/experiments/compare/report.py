@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,8 +43,28 @@ _IN_THE_TERMINAL = {
 _NOT_MEASURED = "-"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Section:
+    """A further section of the two pages.
+
+    Attributes:
+      title: Heading.
+      lines: Text of its list.
+      note: Text below them.
+      svg: Chart, in report.html only.
+    """
+
+    title: str
+    lines: Sequence[str]
+    note: str
+    svg: str
+
+
 def write_report(
-    folder: ComparisonFolder, conclusion: Mapping[str, Any], runs: Sequence[Run]
+    folder: ComparisonFolder,
+    conclusion: Mapping[str, Any],
+    runs: Sequence[Run],
+    sections: Sequence[Section] = (),
 ) -> None:
     """Writes the three files, comparison.json last.
 
@@ -51,6 +72,7 @@ def write_report(
       folder: Folder of the comparison.
       conclusion: Content of comparison.json.
       runs: Runs of all arms.
+      sections: Sections after the table of metrics.
     """
     pages = jinja2.Environment(
         loader=jinja2.PackageLoader("trainers.experiments.compare"),
@@ -66,6 +88,7 @@ def write_report(
         "origin": origin(conclusion),
         "figures": figures_table(conclusion),
         "intervals": _intervals(conclusion),
+        "sections": sections,
         "words": _words,
     }
     markdown = pages.get_template("report.md.j2").render(content)

@@ -1,0 +1,254 @@
+"""--mode=compare --tune with real runs: interrupted, continued, reported."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests import processes
+from tests.processes import ROOT
+from trainers.config.run import LARGEST_SEED
+
+pytestmark = pytest.mark.slow
+
+SMALL = (
+    "--model=mlp",
+    "--hidden_units=8",
+    "--set=report.histogram_every_steps=none",
+    "--checkpoint_every_steps=none",
+    "--run_dir=comparison",
+)
+# The learning rate of the command line is too low for these few steps, but one of the
+# last two, so that it needs no run for itself.
+TUNE = ("--tune=learning_rate:1e-4..1e-1", "--tune_runs=4")
+WITHOUT_TUNING = (
+    "--mode=compare",
+    "--strategies=one_device,tower",
+    "--num_replicas=2",
+    "--seeds=1",
+    "--train_steps=40",
+    "--learning_rate=0.01",
+    *SMALL,
+)
+COMPARE = (*WITHOUT_TUNING, *TUNE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Searched:
+    """A comparison that was interrupted in its search and continued.
+
+    Attributes:
+      folder: of the comparison.
+      interrupted: the first part.
+      kept: when the result of each run of the first part was written, by its path.
+      continued: the second part.
+    """
+
+    folder: pathlib.Path
+    interrupted: subprocess.CompletedProcess[str]
+    kept: dict[pathlib.Path, int]
+    continued: subprocess.CompletedProcess[str]
+
+
+def results_in(folder: pathlib.Path) -> dict[pathlib.Path, int]:
+    found = folder.glob("tuning/*/*/*/measured.json")
+    return {p.parent: (p.parent / "result.json").stat().st_mtime_ns for p in found}
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    here = tmp_path_factory.mktemp("here")
+    folder = here / "comparison"
+    with processes.started(*COMPARE, folder=here) as process:
+        processes.wait_until(lambda: len(results_in(folder)) > 3, "four runs", process)
+        process.send_signal(signal.SIGINT)
+        interrupted = processes.end_of(process)
+    assert not (folder / "runs").exists()
+    kept = results_in(folder)
+    continued = processes.run(*COMPARE, folder=here)
+    assert continued.returncode == 0, continued.stderr
+    return Searched(folder, interrupted, kept, continued)
+
+
+def conclusion_of(folder: pathlib.Path) -> dict[str, Any]:
+    conclusion = json.loads((folder / "comparison.json").read_text("utf-8"))
+    schema = json.loads((ROOT / "docs/comparison.schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(conclusion)
+    return conclusion
+
+
+def settings_of(run: pathlib.Path) -> dict[str, Any]:
+    groups = json.loads((run / "config.json").read_text("utf-8"))
+    return {name: value for group in groups.values() for name, value in group.items()}
+
+
+def test_the_budget_is_stated_before_the_search_begins(searched: Searched) -> None:
+    assert searched.interrupted.returncode == 130
+    (line,) = searched.interrupted.stderr.splitlines()
+    assert line.endswith("the same flags with --run_dir=comparison continue it.")
+    budget = next(
+        line
+        for line in searched.interrupted.stdout.splitlines()
+        if line.startswith("tune  ")
+    )
+    assert "4 of 10 steps, 2 of 20 steps; 160 steps, 50 % of whole runs" in budget
+
+
+def test_a_finished_run_of_the_search_is_not_run_again(searched: Searched) -> None:
+    after = results_in(searched.folder)
+    assert {path: after[path] for path in searched.kept} == searched.kept
+    ran = re.findall(r"^tune +\d+/\d+ \|", searched.continued.stdout, re.M)
+    # Of each arm four runs and two longer ones.
+    assert len(after) == 12
+    assert len(ran) == 12 - len(searched.kept)
+
+
+def test_the_runs_of_the_comparison_have_the_best_value_and_other_seeds(
+    searched: Searched,
+) -> None:
+    conclusion = conclusion_of(searched.folder)
+    tuning = conclusion["tuning"]
+    assert tuning["steps"] == {"search": 160, "with_given_values": 160, "grid": 320}
+    assert tuning["seed"] == LARGEST_SEED
+    assert conclusion["seeds"] == [0]
+    for arm in tuning["arms"]:
+        last = {
+            trial["value"]: run["loss"]
+            for trial in arm["trials"]
+            for run in trial["runs"]
+            if run["steps"] == 20
+        }
+        assert len(last) == 2
+        assert arm["tuned"] == min(last, key=last.__getitem__)
+        assert arm["tuned_loss"] == min(last.values())
+        assert (arm["given"], arm["tuned"]) == (0.01, 0.1)
+        assert arm["given_loss"] > arm["tuned_loss"]
+        run = settings_of(searched.folder / "runs" / arm["name"] / "seed-0")
+        assert run["learning_rate"] == 0.1
+        assert run["train_steps"] == 40
+    for path in results_in(searched.folder):
+        run = settings_of(path)
+        assert run["seed"] == LARGEST_SEED
+        assert run["train_steps"] == int(path.parent.name.removesuffix("-steps"))
+        assert run["learning_rate"] == float(path.name)
+
+
+def test_the_report_says_how_much_of_a_difference_was_only_tuning(
+    searched: Searched,
+) -> None:
+    (pair,) = conclusion_of(searched.folder)["tuning"]["differences"]
+    # Two names of the same training.
+    assert pair["at_given"] == pytest.approx(0, abs=1e-4)
+    assert pair["only_tuning"] == pytest.approx(pair["at_given"] - pair["at_tuned"])
+    words = "loss of tower minus that of one_device after 20 steps: "
+    assert f"tuning    {words}" in searched.continued.stdout
+    page = (searched.folder / "report.html").read_text("utf-8")
+    for text in (page, (searched.folder / "report.md").read_text("utf-8")):
+        assert words in text
+        assert "was only tuning (one run each, no verdict)" in text
+        assert "The search took 160 steps, 50 % of whole runs of all values" in text
+    # The chart's text stays text.
+    assert "loss at the end of a run" in page
+
+
+def test_optuna_reads_the_study(searched: Searched, tmp_path: pathlib.Path) -> None:
+    optuna = pytest.importorskip("optuna", reason="no optuna: pip install optuna")
+    path = tmp_path / "study.json"
+    # Optuna's storage makes a lock beside its file.
+    shutil.copy(searched.folder / "study.json", path)
+    journal = optuna.storages.journal
+    storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path)))
+    for arm in conclusion_of(searched.folder)["tuning"]["arms"]:
+        study = optuna.load_study(study_name=arm["name"], storage=storage)
+        assert study.direction.name == "MINIMIZE"
+        assert study.best_params == {"learning_rate": arm["tuned"]}
+        assert study.best_value == arm["tuned_loss"]
+        states = [trial.state.name for trial in study.trials]
+        assert sorted(states) == ["COMPLETE"] * 2 + ["PRUNED"] * 2
+        for trial, known in zip(study.trials, arm["trials"], strict=True):
+            losses = {run["steps"]: run["loss"] for run in known["runs"]}
+            assert trial.intermediate_values == losses
+            assert trial.duration.total_seconds() > 0
+        # A search of its own can continue from there.
+        distribution = study.trials[0].distributions["learning_rate"]
+        assert (distribution.low, distribution.high) == (1e-4, 1e-1)
+        assert distribution.log
+        assert study.ask({"learning_rate": distribution}).number == 4
+
+
+def test_every_line_of_the_study_is_json(searched: Searched) -> None:
+    lines = (searched.folder / "study.json").read_text("utf-8").splitlines()
+    operations = [json.loads(line)["op_code"] for line in lines]
+    assert operations == [0] * 2 + [4] * 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((*WITHOUT_TUNING,), "--tune=none (was learning_rate:0.0001..0.1 "),
+        ((*COMPARE, "--tune_runs=5"), "--tune_runs=5 (was learning_rate:0.0001..0.1 "),
+        ((*COMPARE, "--tune=learning_rate:1e-3..1e-1"), "--tune=learning_rate:0.001.."),
+    ],
+)
+def test_another_plan_in_the_same_folder_is_refused(
+    searched: Searched, arguments: tuple[str, ...], named: str
+) -> None:
+    before = processes.contents(searched.folder)
+    done = processes.run(*arguments, folder=searched.folder.parent)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert named in line
+    assert processes.contents(searched.folder) == before
+
+
+def test_a_search_that_has_lost_a_run_does_not_decide_anew(
+    searched: Searched, tmp_path: pathlib.Path
+) -> None:
+    folder = tmp_path / "comparison"
+    shutil.copytree(searched.folder, folder)
+    shutil.rmtree(folder / "tuning/tower/20-steps/0.1")
+    before = processes.contents(folder)
+    done = processes.run(*COMPARE, folder=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "has lost comparison/tuning/tower/20-steps/0.1" in line
+    assert processes.contents(folder) == before
+
+
+@pytest.mark.exhaustive
+def test_seeds_that_are_added_have_the_same_values(
+    searched: Searched, tmp_path: pathlib.Path
+) -> None:
+    shutil.copytree(searched.folder, tmp_path / "comparison")
+    before = results_in(tmp_path / "comparison")
+    done = processes.run(*COMPARE, "--seeds=2", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert results_in(tmp_path / "comparison") == before
+    for arm in ("one_device", "tower"):
+        run = settings_of(tmp_path / "comparison/runs" / arm / "seed-1")
+        assert run["learning_rate"] == 0.1
+
+
+def test_an_arm_that_always_diverges_ends_it_in_one_line(
+    tmp_path: pathlib.Path,
+) -> None:
+    done = processes.run(
+        *WITHOUT_TUNING,
+        "--optimizer=sgd",
+        "--tune=learning_rate:1e30..1e38",
+        "--tune_runs=2",
+        folder=tmp_path,
+    )
+    assert done.returncode == 3, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: one_device diverged with all values of --learning")
+    assert "choose other bounds of --tune" in line

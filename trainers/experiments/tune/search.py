@@ -1,0 +1,211 @@
+"""The search of a comparison: short runs of every arm, each in a separate process."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from strategies.common.console import Console
+from strategies.common.errors import ExitCode, UsageError
+from strategies.common.text import as_argument
+from strategies.processes.starter import ProcessStarter
+from trainers.config.config import Config
+from trainers.config.groups import option
+from trainers.experiments.arms import Arm
+from trainers.experiments.run_record import Run, read_run
+from trainers.experiments.runner import measure_run
+from trainers.experiments.tune.halving import Trial, halve, value_for_all
+from trainers.experiments.tune.tuning import Tuning
+
+# What the short runs leave out. The training does not depend on it.
+_LEFT_OUT = ("export", "profile_steps", "tensorboard_dir", "trackers")
+
+
+class SearchFailedError(Exception):
+    """Error for an arm that has no value left."""
+
+    def __init__(self, message: str, exit_code: ExitCode):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class _Stopped(Exception):
+    """Request to stop during a run."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """Result of the search of one arm.
+
+    Attributes:
+      arm: Arm with the chosen value.
+      given: Value before the search.
+      given_loss: Loss with it after the longest runs of the search; None if that run
+        did not complete.
+      best: Trial with the lowest loss.
+      chosen: Trial of the chosen value: the best, or another as good for all arms.
+      trials: Trials of all values.
+      runs: All runs by value and length, in updates.
+    """
+
+    arm: Arm
+    given: Any
+    given_loss: float | None
+    best: Trial
+    chosen: Trial
+    trials: Sequence[Trial]
+    runs: Mapping[tuple[Any, int], Run]
+
+
+class Search:
+    """Executor of the runs of a search that have not finished yet."""
+
+    def __init__(
+        self,
+        path: pathlib.Path,
+        tuning: Tuning,
+        starter: ProcessStarter,
+        stop_requested: Callable[[], bool],
+        console: Console,
+    ):
+        """Writes nothing yet.
+
+        Args:
+          path: Folder of the comparison.
+          tuning: Search of every arm.
+          starter: Starter of the process of each run.
+          stop_requested: Function that returns whether to stop.
+          console: Output of the process.
+        """
+        self._path = path
+        self._tuning = tuning
+        self._starter = starter
+        self._stop_requested = stop_requested
+        self._console = console
+        self._num_expected = 0
+        self._num_ended = 0
+
+    def run(self, arms: Sequence[Arm]) -> list[Found] | None:
+        """Searches every arm; the same runs lead to the same values.
+
+        Returns:
+          The results in the order of the arms; None if asked to stop.
+
+        Raises:
+          SearchFailedError: No value of an arm completed its runs.
+        """
+        rungs = self._tuning.rungs
+        # With the run of the given value, which may be one of the others.
+        self._num_expected = len(arms) * (sum(rung.num_values for rung in rungs) + 1)
+        try:
+            found = [self._search(arm) for arm in arms]
+        except _Stopped:
+            return None
+        value = value_for_all([each.trials for each in found], rungs[-1].steps)
+        # Without such a value each arm keeps its best.
+        return found if value is None else [self._with(e, value) for e in found]
+
+    def _search(self, arm: Arm) -> Found:
+        tuning = self._tuning
+        runs: dict[tuple[Any, int], Run] = {}
+
+        def measure(value: Any, steps: int) -> float | None:
+            if (value, steps) not in runs:
+                runs[value, steps] = self._run(arm, value, steps)
+            return loss_of(runs[value, steps])
+
+        given = arm.config.to_dict()[tuning.setting]
+        trials, best = halve(
+            tuning.values, tuning.rungs, measure, lambda v: tuning.distance(v, given)
+        )
+        if best is None:
+            raise self._failure(arm, list(runs.values()))
+        # Which value all arms share is known after the last of them.
+        found = Found(
+            arm=arm,
+            given=given,
+            # The arm without the search, at the same length.
+            given_loss=measure(given, tuning.rungs[-1].steps),
+            best=best,
+            chosen=best,
+            trials=trials,
+            runs=runs,
+        )
+        return self._with(found, best.value)
+
+    def _with(self, found: Found, value: float) -> Found:
+        """Returns the result with another value chosen."""
+        config = self._tuning.with_value(found.arm.config, value)
+        return dataclasses.replace(
+            found,
+            arm=dataclasses.replace(found.arm, config=config),
+            chosen=next(t for t in found.trials if t.value == value),
+        )
+
+    def _run(self, arm: Arm, value: Any, steps: int) -> Run:
+        """Returns the run of a value; it is started if it has not ended before."""
+        place = f"{steps}-steps/{as_argument(value)}"
+        path = self._path / "tuning" / arm.name / place
+        log = self._path / "logs" / f"{arm.name}-{place.replace('/', '-')}.log"
+        name = f"{arm.name}, {option(self._tuning.setting)}={value}, {steps} steps"
+        self._num_ended += 1
+        run = read_run(path, arm=arm.name, seed=self._tuning.seed, log=log)
+        # A failed run is tried again, but not after the decision: the runs of the
+        # comparison have the values that it led to.
+        is_decided = (self._path / "runs").exists()
+        if run.is_final or (is_decided and run.measured):
+            return run
+        if is_decided:
+            raise UsageError(
+                f"--run_dir={self._path} has lost {path}, on which its values depend: "
+                "restore it from a copy, or choose another folder."
+            )
+        # What an interrupted run left.
+        shutil.rmtree(path, ignore_errors=True)
+        config = self._config(arm, value, steps).replace(run_dir=str(path))
+        with self._console.live(lambda: f"running   {name}"):
+            if measure_run(config, log, self._stop_requested, self._starter) is None:
+                raise _Stopped
+        run = read_run(path, arm=arm.name, seed=self._tuning.seed, log=log)
+        loss = loss_of(run)
+        self._console.narrate(
+            f"tune {self._num_ended:>3}/{self._num_expected} | {name} | "
+            + (f"{run.status}: {run.reason}" if loss is None else f"loss {loss:.4f}")
+        )
+        return run
+
+    def _config(self, arm: Arm, value: Any, steps: int) -> Config:
+        """Returns the configuration of a run, without its folder."""
+        config = self._tuning.with_value(arm.config, value)
+        # As schedules are, warm-up is shortened with the run.
+        warmup_steps = config.optimizer.warmup_steps * steps // self._tuning.train_steps
+        return config.replace(
+            seed=self._tuning.seed,
+            train_steps=steps,
+            warmup_steps=warmup_steps,
+            **dict.fromkeys(_LEFT_OUT),
+        )
+
+    def _failure(self, arm: Arm, runs: Sequence[Run]) -> SearchFailedError:
+        failed = [run for run in runs if not run.is_final]
+        if failed:
+            words = f"no run of {arm.name} completed in the search: {failed[0].reason}"
+            return SearchFailedError(words, ExitCode.BUG)
+        return SearchFailedError(
+            f"{arm.name} diverged with all values of {option(self._tuning.setting)} "
+            "that were left: choose other bounds of --tune, and another --run_dir.",
+            ExitCode.DIVERGED,
+        )
+
+
+def loss_of(run: Run) -> float | None:
+    """Returns a run's final loss, on held-out examples if there are any.
+
+    It is None unless the run completed.
+    """
+    figures = run.figures(None)
+    loss = figures["eval_loss"]
+    return figures["train_loss"] if loss is None else loss
