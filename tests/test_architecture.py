@@ -94,7 +94,7 @@ FLOORS = (
     ("trainers/experiments",),
     (
         *("trainers/experiments/compare", "trainers/experiments/predict"),
-        "trainers/experiments/verify",
+        *("trainers/experiments/explain", "trainers/experiments/verify"),
     ),
     ("trainers/modes",),
     ("trainers",),

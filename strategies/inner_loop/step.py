@@ -12,9 +12,11 @@ from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Upda
 from strategies.inner_loop.input import PrefetchedChunks, StepInput
 from strategies.inner_loop.reduction import totals
 from strategies.inner_loop.results import (
+    COMPUTED,
     NOT_FINITE,
     NOTHING,
     OWN_TOTALS,
+    REDUCED,
     in_a_vector,
     proposal,
 )
@@ -97,10 +99,16 @@ def run_step(
         earlier.last, lambda count: summed_over_replicas(count)[1].sums
     )
 
+    times_phases = update is not None and update.times_phases
+    computed: list[tf.Tensor] = []
+
     def compute_gradients(shard: Batch) -> ReplicaOutputs:
         if whole_batch:
             shard = shard._replace(totals=whole_batch)
         outputs = earlier.last(shard)
+        if times_phases:
+            # Not one of the sums: every replica keeps its own.
+            computed.append(_time_after(outputs))
         return outputs._replace(sums={**outputs.sums, **proposal(local_flags)})
 
     reduced, summed = summed_over_replicas(compute_gradients)
@@ -114,6 +122,12 @@ def run_step(
         changes = totals(summed)
     numbers = in_a_vector([*metrics.values(), changes])
     finite = tf.reduce_all(tf.math.is_finite(numbers)) & earlier.finite
+    clock = {}
+    if times_phases:
+        clock = {COMPUTED: tf.stack(computed), REDUCED: _time_after(summed)}
+        # The update begins after the clock is read.
+        with tf.control_dependencies([clock[REDUCED]]):
+            finite = tf.identity(finite)
     details = observe(earlier.with_all_gradients(summed))
     if update is None:
         return StepOutputs(metrics, details, finite, num_done=1)
@@ -139,11 +153,18 @@ def run_step(
     # Return the metrics, and whether to compute the same batch again, because its
     # gradients were too large for their type at the present scale of the loss.
     again = update.adapt_loss_scale(metrics, finite)
-    metrics |= applied
+    metrics |= applied | clock
     if again is None:
         return StepOutputs(metrics, details, finite, num_done=1)
     num_done = 1 - tf.cast(again, tf.int32)
     return StepOutputs(metrics, details, finite | again, num_done)
+
+
+def _time_after(outputs: ReplicaOutputs) -> tf.Tensor:
+    """Returns the time at which all outputs are computed, float64 seconds."""
+    values = tf.nest.flatten(outputs, expand_composites=True)
+    with tf.control_dependencies([value for value in values if value is not None]):
+        return tf.timestamp()
 
 
 def apart(function: Callable[..., Any]) -> Any:
