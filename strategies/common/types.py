@@ -173,6 +173,8 @@ class StepPhases(NamedTuple):
         [attempted, local replicas]; None unless steps report their phases.
       reduced: Time at which the sum over replicas was complete, in seconds; None unless
         steps report their phases.
+      worker_seconds: Seconds in which each worker waited for its examples and computed,
+        [attempted, 2 x workers]; None if the task itself computes.
     """
 
     start: np.ndarray
@@ -181,6 +183,7 @@ class StepPhases(NamedTuple):
     stop: np.ndarray
     computed: np.ndarray | None = None
     reduced: np.ndarray | None = None
+    worker_seconds: np.ndarray | None = None
 
 
 class StepFuture(Protocol):

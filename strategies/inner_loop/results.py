@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,10 +25,21 @@ WAIT = "clock/wait"
 # Times at which a step's outputs and their sum were complete.
 COMPUTED = "clock/computed"
 REDUCED = "clock/reduced"
+# Seconds in which each worker waited for its examples and computed, if others do.
+WORKER_SECONDS = "clock/worker_seconds"
 _AGREED = "agreed/"
 _REPLICAS = _AGREED + "replicas"
 _NOT_METRICS = (
-    *("staleness", "dropped_gradients", NOT_FINITE, START, WAIT, COMPUTED, REDUCED),
+    *(
+        "staleness",
+        "dropped_gradients",
+        NOT_FINITE,
+        START,
+        WAIT,
+        COMPUTED,
+        REDUCED,
+        WORKER_SECONDS,
+    ),
     *(STAGE_BUSY_SECONDS, PIPELINE_SECONDS, _AGREED),
 )
 
@@ -41,6 +53,23 @@ def proposal(local_flags: tf.Tensor) -> dict[str, tf.Tensor]:
     names = [_AGREED + field.name for field in dataclasses.fields(SyncedFlags)]
     values = dict(zip(names, tf.unstack(local_flags), strict=True))
     return {**values, _REPLICAS: tf.ones([], tf.float64)}
+
+
+def time_after(outputs: Any) -> tuple[tf.Tensor, Any]:
+    """Returns the time at which outputs are computed, and the outputs after it.
+
+    Args:
+      outputs: Structure of tensors, IndexedSlices and None.
+
+    Returns:
+      The time, float64 seconds, and the same structure.
+    """
+    values = tf.nest.flatten(outputs, expand_composites=True)
+    with tf.control_dependencies([value for value in values if value is not None]):
+        now = tf.timestamp()
+    with tf.control_dependencies([now]):
+        after = [None if value is None else tf.identity(value) for value in values]
+    return now, tf.nest.pack_sequence_as(outputs, after, expand_composites=True)
 
 
 class Packing:
@@ -141,6 +170,7 @@ def step_results(
             stop=ends[1:],
             computed=figures.get(COMPUTED),
             reduced=figures.get(REDUCED),
+            worker_seconds=figures.get(WORKER_SECONDS),
         ),
     )
 

@@ -19,6 +19,7 @@ from strategies.inner_loop.results import (
     REDUCED,
     in_a_vector,
     proposal,
+    time_after,
 )
 from strategies.inner_loop.totals import totals_of
 from strategies.inner_loop.updates_in_turn import apply_earlier
@@ -108,7 +109,7 @@ def run_step(
         outputs = earlier.last(shard)
         if times_phases:
             # Not one of the sums: every replica keeps its own.
-            computed.append(_time_after(outputs))
+            computed.append(time_after(outputs)[0])
         return outputs._replace(sums={**outputs.sums, **proposal(local_flags)})
 
     reduced, summed = summed_over_replicas(compute_gradients)
@@ -124,7 +125,7 @@ def run_step(
     finite = tf.reduce_all(tf.math.is_finite(numbers)) & earlier.finite
     clock = {}
     if times_phases:
-        clock = {COMPUTED: tf.stack(computed), REDUCED: _time_after(summed)}
+        clock = {COMPUTED: tf.stack(computed), REDUCED: time_after(summed)[0]}
         # The update begins after the clock is read.
         with tf.control_dependencies([clock[REDUCED]]):
             finite = tf.identity(finite)
@@ -158,13 +159,6 @@ def run_step(
         return StepOutputs(metrics, details, finite, num_done=1)
     num_done = 1 - tf.cast(again, tf.int32)
     return StepOutputs(metrics, details, finite | again, num_done)
-
-
-def _time_after(outputs: ReplicaOutputs) -> tf.Tensor:
-    """Returns the time at which all outputs are computed, float64 seconds."""
-    values = tf.nest.flatten(outputs, expand_composites=True)
-    with tf.control_dependencies([value for value in values if value is not None]):
-        return tf.timestamp()
 
 
 def apart(function: Callable[..., Any]) -> Any:

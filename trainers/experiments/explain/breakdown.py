@@ -110,7 +110,9 @@ def breakdown_of(tasks: Mapping[str, Mapping[str, Any]]) -> Breakdown:
       tasks: Content of the file of each task, by name.
     """
     lanes = [lane for task in tasks.values() for lane in _lanes(task)]
-    is_synchronous = all(lane.name.startswith(lane.task["task"]) for lane in lanes)
+    # Steps that only one worker computes wait for nobody.
+    workers = {(*task["steps"]["worker"],) for task in tasks.values()}
+    is_synchronous = all(len({*names}) == 1 for names in workers)
     caused = [0.0] * len(lanes)
     if is_synchronous and len(lanes) > 1:
         # All tasks have run the same last steps.
@@ -180,22 +182,35 @@ def _lanes(task: Mapping[str, Any]) -> list[_Lane]:
     reduced = np.array(columns.get("reduced", stop))
     # Where XLA compiles the loop, a step has one phase.
     computed = np.array(columns.get("computed", stop[:, np.newaxis]))
-    workers = np.array(columns["worker"])
     factor = task["num_steps"] / len(start)
-    found = []
-    for worker in dict.fromkeys(columns["worker"]):
-        rows = workers == worker
-        several = computed.shape[1] > 1
-        for index in range(computed.shape[1]):
-            own = computed[rows, index]
-            steps = {
-                "input": (waited + prefetch)[rows],
-                "compute": own - arrived[rows],
-                "wait": np.zeros(rows.sum()),
-                "wire": reduced[rows] - own,
-                "update": (stop - reduced)[rows],
-            }
-            steps = {name: np.maximum(values, 0.0) for name, values in steps.items()}
-            name = f"{worker} replica {index}" if several else worker
-            found.append(_Lane(name, task, start[rows], steps, factor))
-    return found
+
+    def lane(name: str, rows: Any, own_input: Any, compute: Any, after: Any) -> _Lane:
+        steps = {
+            "input": own_input,
+            "compute": compute,
+            "wait": np.zeros_like(compute),
+            "wire": reduced - after,
+            "update": stop - reduced,
+        }
+        steps = {n: np.maximum(values[rows], 0.0) for n, values in steps.items()}
+        return _Lane(name, task, start[rows], steps, factor)
+
+    if "worker_seconds" in columns:
+        # This task leads, and others compute.
+        seconds = np.array(columns["worker_seconds"]).reshape(len(start), -1, 2)
+        return [
+            lane(f"worker-{index}", slice(None), own[0], own[1], start + sum(own))
+            for index, own in enumerate(seconds.transpose(1, 2, 0))
+        ]
+    names, several = columns["worker"], computed.shape[1] > 1
+    return [
+        lane(
+            f"{worker} replica {index}" if several else worker,
+            np.array(names) == worker,
+            waited + prefetch,
+            own - arrived,
+            own,
+        )
+        for worker in dict.fromkeys(names)
+        for index, own in enumerate(computed.T)
+    ]

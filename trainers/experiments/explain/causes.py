@@ -152,8 +152,8 @@ _ON_CORES = ("compute", "wire", "update", "python", "summary")
 def _slow_input(facts: Facts) -> Iterator[Cause]:
     shares = facts.shares("input")
     place = int(shares.argmax())
-    task = facts.breakdown.replicas[place].task
-    words = f"{task} waits {shares[place]:.0%} of its time for examples"
+    name = facts.breakdown.replicas[place].name
+    words = f"{name} waits {shares[place]:.0%} of its time for examples"
     remedy = "read faster on that task: less work per example, or files prepared once"
     yield Cause("slow_input", float(shares[place]), words, remedy)
 
@@ -168,7 +168,7 @@ def _slow_worker(facts: Facts) -> Iterator[Cause]:
     if factor < LIMITS["slower"].value:
         return
     words = f"all wait for {slowest.name}, which computes {factor:.1f} times as long"
-    remedy = f"look at the machine of {slowest.task}, or train without it"
+    remedy = f"look at the machine of {slowest.name}, or train without it"
     yield Cause("slow_worker", float(facts.shares("wait").max()), words, remedy)
 
 

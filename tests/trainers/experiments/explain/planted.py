@@ -165,14 +165,17 @@ _SLOW_DISK = (
 PLANTS = (
     Plant(
         "slow_worker",
-        (*_TWO_WORKERS, f"--model={_MODULE}:slow_model", _OWN_DATA, "--train_steps=60"),
+        (
+            *(*_TWO_WORKERS, f"--model={_MODULE}:slow_model", _OWN_DATA, *_QUIET),
+            "--train_steps=60",
+        ),
         named="worker-1",
     ),
     Plant(
         "slow_input",
         (
             *(*_TWO_WORKERS, f"--model={_MODULE}:plain_model"),
-            *(f"--dataset={_MODULE}:slow_data", "--train_steps=60"),
+            *(f"--dataset={_MODULE}:slow_data", "--train_steps=60", *_QUIET),
         ),
         named="worker-1",
     ),
@@ -180,53 +183,83 @@ PLANTS = (
         "slow_wire",
         (
             *(*_TWO_WORKERS, "--model=mlp", "--hidden_units=1024,1024"),
-            *("--train_steps=25", "--set=strategy.isolate_network=off"),
+            *("--train_steps=25", "--set=strategy.isolate_network=off", *_QUIET),
         ),
         before=_SLOW_LOOPBACK,
     ),
     Plant(
         "crowded_cores",
-        ("--strategy=mirrored", "--model=convnet", "--train_steps=100"),
+        ("--strategy=mirrored", "--model=convnet", "--train_steps=100", *_QUIET),
         beside=_busy_programs,
     ),
     Plant(
         "tiny_batch",
-        ("--strategy=mirrored", "--global_batch_size=2", "--train_steps=2000"),
+        (
+            *("--strategy=mirrored", "--global_batch_size=2", "--train_steps=2000"),
+            *_QUIET,
+        ),
     ),
     Plant(
         "many_tiny_tensors",
         (
             *("--strategy=mirrored", f"--model={_MODULE}:tiny_layers_model"),
-            *(_OWN_DATA, "--train_steps=200"),
+            *(_OWN_DATA, "--train_steps=200", *_QUIET),
         ),
     ),
     Plant(
         "frequent_summaries",
         (
             *("--strategy=mirrored", "--set=report.histogram_every_steps=1"),
-            "--train_steps=100",
+            *("--train_steps=100", "--eval_every_steps=none"),
         ),
         named="histograms",
     ),
     Plant(
         "slow_disk",
-        ("--strategy=mirrored", "--checkpoint_every_steps=25", "--train_steps=100"),
+        (
+            *("--strategy=mirrored", "--checkpoint_every_steps=25"),
+            *("--train_steps=100", *_QUIET),
+        ),
         before=_SLOW_DISK,
     ),
     Plant(
         "retracing",
         (
             *("--strategy=mirrored", f"--model={_MODULE}:plain_model"),
-            *(f"--dataset={_MODULE}:retracing_data", "--train_steps=100"),
+            *(f"--dataset={_MODULE}:retracing_data", "--train_steps=100", *_QUIET),
         ),
     ),
     Plant(
         "uneven_stages",
         (
             *("--strategy=model_parallel", "--model=convnet"),
-            *("--pipeline_stages=logits", "--train_steps=60"),
+            *("--pipeline_stages=logits", "--train_steps=60", *_QUIET),
         ),
         named="stage 0",
     ),
 )
-QUIET = _QUIET
+
+# Healthy runs: all strategies with their own work.
+_CONVNET = ("--model=convnet", "--global_batch_size=128", "--train_steps=150")
+HEALTHY = tuple(
+    (*strategy, *_CONVNET, *_QUIET)
+    for strategy in (
+        ("--strategy=one_device",),
+        ("--strategy=one_device", "--jit_compile=on"),
+        ("--strategy=tower",),
+        ("--strategy=tower", "--update=async"),
+        ("--strategy=mirrored",),
+        ("--strategy=parameter_averaging",),
+        ("--strategy=model_parallel",),
+        _TWO_WORKERS,
+        ("--strategy=parameter_server", "--num_workers=2", "--num_ps=1"),
+        *(
+            (
+                "--strategy=parameter_server",
+                "--update=sync",
+                "--num_workers=2",
+                "--num_ps=1",
+            ),
+        ),
+    )
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -262,16 +261,32 @@ def test_a_trace_shows_the_same_times() -> None:
 
 
 def test_the_table_fits_into_80_columns() -> None:
-    tasks = workers(
-        *(
-            task_of(
-                f"worker-{i}",
-                *(((0.01, [0.05], 0.02, 0.02),)),
-                **dict.fromkeys(("summary", "eval", "checkpoint", "chief"), 0.2),
-            )
-            for i in range(2)
-        )
-    )
-    facts = dataclasses.replace(facts_of(tasks), measured={})
-    table = [line for line in Report(facts, []).lines() if line.startswith("worker")]
+    between: dict[str, Any] = dict.fromkeys(("summary", "eval", "chief"), 0.2)
+    row = (0.01, [0.05], 0.02, 0.02)
+    tasks = [
+        task_of(f"worker-{i}", row, checkpoint=0.2, **dict(between)) for i in range(2)
+    ]
+    lines = Report(facts_of(workers(*tasks)), []).lines()
+    table = [line for line in lines if line.startswith("worker")]
+    assert len(table) == 2
     assert all(len(line) <= 80 for line in table)
+
+
+def test_workers_of_one_leader_have_shares_each() -> None:
+    task = task_of("chief-0", (0.0, [0.12], 0.0, 0.01))
+    task["steps"]["worker_seconds"] = [[0.01, 0.04, 0.02, 0.08]] * NUM_STEPS
+    fast, slow = breakdown_of(workers(task)).replicas
+    assert [fast.name, slow.name] == ["worker-0", "worker-1"]
+    assert fast.seconds["input"] == pytest.approx(NUM_STEPS * 0.01)
+    assert fast.seconds["wait"] == pytest.approx(NUM_STEPS * 0.05)
+    assert slow.seconds["wire"] == pytest.approx(NUM_STEPS * 0.02)
+
+
+def test_workers_that_do_not_wait_are_told_apart_by_their_steps() -> None:
+    task = task_of("chief-0", EQUAL)
+    task["steps"]["worker"] = ["tower-0", "tower-1"] * (NUM_STEPS // 2)
+    replicas = breakdown_of(workers(task)).replicas
+    assert [replica.name for replica in replicas] == ["tower-0", "tower-1"]
+    for replica in replicas:
+        assert replica.seconds["wait"] == 0
+        assert replica.seconds["compute"] == pytest.approx(NUM_STEPS / 2 * 0.15)
