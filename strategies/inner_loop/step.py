@@ -100,16 +100,13 @@ def run_step(
         earlier.last, lambda count: summed_over_replicas(count)[1].sums
     )
 
-    times_phases = update is not None and update.times_phases
-    computed: list[tf.Tensor] = []
+    clock = _StepClock(update is not None and update.times_phases)
 
     def compute_gradients(shard: Batch) -> ReplicaOutputs:
         if whole_batch:
             shard = shard._replace(totals=whole_batch)
         outputs = earlier.last(shard)
-        if times_phases:
-            # Not one of the sums: every replica keeps its own.
-            computed.append(time_after(outputs)[0])
+        clock.computed(outputs)
         return outputs._replace(sums={**outputs.sums, **proposal(local_flags)})
 
     reduced, summed = summed_over_replicas(compute_gradients)
@@ -123,12 +120,7 @@ def run_step(
         changes = totals(summed)
     numbers = in_a_vector([*metrics.values(), changes])
     finite = tf.reduce_all(tf.math.is_finite(numbers)) & earlier.finite
-    clock = {}
-    if times_phases:
-        clock = {COMPUTED: tf.stack(computed), REDUCED: time_after(summed)[0]}
-        # The update begins after the clock is read.
-        with tf.control_dependencies([clock[REDUCED]]):
-            finite = tf.identity(finite)
+    finite = clock.reduced(summed, finite)
     details = observe(earlier.with_all_gradients(summed))
     if update is None:
         return StepOutputs(metrics, details, finite, num_done=1)
@@ -154,11 +146,36 @@ def run_step(
     # Return the metrics, and whether to compute the same batch again, because its
     # gradients were too large for their type at the present scale of the loss.
     again = update.adapt_loss_scale(metrics, finite)
-    metrics |= applied | clock
+    metrics |= applied | clock.times
     if again is None:
         return StepOutputs(metrics, details, finite, num_done=1)
     num_done = 1 - tf.cast(again, tf.int32)
     return StepOutputs(metrics, details, finite | again, num_done)
+
+
+class _StepClock:
+    """Times within a step, if they are wanted."""
+
+    def __init__(self, is_wanted: bool):
+        self._is_wanted = is_wanted
+        self._computed: list[tf.Tensor] = []
+        self.times: dict[str, tf.Tensor] = {}
+
+    def computed(self, outputs: ReplicaOutputs) -> None:
+        """Reads the clock when a replica has its outputs."""
+        # Not one of the sums: more values would change in which order others are added.
+        if self._is_wanted:
+            self._computed.append(time_after(outputs)[0])
+
+    def reduced(self, summed: ReplicaOutputs, finite: tf.Tensor) -> tf.Tensor:
+        """Reads the clock when the sum is there, and returns `finite` after that."""
+        if not self._is_wanted:
+            return finite
+        now, _ = time_after(summed)
+        self.times = {COMPUTED: tf.stack(self._computed), REDUCED: now}
+        # The update waits for the condition, so that it begins after the clock is read.
+        with tf.control_dependencies([now]):
+            return tf.identity(finite)
 
 
 def apart(function: Callable[..., Any]) -> Any:

@@ -7,7 +7,11 @@ import pathlib
 import pytest
 
 from tests import processes
-from trainers.experiments.explain.breakdown import WITHIN_A_STEP, read_breakdown
+from trainers.experiments.explain.breakdown import (
+    PHASES,
+    WITHIN_A_STEP,
+    read_breakdown,
+)
 
 # More than rounding of the clock, and less than a phase that is missing.
 TOLERANCE = 0.05
@@ -48,7 +52,7 @@ def check_sums(run: pathlib.Path) -> None:
     """The phases of each replica add up to the wall time, and within the steps."""
     breakdown = read_breakdown(run)
     for replica in breakdown.replicas:
-        assert replica.accounted_share == pytest.approx(1, abs=TOLERANCE)
+        assert replica.share(*PHASES) == pytest.approx(1, abs=TOLERANCE)
         assert sum(replica.seconds[p] for p in WITHIN_A_STEP) > 0
 
 

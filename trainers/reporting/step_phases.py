@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import pathlib
@@ -129,7 +130,7 @@ class PhaseMeter:
     def _steps(self) -> dict[str, Any]:
         """Returns the times of each step by name, lists of one length."""
         columns: dict[str, Any] = {"worker": self._workers}
-        for name in StepPhases._fields:
+        for name in inspect.get_annotations(StepPhases):
             parts = [getattr(phases, name) for phases in self._phases]
             if parts and parts[0] is not None:
                 columns[name] = np.round(np.concatenate(parts), 7).tolist()

@@ -12,6 +12,7 @@ from strategies.common.files import without_nan
 from strategies.common.text import as_argument, table_lines
 from trainers.experiments.compare import charts
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.slower import slower_arms
 from trainers.experiments.run_record import Run
 
 # Columns of the table of metrics: heading, metric, format.
@@ -66,6 +67,7 @@ def write_report(
         "origin": origin(conclusion),
         "figures": figures_table(conclusion),
         "intervals": _intervals(conclusion),
+        "slower": slower_arms(conclusion, runs),
         "words": _words,
     }
     markdown = pages.get_template("report.md.j2").render(content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 
 from strategies.common.errors import UsageError
 from strategies.common.files import read_small
+from strategies.common.strict_json import parse_json
 
 # Phases in the order of a step, with their names for people.
 PHASES: Mapping[str, str] = {
@@ -26,40 +26,50 @@ PHASES: Mapping[str, str] = {
     "checkpoint": "checkpoints",
     "chief": "waiting for the chief",
 }
-# Phases within a step; the others are between calls of the inner loop.
 WITHIN_A_STEP = ("input", "compute", "wait", "wire", "update")
+_BETWEEN = ("summary", "eval", "checkpoint", "chief")
 
-_FOLDER = "step_phases"
 _MOST_BYTES = 64 << 20
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Replica:
     """Time of one replica.
 
     Attributes:
       name: Name of the replica, or of its task if that has one.
-      task: Name of its task.
-      wall_seconds: Wall time of the task's steps and of all between them.
-      seconds: Seconds by phase.
-      starts: Start of each kept step, in seconds since the epoch of its task, [steps].
+      task: What its task wrote.
+      starts: Start of each kept step by the clock of its task, in seconds, [steps].
       steps: Seconds of each kept step by phase within a step, [steps] each.
+      factor: Number of its steps for each kept one.
     """
 
     name: str
-    task: str
-    wall_seconds: float
-    seconds: Mapping[str, float]
+    task: Mapping[str, Any]
     starts: np.ndarray
-    steps: Mapping[str, np.ndarray]
+    steps: dict[str, np.ndarray]
+    factor: float
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase, between the first calls of the inner loop and the last."""
+        within = {k: self.factor * float(v.sum()) for k, v in self.steps.items()}
+        between = {kind: self.task["seconds"][kind] for kind in _BETWEEN}
+        known = sum(within.values()) + sum(between.values())
+        # In the rest Python starts calls, fetches results and runs callbacks.
+        rest = max(self.task["wall_seconds"] - known, 0.0)
+        return {**within, "python": rest, **between}
 
     def share(self, *phases: str) -> float:
         """Returns the part of the wall time in some phases, from 0 to 1."""
-        return sum(self.seconds[phase] for phase in phases) / self.wall_seconds
+        seconds = self.seconds
+        return sum(seconds[phase] for phase in phases) / self.task["wall_seconds"]
 
-    @property
-    def accounted_share(self) -> float:
-        return self.share(*PHASES)
+    def keep_last(self, count: int) -> None:
+        """Forgets all steps but the last ones."""
+        self.factor *= len(self.starts) / count
+        self.starts = self.starts[-count:]
+        self.steps = {name: values[-count:] for name, values in self.steps.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,7 +95,7 @@ class Breakdown:
 
 
 def read_breakdown(folder: pathlib.Path) -> Breakdown:
-    """Reads what the tasks of a run wrote.
+    """Divides the time of a run.
 
     Args:
       folder: Folder of the run.
@@ -93,8 +103,8 @@ def read_breakdown(folder: pathlib.Path) -> Breakdown:
     Raises:
       UsageError: The run was too short to be divided.
     """
-    paths = sorted((folder / _FOLDER).glob("*.json"))
-    tasks = {path.stem: json.loads(read_small(path, _MOST_BYTES)) for path in paths}
+    paths = sorted((folder / "step_phases").glob("*.json"))
+    tasks = {path.stem: parse_json(read_small(path, _MOST_BYTES)) for path in paths}
     if not tasks or not all(task["steps"].get("start") for task in tasks.values()):
         raise UsageError(
             "the run ended before its steps could be divided: give more --train_steps, "
@@ -104,113 +114,68 @@ def read_breakdown(folder: pathlib.Path) -> Breakdown:
 
 
 def breakdown_of(tasks: Mapping[str, Mapping[str, Any]]) -> Breakdown:
-    """Divides the wall time of all tasks.
+    """Divides the time of all tasks.
 
     Args:
       tasks: Content of the file of each task, by name.
     """
-    lanes = [lane for task in tasks.values() for lane in _lanes(task)]
+    replicas = [replica for task in tasks.values() for replica in _replicas_of(task)]
     # Steps that only one worker computes wait for nobody.
-    workers = {(*task["steps"]["worker"],) for task in tasks.values()}
-    is_synchronous = all(len({*names}) == 1 for names in workers)
-    caused = [0.0] * len(lanes)
-    if is_synchronous and len(lanes) > 1:
-        # All tasks have run the same last steps.
-        count = min(len(lane.start) for lane in lanes)
-        lanes = [lane.last(count) for lane in lanes]
-        exchange = np.stack([lane.steps["wire"] for lane in lanes])
-        # The last one to arrive waits for nobody. Only durations on one task are
-        # compared, because clocks of hosts differ.
-        wire = exchange.min(axis=0)
-        waits = exchange - wire
-        for lane, wait in zip(lanes, waits, strict=True):
-            lane.steps.update(wait=wait, wire=wire)
-        slowest, waited = exchange.argmin(axis=0), waits.sum(axis=0)
-        caused = [float(waited[slowest == i].sum()) for i in range(len(lanes))]
-    return Breakdown([lane.replica() for lane in lanes], tasks, caused)
+    waits = all(len({*task["steps"]["worker"]}) == 1 for task in tasks.values())
+    if not waits or len(replicas) == 1:
+        return Breakdown(replicas, tasks, [0.0] * len(replicas))
+    # All tasks have run the same last steps.
+    count = min(len(replica.starts) for replica in replicas)
+    for replica in replicas:
+        replica.keep_last(count)
+    exchange = np.stack([replica.steps["wire"] for replica in replicas])
+    # The last one to arrive waits for nobody. Only durations on one task are compared,
+    # because clocks of hosts differ.
+    wire, slowest = exchange.min(axis=0), exchange.argmin(axis=0)
+    for replica, own in zip(replicas, exchange, strict=True):
+        replica.steps.update(wait=own - wire, wire=wire)
+    waited = (exchange - wire).sum(axis=0)
+    caused = [float(waited[slowest == index].sum()) for index in range(len(replicas))]
+    return Breakdown(replicas, tasks, caused)
 
 
-@dataclasses.dataclass(slots=True)
-class _Lane:
-    """Steps of one replica, while their phases are being found.
-
-    Attributes:
-      name: Name of the replica.
-      task: What its task wrote.
-      start: Start of each step in seconds, [steps].
-      steps: Seconds of each step by phase, [steps] each.
-      factor: Number of its steps for each one in `start`.
-    """
-
-    name: str
-    task: Mapping[str, Any]
-    start: np.ndarray
-    steps: dict[str, np.ndarray]
-    factor: float
-
-    def last(self, count: int) -> _Lane:
-        factor = self.factor * len(self.start) / count
-        steps = {name: values[-count:] for name, values in self.steps.items()}
-        return _Lane(self.name, self.task, self.start[-count:], steps, factor)
-
-    def replica(self) -> Replica:
-        between = {k: self.task["seconds"][k] for k in PHASES if k in _BETWEEN}
-        within = {k: self.factor * float(v.sum()) for k, v in self.steps.items()}
-        wall = self.task["wall_seconds"]
-        # Of the rest Python starts calls, fetches results and runs callbacks.
-        rest = wall - sum(within.values()) - sum(between.values())
-        return Replica(
-            name=self.name,
-            task=self.task["task"],
-            wall_seconds=wall,
-            seconds={**within, "python": max(rest, 0.0), **between},
-            starts=self.start,
-            steps=self.steps,
-        )
-
-
-_BETWEEN = ("summary", "eval", "checkpoint", "chief")
-
-
-def _lanes(task: Mapping[str, Any]) -> list[_Lane]:
-    """Returns the replicas of a task, all time of exchange as `wire`."""
-    columns = task["steps"]
-    start, waited, prefetch, stop = (
-        np.array(columns[name]) for name in ("start", "input", "prefetch", "stop")
-    )
-    arrived, stop = start + waited, stop - prefetch
-    reduced = np.array(columns.get("reduced", stop))
-    # Where XLA compiles the loop, a step has one phase.
-    computed = np.array(columns.get("computed", stop[:, np.newaxis]))
+def _replicas_of(task: Mapping[str, Any]) -> list[Replica]:
+    """Returns the replicas of a task, with all time of exchange as `wire`."""
+    columns = {name: np.array(values) for name, values in task["steps"].items()}
+    start, prefetch = columns["start"], columns["prefetch"]
+    arrived, stop = start + columns["input"], columns["stop"] - prefetch
+    reduced = columns.get("reduced", stop)
     factor = task["num_steps"] / len(start)
 
-    def lane(name: str, rows: Any, own_input: Any, compute: Any, after: Any) -> _Lane:
+    def replica(name: str, rows: Any, waited: Any, compute: Any, done: Any) -> Replica:
         steps = {
-            "input": own_input,
+            "input": waited,
             "compute": compute,
-            "wait": np.zeros_like(compute),
-            "wire": reduced - after,
+            "wait": np.zeros(len(start)),
+            "wire": reduced - done,
             "update": stop - reduced,
         }
+        # The clock has a resolution of a microsecond.
         steps = {n: np.maximum(values[rows], 0.0) for n, values in steps.items()}
-        return _Lane(name, task, start[rows], steps, factor)
+        return Replica(name, task, start[rows], steps, factor)
 
     if "worker_seconds" in columns:
         # This task leads, and others compute.
-        seconds = np.array(columns["worker_seconds"]).reshape(len(start), -1, 2)
+        workers = columns["worker_seconds"].reshape(len(start), -1, 2)
         return [
-            lane(f"worker-{index}", slice(None), own[0], own[1], start + sum(own))
-            for index, own in enumerate(seconds.transpose(1, 2, 0))
+            replica(f"worker-{index}", slice(None), own[0], own[1], start + sum(own))
+            for index, own in enumerate(workers.transpose(1, 2, 0))
         ]
-    names, several = columns["worker"], computed.shape[1] > 1
+    # Where XLA compiles the loop, a step has one phase.
+    computed = columns.get("computed", stop[:, np.newaxis]).T
     return [
-        lane(
-            f"{worker} replica {index}" if several else worker,
-            np.array(names) == worker,
-            waited + prefetch,
+        replica(
+            f"{worker} replica {index}" if len(computed) > 1 else worker,
+            columns["worker"] == worker,
+            columns["input"] + prefetch,
             own - arrived,
             own,
         )
-        for worker in dict.fromkeys(names)
-        for index, own in enumerate(computed.T)
+        for worker in dict.fromkeys(task["steps"]["worker"])
+        for index, own in enumerate(computed)
     ]

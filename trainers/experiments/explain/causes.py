@@ -22,6 +22,7 @@ class Limit(NamedTuple):
 LIMITS: Mapping[str, Limit] = {
     "share": Limit(0.2, "less than a fifth of the time is not worth a change"),
     "cpu_wait": Limit(0.4, "threads of idle machines wait 1 to 25 % for a core"),
+    "other_busy_cores": Limit(0.3, "programs at rest use less than a tenth of a core"),
     "caused_wait": Limit(0.75, "two equal replicas are each slowest half of the time"),
     "slower": Limit(1.5, "equal replicas on shared cores differ by up to a third"),
     "bytes_per_second": Limit(50e6, "loopback brings 250 MB/s, 1 Gbit/s brings 110"),
@@ -37,7 +38,7 @@ LIMITS: Mapping[str, Limit] = {
     "summary_steps": Limit(20, "by default 100 steps or more are between summaries"),
     "checkpoint_seconds": Limit(0.7, "a checkpoint without data takes 0.1 to 0.4 s"),
     "disk_bytes_per_second": Limit(20e6, "slow hard disks write 50 MB/s"),
-    "stage": Limit(1.6, "stages by measured cost differ by up to a third"),
+    "stage": Limit(3.0, "a layer cannot be divided: default stages differ by 2.5"),
 }
 
 
@@ -129,19 +130,20 @@ def _retracing(facts: Facts) -> Iterator[Cause]:
 
 
 def _crowded_cores(facts: Facts) -> Iterator[Cause]:
-    waited = facts.total("cpu_wait")
+    waited, cores = facts.total("cpu_wait"), facts.any("num_machine_cores")
     part = waited / max(waited + facts.total("cpu"), 1e-9)
-    if part < LIMITS["cpu_wait"].value:
+    others = facts.measured.get("other_busy_cores") or 0.0
+    # Threads of one run wait for each other now and then.
+    is_shared = others >= LIMITS["other_busy_cores"].value
+    is_full = len(facts.breakdown.replicas) > cores
+    if part < LIMITS["cpu_wait"].value or not (is_shared or is_full):
         return
     # Threads wait side by side, so that the first is an upper bound of the lost time.
     tasks = facts.breakdown.tasks.values()
     lost = max(task["seconds"]["cpu_wait"] / task["wall_seconds"] for task in tasks)
-    share = min(lost, part * float(facts.shares(*_ON_CORES).max()))
-    others = facts.measured.get("other_busy_cores") or 0.0
+    share = min(lost, part * float(facts.shares(*_ON_CORES).min()))
     words = f"threads that could run waited {part:.0%} of their time for a core; other "
-    words += (
-        f"programs kept {others:.1f} of {facts.any('num_machine_cores')} cores busy"
-    )
+    words += f"programs kept {others:.1f} of {cores} cores busy"
     remedy = "stop other programs, or lower --num_replicas or --num_workers"
     yield Cause("crowded_cores", share, words, remedy)
 
@@ -248,8 +250,6 @@ def _uneven_stages(facts: Facts) -> Iterator[Cause]:
     if not pipeline:
         return
     busy = np.array([1 - stage["idle_share"] for stage in pipeline["stages"]])
-    if busy.max() < LIMITS["stage"].value * busy.mean() and len(busy) > 2:
-        return
     factor = busy.max() / max(np.median(np.delete(busy, busy.argmax())), 1e-9)
     if factor < LIMITS["stage"].value:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,28 +11,15 @@ import jinja2
 import numpy as np
 
 from strategies.common.text import table_lines
-from trainers.experiments.explain.breakdown import (
-    PHASES,
-    WITHIN_A_STEP,
-    Breakdown,
-    Replica,
-)
+from trainers.experiments.explain.breakdown import PHASES, WITHIN_A_STEP, Breakdown
 from trainers.experiments.explain.causes import ADVICE, Facts, find_causes
 
 SCHEMA_VERSION = 1
 
 # More would take a browser seconds to draw.
 _MOST_TRACED_STEPS = 300
-_SHORT_NAMES = dict(
-    zip(
-        PHASES,
-        (
-            *("input", "compute", "wait", "wire", "update", "Python", "summ", "eval"),
-            *("ckpt", "chief"),
-        ),
-        strict=True,
-    )
-)
+# So that all columns fit in 80 characters.
+_SHORT = {"python": "Python", "summary": "summ", "checkpoint": "ckpt"}
 
 
 class Report:
@@ -45,21 +33,25 @@ class Report:
           notes: Sentences about what this run cannot tell.
         """
         self._facts = facts
-        self._breakdown = facts.breakdown
+        self._replicas = facts.breakdown.replicas
         self._notes = notes
         self._causes = find_causes(facts)
+        # Phases that round to no tenth of a percent are not shown.
+        self._phases = {
+            phase: name
+            for phase, name in PHASES.items()
+            if any(replica.share(phase) >= 5e-4 for replica in self._replicas)
+        }
 
     def lines(self) -> Iterator[str]:
         """Yields the lines to print: a table of shares, notes, and the cause."""
-        replicas = self._breakdown.replicas
-        present = [p for p in PHASES if any(r.share(p) >= 5e-4 for r in replicas)]
-        rows = [["% of time", *(_SHORT_NAMES[phase] for phase in present)]]
-        for replica in replicas:
-            shares = [f"{100 * replica.share(phase):.0f}" for phase in present]
-            rows.append([replica.name, *shares])
-        yield from table_lines(rows)
-        for note in self._notes:
-            yield f"note      {note}"
+        heading = ["% of time", *(_SHORT.get(phase, phase) for phase in self._phases)]
+        rows = [
+            [replica.name, *(f"{100 * replica.share(p):.0f}" for p in self._phases)]
+            for replica in self._replicas
+        ]
+        yield from table_lines([heading, *rows])
+        yield from (f"note      {note}" for note in self._notes)
         yield self.verdict()
 
     def verdict(self) -> str:
@@ -77,17 +69,10 @@ class Report:
 
     def _largest(self) -> dict[str, Any]:
         share, phase, name = max(
-            (replica.share(phase), phase, replica.name)
-            for replica in self._breakdown.replicas
-            for phase in PHASES
+            (r.share(phase), phase, r.name) for r in self._replicas for phase in PHASES
         )
-        return {
-            "phase": phase,
-            "name": PHASES[phase],
-            "replica": name,
-            "share": share,
-            "advice": ADVICE[phase],
-        }
+        about = {"phase": phase, "name": PHASES[phase], "replica": name, "share": share}
+        return {**about, "advice": ADVICE[phase]}
 
     def content(self, command: str) -> dict[str, Any]:
         """Returns the content of explain.json.
@@ -95,33 +80,36 @@ class Report:
         Args:
           command: Command that repeats the explanation.
         """
-        facts, slowest = self._facts, self._breakdown.slowest
-        result = facts.result
+        facts, slowest = self._facts, self._facts.breakdown.slowest
         return {
             "schema_version": SCHEMA_VERSION,
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "command": command,
-            "strategy": result["strategy"],
+            "strategy": facts.result["strategy"],
             "model": facts.config.model.model,
             "dataset": facts.config.data.dataset,
             "global_batch_size": facts.config.length.global_batch_size,
-            "num_replicas": result["num_replicas"],
-            "compilation": result["compilation"]["scope"],
-            "replicas": [_of_a_replica(r) for r in self._breakdown.replicas],
-            "slowest": None if slowest is None else slowest.name,
-            "caused_wait_seconds": list(self._breakdown.caused_wait_seconds),
-            "causes": [
+            "num_replicas": facts.result["num_replicas"],
+            "compilation": facts.result["compilation"]["scope"],
+            "replicas": [
                 {
-                    "name": cause.name,
-                    "share": cause.share,
-                    "words": cause.words,
-                    "remedy": cause.remedy,
+                    "name": replica.name,
+                    "task": replica.task["task"],
+                    "wall_seconds": replica.task["wall_seconds"],
+                    "accounted_share": replica.share(*PHASES),
+                    "seconds": {phase: replica.seconds[phase] for phase in PHASES},
+                    "shares": {phase: replica.share(phase) for phase in PHASES},
+                    "step_milliseconds": 1e3
+                    * float(np.mean(sum(replica.steps.values()))),
                 }
-                for cause in self._causes
+                for replica in self._replicas
             ],
+            "slowest": None if slowest is None else slowest.name,
+            "caused_wait_seconds": list(facts.breakdown.caused_wait_seconds),
+            "causes": [dataclasses.asdict(cause) for cause in self._causes],
             "largest": self._largest(),
             "notes": list(self._notes),
-            "hardware": result["hardware"],
+            "hardware": facts.result["hardware"],
         }
 
     def page(self, content: Mapping[str, Any]) -> str:
@@ -138,27 +126,9 @@ class Report:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        present = [
-            phase
-            for phase in PHASES
-            if any(replica["shares"][phase] >= 5e-4 for replica in content["replicas"])
-        ]
-        names = {phase: PHASES[phase] for phase in present}
         return pages.get_template("explain.html.j2").render(
-            content, phases=names, verdict=self.verdict()
+            content, phases=self._phases, verdict=self.verdict()
         )
-
-
-def _of_a_replica(replica: Replica) -> dict[str, Any]:
-    return {
-        "name": replica.name,
-        "task": replica.task,
-        "wall_seconds": replica.wall_seconds,
-        "accounted_share": replica.accounted_share,
-        "seconds": {phase: replica.seconds[phase] for phase in PHASES},
-        "shares": {phase: replica.share(phase) for phase in PHASES},
-        "step_milliseconds": 1e3 * float(np.mean(sum(replica.steps.values()))),
-    }
 
 
 def trace_of(breakdown: Breakdown) -> dict[str, Any]:
@@ -170,41 +140,35 @@ def trace_of(breakdown: Breakdown) -> dict[str, Any]:
     tasks = list(breakdown.tasks)
     zeros: dict[str, float] = {}
     for thread, replica in enumerate(breakdown.replicas):
-        process = tasks.index(replica.task)
-        starts = replica.starts[-_MOST_TRACED_STEPS:]
-        zero = zeros.setdefault(replica.task, float(starts[0]))
-        zeros[replica.task] = min(zero, float(starts[0]))
-        labels = (("process_name", replica.task), ("thread_name", replica.name))
-        for kind, name in labels:
-            place = {"ph": "M", "pid": process, "tid": thread}
-            events.append({"name": kind, **place, "args": {"name": name}})
-        for row, begin in enumerate(
-            starts - zero, start=len(replica.starts) - len(starts)
-        ):
-            for phase in WITHIN_A_STEP:
-                seconds = float(replica.steps[phase][row])
-                if seconds > 0:
-                    events.append(_event(phase, process, thread, begin, seconds))
-                begin += seconds
-    for process, (name, task) in enumerate(breakdown.tasks.items()):
-        for block in task["blocks"]:
-            begin = block["start"] - zeros[name]
-            if begin >= 0:
-                kind, seconds = block["kind"], block["seconds"]
-                events.append(_event(kind, process, -1, begin, seconds))
+        task = replica.task["task"]
+        place = {"pid": tasks.index(task), "tid": thread}
+        begins = replica.starts[-_MOST_TRACED_STEPS:]
+        zeros.setdefault(task, float(begins[0]))
+        for kind, name in (("process_name", task), ("thread_name", replica.name)):
+            events.append({"name": kind, "ph": "M", **place, "args": {"name": name}})
+        for phase in WITHIN_A_STEP:
+            seconds = replica.steps[phase][-_MOST_TRACED_STEPS:]
+            events += [
+                {**_bar(phase, begin - zeros[task], length), **place}
+                for begin, length in zip(begins, seconds, strict=True)
+                if length > 0
+            ]
+            # The phases of a step follow each other.
+            begins = begins + seconds
+    for process, task in enumerate(tasks):
+        for block in breakdown.tasks[task]["blocks"]:
+            bar = _bar(block["kind"], block["start"] - zeros[task], block["seconds"])
+            if bar["ts"] >= 0:
+                events.append({**bar, "pid": process, "tid": len(breakdown.replicas)})
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _event(
-    phase: str, process: int, thread: int, begin: float, seconds: float
-) -> dict[str, Any]:
+def _bar(phase: str, begin: float, seconds: float) -> dict[str, Any]:
     """Returns one bar of a trace, whose times are in microseconds."""
     return {
         "name": PHASES[phase],
         "cat": "step" if phase in WITHIN_A_STEP else "between",
         "ph": "X",
         "ts": round(1e6 * float(begin), 3),
-        "dur": round(1e6 * seconds, 3),
-        "pid": process,
-        "tid": thread,
+        "dur": round(1e6 * float(seconds), 3),
     }

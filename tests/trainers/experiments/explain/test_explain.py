@@ -13,6 +13,7 @@ import pytest
 
 from tests import processes
 from tests.trainers.experiments.explain.planted import HEALTHY, PLANTS, Plant
+from trainers.experiments.explain.causes import LIMITS
 
 SCHEMA = json.loads((processes.ROOT / "docs/explain.schema.json").read_text("utf-8"))
 # Of all ten the two that take least time.
@@ -20,8 +21,8 @@ IN_EVERY_TEST = ("slow_input", "frequent_summaries")
 NUM_REPETITIONS = 10
 # The goal is that none of 20 healthy runs names a cause; there are ten strategies.
 NUM_HEALTHY = 2
-# Cores that other programs keep busy. More of them is a cause that nobody planted.
-QUIET_BUSY_CORES = 0.2
+# If other programs keep more cores busy, that is a cause that nobody planted.
+_MOST_BUSY_CORES = LIMITS["other_busy_cores"].value
 
 
 def explained(
@@ -46,7 +47,7 @@ def explained(
 def causes_of(folder: pathlib.Path, content: Any, planted: str = "") -> list[Any]:
     """The causes, without that of other programs of this machine."""
     (measured,) = (folder / "runs").glob("*/measured.json")
-    is_quiet = json.loads(measured.read_text())["other_busy_cores"] < QUIET_BUSY_CORES
+    is_quiet = json.loads(measured.read_text())["other_busy_cores"] < _MOST_BUSY_CORES
     return [
         cause
         for cause in content["causes"]
