@@ -517,6 +517,10 @@ BEFORE_TENSORFLOW = [
         prepare=write("other/plan.json", "{"),
     ),
     row("--mode=explain --script=a.py", "--script=a.py", "--mode=explain"),
+    row(
+        "--mode=explain --strategy=tower --average=losses",
+        *("--average=losses", "--mode=explain"),
+    ),
     row("--mode=explain --strategies=tower", "--strategies=tower", "--mode"),
     row(
         "--mode=explain --strategy=parameter_server --update=sync --num_workers=2 "

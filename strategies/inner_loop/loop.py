@@ -167,9 +167,13 @@ class InnerLoop:
             level = tf.where(is_last, observe, 0)
             batch = taken.batch
             if self._times_phases:
-                # The runtime may read a clock that nothing waits for at any time.
+                # The runtime may read a clock that nothing waits for at any time. Rows
+                # wait for it, and few other operations, each of which takes time.
                 with tf.control_dependencies([taken.start, taken.wait]):
-                    batch = tf.nest.map_structure(tf.identity, batch)
+                    batch = tf.nest.map_structure(
+                        lambda value: tf.identity(value) if value.shape.rank else value,
+                        batch,
+                    )
             outputs = run_step(
                 self._step,
                 self._replica_step,

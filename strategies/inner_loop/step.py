@@ -165,13 +165,14 @@ class _StepClock:
         """Reads the clock when a replica has its outputs."""
         # Not one of the sums: more values would change in which order others are added.
         if self._is_wanted:
-            self._computed.append(time_after(outputs)[0])
+            # Gradients are the last outputs, and few to wait for.
+            self._computed.append(time_after(outputs.gradients)[0])
 
     def reduced(self, summed: ReplicaOutputs, finite: tf.Tensor) -> tf.Tensor:
         """Reads the clock when the sum is there, and returns `finite` after that."""
         if not self._is_wanted:
             return finite
-        now, _ = time_after(summed)
+        now, _ = time_after(summed.gradients)
         self.times = {COMPUTED: tf.stack(self._computed), REDUCED: now}
         # The update waits for the condition, so that it begins after the clock is read.
         with tf.control_dependencies([now]):

@@ -203,6 +203,11 @@ def _check_explanation(config: Config) -> None:
             f"--backup_workers={config.strategy.backup_workers} does not fit "
             "--mode=explain: a gradient that is dropped carries no times; leave it out."
         )
+    if config.strategy.averaged == "losses":
+        raise UsageError(
+            "--average=losses does not fit --mode=explain: no replica has gradients of "
+            "its own, whose time could be told from the sum's; leave it out."
+        )
     if config.model.keras_fit:
         raise UsageError(
             "--set=model.keras_fit=true does not fit --mode=explain: the steps are "

@@ -1,4 +1,4 @@
-"""Where the time of a task's steps goes, for `--mode=explain`."""
+"""Times of a task's steps by phase, for `--mode=explain`."""
 
 from __future__ import annotations
 

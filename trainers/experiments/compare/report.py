@@ -12,7 +12,7 @@ from strategies.common.files import without_nan
 from strategies.common.text import as_argument, table_lines
 from trainers.experiments.compare import charts
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
-from trainers.experiments.compare.slower import slower_arms
+from trainers.experiments.explain.slower import slower_arms
 from trainers.experiments.run_record import Run
 
 # Columns of the table of metrics: heading, metric, format.

@@ -1,1 +1,1 @@
-"""Where the time of a step goes, and why (`--mode=explain`)."""
+"""Shares of the time of a step, and their causes (`--mode=explain`)."""

@@ -183,7 +183,7 @@ PLANTS = (
         "slow_wire",
         (
             *(*_TWO_WORKERS, "--model=mlp", "--hidden_units=1024,1024"),
-            *("--train_steps=25", "--set=strategy.isolate_network=off", *_QUIET),
+            *("--train_steps=12", "--set=strategy.isolate_network=off", *_QUIET),
         ),
         before=_SLOW_LOOPBACK,
     ),
@@ -195,7 +195,7 @@ PLANTS = (
     Plant(
         "tiny_batch",
         (
-            *("--strategy=mirrored", "--global_batch_size=2", "--train_steps=2000"),
+            *("--strategy=mirrored", "--global_batch_size=2", "--train_steps=1000"),
             *_QUIET,
         ),
     ),

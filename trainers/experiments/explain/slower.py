@@ -1,4 +1,4 @@
-"""Why an arm is slower than another one: where each step's time goes."""
+"""Reasons for which an arm is slower than another one."""
 
 from __future__ import annotations
 
