@@ -641,6 +641,17 @@ BEFORE_TENSORFLOW = [
         "plan.json is damaged",
         prepare=write("other/plan.json", "{"),
     ),
+    row("--mode=explain --script=a.py", "--script=a.py", "--mode=explain"),
+    row(
+        "--mode=explain --strategy=tower --average=losses",
+        *("--average=losses", "--mode=explain"),
+    ),
+    row("--mode=explain --strategies=tower", "--strategies=tower", "--mode"),
+    row(
+        "--mode=explain --strategy=parameter_server --update=sync --num_workers=2 "
+        "--backup_workers=1",
+        *("--backup_workers=1", "--mode=explain"),
+    ),
     row("--mode=predict", "--mode=predict", "--strategies"),
     row("--replicas=4", "--replicas=4", "--num_replicas", "--mode=predict"),
     row(

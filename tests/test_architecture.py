@@ -92,6 +92,7 @@ FLOORS = (
     ("trainers/reporting",),
     ("trainers/cli", "trainers/keras_program"),
     ("trainers/experiments",),
+    ("trainers/experiments/explain",),
     (
         *("trainers/experiments/compare", "trainers/experiments/predict"),
         "trainers/experiments/verify",

@@ -297,6 +297,22 @@ def _memory() -> Sequence[Subject]:
     ]
 
 
+def _step_phases() -> Sequence[Subject]:
+    """Clocks inside of steps, beside the same steps without."""
+    return [
+        Subject(
+            name=f"convnet-{strategy}-and-step-phases",
+            project=_project(
+                "convnet", 400, *_replicas(strategy), "--set=report.step_phases=true"
+            ),
+            peer=_project("convnet", 400, *_replicas(strategy)),
+            # They may cost 3 % of a step.
+            goal=0.97,
+        )
+        for strategy in ("one_device", "mirrored")
+    ]
+
+
 def _input() -> Sequence[Subject]:
     """Fractions of the time spent waiting for input, beside data held in memory."""
     images = ("--dataset=cifar10", "--data_path={folder}", "--train_steps=150")
@@ -344,5 +360,6 @@ SUBJECTS: Sequence[Subject] = (
     *_summaries(),
     *_start(),
     *_memory(),
+    *_step_phases(),
     *_input(),
 )

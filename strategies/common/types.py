@@ -67,7 +67,13 @@ class ReplicaOutputs(NamedTuple):
 
 
 class Update(Protocol):
-    """Update of the model from the sum of all replica outputs, once a step."""
+    """Update of the model from the sum of all replica outputs, once a step.
+
+    Attributes:
+      times_phases: True if steps report the times of their phases.
+    """
+
+    times_phases: bool
 
     def apply(self, outputs: ReplicaOutputs) -> None:
         """Clips the gradients, then changes weights and state."""
@@ -155,6 +161,31 @@ class SyncedFlags:
     step_seconds: float = 0.0
 
 
+class StepPhases(NamedTuple):
+    """Times of steps by the clock of the task that ran them, float64 [attempted, ...].
+
+    Attributes:
+      start: Time of the request for the batch, in seconds.
+      input: Wait for the batch, in seconds.
+      prefetch: Wait for later batches, before the step ends, in seconds.
+      stop: Time of the end of the step, in seconds.
+      computed: Time at which each local replica had all its outputs, in seconds,
+        [attempted, local replicas]; None unless steps report their phases.
+      reduced: Time at which the sum over replicas was complete, in seconds; None unless
+        steps report their phases.
+      worker_seconds: Seconds in which each worker waited for its examples and computed,
+        [attempted, 2 x workers]; None if the task itself computes.
+    """
+
+    start: np.ndarray
+    input: np.ndarray
+    prefetch: np.ndarray
+    stop: np.ndarray
+    computed: np.ndarray | None = None
+    reduced: np.ndarray | None = None
+    worker_seconds: np.ndarray | None = None
+
+
 class StepFuture(Protocol):
     """Results of steps that may still be running."""
 
@@ -191,6 +222,7 @@ class StepResults:
         None if there was no such tensor.
       pipeline_seconds: Time from the beginning of the first stage to the end of the
         last, float64 [attempted]; None where the model is whole.
+      phases: Times within each step; None if its worker died before it sent them.
     """
 
     # Arrays have one row for each step with a result. `attempted_steps` can be larger:
@@ -208,6 +240,7 @@ class StepResults:
     stage_busy_seconds: np.ndarray | None = None
     pipeline_seconds: np.ndarray | None = None
     first_not_finite: int | None = None
+    phases: StepPhases | None = None
 
 
 ReplicaFunction = Callable[[Batch], ReplicaOutputs]

@@ -61,11 +61,14 @@ class StepInput(Protocol):
     def signature(self, batches: Any) -> Any:
         """Returns the specification of the arguments; None to take the first call's."""
 
-    def run(self, arguments: Any, steps: Steps) -> tuple[Sequence[Any], Any]:
+    def run(
+        self, arguments: Any, steps: Steps
+    ) -> tuple[Sequence[Any], Any, tf.Tensor | None]:
         """Runs all steps of a call, as graph operations.
 
         Returns:
-          The last state, and the rest of the input.
+          The last state, the rest of the input, and the time at which the last step
+          ended, float64 seconds, if the call ends later; or None.
         """
 
     # A traced function cannot keep the rest of the input itself, so that its caller
@@ -93,7 +96,9 @@ class IndexedInput:
     def signature(self, batches: Any) -> None:
         return None
 
-    def run(self, arguments: Any, steps: Steps) -> tuple[Sequence[Any], Any]:
+    def run(
+        self, arguments: Any, steps: Steps
+    ) -> tuple[Sequence[Any], Any, tf.Tensor | None]:
         source = self.open(arguments)
 
         def body(*state: Any) -> Sequence[Any]:
@@ -103,7 +108,7 @@ class IndexedInput:
         loop = tf.while_loop(
             steps.proceed, body, steps.initial, steps.shapes, name=_STEPS
         )
-        return loop, ()
+        return loop, (), None
 
     def keep(self, batches: Any, left: Any) -> None:
         return None
@@ -169,7 +174,9 @@ class PrefetchedChunks:
         left = _InputState(batches.spec, position, batches.spec)
         return tf.data.IteratorSpec(batches.spec), left
 
-    def run(self, arguments: Any, steps: Steps) -> tuple[Sequence[Any], Any]:
+    def run(
+        self, arguments: Any, steps: Steps
+    ) -> tuple[Sequence[Any], Any, tf.Tensor | None]:
         iterator, left = arguments
 
         def body(left: _InputState, ended: tf.Tensor, *state: Any) -> Sequence[Any]:
@@ -197,7 +204,7 @@ class PrefetchedChunks:
             ]
 
         shapes = tf.nest.map_structure(lambda values: values.shape, left)
-        left, _, *state = tf.while_loop(
+        left, ended, *state = tf.while_loop(
             lambda left, ended, *state: steps.proceed(*state),
             body,
             [left, tf.timestamp(), *steps.initial],
@@ -205,7 +212,8 @@ class PrefetchedChunks:
             parallel_iterations=1,
             name=_SPANS,
         )
-        return state, left
+        # The call ends once the next span has arrived.
+        return state, left, ended
 
     def keep(self, batches: StepChunks, left: Any) -> None:
         batches.left = left

@@ -53,6 +53,7 @@ class InnerLoop:
         self._step = step
         self._replica_step = replica_step
         self._update = update
+        self._times_phases = update is not None and update.times_phases
         self._figures = Packing()
         self._details = Packing()
         self._function: Any = None
@@ -111,7 +112,8 @@ class InnerLoop:
         return step_results(
             self._figures.unpack(figures[:attempted]),
             applied_steps=int(attempted) - int(not finite),
-            stop=float(stop),
+            stop=float(stop.flat[-1]),
+            last_ended=float(stop.flat[0]),
             details=self._all_details(details, norm),
         )
 
@@ -132,11 +134,13 @@ class InnerLoop:
     ) -> tuple[tuple[tf.Tensor, ...], Any]:
         self.graph = tf.compat.v1.get_default_graph()
         steps = self._steps(num_steps, observe, local_flags)
-        last, left = self._step.input.run(batches, steps)
+        last, left, ended = self._step.input.run(batches, steps)
         state = LoopState(*last)
         # The end of the last step. Other steps end when the next one starts.
         with tf.control_dependencies([state.attempted]):
             stop = tf.timestamp()
+        if self._times_phases and ended is not None:
+            stop = tf.stack([ended, stop])
         norm = self._weight_norm(observe)
         figures = state.figures.stack()
         outputs = state.attempted, state.finite, figures, stop, state.details, norm
@@ -161,11 +165,20 @@ class InnerLoop:
             # Only the last step of a call is observed.
             is_last = tf.equal(state.attempted, num_steps - 1)
             level = tf.where(is_last, observe, 0)
+            batch = taken.batch
+            if self._times_phases:
+                # The runtime may read a clock that nothing waits for at any time. Rows
+                # wait for it, and few other operations, each of which takes time.
+                with tf.control_dependencies([taken.start, taken.wait]):
+                    batch = tf.nest.map_structure(
+                        lambda value: tf.identity(value) if value.shape.rank else value,
+                        batch,
+                    )
             outputs = run_step(
                 self._step,
                 self._replica_step,
                 self._update,
-                taken.batch,
+                batch,
                 local_flags,
                 lambda summed: self._observe(summed, level, state.details),
             )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from strategies.common.types import StepResults, SyncedFlags
+from strategies.common.types import StepPhases, StepResults, SyncedFlags
 
 # Metrics of a step that travel with the sums of losses and metrics.
 STAGE_BUSY_SECONDS = "stage_busy_seconds/"
@@ -21,10 +22,24 @@ NOTHING = -1
 # Start of a step, by the clock of the task that ran it, and the wait for its batch.
 START = "clock/start"
 WAIT = "clock/wait"
+# Times at which a step's outputs and their sum were complete.
+COMPUTED = "clock/computed"
+REDUCED = "clock/reduced"
+# Seconds in which each worker waited for its examples and computed, if others do.
+WORKER_SECONDS = "clock/worker_seconds"
 _AGREED = "agreed/"
 _REPLICAS = _AGREED + "replicas"
 _NOT_METRICS = (
-    *("staleness", "dropped_gradients", NOT_FINITE, START, WAIT),
+    *(
+        "staleness",
+        "dropped_gradients",
+        NOT_FINITE,
+        START,
+        WAIT,
+        COMPUTED,
+        REDUCED,
+        WORKER_SECONDS,
+    ),
     *(STAGE_BUSY_SECONDS, PIPELINE_SECONDS, _AGREED),
 )
 
@@ -38,6 +53,23 @@ def proposal(local_flags: tf.Tensor) -> dict[str, tf.Tensor]:
     names = [_AGREED + field.name for field in dataclasses.fields(SyncedFlags)]
     values = dict(zip(names, tf.unstack(local_flags), strict=True))
     return {**values, _REPLICAS: tf.ones([], tf.float64)}
+
+
+def time_after(outputs: Any) -> tuple[tf.Tensor, Any]:
+    """Returns the time at which outputs are computed, and the outputs after it.
+
+    Args:
+      outputs: Structure of tensors, IndexedSlices and None.
+
+    Returns:
+      The time, float64 seconds, and the same structure.
+    """
+    values = tf.nest.flatten(outputs, expand_composites=True)
+    with tf.control_dependencies([value for value in values if value is not None]):
+        now = tf.timestamp()
+    with tf.control_dependencies([now]):
+        after = [None if value is None else tf.identity(value) for value in values]
+    return now, tf.nest.pack_sequence_as(outputs, after, expand_composites=True)
 
 
 class Packing:
@@ -99,6 +131,7 @@ def step_results(
     *,
     applied_steps: int,
     stop: float,
+    last_ended: float,
     details: Mapping[str, np.ndarray],
 ) -> StepResults:
     """Returns the results of one call of a loop.
@@ -106,9 +139,13 @@ def step_results(
     Args:
       figures: Reported values of each step by name, [attempted, ...].
       applied_steps: Number of steps that changed the weights.
-      stop: Time of the end of the last step, in seconds.
+      stop: Time of the end of the call, in seconds.
+      last_ended: Time of the end of the last step, in seconds.
       details: Details of the last step; empty if it was not observed.
     """
+    # A step ends when the next one starts.
+    ends = np.append(figures[START], stop)
+    is_last = np.arange(len(ends) - 1) == len(ends) - 2
     return StepResults(
         applied_steps=applied_steps,
         sums={
@@ -123,10 +160,18 @@ def step_results(
         attempted_steps=len(figures[START]),
         first_not_finite=_last_or_nothing(figures.get(NOT_FINITE)),
         agreed=_mean_of_last(figures),
-        # A step ends when the next one starts.
-        step_seconds=np.diff(np.append(figures[START], stop)),
+        step_seconds=np.diff(ends),
         input_seconds=figures[WAIT],
         details=dict(details),
+        phases=StepPhases(
+            start=ends[:-1],
+            input=figures[WAIT],
+            prefetch=is_last * (stop - last_ended),
+            stop=ends[1:],
+            computed=figures.get(COMPUTED),
+            reduced=figures.get(REDUCED),
+            worker_seconds=figures.get(WORKER_SECONDS),
+        ),
     )
 
 

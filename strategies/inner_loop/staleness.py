@@ -16,7 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.private_apis import run_after
-from strategies.common.types import Batch, ReplicaOutputs, StepResults, Update
+from strategies.common.types import (
+    Batch,
+    ReplicaOutputs,
+    StepPhases,
+    StepResults,
+    Update,
+)
 
 # Names of the values that a step reports in addition to its sums.
 REPORTED = ("staleness",)
@@ -132,6 +138,20 @@ def joined(
         else np.concatenate([p.staleness for p in parts]),
         workers=np.repeat(workers, [part.attempted_steps for part in parts]),
         first_not_finite=last.first_not_finite,
+        phases=_joined_phases([part.phases for part in parts]),
+    )
+
+
+def _joined_phases(parts: Sequence[StepPhases | None]) -> StepPhases | None:
+    """Returns the times of all parts; None if a part has lost its times."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return StepPhases(
+        *(
+            None if values[0] is None else np.concatenate(values)
+            for values in zip(*known, strict=True)
+        )
     )
 
 

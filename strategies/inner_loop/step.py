@@ -12,11 +12,14 @@ from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Upda
 from strategies.inner_loop.input import PrefetchedChunks, StepInput
 from strategies.inner_loop.reduction import totals
 from strategies.inner_loop.results import (
+    COMPUTED,
     NOT_FINITE,
     NOTHING,
     OWN_TOTALS,
+    REDUCED,
     in_a_vector,
     proposal,
+    time_after,
 )
 from strategies.inner_loop.totals import totals_of
 from strategies.inner_loop.updates_in_turn import apply_earlier
@@ -97,10 +100,13 @@ def run_step(
         earlier.last, lambda count: summed_over_replicas(count)[1].sums
     )
 
+    clock = _StepClock(update is not None and update.times_phases)
+
     def compute_gradients(shard: Batch) -> ReplicaOutputs:
         if whole_batch:
             shard = shard._replace(totals=whole_batch)
         outputs = earlier.last(shard)
+        clock.computed(outputs)
         return outputs._replace(sums={**outputs.sums, **proposal(local_flags)})
 
     reduced, summed = summed_over_replicas(compute_gradients)
@@ -114,6 +120,7 @@ def run_step(
         changes = totals(summed)
     numbers = in_a_vector([*metrics.values(), changes])
     finite = tf.reduce_all(tf.math.is_finite(numbers)) & earlier.finite
+    finite = clock.reduced(summed, finite)
     details = observe(earlier.with_all_gradients(summed))
     if update is None:
         return StepOutputs(metrics, details, finite, num_done=1)
@@ -139,11 +146,37 @@ def run_step(
     # Return the metrics, and whether to compute the same batch again, because its
     # gradients were too large for their type at the present scale of the loss.
     again = update.adapt_loss_scale(metrics, finite)
-    metrics |= applied
+    metrics |= applied | clock.times
     if again is None:
         return StepOutputs(metrics, details, finite, num_done=1)
     num_done = 1 - tf.cast(again, tf.int32)
     return StepOutputs(metrics, details, finite | again, num_done)
+
+
+class _StepClock:
+    """Times within a step, if they are wanted."""
+
+    def __init__(self, is_wanted: bool):
+        self._is_wanted = is_wanted
+        self._computed: list[tf.Tensor] = []
+        self.times: dict[str, tf.Tensor] = {}
+
+    def computed(self, outputs: ReplicaOutputs) -> None:
+        """Reads the clock when a replica has its outputs."""
+        # Not one of the sums: more values would change in which order others are added.
+        if self._is_wanted:
+            # Gradients are the last outputs, and few to wait for.
+            self._computed.append(time_after(outputs.gradients)[0])
+
+    def reduced(self, summed: ReplicaOutputs, finite: tf.Tensor) -> tf.Tensor:
+        """Reads the clock when the sum is there, and returns `finite` after that."""
+        if not self._is_wanted:
+            return finite
+        now, _ = time_after(summed.gradients)
+        self.times = {COMPUTED: tf.stack(self._computed), REDUCED: now}
+        # The update waits for the condition, so that it begins after the clock is read.
+        with tf.control_dependencies([now]):
+            return tf.identity(finite)
 
 
 def apart(function: Callable[..., Any]) -> Any:

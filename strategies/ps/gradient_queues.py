@@ -65,6 +65,10 @@ class GradientQueues:
         self._queues: list[tf.queue.FIFOQueue] = []
 
     @property
+    def num_workers(self) -> int:
+        return self._num_workers
+
+    @property
     def leaves_out_late_ones(self) -> bool:
         """True if an update may proceed without some workers."""
         return self._num_required < self._num_workers

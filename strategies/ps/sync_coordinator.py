@@ -32,6 +32,7 @@ from strategies.common.types import (
 from strategies.inner_loop.input import IndexedInput
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import scaled
+from strategies.inner_loop.results import WORKER_SECONDS
 from strategies.inner_loop.step import Step
 from strategies.ps.gradient_queues import GradientQueues
 from strategies.ps.step_tokens import StepTokens
@@ -166,12 +167,14 @@ class SynchronousSteps:
         with tf.control_dependencies([applied]):
             attempt = self._turns.next_attempt()
         outputs, counts, late = self._queues.take(attempt)
-        num_rows, global_size, versions = tf.unstack(counts)
+        num_rows, global_size, versions = tf.unstack(counts[:3])
         sums = {
             **outputs.sums,
             "staleness": tf.cast(applied, tf.float64) - versions / self._num_required,
             "dropped_gradients": late,
         }
+        if self._update.times_phases:
+            sums[WORKER_SECONDS] = counts[3:]
         if self._queues.leaves_out_late_ones:
             # The first shards to arrive may have more or fewer examples in total than a
             # whole batch, so that the sum is scaled to a whole batch. `global_size` is

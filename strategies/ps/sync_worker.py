@@ -18,6 +18,7 @@ from strategies.common.types import (
     ReplicaOutputs,
     Update,
 )
+from strategies.inner_loop.results import time_after
 from strategies.inner_loop.totals import totals_of
 from strategies.ps.gradient_queues import GradientQueues
 from strategies.ps.step_tokens import FINISHED, NOT_STARTED, StepTokens
@@ -95,13 +96,25 @@ class WorkerLoop:
         with tf.control_dependencies([turn]):
             version = self._update.applied_updates()
         with tf.control_dependencies([version]):
+            # The request for a version is a message, which is not the worker's time.
+            begin = tf.timestamp() if self._update.times_phases else version
+        with tf.control_dependencies([begin]):
             batch = self._shard_of(resident, version, shard_index)
+        if self._update.times_phases:
+            arrived, batch = time_after(batch)
+        with tf.control_dependencies([version]):
             outputs = self._strategy.run(self._replica_step, args=(batch,))
         self._check_state(outputs)
         counts = tf.stack([batch.num_rows, batch.global_size, version])
-        sent = self._queues.send(
-            turn, shard_index, outputs, tf.cast(counts, tf.float64)
-        )
+        counts = tf.cast(counts, tf.float64)
+        if self._update.times_phases:
+            computed, outputs = time_after(outputs)
+            # The workers' sum has the seconds of each in a place of its own.
+            is_own = tf.one_hot(shard_index, self._queues.num_workers, dtype=tf.float64)
+            own = tf.stack([arrived - begin, computed - arrived])
+            seconds = tf.reshape(is_own[:, tf.newaxis] * own, [-1])
+            counts = tf.concat([counts, seconds], axis=0)
+        sent = self._queues.send(turn, shard_index, outputs, counts)
         with tf.control_dependencies([sent]):
             return tf.identity(turn)
 

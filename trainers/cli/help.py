@@ -100,6 +100,14 @@ MODES: Mapping[str, Mode] = {
         "--mode=predict --strategies=multi_worker_mirrored --replicas=2,8 "
         "--set=prediction.bandwidth_gbit=25",
     ),
+    "explain": Mode(
+        "Find where the time of a step goes, and why.",
+        "Trains once with clocks inside the steps. Shows the shares of each task and "
+        "replica, names the cause if one stands out, and the change to make, in "
+        "explain.html, explain.json and trace.json.",
+        "--mode=explain --strategy=multi_worker_mirrored --num_workers=2 "
+        "--train_steps=300",
+    ),
     "doctor": Mode(
         "Check whether a command would train, and what would be slow.",
         "Add it to the flags of training. It inspects the machine, the folder and the "

@@ -18,7 +18,7 @@ from trainers.config.config import Config
 from trainers.run_dir.run_dir import RunDir
 
 # These modes start each run as a separate process and leave the cores to the runs.
-_MODES_THAT_START_RUNS = ("verify", "compare", "predict")
+_MODES_THAT_START_RUNS = ("verify", "compare", "predict", "explain")
 
 
 def needs_tensorflow(config: Config) -> bool:

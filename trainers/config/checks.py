@@ -190,6 +190,31 @@ def _check_comparison(config: Config) -> None:
         )
 
 
+def _check_explanation(config: Config) -> None:
+    if config.run.mode != "explain":
+        return
+    if config.model.script is not None:
+        raise UsageError(
+            f"--script={config.model.script} is not for --mode=explain, which divides "
+            "the steps of one training: give --model and --dataset instead."
+        )
+    if config.strategy.backup_workers:
+        raise UsageError(
+            f"--backup_workers={config.strategy.backup_workers} does not fit "
+            "--mode=explain: a gradient that is dropped carries no times; leave it out."
+        )
+    if config.strategy.averaged == "losses":
+        raise UsageError(
+            "--average=losses does not fit --mode=explain: no replica has gradients of "
+            "its own, whose time could be told from the sum's; leave it out."
+        )
+    if config.model.keras_fit:
+        raise UsageError(
+            "--set=model.keras_fit=true does not fit --mode=explain: the steps are "
+            "Keras's and have no phases; leave it out."
+        )
+
+
 def _check_seeds(config: Config) -> None:
     seed, seeds = config.run.seed, config.comparison.seeds
     last = seed + seeds - 1
@@ -226,6 +251,7 @@ CHECKS: Sequence[Callable[[Config], None]] = (
     _check_replica_statistics,
     _check_evaluation,
     _check_comparison,
+    _check_explanation,
     _check_seeds,
     _check_streaming,
 )

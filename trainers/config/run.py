@@ -12,7 +12,10 @@ from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
 from strategies.common.text import as_argument, shown
 
-MODES = ("train", "evaluate", "verify", "compare", "predict", "doctor", "devices")
+MODES = (
+    *("train", "evaluate", "verify", "compare", "predict", "explain", "doctor"),
+    "devices",
+)
 
 LARGEST_SEED = 2**31 - 1
 # Updates of a run for which neither --train_steps nor --epochs is given.
@@ -169,6 +172,12 @@ class ReportConfig:
         "Two steps, such as 100,110: a trace of those after the first up to the "
         "second, for TensorBoard's profile plugin. Of a cluster the chief's.",
         minimum=1,
+        has_flag=False,
+    )
+    step_phases: bool = setting(
+        False,
+        "Write where the time of each task's steps went into step_phases/, as "
+        "--mode=explain does.",
         has_flag=False,
     )
     replica_statistics: bool = setting(

@@ -143,8 +143,8 @@ def assemble_parts(
     )
     compiled_config = config
     if compilation.scope is Scope.LOOP:
-        # XLA has no gradients of single rows.
-        compiled_config = config.replace(sparse_gradients=False)
+        # XLA has neither gradients of single rows nor a clock.
+        compiled_config = config.replace(sparse_gradients=False, step_phases=False)
     train_step = model_parts.train_step(
         compiled_config, strategy, jit_compile=compilation.scope is Scope.REPLICA
     )

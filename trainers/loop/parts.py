@@ -124,6 +124,7 @@ class ModelParts:
             sparse_gradients=config.optimizer.sparse_gradients,
             loss_scale=self.loss_scale,
             merge_rows=not self.has_compiled_optimizer,
+            times_phases=config.report.step_phases,
         )
 
     def eval_step(self) -> ReplicaFunction:

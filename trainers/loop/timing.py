@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
+# Of the newest blocks the start is kept.
+_MOST_BLOCKS = 4_000
 _KINDS = ("startup", "trace", "train", "input", "eval", "checkpoint", "summary")
 
 
@@ -27,6 +30,9 @@ class Clock:
 
     `input` is the part of `train` in which steps waited for examples; the other kinds
     do not overlap.
+
+    Attributes:
+      blocks: Newest blocks: kind, start in seconds since the epoch, and seconds.
     """
 
     def __init__(self, listener: Callable[[str], None] = lambda kind: None):
@@ -38,6 +44,9 @@ class Clock:
         """
         self._listener = listener
         self._seconds = dict.fromkeys(_KINDS, 0.0)
+        self.blocks: collections.deque[tuple[str, float, float]] = collections.deque(
+            maxlen=_MOST_BLOCKS
+        )
         self._start_of_process = time.perf_counter() - seconds_since_start()
 
     @contextlib.contextmanager
@@ -60,6 +69,7 @@ class Clock:
             timer.seconds = time.perf_counter() - start
             self._listener(kind)
             self._seconds[kind] += timer.seconds
+            self.blocks.append((kind, time.time() - timer.seconds, timer.seconds))
 
     def add(self, kind: str, seconds: float) -> None:
         self._seconds[kind] += seconds

@@ -37,6 +37,7 @@ class ModelUpdate:
         sparse_gradients: bool = True,
         loss_scale: LossScale | None = None,
         merge_rows: bool = True,
+        times_phases: bool = False,
     ):
         """Stores the variables that an update changes.
 
@@ -56,7 +57,9 @@ class ModelUpdate:
             before the optimizer sees them. `fit` does not: the optimizers of Keras that
             square gradients square each row by itself
             (tests/test_tensorflow_facts.py).
+          times_phases: True if steps report the times of their phases.
         """
+        self.times_phases = times_phases
         self._merge_rows = merge_rows
         self._model = model
         self._optimizer = optimizer

@@ -8,6 +8,7 @@ operations outside of steps are in this module, in the order in which they happe
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -98,6 +99,8 @@ class TrainingRun:
             if self.epochs is None or exit_code != ExitCode.DONE:
                 strategy.close()
         reporter.print_summary(status)
+        if self.metrics.phases is not None and exit_code == ExitCode.DONE:
+            self.metrics.phases.write(self.folder.path)
         # The other processes end only when the chief has written its files.
         self._wait_for_chief()
         strategy.wait_until_all_are_done()
@@ -129,6 +132,8 @@ class TrainingRun:
         self.metrics.clock.started()
         with self.metrics.clock.measure("trace"):
             graph = self.parts.loop_function.trace(batches)
+        if self.metrics.phases is not None:
+            self.metrics.phases.describe(graph)
         self.reporter.describe(graph)
         with PreemptionSignals() as signals:
             while True:
@@ -232,7 +237,11 @@ class TrainingRun:
 
     def _wait_for_chief(self) -> None:
         """Returns when all tasks have called it; a step would not wait so long."""
+        # While the chief writes, other tasks wait here and not in a step.
+        start = time.perf_counter()
         self.parts.strategy.broadcast_from_chief([])
+        if self.metrics.phases is not None:
+            self.metrics.phases.add_chief_seconds(time.perf_counter() - start)
 
     def _evaluate(self, event: StepEvent) -> Mapping[str, float]:
         """Evaluates on the held-out examples, and returns the loss and metrics."""

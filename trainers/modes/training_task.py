@@ -25,6 +25,7 @@ from trainers.modes.training_run import TrainingRun
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.null_reporter import NullReporter
 from trainers.reporting.reporter import Reporter
+from trainers.reporting.step_phases import PhaseMeter
 from trainers.reporting.tracking.tracking import Tracking
 from trainers.run_dir.run_dir import FolderGoneError, RunDir
 
@@ -88,7 +89,10 @@ class TrainingTask:
         """
         by_keras = self.config.model.keras_fit
         results = means_over_examples if by_keras else parts.objective.results
-        metrics = RunMetrics(self._clock, parts.pipeline, results)
+        phases = None
+        if self.config.report.step_phases:
+            phases = PhaseMeter(self.cluster.task, parts, self._clock)
+        metrics = RunMetrics(self._clock, parts.pipeline, results, phases)
         reporter = (
             Reporter(
                 parts,

@@ -14,6 +14,7 @@ from trainers.loop.timing import Clock
 from trainers.model.gradient_noise_scale import without_statistics
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.reporting.pipeline_idle import PipelineIdleMeter
+from trainers.reporting.step_phases import PhaseMeter
 from trainers.run_dir.train_state import TrainCounters
 
 Results = Callable[[Mapping[str, Any]], dict[str, float]]
@@ -32,17 +33,26 @@ class RunMetrics:
       idle: Idle time of pipeline stages since the last line.
       run_staleness: Staleness of the run.
       run_idle: Idle time of pipeline stages of the run.
+      phases: Times within steps; None unless they are wanted.
     """
 
-    def __init__(self, clock: Clock, pipeline: Pipeline | None, results: Results):
+    def __init__(
+        self,
+        clock: Clock,
+        pipeline: Pipeline | None,
+        results: Results,
+        phases: PhaseMeter | None = None,
+    ):
         """Starts with nothing counted.
 
         Args:
           clock: Wall time by kind of work.
           pipeline: Stages of the model; None for a model that is not partitioned.
           results: Function from sums over examples to the loss and metrics.
+          phases: Times within steps; None unless they are wanted.
         """
         self.clock = clock
+        self.phases = phases
         self.counters = TrainCounters()
         self.throughput = ThroughputMeter()
         self.window = MetricsWindow(results)
@@ -57,6 +67,8 @@ class RunMetrics:
         self.window(event)
         for meter in (self.staleness, self.run_staleness, self.idle, self.run_idle):
             meter(event)
+        if self.phases is not None:
+            self.phases(event)
 
     def begin_window(self, sums: Mapping[str, Any] | None = None) -> None:
         """Starts the steps of the next line of metrics.jsonl.

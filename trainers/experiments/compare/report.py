@@ -13,6 +13,7 @@ from strategies.common.files import without_nan
 from strategies.common.text import as_argument, table_lines
 from trainers.experiments.compare import charts
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.explain.slower import slower_arms
 from trainers.experiments.run_record import Run
 
 # Columns of the table of metrics: heading, metric, format.
@@ -89,6 +90,7 @@ def write_report(
         "figures": figures_table(conclusion),
         "intervals": _intervals(conclusion),
         "sections": sections,
+        "slower": slower_arms(conclusion, runs),
         "words": _words,
     }
     markdown = pages.get_template("report.md.j2").render(content)

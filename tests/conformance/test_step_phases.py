@@ -1,0 +1,117 @@
+"""Clocks inside of steps change no bit of the training, and their times add up."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from tests import processes
+from trainers.experiments.explain.breakdown import (
+    PHASES,
+    WITHIN_A_STEP,
+    read_breakdown,
+)
+
+# More than rounding of the clock, and less than a phase that is missing.
+TOLERANCE = 0.05
+
+# The others compute in the same way, and are for the exhaustive suite.
+_ONLY_EXHAUSTIVE = pytest.mark.exhaustive
+
+IN_ONE_PROCESS = [
+    pytest.param(("--strategy=one_device", "--jit_compile=off"), id="one_device"),
+    pytest.param(("--strategy=mirrored",), id="mirrored"),
+    pytest.param(("--strategy=model_parallel",), id="model_parallel"),
+    pytest.param(
+        ("--strategy=one_device", "--jit_compile=on"),
+        id="one_device-compiled",
+        marks=_ONLY_EXHAUSTIVE,
+    ),
+    pytest.param(("--strategy=tower",), id="tower", marks=_ONLY_EXHAUSTIVE),
+    pytest.param(
+        ("--strategy=parameter_averaging",),
+        id="parameter_averaging",
+        marks=_ONLY_EXHAUSTIVE,
+    ),
+]
+IN_SEVERAL = [
+    # Three addends have several orders.
+    pytest.param(
+        ("--strategy=multi_worker_mirrored", "--num_workers=3"),
+        id="multi_worker_mirrored",
+    ),
+    pytest.param(
+        (
+            *("--strategy=multi_worker_mirrored", "--num_workers=2"),
+            "--average=parameters",
+        ),
+        id="averaged-parameters",
+        marks=_ONLY_EXHAUSTIVE,
+    ),
+    pytest.param(
+        ("--strategy=parameter_server", "--update=sync", "--num_workers=2"),
+        id="parameter_server-sync",
+        marks=_ONLY_EXHAUSTIVE,
+    ),
+]
+NOT_THE_SAME_TWICE = [
+    ("--strategy=tower", "--update=async"),
+    ("--strategy=parameter_server", "--num_workers=2", "--num_ps=1"),
+]
+
+
+def train(folder: pathlib.Path, flags: tuple[str, ...], phases: bool) -> pathlib.Path:
+    run = folder / f"phases-{phases}".lower()
+    processes.train(
+        run,
+        *flags,
+        *("--model=mlp", "--hidden_units=16", "--train_steps=30"),
+        *("--summary_every_steps=1", "--steps_per_loop=5"),
+        f"--set=report.step_phases={str(phases).lower()}",
+    )
+    return run
+
+
+def check_sums(run: pathlib.Path) -> None:
+    """The phases of each replica add up to the wall time, and within the steps."""
+    breakdown = read_breakdown(run)
+    for replica in breakdown.replicas:
+        assert replica.share(*PHASES) == pytest.approx(1, abs=TOLERANCE)
+        assert sum(replica.seconds[p] for p in WITHIN_A_STEP) > 0
+
+
+def check_bits(folder: pathlib.Path, flags: tuple[str, ...]) -> None:
+    with_clocks, without = (train(folder, flags, phases) for phases in (True, False))
+    runs = (with_clocks, without)
+    losses = [processes.train_losses_of(run) for run in runs]
+    assert losses[0] == losses[1]
+    digests = [processes.result_of(run)["weights_sha256"] for run in runs]
+    assert digests[0] == digests[1]
+    assert not (without / "step_phases").exists()
+    check_sums(with_clocks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", IN_ONE_PROCESS)
+def test_a_process_trains_the_same(
+    flags: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    check_bits(tmp_path, flags)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("flags", IN_SEVERAL)
+def test_a_cluster_trains_the_same(
+    flags: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    check_bits(tmp_path, flags)
+
+
+@pytest.mark.cluster
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("flags", NOT_THE_SAME_TWICE, ids=" ".join)
+def test_times_of_asynchronous_steps_add_up(
+    flags: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    check_sums(train(tmp_path, flags, phases=True))

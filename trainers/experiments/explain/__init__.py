@@ -1,0 +1,1 @@
+"""Shares of the time of a step, and their causes (`--mode=explain`)."""

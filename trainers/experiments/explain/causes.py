@@ -1,0 +1,287 @@
+"""Causes that make steps slow, each found by a rule over the shares of the time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainers.config.config import Config
+from trainers.experiments.explain.breakdown import Breakdown
+
+
+class Limit(NamedTuple):
+    """Number at which a rule decides, with the reason for it."""
+
+    value: float
+    reason: str
+
+
+LIMITS: Mapping[str, Limit] = {
+    "share": Limit(0.2, "less than a fifth of the time is not worth a change"),
+    "cpu_wait": Limit(0.4, "threads of idle machines wait 1 to 25 % for a core"),
+    "other_busy_cores": Limit(0.3, "programs at rest use less than a tenth of a core"),
+    "caused_wait": Limit(0.75, "two equal replicas are each slowest half of the time"),
+    "slower": Limit(1.5, "equal replicas on shared cores differ by up to a third"),
+    "bytes_per_second": Limit(50e6, "loopback brings 250 MB/s, 1 Gbit/s brings 110"),
+    "wire_bytes": Limit(1 << 20, "below, a message costs its latency, not its bytes"),
+    "examples": Limit(8, "a replica's usual shard is 16 examples or more"),
+    "variables": Limit(100, "a model of 20 usual layers has 40 variables"),
+    "variable_bytes": Limit(
+        16 << 10, "smaller ones take a message's or op's fixed cost"
+    ),
+    "operation_seconds": Limit(
+        30e-6, "an operation that computes nothing takes 2 to 10"
+    ),
+    "summary_steps": Limit(20, "by default 100 steps or more are between summaries"),
+    "checkpoint_seconds": Limit(0.7, "a checkpoint without data takes 0.1 to 0.4 s"),
+    "disk_bytes_per_second": Limit(20e6, "slow hard disks write 50 MB/s"),
+    "stage": Limit(3.0, "a layer cannot be divided: default stages differ by 2.5"),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cause:
+    """Cause of lost time.
+
+    Attributes:
+      name: Name of the cause.
+      share: Part of the time without evaluation that is lost to it, from 0 to 1.
+      words: Finding, with the replica or task that it is about.
+      remedy: Change to make.
+    """
+
+    name: str
+    share: float
+    words: str
+    remedy: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """All that rules look at.
+
+    Attributes:
+      breakdown: Time of all replicas.
+      config: Configuration of the run.
+      result: Content of result.json.
+      measured: Measurements from outside of the run; empty without any.
+    """
+
+    breakdown: Breakdown
+    config: Config
+    result: Mapping[str, Any]
+    measured: Mapping[str, Any]
+
+    def shares(self, *phases: str) -> np.ndarray:
+        """Returns each replica's part of the time without evaluation, [replicas]."""
+        # How much evaluation there is is a wish, and no property of a step.
+        return np.array(
+            [
+                replica.share(*phases) / max(1 - replica.share("eval"), 1e-9)
+                for replica in self.breakdown.replicas
+            ]
+        )
+
+    def total(self, name: str) -> float:
+        """Returns the sum over tasks of one of their numbers."""
+        tasks = self.breakdown.tasks.values()
+        return float(
+            sum(task["seconds"].get(name, task.get(name, 0)) for task in tasks)
+        )
+
+    def any(self, name: str) -> Any:
+        """Returns a number that is the same on all tasks."""
+        return next(iter(self.breakdown.tasks.values()))[name]
+
+    @property
+    def is_overhead(self) -> bool:
+        """True if the runtime starts operations for longer than they compute."""
+        if self.result["compilation"]["scope"] == "the loop":
+            # XLA starts no operation by itself.
+            return False
+        steps = sum(sum(s) for s in self.breakdown.replicas[0].steps.values())
+        step_seconds = steps / len(self.breakdown.replicas[0].starts)
+        cost = step_seconds / max(self.any("num_operations"), 1)
+        return bool(cost < LIMITS["operation_seconds"].value)
+
+
+def find_causes(facts: Facts) -> list[Cause]:
+    """Returns all causes that are worth a change, the largest first."""
+    found = [cause for rule in RULES for cause in rule(facts)]
+    found = [cause for cause in found if cause.share >= LIMITS["share"].value]
+    return sorted(found, key=lambda cause: -cause.share)
+
+
+def _retracing(facts: Facts) -> Iterator[Cause]:
+    count = int(facts.total("num_retracing_warnings") + facts.total("num_traces_since"))
+    if count:
+        # A trace takes longer than many steps, wherever the time of it is counted.
+        words = (
+            f"functions are traced again and again: {count} times TensorFlow noticed"
+        )
+        remedy = (
+            "pass tensors of one shape to tf.function, not Python numbers, and "
+            "make functions once, not in every step"
+        )
+        yield Cause("retracing", 1.0, words, remedy)
+
+
+def _crowded_cores(facts: Facts) -> Iterator[Cause]:
+    waited, cores = facts.total("cpu_wait"), facts.any("num_machine_cores")
+    part = waited / max(waited + facts.total("cpu"), 1e-9)
+    others = facts.measured.get("other_busy_cores") or 0.0
+    # Threads of one run wait for each other now and then.
+    is_shared = others >= LIMITS["other_busy_cores"].value
+    is_full = len(facts.breakdown.replicas) > cores
+    if part < LIMITS["cpu_wait"].value or not (is_shared or is_full):
+        return
+    # Threads wait side by side, so that the first is an upper bound of the lost time.
+    tasks = facts.breakdown.tasks.values()
+    lost = max(task["seconds"]["cpu_wait"] / task["wall_seconds"] for task in tasks)
+    share = min(lost, part * float(facts.shares(*_ON_CORES).min()))
+    words = f"threads that could run waited {part:.0%} of their time for a core; other "
+    words += f"programs kept {others:.1f} of {cores} cores busy"
+    remedy = "stop other programs, or lower --num_replicas or --num_workers"
+    yield Cause("crowded_cores", share, words, remedy)
+
+
+_ON_CORES = ("compute", "wire", "update", "python", "summary")
+
+
+def _slow_input(facts: Facts) -> Iterator[Cause]:
+    shares = facts.shares("input")
+    place = int(shares.argmax())
+    name = facts.breakdown.replicas[place].name
+    words = f"{name} waits {shares[place]:.0%} of its time for examples"
+    remedy = "read faster on that task: less work per example, or files prepared once"
+    yield Cause("slow_input", float(shares[place]), words, remedy)
+
+
+def _slow_worker(facts: Facts) -> Iterator[Cause]:
+    breakdown = facts.breakdown
+    slowest, caused = breakdown.slowest, breakdown.caused_wait_seconds
+    if slowest is None or max(caused) < LIMITS["caused_wait"].value * sum(caused):
+        return
+    # Whoever waits for examples is last as well, and another rule names it.
+    others = [r.seconds["compute"] for r in breakdown.replicas if r is not slowest]
+    factor = slowest.seconds["compute"] / max(float(np.median(others)), 1e-9)
+    if factor < LIMITS["slower"].value:
+        return
+    words = f"all wait for {slowest.name}, which computes {factor:.1f} times as long"
+    remedy = f"look at the machine of {slowest.name}, or train without it"
+    yield Cause("slow_worker", float(facts.shares("wait").max()), words, remedy)
+
+
+def _slow_wire(facts: Facts) -> Iterator[Cause]:
+    communication = facts.result.get("communication") or {}
+    sent = communication.get("bytes_per_step_per_replica", 0)
+    replica = facts.breakdown.replicas[0]
+    # The wire takes equally long for all replicas.
+    seconds = float(np.mean(replica.steps["wire"]))
+    speed = sent / max(seconds, 1e-9)
+    is_slow = speed < LIMITS["bytes_per_second"].value
+    if sent < LIMITS["wire_bytes"].value or not is_slow:
+        return
+    words = f"the network brings {speed / 1e6:.0f} MB/s for {sent / 1e6:.1f} MB a step"
+    remedy = (
+        "use a faster network, --set=strategy.all_reduce_dtype=bfloat16, or "
+        "--average=parameters"
+    )
+    yield Cause("slow_wire", float(facts.shares("wire").max()), words, remedy)
+
+
+def _small_work(facts: Facts) -> Iterator[Cause]:
+    """Finds steps in which starting operations takes longer than computing."""
+    if not facts.is_overhead:
+        return
+    share = float(facts.shares("compute", "wire", "update", "python").max())
+    count = facts.any("num_variables")
+    size = facts.any("variable_bytes") / max(count, 1)
+    if count >= LIMITS["variables"].value and size < LIMITS["variable_bytes"].value:
+        words = f"{count} variables have {size:.0f} bytes each, and each costs "
+        words += "operations of a fixed time"
+        remedy = "merge small layers into fewer large ones"
+        yield Cause("many_tiny_tensors", share, words, remedy)
+        return
+    # Asynchronous replicas take whole global batches.
+    shards = facts.config.strategy.num_shards(facts.result["num_replicas"])
+    examples = facts.config.length.global_batch_size / shards
+    if examples < LIMITS["examples"].value:
+        words = (
+            f"{examples:g} examples a replica are less work than starting operations"
+        )
+        yield Cause("tiny_batch", share, words, "raise --global_batch_size")
+
+
+def _histograms(facts: Facts) -> Iterator[Cause]:
+    report = facts.config.report
+    intervals = [report.summary_every_steps, report.histogram_every_steps]
+    interval = min(steps for steps in intervals if steps)
+    if interval > LIMITS["summary_steps"].value:
+        return
+    kind = "histograms" if interval == report.histogram_every_steps else "summaries"
+    words = f"{kind} are written every {interval} step(s)"
+    option = "set=report.histogram_every_steps"
+    option = option if kind == "histograms" else "summary_every_steps"
+    remedy = f"write them less often: --{option}={100 * interval}"
+    share = float(facts.shares("summary").max())
+    yield Cause("frequent_summaries", share, words, remedy)
+
+
+def _slow_disk(facts: Facts) -> Iterator[Cause]:
+    blocks = [b for t in facts.breakdown.tasks.values() for b in t["blocks"]]
+    seconds = [b["seconds"] for b in blocks if b["kind"] == "checkpoint"]
+    # Tasks that save nothing only check that their weights are finite.
+    saved = [s for s in seconds if s > 1e-2]
+    if not saved:
+        return
+    # An optimizer has up to two numbers for each weight.
+    size = 3 * facts.any("variable_bytes")
+    usual = LIMITS["checkpoint_seconds"].value
+    usual += size / LIMITS["disk_bytes_per_second"].value
+    if np.median(saved) < usual:
+        return
+    words = f"a checkpoint takes {np.median(saved):.1f} s, {usual:.1f} s would be slow"
+    remedy = "write --run_dir to a faster disk, or raise --checkpoint_every_steps"
+    yield Cause("slow_disk", float(facts.shares("checkpoint").max()), words, remedy)
+
+
+def _uneven_stages(facts: Facts) -> Iterator[Cause]:
+    pipeline = facts.result.get("pipeline")
+    if not pipeline:
+        return
+    busy = np.array([1 - stage["idle_share"] for stage in pipeline["stages"]])
+    factor = busy.max() / max(np.median(np.delete(busy, busy.argmax())), 1e-9)
+    if factor < LIMITS["stage"].value:
+        return
+    words = (
+        f"stage {busy.argmax()} of the pipeline works {factor:.1f} times as long as "
+    )
+    words += "the others"
+    remedy = "move layers to other stages with --pipeline_stages, or leave it out"
+    # With equal stages each would work for the mean.
+    lost = float(1 - busy.mean() / busy.max()) * float(facts.shares("compute").max())
+    yield Cause("uneven_stages", lost, words, remedy)
+
+
+RULES: tuple[Callable[[Facts], Iterator[Cause]], ...] = (
+    *(_retracing, _crowded_cores, _slow_input, _slow_worker, _slow_wire),
+    *(_small_work, _histograms, _slow_disk, _uneven_stages),
+)
+
+# Change to make if a phase is the largest, and no cause stands out.
+ADVICE: Mapping[str, str] = {
+    "input": "prepare examples once, in files that are read in order",
+    "compute": "the model itself is the work: more replicas share it",
+    "wait": "give all replicas equal machines and equal shards",
+    "wire": "send less: larger batches, bfloat16, or fewer averages",
+    "update": "a simpler optimizer, or less observed of each update",
+    "python": "more steps a call: leave --steps_per_loop out",
+    "summary": "raise --summary_every_steps",
+    "eval": "raise --eval_every_steps",
+    "checkpoint": "raise --checkpoint_every_steps",
+    "chief": "let the chief write less often",
+}

@@ -1,0 +1,101 @@
+"""--mode=explain: where does the time of a step go, and why?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
+from strategies.common.errors import ExitCode, UsageError
+from strategies.common.files import write_atomically, write_json
+from trainers.cli.warm_start import starter_of
+from trainers.config.config import Config
+from trainers.experiments.experiment_dir import ExperimentDir
+from trainers.experiments.runner import Executed, Execution, command_again, with_runs
+
+# Enough for shares within a few percent of each other, in some seconds.
+_DEFAULT_TRAIN_STEPS = 400
+
+
+def explain(config: Config, cluster: Cluster, console: Console) -> ExitCode:
+    """Trains once with clocks inside the steps, and reports where the time went.
+
+    Args:
+      config: Configuration of the run.
+      cluster: Cluster of a single process.
+      console: Output of the process.
+
+    Returns:
+      DONE, or the exit code of the run if it failed.
+
+    Raises:
+      UsageError: This process or the run rejects the settings.
+    """
+    del cluster
+    folder = ExperimentDir(config.run.run_dir, "explain")
+    run = config.replace(mode="train", run_dir=None, step_phases=True)
+    if run.length.train_steps is None and run.length.epochs is None:
+        run = run.replace(train_steps=_DEFAULT_TRAIN_STEPS)
+    folder.begin()
+    console.item("explain", f"{run.strategy.strategy}, {run.model.model}")
+    console.item("output", folder.path)
+    return with_runs(
+        folder,
+        console,
+        starter_of(run),
+        lambda execution: _explain(config, run, folder, execution, console),
+        "an explanation",
+    )
+
+
+def _explain(
+    config: Config,
+    run: Config,
+    folder: ExperimentDir,
+    execution: Execution,
+    console: Console,
+) -> ExitCode:
+    executed = execution.run(run.strategy.strategy, run)
+    if not executed.run.is_completed:
+        if executed.exit_code == ExitCode.USAGE:
+            # A rejected command leaves no folder.
+            folder.take_back()
+            raise UsageError(executed.run.reason)
+        console.fail(f"the run {executed.run.status}: {executed.run.reason}")
+        diverged = executed.run.status == "diverged"
+        return ExitCode.DIVERGED if diverged else ExitCode.BUG
+    # Imported late: NumPy and jinja2 would delay an error message.
+    from trainers.experiments.explain.breakdown import read_breakdown
+    from trainers.experiments.explain.causes import Facts
+    from trainers.experiments.explain.report import Report, trace_of
+
+    breakdown = read_breakdown(executed.run.path)
+    facts = Facts(
+        breakdown=breakdown,
+        config=run,
+        result=executed.run.result,
+        measured=executed.run.measured,
+    )
+    report = Report(facts, [*_notes(run, executed)])
+    content = report.content(command_again(config))
+    write_json(folder.path / "trace.json", trace_of(breakdown))
+    write_atomically(folder.path / "explain.html", report.page(content))
+    write_json(folder.result, content)
+    for line in report.lines():
+        console.say(line)
+    console.item("page", folder.path / "explain.html")
+    console.item("trace", folder.path / "trace.json")
+    console.item("result", folder.result)
+    return ExitCode.DONE
+
+
+def _notes(config: Config, executed: Executed) -> Iterator[str]:
+    """Yields what the phases of this run cannot tell apart."""
+    result = executed.run.result
+    if result["compilation"]["scope"] == "the loop":
+        yield (
+            "XLA compiles the loop, so that forward, backward and update are one "
+            "phase, compute; --jit_compile=off tells them apart, and is another run"
+        )
+    if config.strategy.has_stale_gradients:
+        yield "no replica waits for another; update includes sending the gradients"

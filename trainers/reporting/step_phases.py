@@ -1,0 +1,175 @@
+"""Times of a task's steps by phase, for `--mode=explain`."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.common.files import write_json
+from strategies.common.types import StepPhases
+from strategies.inner_loop.reduction import bytes_of
+from trainers.loop.loop import StepEvent
+from trainers.loop.parts import TrainingParts
+from trainers.loop.timing import Clock
+
+FOLDER = "step_phases"
+SCHEMA_VERSION = 1
+
+# Calls at the start of a run, which are slower than the rest.
+_WARM_UP_CALLS = 2
+# Later steps are not kept one by one: a file of as many is about a megabyte.
+_MOST_STEPS = 4_000
+# Work between calls of the inner loop.
+_KINDS = ("summary", "eval", "checkpoint")
+
+
+class PhaseMeter:
+    """Times of a task between its first calls and its last one. A callback.
+
+    What a run does once, at its beginning or after its last step, is left out.
+    """
+
+    def __init__(self, task: str, parts: TrainingParts, clock: Clock):
+        """Starts to count traces.
+
+        Args:
+          task: Name of this task.
+          parts: Parts of the run.
+          clock: Wall time of this task by kind of work.
+        """
+        self._task = task
+        self._parts = parts
+        self._clock = clock
+        self._num_calls = 0
+        self._chief_seconds = 0.0
+        self._begin: dict[str, float] = {}
+        self._end: dict[str, float] = {}
+        self._phases: list[StepPhases] = []
+        self._workers: list[str] = []
+        self._num_operations = 0
+        self._retracing = _RetracingCounter()
+
+    def describe(self, graph: tf.Graph) -> None:
+        """Counts the operations of the inner loop."""
+        definition = graph.as_graph_def()
+        # Bodies of loops and branches are functions.
+        functions = definition.library.function
+        self._num_operations = len(definition.node) + sum(
+            len(function.node_def) for function in functions
+        )
+
+    def add_chief_seconds(self, seconds: float) -> None:
+        """Adds a wait for the chief, outside of steps."""
+        self._chief_seconds += seconds
+
+    def __call__(self, event: StepEvent) -> None:
+        self._num_calls += 1
+        if self._num_calls == _WARM_UP_CALLS:
+            self._begin = self._totals()
+        elif self._num_calls > _WARM_UP_CALLS and not (event.is_last and self._end):
+            self._end = self._totals()
+            results = event.results
+            if results.phases is not None and len(self._workers) < _MOST_STEPS:
+                self._phases.append(results.phases)
+                num_steps = len(results.phases.start)
+                own = [self._task] * num_steps
+                workers = results.workers
+                self._workers += own if workers is None else map(str, workers)
+
+    def _totals(self) -> dict[str, float]:
+        """Returns the time and the totals of this task so far, in seconds."""
+        seconds = self._clock.seconds()
+        return {
+            "time": time.time(),
+            "chief": self._chief_seconds,
+            "cpu": time.process_time(),
+            "cpu_wait": cpu_wait_seconds(),
+            "steps": float(self._parts.applied_steps()),
+            "num_traces_since": float(self._parts.loop_function.num_traces()),
+            **{kind: seconds[kind] for kind in _KINDS},
+        }
+
+    def write(self, folder: pathlib.Path) -> None:
+        """Writes the file of this task into the folder of a run."""
+        self._retracing.end()
+        path = folder / FOLDER
+        path.mkdir(exist_ok=True, parents=True)
+        write_json(path / f"{self._task}.json", self.content())
+
+    def content(self) -> dict[str, Any]:
+        """Returns the content of the file of this task."""
+        totals = {name: self._end[name] - self._begin[name] for name in self._end}
+        variables = self._parts.model.trainable_variables
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "task": self._task,
+            "wall_seconds": totals.pop("time", 0.0),
+            "num_steps": int(totals.pop("steps", 0)),
+            "seconds": totals,
+            "num_retracing_warnings": self._retracing.count,
+            "num_operations": self._num_operations,
+            "num_variables": len(variables),
+            # Of weights alone, as they are sent between tasks.
+            "variable_bytes": bytes_of([v.value for v in variables]),
+            "num_machine_cores": os.cpu_count(),
+            "steps": self._steps(),
+            "blocks": [
+                {"kind": kind, "start": start, "seconds": seconds}
+                for kind, start, seconds in self._clock.blocks
+                if kind in _KINDS
+                and start >= self._begin.get("time", start)
+                and start < self._end.get("time", start)
+            ],
+        }
+
+    def _steps(self) -> dict[str, Any]:
+        """Returns the times of each step by name, lists of one length."""
+        columns: dict[str, Any] = {"worker": self._workers}
+        for name in inspect.get_annotations(StepPhases):
+            parts = [getattr(phases, name) for phases in self._phases]
+            if parts and parts[0] is not None:
+                columns[name] = np.round(np.concatenate(parts), 7).tolist()
+        return columns
+
+
+class _RetracingCounter(logging.Filter):
+    """Counter of TensorFlow's warnings of functions that are traced again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        self._logger = tf.get_logger()
+        self._level = self._logger.level
+        # Otherwise a level above warnings would keep them from the filter.
+        self._logger.setLevel(min(self._level, logging.WARNING))
+        self._logger.addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.count += "tf.function retracing" in record.getMessage()
+        return record.levelno >= self._level
+
+    def end(self) -> None:
+        self._logger.removeFilter(self)
+        self._logger.setLevel(self._level)
+
+
+def cpu_wait_seconds() -> float:
+    """Returns how long threads of this process were ready and had no core, in seconds.
+
+    Zero where the system does not tell.
+    """
+    nanoseconds = 0
+    for path in pathlib.Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            nanoseconds += int(path.read_text(encoding="ascii").split()[1])
+        # The thread has ended.
+        except (OSError, IndexError):
+            continue
+    return 1e-9 * nanoseconds
