@@ -201,12 +201,11 @@ def test_a_difference_that_is_only_tuning_is_found_without_a_search() -> None:
     assert all(each.given == -1 for each in outcomes)
 
 
+LONG = (pytest.mark.exhaustive, pytest.mark.slow)
 EQUAL = {"one": (ONE, ONE), "async": (ASYNC, ASYNC), "wrong rate": (ONE, SHIFTED)}
 
 
-@pytest.mark.parametrize(
-    "num_trials", [200, pytest.param(3000, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.parametrize("num_trials", [200, pytest.param(3000, marks=LONG)])
 @pytest.mark.parametrize("name", EQUAL)
 def test_equal_arms_are_called_different_in_five_of_a_hundred(
     name: str, num_trials: int
@@ -219,6 +218,7 @@ def test_equal_arms_are_called_different_in_five_of_a_hundred(
     assert wrong[0] < wrong[1]
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["one", "async"])
 def test_more_seeds_find_no_more_differences_between_equal_arms(name: str) -> None:
