@@ -96,6 +96,7 @@ class WorkerLoop:
         with tf.control_dependencies([turn]):
             version = self._update.applied_updates()
         with tf.control_dependencies([version]):
+            # The request for a version is a message, which is not the worker's time.
             begin = tf.timestamp() if self._update.times_phases else version
         with tf.control_dependencies([begin]):
             batch = self._shard_of(resident, version, shard_index)

@@ -16,19 +16,44 @@ from trainers.experiments.explain.breakdown import (
 # More than rounding of the clock, and less than a phase that is missing.
 TOLERANCE = 0.05
 
+# The others compute in the same way, and are for the exhaustive suite.
+_ONLY_EXHAUSTIVE = pytest.mark.exhaustive
+
 IN_ONE_PROCESS = [
-    ("--strategy=one_device", "--jit_compile=off"),
-    ("--strategy=one_device", "--jit_compile=on"),
-    ("--strategy=tower",),
-    ("--strategy=mirrored",),
-    ("--strategy=parameter_averaging",),
-    ("--strategy=model_parallel",),
+    pytest.param(("--strategy=one_device", "--jit_compile=off"), id="one_device"),
+    pytest.param(("--strategy=mirrored",), id="mirrored"),
+    pytest.param(("--strategy=model_parallel",), id="model_parallel"),
+    pytest.param(
+        ("--strategy=one_device", "--jit_compile=on"),
+        id="one_device-compiled",
+        marks=_ONLY_EXHAUSTIVE,
+    ),
+    pytest.param(("--strategy=tower",), id="tower", marks=_ONLY_EXHAUSTIVE),
+    pytest.param(
+        ("--strategy=parameter_averaging",),
+        id="parameter_averaging",
+        marks=_ONLY_EXHAUSTIVE,
+    ),
 ]
 IN_SEVERAL = [
     # Three addends have several orders.
-    ("--strategy=multi_worker_mirrored", "--num_workers=3"),
-    ("--strategy=multi_worker_mirrored", "--num_workers=2", "--average=parameters"),
-    ("--strategy=parameter_server", "--update=sync", "--num_workers=2", "--num_ps=1"),
+    pytest.param(
+        ("--strategy=multi_worker_mirrored", "--num_workers=3"),
+        id="multi_worker_mirrored",
+    ),
+    pytest.param(
+        (
+            *("--strategy=multi_worker_mirrored", "--num_workers=2"),
+            "--average=parameters",
+        ),
+        id="averaged-parameters",
+        marks=_ONLY_EXHAUSTIVE,
+    ),
+    pytest.param(
+        ("--strategy=parameter_server", "--update=sync", "--num_workers=2"),
+        id="parameter_server-sync",
+        marks=_ONLY_EXHAUSTIVE,
+    ),
 ]
 NOT_THE_SAME_TWICE = [
     ("--strategy=tower", "--update=async"),
@@ -68,7 +93,7 @@ def check_bits(folder: pathlib.Path, flags: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", IN_ONE_PROCESS, ids=" ".join)
+@pytest.mark.parametrize("flags", IN_ONE_PROCESS)
 def test_a_process_trains_the_same(
     flags: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
@@ -76,7 +101,7 @@ def test_a_process_trains_the_same(
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("flags", IN_SEVERAL, ids=" ".join)
+@pytest.mark.parametrize("flags", IN_SEVERAL)
 def test_a_cluster_trains_the_same(
     flags: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
@@ -84,6 +109,7 @@ def test_a_cluster_trains_the_same(
 
 
 @pytest.mark.cluster
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("flags", NOT_THE_SAME_TWICE, ids=" ".join)
 def test_times_of_asynchronous_steps_add_up(
     flags: tuple[str, ...], tmp_path: pathlib.Path

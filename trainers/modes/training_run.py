@@ -237,6 +237,7 @@ class TrainingRun:
 
     def _wait_for_chief(self) -> None:
         """Returns when all tasks have called it; a step would not wait so long."""
+        # While the chief writes, other tasks wait here and not in a step.
         start = time.perf_counter()
         self.parts.strategy.broadcast_from_chief([])
         if self.metrics.phases is not None:

@@ -59,6 +59,7 @@ class PhaseMeter:
     def describe(self, graph: tf.Graph) -> None:
         """Counts the operations of the inner loop."""
         definition = graph.as_graph_def()
+        # Bodies of loops and branches are functions.
         functions = definition.library.function
         self._num_operations = len(definition.node) + sum(
             len(function.node_def) for function in functions
@@ -115,6 +116,7 @@ class PhaseMeter:
             "num_retracing_warnings": self._retracing.count,
             "num_operations": self._num_operations,
             "num_variables": len(variables),
+            # Of weights alone, as they are sent between tasks.
             "variable_bytes": bytes_of([v.value for v in variables]),
             "num_machine_cores": os.cpu_count(),
             "steps": self._steps(),

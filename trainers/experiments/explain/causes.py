@@ -165,6 +165,7 @@ def _slow_worker(facts: Facts) -> Iterator[Cause]:
     slowest, caused = breakdown.slowest, breakdown.caused_wait_seconds
     if slowest is None or max(caused) < LIMITS["caused_wait"].value * sum(caused):
         return
+    # Whoever waits for examples is last as well, and another rule names it.
     others = [r.seconds["compute"] for r in breakdown.replicas if r is not slowest]
     factor = slowest.seconds["compute"] / max(float(np.median(others)), 1e-9)
     if factor < LIMITS["slower"].value:
@@ -178,6 +179,7 @@ def _slow_wire(facts: Facts) -> Iterator[Cause]:
     communication = facts.result.get("communication") or {}
     sent = communication.get("bytes_per_step_per_replica", 0)
     replica = facts.breakdown.replicas[0]
+    # The wire takes equally long for all replicas.
     seconds = float(np.mean(replica.steps["wire"]))
     speed = sent / max(seconds, 1e-9)
     is_slow = speed < LIMITS["bytes_per_second"].value
@@ -204,6 +206,7 @@ def _small_work(facts: Facts) -> Iterator[Cause]:
         remedy = "merge small layers into fewer large ones"
         yield Cause("many_tiny_tensors", share, words, remedy)
         return
+    # Asynchronous replicas take whole global batches.
     shards = facts.config.strategy.num_shards(facts.result["num_replicas"])
     examples = facts.config.length.global_batch_size / shards
     if examples < LIMITS["examples"].value:
@@ -231,6 +234,7 @@ def _histograms(facts: Facts) -> Iterator[Cause]:
 def _slow_disk(facts: Facts) -> Iterator[Cause]:
     blocks = [b for t in facts.breakdown.tasks.values() for b in t["blocks"]]
     seconds = [b["seconds"] for b in blocks if b["kind"] == "checkpoint"]
+    # Tasks that save nothing only check that their weights are finite.
     saved = [s for s in seconds if s > 1e-2]
     if not saved:
         return
@@ -258,6 +262,7 @@ def _uneven_stages(facts: Facts) -> Iterator[Cause]:
     )
     words += "the others"
     remedy = "move layers to other stages with --pipeline_stages, or leave it out"
+    # With equal stages each would work for the mean.
     lost = float(1 - busy.mean() / busy.max()) * float(facts.shares("compute").max())
     yield Cause("uneven_stages", lost, words, remedy)
 
