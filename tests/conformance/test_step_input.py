@@ -72,7 +72,7 @@ class Loop:
 
     def call(self) -> Outcome:
         began = time.perf_counter()
-        state, left = self._function(self._input.arguments(self._spans))
+        state, left, _ = self._function(self._input.arguments(self._spans))
         seconds = time.perf_counter() - began
         self._input.keep(self._spans, left)
         _, batches, first_wait, wait = (value.numpy() for value in state)
