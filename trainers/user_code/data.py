@@ -150,6 +150,11 @@ class ReadSource:
         if not isinstance(read, tuple) or len(read) != 2:
             raise _Unusable("reads something else than a pair of features and labels.")
         features, labels = read
+        if any(isinstance(value, np.ndarray) for value in tf.nest.flatten(read)):
+            raise _Unusable(
+                "reads NumPy arrays, which every batch would share: return tensors, "
+                "computed from the indices, such as by tf.gather."
+            )
         return _tuples(features), _tuples(labels)
 
 

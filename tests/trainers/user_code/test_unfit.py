@@ -42,6 +42,7 @@ def refused(
         ("alone", "returned one array of shape [60, 5], without labels"),
         ("triple", "returned 3 things (Weights of examples are not taken"),
         ("two_triples", "returned two triples"),
+        ("reads_arrays", "reads NumPy arrays, which every batch would share"),
         ("batches", "returned a Batches: return (features, labels)"),
         ("two_of_batches", "returned a Batches where an array is needed"),
         ("generator", "returned a generator: return"),
@@ -71,6 +72,13 @@ def test_data_is_refused(
         capfd, tmp_path, f"--model={UNFIT}:connected", f"--dataset={UNFIT}:{name}"
     )
     assert words in line
+
+
+def test_arrays_that_every_batch_would_share_are_refused_for_any_model(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(capfd, tmp_path, "--model=mlp", f"--dataset={UNFIT}:reads_arrays")
+    assert "reads NumPy arrays" in line
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,11 @@ def two_triples() -> Any:
     return triple(), triple()
 
 
+def reads_arrays() -> Any:
+    features, labels = factories.arrays()
+    return len(features), lambda indices: (features[:1], labels[:1])
+
+
 def batches() -> Any:
     return Batches()
 
