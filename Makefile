@@ -94,6 +94,10 @@ coverage: $(VENV)/.test ## Run the tests and show which code none of them reache
 		echo 'Line by line: build/coverage/html/index.html' && \
 		exit $$status
 
+.PHONY: table
+table: $(VENV)/.test ## Compare all strategies on three models, for docs/results.md
+	$(python) -m benchmarks.strategy_table
+
 .PHONY: wheel
 wheel: $(VENV)/.runtime ## Build the package for pip into build/wheel
 	$(python) -m pip wheel --quiet --no-deps --wheel-dir=build/wheel .

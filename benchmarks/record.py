@@ -80,7 +80,7 @@ def page(folder: pathlib.Path = RESULTS) -> str:
     """Returns the page of all results."""
     newest, removed = _newest_results(folder)
     rows = [cells(name, result) for name, result in newest.items()]
-    lines = [_EXPLANATION, *_table(HEADINGS, rows)]
+    lines = [_EXPLANATION, *markdown_table(HEADINGS, rows)]
     for name, result in newest.items():
         lines += [
             *("", f"## {name}", ""),
@@ -106,7 +106,9 @@ def table_of_document(folder: pathlib.Path = RESULTS) -> str:
         for name, result in newest.items()
     ]
     shown = slice(_NUM_HEADINGS_IN_DOCUMENT)
-    return "\n".join(_table(HEADINGS[shown], [row[shown] for row in rows])) + "\n"
+    return (
+        "\n".join(markdown_table(HEADINGS[shown], [row[shown] for row in rows])) + "\n"
+    )
 
 
 def shown_table(text: str) -> str:
@@ -154,7 +156,7 @@ def _newest_results(
     """Returns the newest result of each subject, and those of removed benchmarks."""
     newest: dict[str, dict[str, Any]] = {}
     # Names of files begin with the date.
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("[0-9]*.json")):
         content = _read(path)
         for name, result in content["subjects"].items():
             newest[name] = {**result, "machine": content["machine"], "file": path.name}
@@ -167,7 +169,8 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table in Markdown."""
     lines = [f"| {' | '.join(row)} |" for row in (headings, *rows)]
     return [lines[0], "|---" * len(headings) + "|", *lines[1:]]
 

@@ -1,0 +1,206 @@
+"""The page and the picture of the comparison of all strategies."""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from scipy import stats
+
+from benchmarks.record import ROOT, markdown_table
+
+PAGE = ROOT / "docs" / "results.md"
+PICTURE = ROOT / "docs" / "pictures" / "results.png"
+
+SPEED, ACCURACY = "examples_per_second", "eval_accuracy"
+_POINTS = 100
+_NONE = "-"
+_HEADINGS = (
+    *("arm", "runs", "examples/s", "speed", "accuracy", "difference in points"),
+    *("sent in a step", "staleness"),
+)
+
+_EXPLANATION = """\
+# Results
+
+`make table` compares every strategy, in each of its ways to update, on three models,
+and wrote this page and the picture. An arm gets more seeds until it has its
+verdicts ([Compare](compare.md#as-many-seeds-as-it-takes)).
+
+- *Speed* is the ratio of an arm's examples a second to those of {control}.
+- *Difference* is the accuracy of an arm minus that of {control}, in percentage points.
+  Both have intervals of {confidence:.0%} for all looks together.
+- *Sent in a step* has the bytes that each replica sends for one update.
+- *Staleness* is the mean number of other updates between reading the weights and
+  changing them, with an interval of 95 % over runs.
+
+All replicas share the cores of one machine, without a GPU: the table shows what a
+strategy costs, and not what more devices bring. The same command measures your machine.
+"""
+
+
+def page(recorded: Mapping[str, Any]) -> str:
+    """Returns the page, in Markdown.
+
+    Args:
+      recorded: Content of strategy_table.json.
+    """
+    subjects = recorded["subjects"]
+    first = next(iter(subjects.values()))
+    created = first["created"].partition("T")[0]
+    commits = sorted({c[:12] for s in subjects.values() for c in s["commits"]})
+    lines = [
+        _EXPLANATION.format(
+            control=_code(first["control"]), confidence=first["confidence"]
+        ),
+        f"Measured on {recorded['machine']['name']}, {created}, "
+        f"commit {', '.join(commits)}.",
+        "",
+        f"![Speed of every strategy relative to one device](pictures/{PICTURE.name})",
+    ]
+    for name, subject in subjects.items():
+        lines += ["", *_section(name, subject)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(name: str, subject: Mapping[str, Any]) -> list[str]:
+    rows = [_cells(arm, subject) for arm in subject["arms"]]
+    lines = [
+        f"## {name.capitalize()}",
+        "",
+        f"The model is {subject['model']}. Arms are equivalent in speed within "
+        f"{subject['speed_margin_percent']:g} %, in accuracy within "
+        f"{subject['accuracy_margin_points']:g} points. Seeds: {subject['stopping']}.",
+        "",
+        *markdown_table(_HEADINGS, rows),
+        "",
+    ]
+    for arm in subject["arms"]:
+        words = [
+            c["verdict"]
+            for c in subject["comparisons"]
+            if c["arm"] == arm["name"] and c["verdict"]
+        ]
+        if arm["reason"]:
+            words = [f"did not complete every run: {arm['reason']}"]
+        if words:
+            lines.append(f"- {_code(arm['name'])}: {'; '.join(dict.fromkeys(words))}")
+    return [*lines, "", "```sh", _wrapped(subject["command"]), "```"]
+
+
+def _cells(arm: Mapping[str, Any], subject: Mapping[str, Any]) -> list[str]:
+    """Returns the row of one arm, a cell for each of `_HEADINGS`."""
+    speed, accuracy = (
+        _comparison(subject, metric, arm["name"]) for metric in (SPEED, ACCURACY)
+    )
+    means = arm["means"]
+    return [
+        _code(arm["name"]),
+        str(arm["num_completed"]),
+        _shown(means[SPEED], "{:,.0f}"),
+        _with_interval(speed, "{:.2f}x"),
+        _shown(means[ACCURACY], "{:.4f}"),
+        _with_interval(accuracy, "{:+.2f}", _POINTS),
+        _bytes(arm["communication"]),
+        _mean_with_interval(arm["staleness"]),
+    ]
+
+
+def _comparison(
+    subject: Mapping[str, Any], metric: str, arm: str
+) -> Mapping[str, Any] | None:
+    return next(
+        (
+            c
+            for c in subject["comparisons"]
+            if (c["metric"], c["arm"]) == (metric, arm) and c["estimate"] is not None
+        ),
+        None,
+    )
+
+
+def _with_interval(
+    comparison: Mapping[str, Any] | None, form: str, factor: float = 1.0
+) -> str:
+    if comparison is None:
+        return _NONE
+    text = form.format(factor * comparison["estimate"])
+    if comparison["interval"] is None:
+        return text
+    low, high = (form.format(factor * end) for end in comparison["interval"])
+    return f"{text} ({low} to {high})"
+
+
+def _mean_with_interval(values: Sequence[float]) -> str:
+    """Returns the mean and Student's 95 % interval of it; one run has no interval."""
+    if not values:
+        return _NONE
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return f"{mean:.2f}"
+    error = statistics.stdev(values) / len(values) ** 0.5
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * error
+    return f"{mean:.2f} ({max(mean - half, 0):.2f} to {mean + half:.2f})"
+
+
+def _bytes(communication: Mapping[str, Any] | None) -> str:
+    count = (communication or {}).get("bytes_per_step_per_replica")
+    if not count:
+        return _NONE
+    return f"{count / 1e6:,.2f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
+
+
+def _shown(value: float | None, form: str) -> str:
+    return _NONE if value is None else form.format(value)
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
+
+
+def _wrapped(command: str) -> str:
+    """Returns a shell command with an arm or flag on each line."""
+    return command.replace(" '--", " \\\n  '--").replace(" --seeds", " \\\n  --seeds")
+
+
+def draw(recorded: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws the speeds of all arms with their intervals, one chart for each model.
+
+    Args:
+      recorded: Content of strategy_table.json.
+      path: PNG file to write.
+    """
+    subjects = recorded["subjects"]
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    charts = figure.subplots(1, len(subjects), sharey=True, sharex=True, squeeze=False)
+    for axes, (name, subject) in zip(charts[0], subjects.items(), strict=True):
+        _draw_subject(axes, subject)
+        axes.set_title(name)
+    control = next(iter(subjects.values()))["control"]
+    figure.supxlabel(f"examples per second, as a multiple of {control}", fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
+def _draw_subject(axes: Axes, subject: Mapping[str, Any]) -> None:
+    names = [
+        arm["name"] for arm in subject["arms"] if arm["name"] != subject["control"]
+    ]
+    for row, arm in enumerate(names):
+        comparison = _comparison(subject, SPEED, arm)
+        if comparison is None:
+            continue
+        if comparison["interval"] is not None:
+            axes.plot(comparison["interval"], [row, row], color="#0072B2", linewidth=2)
+        axes.plot([comparison["estimate"]], [row], "o", color="#0072B2")
+    axes.axvline(1, color="grey", linewidth=1)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xscale("log")
+    axes.set_xticks([0.1, 0.2, 0.5, 1], ["0.1x", "0.2x", "0.5x", "1x"])
+    axes.minorticks_off()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="x", color="#dddddd")
