@@ -89,6 +89,7 @@ def _section(name: str, subject: Mapping[str, Any]) -> list[str]:
             words = [f"did not complete every run: {arm['reason']}"]
         if words:
             lines.append(f"- {_code(arm['name'])}: {'; '.join(dict.fromkeys(words))}")
+    lines += [f"- Note: {remark}" for remark in subject["remarks"]]
     return [*lines, "", "```sh", _wrapped(subject["command"]), "```"]
 
 

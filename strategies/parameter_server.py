@@ -80,7 +80,7 @@ class ParameterServer(Strategy):
         with tf.device(self._servers[0]):
             # Counts every step that a worker begins.
             self._attempts = tf.Variable(0, trainable=False, dtype=tf.int64)
-        self._residents: dict[object, Any] = {}
+        self._cached_data: dict[object, Any] = {}
         self._synchronous: SynchronousSteps | None = None
 
     @classmethod
@@ -119,11 +119,11 @@ class ParameterServer(Strategy):
             self._check_no_backup_workers()
             return WindowedInput(batches)
         # Training and evaluation data are placed once each, not at every evaluation.
-        if batches.data not in self._residents:
+        if batches.data not in self._cached_data:
             self._free_workers()
-            dataset = self._coordinator.create_per_worker_dataset(batches.resident)
-            self._residents[batches.data] = iter(dataset)
-        return WorkerInput(self._residents[batches.data], batches)
+            dataset = self._coordinator.create_per_worker_dataset(batches.cached_data)
+            self._cached_data[batches.data] = iter(dataset)
+        return WorkerInput(self._cached_data[batches.data], batches)
 
     def _check_no_backup_workers(self) -> None:
         if self._config.backup_workers:

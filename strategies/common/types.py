@@ -295,9 +295,9 @@ class GlobalBatches(Protocol):
 
     @property
     def data(self) -> object:
-        """Hashable content of `resident`, equal for other steps of a data set."""
+        """Hashable content of `cached_data`, equal for other steps of a data set."""
 
-    def resident(self) -> tf.data.Dataset:
+    def cached_data(self) -> tf.data.Dataset:
         """Returns a dataset that repeats one element, from which `at` reads.
 
         A process that computes any step on request keeps this element on its machine.
@@ -305,7 +305,7 @@ class GlobalBatches(Protocol):
 
     def at(
         self,
-        resident: Any,
+        cached_data: Any,
         step: tf.Tensor,
         shard_index: tf.Tensor | int,
         num_shards: int,
@@ -313,7 +313,7 @@ class GlobalBatches(Protocol):
         """Returns one shard of one step, as graph operations.
 
         Args:
-          resident: Element of `resident()`.
+          cached_data: Element of `cached_data()`.
           step: Index of the step, int64 scalar.
           shard_index: Index of the shard.
           num_shards: Number of shards of a global batch.

@@ -48,18 +48,18 @@ class TowerInput:
     """Input of all towers.
 
     Attributes:
-      resident: Element of `batches.resident()`, from which batches are read.
+      cached_data: Element of `batches.cached_data()`, from which batches are read.
       batches: Global batches of the run.
       next_step: Step that the next call starts with.
     """
 
-    resident: Any
+    cached_data: Any
     batches: GlobalBatches
     next_step: int
 
     @classmethod
     def of(cls, batches: GlobalBatches) -> TowerInput:
-        return cls(next(iter(batches.resident())), batches, batches.first_step)
+        return cls(next(iter(batches.cached_data())), batches, batches.first_step)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -152,17 +152,17 @@ class _Tower:
 
     def _input(self, feed: TowerInput, first_step: int) -> tuple[Any, tf.Tensor]:
         # The loop is traced with the first input. Later inputs read batches in the same
-        # way, and `resident` is an argument of the traced function.
+        # way, and `cached_data` is an argument of the traced function.
         self._batches = self._batches or feed.batches
-        return feed.resident, tf.constant(first_step, tf.int64)
+        return feed.cached_data, tf.constant(first_step, tf.int64)
 
     def _batch_at(self, steps: tuple[Any, tf.Tensor], index: tf.Tensor) -> Batch:
         if self._batches is None:
             raise RuntimeError("steps are traced before there is input")
-        resident, first_step = steps
+        cached_data, first_step = steps
         step = first_step + tf.cast(index, tf.int64)
         # Shard 0 of 1: a tower computes whole global batches.
-        return self._batches.at(resident, step, 0, 1)
+        return self._batches.at(cached_data, step, 0, 1)
 
     def _compute(
         self, replica_step: ReplicaFunction, batch: Batch

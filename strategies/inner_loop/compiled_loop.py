@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaOutputs, SpanShape
-from strategies.inner_loop.input import Steps, Taken
+from strategies.inner_loop.input import Steps, TimedBatch
 from strategies.inner_loop.loop import InnerLoop, LoopState
 from strategies.inner_loop.results import START, WAIT
 from strategies.inner_loop.step import run_step
@@ -40,7 +40,7 @@ class CompiledLoop(InnerLoop):
     ) -> Steps:
         steps = super()._steps(num_steps, observe, local_flags)
 
-        def run_span(taken: Taken, state: Sequence[Any]) -> LoopState:
+        def run_span(taken: TimedBatch, state: Sequence[Any]) -> LoopState:
             return self._run_span(
                 taken, LoopState(*state), num_steps, observe, local_flags
             )
@@ -49,7 +49,7 @@ class CompiledLoop(InnerLoop):
 
     def _run_span(
         self,
-        taken: Taken,
+        taken: TimedBatch,
         state: LoopState,
         num_steps: tf.Tensor,
         observe: tf.Tensor,
@@ -78,7 +78,7 @@ class CompiledLoop(InnerLoop):
             details=self._observe(summed, level, state.details),
         )
 
-    def _clock(self, taken: Taken, stop: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
+    def _clock(self, taken: TimedBatch, stop: tf.Tensor, done: tf.Tensor) -> tf.Tensor:
         """Returns the start and the wait of each step in the columns of both.
 
         Args:

@@ -22,7 +22,7 @@ from strategies.common.types import (
     SyncedFlags,
     Update,
 )
-from strategies.inner_loop.input import Steps, Taken
+from strategies.inner_loop.input import Steps, TimedBatch
 from strategies.inner_loop.results import (
     START,
     WAIT,
@@ -160,7 +160,7 @@ class InnerLoop:
         def proceed(*state: Any) -> tf.Tensor:
             return LoopState(*state).finite & (LoopState(*state).attempted < num_steps)
 
-        def run(loop_state: Sequence[Any], taken: Taken) -> LoopState:
+        def run(loop_state: Sequence[Any], taken: TimedBatch) -> LoopState:
             state = LoopState(*loop_state)
             # Only the last step of a call is observed.
             is_last = tf.equal(state.attempted, num_steps - 1)

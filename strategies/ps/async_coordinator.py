@@ -128,7 +128,7 @@ class AsynchronousSteps:
 
         The results include the steps that an earlier run of the closure applied.
         """
-        resident, first_step, call = batches
+        cached_data, first_step, call = batches
         journal = self._journal
         told: list[tf.Tensor] = []
         if journal is not None:
@@ -138,7 +138,7 @@ class AsynchronousSteps:
             # Evaluation changes nothing, so that a closure can run again as a whole.
             num_before = tf.constant(0)
         after_those = (
-            resident,
+            cached_data,
             first_step + tf.cast(num_before, tf.int64),
             call,
         )

@@ -85,16 +85,16 @@ class AsynchronousWorker:
             self._compute if self._update is None else self._read_and_compute,
             _reports_nothing,
             first=lambda summed: summed[0],
-            input=IndexedInput(self._batch_at, open=_with_resident),
+            input=IndexedInput(self._batch_at, open=_with_cached_data),
             apply_if=self._apply_if,
         )
 
     def _batch_at(self, source: Any, index: tf.Tensor) -> _Task:
         if self.batches is None:
             raise RuntimeError("steps are traced before there is input")
-        resident, first_step, call = source
+        cached_data, first_step, call = source
         step = first_step + tf.cast(index, tf.int64)
-        return _Task(self.batches.at(resident, step, 0, 1), call)
+        return _Task(self.batches.at(cached_data, step, 0, 1), call)
 
     def _compute(
         self, replica_step: ReplicaFunction, task: _Task
@@ -167,10 +167,10 @@ class AsynchronousWorker:
             tf.cond(finite, apply, lambda: tf.zeros([]))
 
 
-def _with_resident(arguments: Any) -> Any:
+def _with_cached_data(arguments: Any) -> Any:
     """Returns the source of batches, taken out of its iterator once a closure."""
-    resident, first_step, call = arguments
-    return opened(resident), first_step, call
+    cached_data, first_step, call = arguments
+    return opened(cached_data), first_step, call
 
 
 def _only_server(update: Update) -> str | None:

@@ -24,7 +24,7 @@ from strategies.ps.tensor_packing import GradientPacking
 _ANY_ATTEMPT = np.iinfo(np.int64).max
 
 
-class Taken(NamedTuple):
+class TakenGradients(NamedTuple):
     """Sum of the elements of the workers of one update.
 
     Attributes:
@@ -106,7 +106,7 @@ class GradientQueues:
                     sent.append(queue.enqueue([attempt, worker, *components]))
         return tf.group(sent)
 
-    def take(self, attempt: tf.Tensor) -> Taken:
+    def take(self, attempt: tf.Tensor) -> TakenGradients:
         """Waits for as many workers as an update needs, and sums their elements."""
         if self._structure is None:
             raise RuntimeError("taking is traced before sending")
@@ -119,7 +119,7 @@ class GradientQueues:
             # The first server chooses the workers for the other servers.
             if chosen is None:
                 chosen, late = received, skipped
-        return Taken(*self._from_servers(self._structure, values), late)
+        return TakenGradients(*self._from_servers(self._structure, values), late)
 
     def give_up(self) -> None:
         """Ends a `take` that waits, with a sum of NaN."""

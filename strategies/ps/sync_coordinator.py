@@ -132,7 +132,7 @@ class SynchronousSteps:
 
     def _start_workers(self, feed: WorkerInput, num_steps: int) -> None:
         """Schedules a closure for each worker, unless the closures are under way."""
-        resident = feed.take(num_steps)
+        cached_data = feed.take(num_steps)
         if self._under_way is not None:
             return
         # The closure is traced with the first input. Later inputs read batches in the
@@ -141,7 +141,7 @@ class SynchronousSteps:
         self._turns.reset()
         for shard_index, tokens in enumerate(self._turns.token_queues()):
             arguments = (
-                resident,
+                cached_data,
                 tf.constant(shard_index, tf.int64),
                 tokens,
             )

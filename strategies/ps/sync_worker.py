@@ -61,7 +61,7 @@ class WorkerLoop:
         self, batches: Any, shard_index: tf.Tensor, tokens: tf.Tensor
     ) -> tf.Tensor:
         self.graph = tf.compat.v1.get_default_graph()
-        resident = opened(batches)
+        cached_data = opened(batches)
 
         def wait(done: tf.Tensor) -> tf.Tensor:
             with tf.control_dependencies([self._turns.wait(tokens)]):
@@ -77,7 +77,7 @@ class WorkerLoop:
                 lambda: tf.cond(
                     tf.equal(turn, FINISHED),
                     lambda: turn,
-                    lambda: self._take_part(resident, shard_index, turn),
+                    lambda: self._take_part(cached_data, shard_index, turn),
                 ),
             )
 
@@ -89,7 +89,7 @@ class WorkerLoop:
         )
 
     def _take_part(
-        self, resident: Any, shard_index: tf.Tensor, turn: tf.Tensor
+        self, cached_data: Any, shard_index: tf.Tensor, turn: tf.Tensor
     ) -> tf.Tensor:
         """Computes a shard on the present weights, sends it, and returns the turn."""
         # Weights are read after the turn and after their version.
@@ -99,7 +99,7 @@ class WorkerLoop:
             # The request for a version is a message, which is not the worker's time.
             begin = tf.timestamp() if self._update.times_phases else version
         with tf.control_dependencies([begin]):
-            batch = self._shard_of(resident, version, shard_index)
+            batch = self._shard_of(cached_data, version, shard_index)
         if self._update.times_phases:
             arrived, batch = time_after(batch)
         with tf.control_dependencies([version]):
@@ -119,7 +119,7 @@ class WorkerLoop:
             return tf.identity(turn)
 
     def _shard_of(
-        self, resident: Any, step: tf.Tensor, shard_index: tf.Tensor
+        self, cached_data: Any, step: tf.Tensor, shard_index: tf.Tensor
     ) -> Batch:
         """Returns the shard of one worker; backup workers compute on later batches."""
         if self.batches is None:
@@ -130,8 +130,10 @@ class WorkerLoop:
             shard_index // self._num_required,
             shard_index % self._num_required,
         )
-        batch = self.batches.at(resident, step + ahead, own_shard, self._num_required)
-        whole = self.batches.at(resident, step, 0, 1)
+        batch = self.batches.at(
+            cached_data, step + ahead, own_shard, self._num_required
+        )
+        whole = self.batches.at(cached_data, step, 0, 1)
         # Each worker counts the whole batch by itself, which costs no message.
         totals = totals_of(self._replica_step, lambda count: count(whole).sums)
         # The shard counts as a part of this step's batch, also if it is from a later

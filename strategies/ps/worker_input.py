@@ -15,7 +15,7 @@ class WorkerInput:
         """Begins with the first step of the batches.
 
         Args:
-          iterators: Iterators of `batches.resident()`, one on each worker.
+          iterators: Iterators of `batches.cached_data()`, one on each worker.
           batches: Global batches of the run.
         """
         self._iterators = iterators
@@ -74,11 +74,11 @@ class WindowedInput(WorkerInput):
         return self._window
 
 
-def opened(resident: Any) -> Any:
+def opened(cached_data: Any) -> Any:
     """Returns the tensors that batches are read from, as graph operations.
 
     Args:
-      resident: Result of `WorkerInput.take`.
+      cached_data: Result of `WorkerInput.take`.
     """
     # A window is a tuple of tensors.
-    return resident if isinstance(resident, tuple) else next(resident)
+    return cached_data if isinstance(cached_data, tuple) else next(cached_data)

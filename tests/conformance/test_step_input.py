@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.inner_loop.input import PrefetchedChunks, StepChunks, Steps, Taken
+from strategies.inner_loop.input import PrefetchedChunks, StepChunks, Steps, TimedBatch
 
 STEPS_OF_SPAN = 2
 NUM_STEPS = 20
@@ -89,7 +89,9 @@ class Loop:
             ),
         )
 
-    def _step(self, state: Sequence[tf.Tensor], taken: Taken) -> Sequence[tf.Tensor]:
+    def _step(
+        self, state: Sequence[tf.Tensor], taken: TimedBatch
+    ) -> Sequence[tf.Tensor]:
         step, batches, first_wait, wait = state
         if self._step_seconds:
             # Nothing that is returned depends on it, as on a step's update.

@@ -79,13 +79,13 @@ class SourceBatches:
             .prefetch(tf.data.AUTOTUNE)
         )
 
-    def resident(self) -> tf.data.Dataset:
+    def cached_data(self) -> tf.data.Dataset:
         # Every step is computed from the same element.
         return tf.data.Dataset.from_tensors(self.source.tensors()).repeat()
 
     def at(
         self,
-        resident: Any,
+        cached_data: Any,
         step: tf.Tensor,
         shard_index: tf.Tensor | int,
         num_shards: int,
@@ -96,7 +96,7 @@ class SourceBatches:
         indices, num_rows, global_size = self.order.indices(
             step, shard_index, num_shards
         )
-        features, labels = self._read(resident, indices, step)
+        features, labels = self._read(cached_data, indices, step)
         return Batch(
             step=step,
             replica=tf.cast(shard_index, tf.int64),

@@ -110,7 +110,7 @@ class StreamBatches:
     def data(self) -> ProgramStream:
         return self.stream
 
-    def resident(self) -> NoReturn:
+    def cached_data(self) -> NoReturn:
         raise TypeError("a stream is kept nowhere: see `windows`")
 
     @property
@@ -151,17 +151,17 @@ class StreamBatches:
 
     def at(
         self,
-        resident: _Window,
+        cached_data: _Window,
         step: tf.Tensor,
         shard_index: tf.Tensor | int,
         num_shards: int,
     ) -> Batch:
-        index = step - resident.first_step
-        begin, end = resident.starts[index], resident.starts[index + 1]
+        index = step - cached_data.first_step
+        begin, end = cached_data.starts[index], cached_data.starts[index + 1]
         start, stop, num_rows = shard_rows(end - begin, shard_index, num_shards)
         features, labels = tf.nest.map_structure(
             lambda rows: rows[begin + start : begin + stop],
-            (resident.features, resident.labels),
+            (cached_data.features, cached_data.labels),
         )
         return Batch(
             step=step,

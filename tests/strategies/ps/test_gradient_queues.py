@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs
 from strategies.devices.assignment import logical_cpus
-from strategies.ps.gradient_queues import GradientQueues, Taken
+from strategies.ps.gradient_queues import GradientQueues, TakenGradients
 
 NUM_WORKERS = 3
 
@@ -49,7 +49,7 @@ class Exchange:
             tf.constant(value, tf.float64),
         )
 
-    def take(self, attempt: int) -> Taken:
+    def take(self, attempt: int) -> TakenGradients:
         return self._take(tf.constant(attempt, tf.int64))
 
 
@@ -65,7 +65,7 @@ def shares_of(value: Any) -> ReplicaOutputs:
     )
 
 
-def assert_sum(taken: Taken, values: list[float]) -> None:
+def assert_sum(taken: TakenGradients, values: list[float]) -> None:
     total = sum(values)
     dense, missing, sparse = taken.outputs.gradients
     np.testing.assert_array_equal(dense, np.full([2, 2], total))

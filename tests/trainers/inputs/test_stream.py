@@ -371,7 +371,7 @@ def test_a_stream_is_not_read_by_index(folder: Path) -> None:
     batches = stream.batches(_order(stream), 0, 1)
     for read_by_index in (
         stream.tensors,
-        batches.resident,
+        batches.cached_data,
         lambda: stream.read(None, tf.constant([0], tf.int64)),
         lambda: batches.at(None, 0, 0, 1),
     ):

@@ -277,11 +277,11 @@ class StreamBatches:
     def data(self) -> RecordStream:
         return self.stream
 
-    def resident(self) -> NoReturn:
+    def cached_data(self) -> NoReturn:
         raise TypeError("a stream is kept nowhere: see Traits.supports_streaming")
 
     def at(
-        self, resident: Any, step: Any, shard_index: Any, num_shards: int
+        self, cached_data: Any, step: Any, shard_index: Any, num_shards: int
     ) -> NoReturn:
         raise TypeError("a stream has no single steps: see Traits.supports_streaming")
 
