@@ -96,6 +96,10 @@ WRONG_NUMBERS: dict[str, tuple[dict[str, Any], str]] = {
         {"isolate_network": "required"},
         "--set=strategy.isolate_network=required is for",
     ),
+    "bandwidth": (
+        {"emulated_bandwidth_mbit": 100.0},
+        "--emulated_bandwidth_mbit=100.0 is for tasks that one command starts",
+    ),
 }
 
 
