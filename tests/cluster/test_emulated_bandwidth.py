@@ -165,6 +165,8 @@ def test_each_task_sends_and_receives_at_the_rate(
     strategy: tuple[str, ...], rate_mbit: int, tmp_path: pathlib.Path
 ) -> None:
     flags = (*strategy, f"--emulated_bandwidth_mbit={rate_mbit}", *QUIET)
+    # What is sent, and the tasks whose rate limits it.
+    loads: list[tuple[list[tuple[str, str]], tuple[str, ...]]]
     loads = [(BETWEEN_WORKERS, ("worker-0", "worker-1"))]
     if strategy == SERVER:
         loads.append((WITH_SERVER, ("ps-0",)))
