@@ -156,6 +156,7 @@ WITH_SERVER = [
 
 @needs_networks
 @pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "rate_mbit"),
     [(RING, 100), further(RING, 1000), further(SERVER, 100), (SERVER, 1000)],
@@ -200,6 +201,7 @@ def test_each_task_sends_and_receives_at_the_rate(
 
 @needs_networks
 @pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [RING, further(SERVER)], ids=lambda flags: flags[0]
 )
@@ -283,6 +285,7 @@ def network_of(pid: int) -> str | None:
 
 @needs_networks
 @pytest.mark.cluster
+@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("strategy", "killed"), [(RING, "worker-1"), (SERVER, "worker-0"), (SERVER, "ps-0")]
