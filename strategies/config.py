@@ -155,6 +155,7 @@ class StrategyConfig:
         minimum=1,
         maximum=1_000,
         used_by=_OF_STAGES,
+        has_flag=False,
     )
 
     num_workers: int | None = setting(
@@ -209,6 +210,15 @@ class StrategyConfig:
         choices=network_isolation.CHOICES,
         used_by=_OF_CLUSTERS,
         has_flag=False,
+    )
+    emulated_bandwidth_mbit: float | None = setting(
+        None,
+        "Give each task of a cluster that is started on this machine an address and "
+        "an interface of its own, which sends and receives at most so many megabits a "
+        "second. Default: loopback, without a limit.",
+        above=0,
+        maximum=100_000,
+        used_by=_OF_CLUSTERS,
     )
     allow_remote_hosts: bool = setting(
         False,

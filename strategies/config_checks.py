@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from strategies import registry
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument, shown
+from strategies.processes.network_isolation import OFF
 
 if TYPE_CHECKING:
     from strategies.config import StrategyConfig
@@ -122,6 +123,16 @@ def _check_gradient_reduction(config: StrategyConfig) -> None:
         )
 
 
+def _check_emulated_network(config: StrategyConfig) -> None:
+    rate = config.emulated_bandwidth_mbit
+    if rate is not None and config.isolate_network == OFF:
+        raise UsageError(
+            "--set=strategy.isolate_network=off does not fit "
+            f"--emulated_bandwidth_mbit={rate:g}, whose network is isolated: leave one "
+            "of them out."
+        )
+
+
 def _flags_of(config: StrategyConfig, *further: str) -> str:
     """Returns the strategy, its way of updating and further settings, as flags."""
     flags = {"strategy": config.strategy}
@@ -161,4 +172,5 @@ CHECKS: Sequence[Callable[[StrategyConfig], None]] = (
     _check_backup_workers,
     _check_average,
     _check_gradient_reduction,
+    _check_emulated_network,
 )

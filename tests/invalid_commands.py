@@ -101,7 +101,11 @@ BEFORE_TENSORFLOW = [
         "--strategy=one_device",
         "model_parallel",
     ),
-    row("--num_microbatches=2 --strategy=tower", "--num_microbatches=2", "tower"),
+    row(
+        "--set=strategy.num_microbatches=2 --strategy=tower",
+        "--set=strategy.num_microbatches=2",
+        "tower",
+    ),
     row(
         "--pipeline_stages=1 --strategy=model_parallel",
         "--pipeline_stages=1",
@@ -114,15 +118,15 @@ BEFORE_TENSORFLOW = [
     ),
     row("--pipeline_stages= --strategy=model_parallel", "--pipeline_stages="),
     row(
-        "--num_microbatches=0 --strategy=model_parallel",
-        "--num_microbatches=0",
+        "--set=strategy.num_microbatches=0 --strategy=model_parallel",
+        "--set=strategy.num_microbatches=0",
         "1 or more",
     ),
     row(
-        "--num_microbatches=9 --gradient_accumulation_steps=8"
+        "--set=strategy.num_microbatches=9 --gradient_accumulation_steps=8"
         " --strategy=model_parallel",
         "--global_batch_size=64",
-        "--gradient_accumulation_steps=8 x --num_microbatches=9",
+        "--gradient_accumulation_steps=8 x --set=strategy.num_microbatches=9",
     ),
     row("--num_replicas=2 --strategy=model_parallel", "--num_replicas=2", "at most 1"),
     row(
@@ -134,6 +138,28 @@ BEFORE_TENSORFLOW = [
         "--set=strategy.isolate_network=",
         "--set=strategy.isolate_network= ",
         "auto, required, off",
+    ),
+    *(
+        row(
+            f"--emulated_bandwidth_mbit={rate} --strategy=multi_worker_mirrored",
+            f"--emulated_bandwidth_mbit={shown}",
+            accepted,
+        )
+        for rate, shown, accepted in (
+            ("0", "0", "more than 0"),
+            ("-100", "-100", "more than 0"),
+            ("nan", "nan", "more than 0"),
+            ("1e6", "1000000", "at most 100000"),
+            ("inf", "inf", "at most 100000"),
+            ("fast", "fast", "number"),
+            ("", "", "number"),
+        )
+    ),
+    row(
+        "--emulated_bandwidth_mbit=100 --set=strategy.isolate_network=off"
+        " --strategy=parameter_server",
+        "--set=strategy.isolate_network=off",
+        "--emulated_bandwidth_mbit=100",
     ),
     row("--allow_remote_hosts=some", "--allow_remote_hosts=some", "true"),
     row("--devices=", "--devices= ", "gpu:0,gpu:2"),
@@ -769,6 +795,8 @@ NOT_USED = [
         "--set=strategy.isolate_network=required",
         "=one_device",
     ),
+    row("--emulated_bandwidth_mbit=100", "=100.0", "--strategy=one_device"),
+    row("--emulated_bandwidth_mbit=9 --strategy=mirrored", "=9.0", "multi_worker_mi"),
     row("--allow_remote_hosts", "--allow_remote_hosts=true", "=one_device"),
     row("--hidden_units=3", "--hidden_units=3", "--model=convnet", "mlp"),
     row(

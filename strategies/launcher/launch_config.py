@@ -13,25 +13,39 @@ from collections.abc import Callable, Mapping, Sequence
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from strategies.devices.gpu import divide
+from strategies.processes.emulated_network import host_addresses
 from strategies.processes.network_isolation import AUTO
 from strategies.processes.starter import ProcessStarter
 
 
-def local_cluster(num_tasks: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+def local_cluster(
+    num_tasks: Mapping[str, int], *, has_hosts: bool = False
+) -> dict[str, tuple[str, ...]]:
     """Addresses on free ports of this machine, by job.
 
     All ports are held until all are known, so that no two tasks get the same one.
+
+    Args:
+      num_tasks: Number of tasks by job.
+      has_hosts: True if each task has a host of an emulated network.
 
     Raises:
       UsageError: there are more tasks than this process may open sockets.
     """
     try:
-        return _on_free_ports(num_tasks)
+        addresses = _on_free_ports(num_tasks)
     except OSError as error:
         raise UsageError(
             f"{sum(num_tasks.values())} tasks cannot have a port of this machine each "
             f"({error.strerror}): lower --num_workers or --num_ps."
         ) from error
+    if not has_hosts:
+        return addresses
+    hosts = host_addresses()
+    return {
+        job: tuple(f"{next(hosts)}:{a.rpartition(':')[2]}" for a in found)
+        for job, found in addresses.items()
+    }
 
 
 def _on_free_ports(num_tasks: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
@@ -61,6 +75,8 @@ class Plan:
       forward_output: True to print the output of tasks other than the chief, too.
       confine: Network isolation of the tasks, one of
         `strategies.processes.network_isolation.CHOICES`.
+      emulated_bandwidth_mbit: Megabits per second that each task sends and receives at
+        most, each on a host of an emulated network; None for one network without limit.
       max_restarts: Number of restarts of dead tasks without progress in between.
       patience_seconds: Longest suspension of a task before it counts as dead.
       resume_flags: Additional arguments of the command when all tasks are restarted.
@@ -79,6 +95,7 @@ class Plan:
     gpus: Sequence[str] = ()
     forward_output: bool = False
     confine: str = AUTO
+    emulated_bandwidth_mbit: float | None = None
     max_restarts: int = 0
     patience_seconds: float = math.inf
     resume_flags: Sequence[str] = ()
@@ -139,5 +156,8 @@ def continued(plan: Plan) -> Plan:
         plan,
         command=[*plan.command, *plan.resume_flags],
         resume_flags=(),
-        addresses=local_cluster({job: len(a) for job, a in plan.addresses.items()}),
+        addresses=local_cluster(
+            {job: len(a) for job, a in plan.addresses.items()},
+            has_hosts=plan.emulated_bandwidth_mbit is not None,
+        ),
     )

@@ -11,14 +11,16 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
 from strategies.common.signals import STOPS, requests_to_stop
 from strategies.launcher.launch_config import Plan, continued
 from strategies.launcher.process import LaunchedTask
 from strategies.launcher.process_group import SECONDS_TO_STOP, TaskGroup
-from strategies.processes.network_isolation import Network, network_of_its_own
+from strategies.processes.emulated_network import networks_of_tasks
+from strategies.processes.network_isolation import Network
 from strategies.processes.process_title import LAUNCHER, set_name
 
 _POLL_SECONDS = 0.05
@@ -36,8 +38,8 @@ class Launcher:
         """
         self._plan = plan
         self._say = say
-        self._network = Network()
-        self._tasks = TaskGroup(plan, self._network, say)
+        self._networks: Mapping[str, Network] = {}
+        self._tasks = TaskGroup(plan, self._networks, say)
         self._signal: int | None = None
         self._restarts = RestartBudget(plan.max_restarts)
 
@@ -56,8 +58,13 @@ class Launcher:
           UsageError: The plan cannot be started. No task has been started then.
         """
         set_name(LAUNCHER)
-        confined = network_of_its_own(self._plan.confine, self._say)
-        with self._signals_handled(), confined as self._network:
+        networks = networks_of_tasks(
+            Cluster(addresses=self._plan.addresses).tasks(),
+            self._plan.emulated_bandwidth_mbit,
+            self._plan.confine,
+            self._say,
+        )
+        with self._signals_handled(), networks as self._networks:
             exit_code = self._run_once()
             while exit_code is None:
                 self._plan = continued(self._plan)
@@ -66,7 +73,7 @@ class Launcher:
 
     def _run_once(self) -> int | None:
         """Returns the exit code, or None if all tasks have to be restarted."""
-        self._tasks = TaskGroup(self._plan, self._network, self._say)
+        self._tasks = TaskGroup(self._plan, self._networks, self._say)
         try:
             self._tasks.start()
             return self._supervise()

@@ -10,7 +10,7 @@ import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
@@ -30,16 +30,21 @@ _SECONDS_TO_END = 1.0
 class TaskGroup:
     """Processes of one plan."""
 
-    def __init__(self, plan: Plan, network: Network, say: Callable[[str], None]):
+    def __init__(
+        self,
+        plan: Plan,
+        networks: Mapping[str, Network],
+        say: Callable[[str], None],
+    ):
         """Starts no process yet.
 
         Args:
           plan: Tasks to start.
-          network: Network in which all tasks run.
+          networks: Network of each task by its name.
           say: Function that receives one line for each killed task.
         """
         self._plan = plan
-        self._network = network
+        self._networks = networks
         self._say = say
         self._tasks: list[LaunchedTask] = []
 
@@ -62,7 +67,7 @@ class TaskGroup:
             cluster,
             [*self._plan.command, *self._plan.last_arguments],
             self._plan.starter,
-            self._network,
+            self._networks[cluster.task],
             self._plan.variables,
             resources_of(self._plan, cluster),
             cores_of(self._plan, cluster),

@@ -1,13 +1,14 @@
 """Program that makes or enters an isolated network namespace.
 
-    python -I -S _enter_namespace.py make
-    python -I -S _enter_namespace.py enter [user=FD] net=FD -- COMMAND...
+    python -I -S _enter_namespace.py make NUMBER
+    python -I -S _enter_namespace.py enter [user=FD] net=FD [admin] -- COMMAND...
 
-`make` prints the kinds of namespaces that it made, `net` or `user net`, or `failed: `
-and a reason, and stays until its standard input ends. `enter` becomes the command in
-the namespaces of the given descriptors. The program is a separate process, because a
-process with several threads cannot enter a user namespace. It depends on nothing,
-because Python then starts in a few hundredths of a second.
+`make` makes networks. It prints the kinds of namespaces, `net` or `user net`, and its
+descriptor of each network, or `failed: ` and a reason, and stays until its standard
+input ends. `enter` becomes the command in the namespaces of the given descriptors;
+after `admin` the command may change the network. The program is a separate process,
+because a process with several threads cannot enter a user namespace. It depends on
+nothing, because Python then starts in a few hundredths of a second.
 
 A new network namespace has a loopback interface that is down, and no other (man 7
 network_namespaces). Making one takes CAP_SYS_ADMIN, which an ordinary user has in a new
@@ -30,13 +31,21 @@ _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
 _KINDS = {"user": _CLONE_NEWUSER, "net": _CLONE_NEWNET}
+# Linux, include/uapi/linux/capability.h and prctl.h.
+_CAPABILITY_VERSION = 0x20080522
+_CAP_NET_ADMIN = 12
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
 
 
-def make() -> str:
-    """Moves this process into a new network whose loopback interface is up.
+def make(number: int) -> str:
+    """Makes networks whose loopback interfaces are up, and moves into the last one.
+
+    Args:
+      number: Number of networks.
 
     Returns:
-      The kinds of the new namespaces, separated by spaces, in the order of entering.
+      The kinds of the new namespaces, in the order of entering, and a descriptor of
+      each network, separated by spaces.
 
     Raises:
       OSError: This machine does not allow network namespaces.
@@ -57,8 +66,13 @@ def make() -> str:
             with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
                 file.write(content)
         kinds = "user net"
-    _bring_loopback_up()
-    return kinds
+    descriptors = []
+    for index in range(number):
+        if index:
+            _call("unshare", _CLONE_NEWNET)
+        _bring_loopback_up()
+        descriptors.append(os.open("/proc/self/ns/net", os.O_RDONLY))
+    return f"{kinds} {' '.join(map(str, descriptors))}"
 
 
 def enter(namespaces: Sequence[str], command: Sequence[str]) -> None:
@@ -68,6 +82,9 @@ def enter(namespaces: Sequence[str], command: Sequence[str]) -> None:
       OSError: A namespace cannot be entered, or there is no such command.
     """
     for text in namespaces:
+        if text == "admin":
+            _keep_network_administration()
+            continue
         kind, _, descriptor = text.partition("=")
         enter_namespace(kind, int(descriptor))
         os.close(int(descriptor))
@@ -88,6 +105,24 @@ def enter_namespace(kind: str, descriptor: int) -> None:
     _call("setns", descriptor, _KINDS[kind])
 
 
+def _keep_network_administration() -> None:
+    """Lets the next program change the network, whoever the user is.
+
+    `execvp` takes capabilities from a user other than root unless they are ambient, and
+    ambient ones must be inheritable (man 7 capabilities).
+
+    Raises:
+      OSError: This process may not change the network itself.
+    """
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    # Effective, permitted and inheritable capabilities, each in two parts of 32 bits.
+    data = (ctypes.c_uint32 * 6)()
+    _call("capget", header, data)
+    data[2] |= 1 << _CAP_NET_ADMIN
+    _call("capset", header, data)
+    _call("prctl", _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, _CAP_NET_ADMIN, 0, 0)
+
+
 def _bring_loopback_up() -> None:
     # `enter` does without these imports: it delays the start of every task.
     import fcntl
@@ -100,7 +135,7 @@ def _bring_loopback_up() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
 
 
-def _call(name: str, *arguments: int) -> None:
+def _call(name: str, *arguments: int | ctypes.Array[ctypes.c_uint32]) -> None:
     """Calls a function of the C library.
 
     Raises:
@@ -119,7 +154,7 @@ def main(arguments: Sequence[str]) -> None:
         end = arguments.index("--")
         enter(arguments[1:end], arguments[end + 1 :])
     try:
-        said = make()
+        said = make(int(arguments[1]))
     except OSError as error:
         reason = error.strerror
         # The system's own words would be "No space left on device".

@@ -38,16 +38,21 @@ class Network:
 
     descriptors: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def command(self, command: Sequence[str]) -> list[str]:
+    def command(self, command: Sequence[str], *, is_admin: bool = False) -> list[str]:
         """Returns the command line that runs a command in this network.
 
         The process must inherit `descriptors`, as with `pass_fds` of `subprocess`.
+
+        Args:
+          command: Words of the command line.
+          is_admin: True if the command changes the network.
         """
         # The entering program becomes the command by `execvp`, so that the process ID
         # and signals are the command's.
         if not self.descriptors:
             return list(command)
         namespaces = [f"{kind}={number}" for kind, number in self.descriptors.items()]
+        namespaces += ["admin"] * is_admin
         return [*_RUN_PROGRAM, "enter", *namespaces, "--", *command]
 
 
@@ -64,7 +69,9 @@ def network_of_its_own(confine: str, say: Callable[[str], None]) -> Iterator[Net
     """
     with contextlib.ExitStack() as opened:
         try:
-            network = Network() if confine == OFF else _make(opened)
+            network = Network()
+            if confine != OFF:
+                (network,) = make_networks(1, opened)
         except OSError as error:
             # AUTO continues in the network of this process.
             network = Network()
@@ -84,8 +91,12 @@ def network_of_its_own(confine: str, say: Callable[[str], None]) -> Iterator[Net
         yield network
 
 
-def _make(opened: contextlib.ExitStack) -> Network:
+def make_networks(number: int, opened: contextlib.ExitStack) -> list[Network]:
     """Starts a process that makes namespaces, and opens them before it ends.
+
+    Args:
+      number: Number of networks. Nothing connects them.
+      opened: Stack that closes the descriptors of the networks at its end.
 
     Raises:
       OSError: This machine allows no namespaces.
@@ -93,7 +104,7 @@ def _make(opened: contextlib.ExitStack) -> Network:
     if not sys.platform.startswith("linux"):
         raise OSError(0, "only Linux has them")
     with subprocess.Popen(
-        [*_RUN_PROGRAM, "make"],
+        [*_RUN_PROGRAM, "make", str(number)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -102,12 +113,18 @@ def _make(opened: contextlib.ExitStack) -> Network:
         text=True,
     ) as maker:
         said = (maker.stdout.readline() if maker.stdout else "").strip()
-        if said not in ("net", "user net"):
+        if not said.startswith(("net ", "user net ")):
             raise OSError(0, said.removeprefix("failed: ") or "no answer")
-        descriptors = {}
-        for kind in said.split():
+
+        def descriptor_of(file: str) -> int:
             # An open descriptor keeps the namespace after its only process has ended.
-            descriptor = os.open(f"/proc/{maker.pid}/ns/{kind}", os.O_RDONLY)
+            descriptor = os.open(f"/proc/{maker.pid}/{file}", os.O_RDONLY)
             opened.callback(os.close, descriptor)
-            descriptors[kind] = descriptor
-    return Network(descriptors)
+            return descriptor
+
+        kinds, _, numbers = said.partition("net ")
+        user = {"user": descriptor_of("ns/user")} if kinds else {}
+        return [
+            Network({**user, "net": descriptor_of(f"fd/{number}")})
+            for number in numbers.split()
+        ]

@@ -96,6 +96,10 @@ WRONG_NUMBERS: dict[str, tuple[dict[str, Any], str]] = {
         {"isolate_network": "required"},
         "--set=strategy.isolate_network=required is for",
     ),
+    "bandwidth": (
+        {"emulated_bandwidth_mbit": 100.0},
+        "--emulated_bandwidth_mbit=100.0 is for tasks that one command starts",
+    ),
 }
 
 
@@ -108,6 +112,16 @@ def test_flags_that_contradict_tf_config_are_refused(case: str) -> None:
     cluster = cluster_of(CONFIG.replace(num_workers=2), environment)
     assert cluster is not None
     assert cluster.addresses == {"worker": ("127.0.0.1:1", "127.0.0.1:2")}
+
+
+@pytest.mark.parametrize("starter", [{}, {LAUNCHER_PID: "1"}], ids=["user", "compare"])
+def test_a_task_of_slurm_has_no_emulated_network(starter: dict[str, str]) -> None:
+    """Also in a run that another process has started, as a comparison does."""
+    config = CONFIG.replace(emulated_bandwidth_mbit=100.0)
+    with pytest.raises(
+        UsageError, match=r"^--emulated_bandwidth_mbit=100\.0 is for task"
+    ):
+        cluster_of(config, {**srun("node[1-2]"), **starter})
 
 
 def test_backups_are_counted_among_the_workers_of_tf_config() -> None:

@@ -24,7 +24,7 @@ from strategies.processes.parent import end_with_launcher
 from trainers import inputs
 from trainers.cli import flags
 from trainers.cli.launch import launch
-from trainers.cli.role import cluster_of, needs_tensorflow
+from trainers.cli.role import cluster_of, has_emulated_hosts, needs_tensorflow
 from trainers.cli.tensorflow_setup import check_backend, load_tensorflow
 from trainers.config.config import Config
 from trainers.config.user_code import check_packages
@@ -248,7 +248,7 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
       UsageError: The machine lacks something that the configuration asks for.
     """
     strategy = config.strategy.strategy
-    if has_remote(cluster.tasks().values()):
+    if has_remote(cluster.tasks().values()) and not has_emulated_hosts(config):
         console.warn(
             f"--allow_remote_hosts: {WHAT_IT_MEANS}; the network must keep everybody "
             f"else away from {cluster.address}."

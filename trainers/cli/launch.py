@@ -77,6 +77,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
             f"{given[0]} needs GPUs, and this machine has none that NVIDIA's driver "
             "shows: leave it out."
         )
+    bandwidth = config.strategy.emulated_bandwidth_mbit
     # Only for its check: the launcher divides the GPUs itself when it starts the
     # workers.
     divide(gpus, num_tasks["worker"])
@@ -87,12 +88,13 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
             # The last flag wins, so all tasks use the folder that the launcher chose.
             f"--run_dir={folder.path}",
         ],
-        addresses=local_cluster(num_tasks),
+        addresses=local_cluster(num_tasks, has_hosts=bandwidth is not None),
         serving=traits.server_jobs,
         computing=("worker",),
         logs=folder.path / "logs",
         gpus=gpus,
         confine=config.strategy.isolate_network,
+        emulated_bandwidth_mbit=bandwidth,
         # A variable that the user has set counts more.
         variables=variables_of_import(config),
         max_restarts=config.strategy.restarts_without_progress,

@@ -68,12 +68,13 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
         )
     if cluster is None and not slurm.is_step(environment):
         return None
-    if LAUNCHER_PID not in environment:
+    # A launcher gives its tasks TF_CONFIG. Other processes start runs, too.
+    if LAUNCHER_PID not in environment or cluster is None:
         _check_not_of_a_launcher(config)
     if cluster is not None:
         check_roles(cluster, traits.roles, traits.optional_roles)
         _check_sizes(config, cluster, traits)
-    if not config.strategy.allow_remote_hosts:
+    if not (config.strategy.allow_remote_hosts or has_emulated_hosts(config)):
         check_hosts(slurm.hosts(environment) if cluster is None else cluster.hosts())
     if config.run.run_dir is None:
         raise UsageError(
@@ -88,6 +89,14 @@ def cluster_of(config: Config, environment: Mapping[str, str]) -> Cluster | None
     return cluster
 
 
+def has_emulated_hosts(config: Config) -> bool:
+    """Returns whether the launcher of this task has made the hosts of all tasks.
+
+    Nobody else reaches them, although they are not loopback.
+    """
+    return config.strategy.emulated_bandwidth_mbit is not None
+
+
 def _check_not_of_a_launcher(config: Config) -> None:
     """Raises UsageError for settings that only who starts all tasks could act on."""
     strategy = config.strategy
@@ -95,6 +104,7 @@ def _check_not_of_a_launcher(config: Config) -> None:
     given = {
         "--max_restarts": strategy.max_restarts,
         "--set=strategy.isolate_network": REQUIRED if is_required else None,
+        "--emulated_bandwidth_mbit": strategy.emulated_bandwidth_mbit,
     }
     for name, value in given.items():
         if value is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from strategies import registry
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
+from trainers.config.groups import option
 from trainers.config.program import check_program
 from trainers.config.run import LARGEST_SEED
 
@@ -136,7 +137,7 @@ def _check_microbatches(config: Config) -> None:
     # The splits nest: each replica's shard is cut into accumulation steps, and each of
     # them into micro-batches, so the counts multiply.
     if size < math.prod(parts.values()):
-        product = " x ".join(f"--{n}={k}" for n, k in parts.items() if k > 1)
+        product = " x ".join(f"{option(n)}={k}" for n, k in parts.items() if k > 1)
         raise UsageError(
             f"--global_batch_size={size} is smaller than {product}: every micro-batch "
             "needs an example; raise the one or lower the other."

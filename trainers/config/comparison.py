@@ -40,6 +40,7 @@ HELD_FIXED: Mapping[str, str] = {
     "eval_data_path": "evaluation",
     "eval_every_steps": "evaluation",
     "eval_global_batch_size": "evaluation",
+    "emulated_bandwidth_mbit": "the network",
     INITIAL_WEIGHTS: "the initial weights",
 }
 

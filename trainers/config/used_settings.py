@@ -74,7 +74,7 @@ def unused(
     for name, value in settings.items():
         field = all_fields()[name][1]
         is_given = _hashable(value) != field.default
-        if is_given and not _has_effect(name, run):
+        if is_given and not has_effect(name, run):
             found[name] = _deciding(name)
     return found
 
@@ -90,7 +90,13 @@ def _deciding(name: str) -> tuple[str, ...]:
     return tuple(all_fields()[name][1].metadata["used_by"] or ())
 
 
-def _has_effect(name: str, run: Mapping[str, Any]) -> bool:
+def has_effect(name: str, run: Mapping[str, Any]) -> bool:
+    """Returns whether a setting has an effect on a run.
+
+    Args:
+      name: Name of the setting.
+      run: Settings of the run; absent settings have their defaults.
+    """
     deciding = _deciding(name)
     if run.get("mode") == "evaluate":
         deciding = tuple(n for n in deciding if n in _DECIDE_AN_EVALUATION)

@@ -46,8 +46,9 @@ class Measured:
         been started by itself. Processes that only start others do not count.
       loopback_mib: MiB sent over the machine's loopback interface during the run. The
         number includes start-up and shutdown of the cluster, and traffic of other
-        programs. A cluster in a private network namespace is counted there, without its
-        last fifth of a second. None if not counted.
+        programs. A cluster in private network namespaces is counted there, also what
+        it sends over an emulated network, without its last fifth of a second. None if
+        not counted.
       other_busy_cores: Mean number of cores that other programs kept busy. They slow
         runs down, some more than others.
     """

@@ -22,8 +22,8 @@ class Samples:
     Attributes:
       templates: Templates of the processes.
       peak_memory_bytes: Peak memory of all processes together, in bytes.
-      sent_bytes: Bytes sent over loopback in network namespaces other than that of this
-        process, by namespace.
+      sent_bytes: Bytes sent in network namespaces other than that of this process, by
+        namespace.
     """
 
     templates: Sequence[psutil.Process] = ()
@@ -81,7 +81,7 @@ def _memory_bytes(
 
 
 def _sent_elsewhere(processes: Sequence[psutil.Process]) -> dict[str, int]:
-    """Returns bytes sent over loopback in other network namespaces, by namespace.
+    """Returns bytes sent in other network namespaces, by namespace.
 
     A new namespace counts from zero (man 7 network_namespaces, man 5 proc_pid_net).
     """
@@ -94,10 +94,11 @@ def _sent_elsewhere(processes: Sequence[psutil.Process]) -> dict[str, int]:
                 namespace = os.readlink(f"/proc/{each.pid}/ns/net")
                 if namespace not in (here, *sent):
                     counters = pathlib.Path(f"/proc/{each.pid}/net/dev").read_text()
-                    (counts,) = re.findall(r"^ *lo:(.*)$", counters, re.MULTILINE)
+                    # Beside loopback, that of an emulated network.
+                    counts = re.findall(r"^ *\w+:(.*)$", counters, re.MULTILINE)
                     # The first eight columns count received traffic; the ninth is bytes
                     # sent.
-                    sent[namespace] = int(counts.split()[8])
+                    sent[namespace] = sum(int(each.split()[8]) for each in counts)
     return sent
 
 

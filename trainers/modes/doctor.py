@@ -21,7 +21,7 @@ from strategies.common.text import shown
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import configure_devices, describe, substitution
 from strategies.devices.gpu import visible_gpus
-from strategies.processes.network_isolation import network_of_its_own
+from strategies.processes.emulated_network import networks_of_tasks
 from trainers.cli.launch import plan_of
 from trainers.cli.role import cluster_of
 from trainers.config.config import Config
@@ -116,7 +116,7 @@ class _Checks:
             else:
                 self._meet(cluster, card)
         self.findings.slow.extend(
-            what_is_slow(config, self._means(cluster, card, replicas))
+            what_is_slow(config, self._means(cluster, card, replicas, starts_here))
         )
 
     def _find_cluster(self) -> tuple[bool, Cluster]:
@@ -208,12 +208,19 @@ class _Checks:
             return tuple(cluster.addresses["worker"])
         return cluster.computing
 
-    def _means(self, cluster: Cluster, card: Mapping[str, Any], replicas: int) -> Means:
+    def _means(
+        self,
+        cluster: Cluster,
+        card: Mapping[str, Any],
+        replicas: int,
+        starts_here: bool,
+    ) -> Means:
         computing_here = 1
         if cluster.addresses:
             own_host = cluster.address.rpartition(":")[0]
             hosts = [a.rpartition(":")[0] for a in self._computing(cluster)]
-            computing_here = hosts.count(own_host)
+            # Emulated hosts are this machine.
+            computing_here = len(hosts) if starts_here else hosts.count(own_host)
         return Means(
             cores=card["cores"],
             gpus=len(card["gpus"]),
@@ -256,9 +263,15 @@ class _Checks:
             self.findings.warnings.append(f"{warning}.")
 
     def _show_plan(self, cluster: Cluster) -> None:
-        confine, warn = self.config.strategy.isolate_network, self.findings.warnings
+        strategy, warn = self.config.strategy, self.findings.warnings
+        networks = networks_of_tasks(
+            cluster.tasks(),
+            strategy.emulated_bandwidth_mbit,
+            strategy.isolate_network,
+            warn.append,
+        )
         # Created and removed, only to check that it can be created.
-        with self.findings.collect_errors(), network_of_its_own(confine, warn.append):
+        with self.findings.collect_errors(), networks:
             pass
         self.findings.show(
             "cluster", "would be started here, on free ports such as these"

@@ -99,7 +99,7 @@ def build_result(
       rollbacks: Number of rollbacks.
       origin: State in which the run began.
     """
-    strategy = assembly.strategy
+    strategy, config = assembly.strategy, assembly.config
     commit = {} if origin.commit is None else {"commit": origin.commit}
     return {
         "status": status,
@@ -112,6 +112,7 @@ def build_result(
         },
         "num_replicas": strategy.num_replicas,
         "cluster": dict(cluster.addresses) or None,
+        "emulated_bandwidth_mbit": config.strategy.emulated_bandwidth_mbit,
         # The launcher, which observes dead tasks, adds its number of restarts later.
         "restarts": 0,
         "steps": assembly.applied_steps(),

@@ -24,7 +24,7 @@ FLAGS = (
 STAGES = (
     "--strategy=model_parallel",
     "--pipeline_stages=hidden_2,logits",
-    "--num_microbatches=6",
+    "--set=strategy.num_microbatches=6",
 )
 
 

@@ -11,6 +11,7 @@ from strategies.common.text import as_argument
 from trainers.config.comparison import HELD_FIXED, INITIAL_WEIGHTS
 from trainers.config.groups import option
 from trainers.config.tracking import TrackingConfig
+from trainers.config.used_settings import has_effect
 from trainers.experiments.arms import Arm
 from trainers.experiments.run_record import Run
 
@@ -22,10 +23,21 @@ _NOT_COMPARED = {
 
 
 def differing_settings(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
-    """Returns every setting in which arms differ, with its value in each arm."""
+    """Returns every setting in which arms differ, with its value in each arm.
+
+    A controlled setting is that of the arms that it has an effect on: one process has
+    no network.
+    """
     settings = {arm.name: arm.config.to_dict() for arm in arms}
     names = [name for name in settings[arms[0].name] if name not in _NOT_COMPARED]
-    values = {name: {arm: settings[arm][name] for arm in settings} for name in names}
+    values = {
+        name: {
+            arm: of_arm[name]
+            for arm, of_arm in settings.items()
+            if name not in HELD_FIXED or has_effect(name, of_arm)
+        }
+        for name in names
+    }
     return {
         name: by_arm
         for name, by_arm in values.items()
