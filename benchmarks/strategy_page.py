@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy import stats
 
 from benchmarks.record import ROOT, markdown_table
+from trainers.experiments.compare.charts import draw_ratios
+from trainers.experiments.compare.statistics import paired
 
 PAGE = ROOT / "docs" / "results.md"
 PICTURE = ROOT / "docs" / "pictures" / "results.png"
@@ -31,9 +30,9 @@ _EXPLANATION = """\
 and wrote this page and the picture. An arm gets more seeds until it has its
 verdicts ([Compare](compare.md#as-many-seeds-as-it-takes)).
 
-- *Speed* is the ratio of an arm's examples a second to those of {control}.
-- *Difference* is the accuracy of an arm minus that of {control}, in percentage points.
-  Both have intervals of {confidence:.0%} for all looks together.
+- *Speed* is the ratio of an arm's examples a second to those of `{control}`.
+- *Difference* is the accuracy of an arm minus that of `{control}`, in percentage
+  points. Both have intervals of {confidence:.0%} for all looks together.
 - *Sent in a step* has the bytes that each replica sends for one update.
 - *Staleness* is the mean number of other updates between reading the weights and
   changing them, with an interval of 95 % over runs.
@@ -54,9 +53,7 @@ def page(recorded: Mapping[str, Any]) -> str:
     created = first["created"].partition("T")[0]
     commits = sorted({c[:12] for s in subjects.values() for c in s["commits"]})
     lines = [
-        _EXPLANATION.format(
-            control=_code(first["control"]), confidence=first["confidence"]
-        ),
+        _EXPLANATION.format(**first),
         f"Measured on {recorded['machine']['name']}, {created}, "
         f"commit {', '.join(commits)}.",
         "",
@@ -88,47 +85,35 @@ def _section(name: str, subject: Mapping[str, Any]) -> list[str]:
         if arm["reason"]:
             words = [f"did not complete every run: {arm['reason']}"]
         if words:
-            lines.append(f"- {_code(arm['name'])}: {'; '.join(dict.fromkeys(words))}")
+            lines.append(f"- `{arm['name']}`: {'; '.join(dict.fromkeys(words))}")
     lines += [f"- Note: {remark}" for remark in subject["remarks"]]
     return [*lines, "", "```sh", _wrapped(subject["command"]), "```"]
 
 
 def _cells(arm: Mapping[str, Any], subject: Mapping[str, Any]) -> list[str]:
     """Returns the row of one arm, a cell for each of `_HEADINGS`."""
-    speed, accuracy = (
-        _comparison(subject, metric, arm["name"]) for metric in (SPEED, ACCURACY)
-    )
-    means = arm["means"]
+    name, means = arm["name"], arm["means"]
     return [
-        _code(arm["name"]),
+        f"`{name}`",
         str(arm["num_completed"]),
         _shown(means[SPEED], "{:,.0f}"),
-        _with_interval(speed, "{:.2f}x"),
+        _with_interval(name, subject, SPEED, "{:.2f}x"),
         _shown(means[ACCURACY], "{:.4f}"),
-        _with_interval(accuracy, "{:+.2f}", _POINTS),
+        _with_interval(name, subject, ACCURACY, "{:+.2f}", _POINTS),
         _bytes(arm["communication"]),
         _mean_with_interval(arm["staleness"]),
     ]
 
 
-def _comparison(
-    subject: Mapping[str, Any], metric: str, arm: str
-) -> Mapping[str, Any] | None:
-    return next(
-        (
-            c
-            for c in subject["comparisons"]
-            if (c["metric"], c["arm"]) == (metric, arm) and c["estimate"] is not None
-        ),
-        None,
-    )
-
-
 def _with_interval(
-    comparison: Mapping[str, Any] | None, form: str, factor: float = 1.0
+    arm: str, subject: Mapping[str, Any], metric: str, form: str, factor: float = 1.0
 ) -> str:
-    if comparison is None:
+    """Returns the comparison of an arm with the control, for one metric."""
+    compared = [c for c in subject["comparisons"] if c["metric"] == metric]
+    found = [c for c in compared if c["arm"] == arm]
+    if not found or found[0]["estimate"] is None:
         return _NONE
+    (comparison,) = found
     text = form.format(factor * comparison["estimate"])
     if comparison["interval"] is None:
         return text
@@ -137,15 +122,11 @@ def _with_interval(
 
 
 def _mean_with_interval(values: Sequence[float]) -> str:
-    """Returns the mean and Student's 95 % interval of it; one run has no interval."""
-    if not values:
-        return _NONE
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:.2f}"
-    error = statistics.stdev(values) / len(values) ** 0.5
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * error
-    return f"{mean:.2f} ({max(mean - half, 0):.2f} to {mean + half:.2f})"
+    summary = paired(values, with_bootstrap=False) if values else None
+    if summary is None or summary.interval is None:
+        return _NONE if summary is None else f"{summary.mean:.2f}"
+    low, high = summary.interval
+    return f"{summary.mean:.2f} ({max(low, 0):.2f} to {high:.2f})"
 
 
 def _bytes(communication: Mapping[str, Any] | None) -> str:
@@ -157,10 +138,6 @@ def _bytes(communication: Mapping[str, Any] | None) -> str:
 
 def _shown(value: float | None, form: str) -> str:
     return _NONE if value is None else form.format(value)
-
-
-def _code(name: str) -> str:
-    return f"`{name}`"
 
 
 def _wrapped(command: str) -> str:
@@ -177,31 +154,11 @@ def draw(recorded: Mapping[str, Any], path: pathlib.Path) -> None:
     """
     subjects = recorded["subjects"]
     figure = Figure(figsize=(10, 3.4), layout="constrained")
-    charts = figure.subplots(1, len(subjects), sharey=True, sharex=True, squeeze=False)
+    charts = figure.subplots(1, len(subjects), sharey=True, squeeze=False)
     for axes, (name, subject) in zip(charts[0], subjects.items(), strict=True):
-        _draw_subject(axes, subject)
+        speeds = [c for c in subject["comparisons"] if c["metric"] == SPEED]
+        draw_ratios(axes, [c for c in speeds if c["interval"]])
         axes.set_title(name)
     control = next(iter(subjects.values()))["control"]
     figure.supxlabel(f"examples per second, as a multiple of {control}", fontsize=10)
     figure.savefig(path, dpi=130)
-
-
-def _draw_subject(axes: Axes, subject: Mapping[str, Any]) -> None:
-    names = [
-        arm["name"] for arm in subject["arms"] if arm["name"] != subject["control"]
-    ]
-    for row, arm in enumerate(names):
-        comparison = _comparison(subject, SPEED, arm)
-        if comparison is None:
-            continue
-        if comparison["interval"] is not None:
-            axes.plot(comparison["interval"], [row, row], color="#0072B2", linewidth=2)
-        axes.plot([comparison["estimate"]], [row], "o", color="#0072B2")
-    axes.axvline(1, color="grey", linewidth=1)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xscale("log")
-    axes.set_xticks([0.1, 0.2, 0.5, 1], ["0.1x", "0.2x", "0.5x", "1x"])
-    axes.minorticks_off()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="x", color="#dddddd")

@@ -60,13 +60,16 @@ def drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
 def ratios(comparisons: Sequence[Mapping[str, Any]], control: str) -> str:
     """Draws each arm's speed relative to the control's, with its 95 % interval."""
     shown = [c for c in comparisons if c["interval"] is not None]
-    return drawn(_draw_ratios, shown, control, height=1.2 + 0.35 * len(shown))
+
+    def draw(figure: Figure) -> None:
+        draw_ratios(figure.subplots(), shown)
+        figure.axes[0].set_xlabel(f"examples per second, as a multiple of {control}")
+
+    return drawn(draw, height=1.2 + 0.35 * len(shown))
 
 
-def _draw_ratios(
-    figure: Figure, shown: Sequence[Mapping[str, Any]], control: str
-) -> None:
-    axes = figure.subplots()
+def draw_ratios(axes: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
+    """Draws ratios to the control with their intervals, a row for each arm."""
     for row, comparison in enumerate(shown):
         (low, high), middle = comparison["interval"], comparison["estimate"]
         axes.plot([low, high], [row, row], color=COLOURS[0], linewidth=2)
@@ -80,7 +83,6 @@ def _draw_ratios(
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(f"examples per second, as a multiple of {control}")
     axes.xaxis.set_major_formatter("{x:g}x")
 
 
