@@ -112,7 +112,7 @@ def look_lines(state: State) -> list[str]:
         f"look after {state.num_seeds} seeds | {state.num_verdicts} of "
         f"{state.num_verdicts + sum(map(len, state.undecided.values()))} verdicts"
     ]
-    if state.undecided:
+    if state.probable_num_seeds > state.num_seeds:
         lines[0] += f" | probably {state.probable_num_seeds} seeds"
     lines += [
         f"  undecided: {' and '.join(metrics)} of {arm}"

@@ -85,7 +85,10 @@ def state_at(
         num_seeds=num_seeds,
         num_verdicts=len(entries) - len(left),
         undecided=undecided,
-        probable_num_seeds=max((num_seeds + 1, *probable)) if left else num_seeds,
+        # The last look is the end, with or without all verdicts.
+        probable_num_seeds=min(max((num_seeds + 1, *probable)), look.last)
+        if left
+        else num_seeds,
     )
 
 

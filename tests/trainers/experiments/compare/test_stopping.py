@@ -11,6 +11,7 @@ from scipy import stats
 
 from tests.trainers.experiments.compare.test_statistics import Block, recorded_blocks
 from trainers.config.comparison import ComparisonConfig
+from trainers.experiments.compare.progress import look_lines
 from trainers.experiments.compare.sequential import look_at
 from trainers.experiments.compare.stopping import State, losses_at, state_at
 from trainers.experiments.run_record import Run
@@ -117,6 +118,15 @@ def test_a_state_says_what_is_undecided_and_for_how_long() -> None:
 def test_what_will_probably_be_undecided_takes_all_seeds() -> None:
     by_arm = runs_of({"control": [100.0] * 3, "noisy": [50.0, 200.0, 101.0]}, 3)
     assert state_after(3, by_arm).probable_num_seeds == LAST
+
+
+def test_no_seeds_are_expected_after_the_last_look() -> None:
+    speeds = [50.0, 200.0, 101.0] * LAST
+    by_arm = runs_of({"control": [100.0] * LAST, "noisy": speeds[:LAST]}, LAST)
+    state = state_after(LAST, by_arm)
+    assert not state.is_decided
+    assert state.probable_num_seeds == LAST
+    assert "probably" not in look_lines(state)[0]
 
 
 def test_accuracy_has_to_be_decided_as_well() -> None:
