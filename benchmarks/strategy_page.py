@@ -32,7 +32,8 @@ verdicts ([Compare](compare.md#as-many-seeds-as-it-takes)).
 
 - *Speed* is the ratio of an arm's examples a second to those of `{control}`.
 - *Difference* is the accuracy of an arm minus that of `{control}`, in percentage
-  points. Both have intervals of {confidence:.0%} for all looks together.
+  points. Both have intervals of {confidence:.0%} for all looks together. A verdict is
+  corrected for the number of arms: an interval without 1x may have none.
 - *Sent in a step* has the bytes that each replica sends for one update.
 - *Staleness* is the mean number of other updates between reading the weights and
   changing them, with an interval of 95 % over runs.
