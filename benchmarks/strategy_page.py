@@ -30,7 +30,7 @@ _EXPLANATION = """\
 and wrote this page and the picture. An arm gets more seeds until it has its
 verdicts ([Compare](compare.md#as-many-seeds-as-it-takes)).
 
-- *Speed* is the ratio of an arm's examples a second to those of `{control}`.
+- *Speed* is an arm's examples a second as a multiple of `{control}`'s.
 - *Difference* is the accuracy of an arm minus that of `{control}`, in percentage
   points. Both have intervals of {confidence:.0%} for all looks together. A verdict is
   corrected for the number of arms: an interval without 1x may have none.
