@@ -158,7 +158,9 @@ def draw(recorded: Mapping[str, Any], path: pathlib.Path) -> None:
     charts = figure.subplots(1, len(subjects), sharey=True, squeeze=False)
     for axes, (name, subject) in zip(charts[0], subjects.items(), strict=True):
         speeds = [c for c in subject["comparisons"] if c["metric"] == SPEED]
-        draw_ratios(axes, [c for c in speeds if c["interval"]])
+        # A single seed has no interval to draw.
+        if shown := [c for c in speeds if c["interval"]]:
+            draw_ratios(axes, shown)
         axes.set_title(name)
     control = next(iter(subjects.values()))["control"]
     figure.supxlabel(f"examples per second, as a multiple of {control}", fontsize=10)

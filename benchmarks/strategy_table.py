@@ -24,7 +24,6 @@ from strategies import registry
 from strategies.common.files import write_atomically, write_json
 
 RECORD = RESULTS / "strategy_table.json"
-# The metrics that the table shows with an interval.
 _COMPARED = ("examples_per_second", "eval_accuracy")
 
 
