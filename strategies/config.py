@@ -15,6 +15,9 @@ from strategies.processes import network_isolation
 _DEFAULT_NUM_WORKERS = 2
 _DEFAULT_SYNC_EVERY_STEPS = 10
 _DEFAULT_MAX_RESTARTS = 3
+# Learning rate and momentum. Those of nesterov are the DiLoCo paper's choice; those of
+# sgd make it the mean of the replicas' weights.
+_OUTER_DEFAULTS = {"sgd": (1.0, 0.0), "nesterov": (0.7, 0.9)}
 # More tasks on one machine would not fit into its memory.
 _MOST_TASKS = 1_000
 _MOST_REPLICAS = 1_000_000
@@ -38,6 +41,7 @@ _OF_AVERAGES: UsedBy = {
     ),
     "average": ("parameters",),
 }
+_OF_OUTER_OPTIMIZERS: UsedBy = {"outer_optimizer": ("sgd", "nesterov")}
 
 
 def _of_those_that_name(setting: str) -> UsedBy:
@@ -111,6 +115,42 @@ class StrategyConfig:
         "weights. Without, each replica keeps its own.",
         used_by=_OF_AVERAGES,
         has_flag=False,
+    )
+    outer_optimizer: str = setting(
+        "none",
+        "What becomes of the weights when parameters are averaged: their mean (none), "
+        "or a step of sgd or nesterov from the weights of the last average, whose "
+        "gradient is the difference from the mean (DiLoCo).",
+        choices=("none", "sgd", "nesterov"),
+        used_by=_OF_AVERAGES,
+    )
+    outer_learning_rate: float | None = setting(
+        None,
+        "Learning rate of --outer_optimizer. Default: 1 with sgd, 0.7 with nesterov.",
+        above=0,
+        used_by=_OF_OUTER_OPTIMIZERS,
+    )
+    outer_momentum: float | None = setting(
+        None,
+        "Momentum of --outer_optimizer. Default: 0 with sgd, 0.9 with nesterov.",
+        minimum=0,
+        below=1,
+        used_by=_OF_OUTER_OPTIMIZERS,
+        has_flag=False,
+    )
+    outer_dtype: str = setting(
+        "as_is",
+        "Type in which changes of weights are sent to --outer_optimizer.",
+        choices=("as_is", "bfloat16", "float16"),
+        used_by=_OF_OUTER_OPTIMIZERS,
+    )
+    outer_fragments: int = setting(
+        1,
+        "Parts of about equal bytes into which the weights are divided. Each is "
+        "averaged every --sync_every_steps, at other steps than the rest, so that "
+        "fewer bytes are sent at a time.",
+        minimum=1,
+        used_by=_OF_OUTER_OPTIMIZERS,
     )
     gradient_reduction: str = setting(
         "mean",
@@ -328,3 +368,15 @@ class StrategyConfig:
     def steps_between_averages(self) -> int:
         """Number of steps from one average of parameters to the next."""
         return self.sync_every_steps or _DEFAULT_SYNC_EVERY_STEPS
+
+    @property
+    def outer_rate(self) -> float:
+        """Learning rate of the outer optimizer."""
+        given = self.outer_learning_rate
+        return _OUTER_DEFAULTS[self.outer_optimizer][0] if given is None else given
+
+    @property
+    def outer_momentum_factor(self) -> float:
+        """Momentum of the outer optimizer."""
+        given = self.outer_momentum
+        return _OUTER_DEFAULTS[self.outer_optimizer][1] if given is None else given

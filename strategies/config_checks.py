@@ -111,6 +111,15 @@ def _check_average(config: StrategyConfig) -> None:
         )
 
 
+def _check_outer_fragments(config: StrategyConfig) -> None:
+    count, every = config.outer_fragments, config.steps_between_averages
+    if config.outer_optimizer != "none" and count > every:
+        raise UsageError(
+            f"--outer_fragments={count} is more than --sync_every_steps={every}: no "
+            "two fragments are averaged at one step; lower the one or raise the other."
+        )
+
+
 def _check_gradient_reduction(config: StrategyConfig) -> None:
     # A sum needs the gradients of all replicas.
     has_all = config.averaged in ("gradients", "losses") and not config.backup_workers
@@ -171,6 +180,7 @@ CHECKS: Sequence[Callable[[StrategyConfig], None]] = (
     _check_update,
     _check_backup_workers,
     _check_average,
+    _check_outer_fragments,
     _check_gradient_reduction,
     _check_emulated_network,
 )

@@ -33,16 +33,14 @@ from strategies.common.types import (
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import require_gpus
 from strategies.inner_loop.input import StepChunks
-from strategies.inner_loop.reduction import bytes_of
 from strategies.inner_loop.replicated import (
     all_reduce_packed,
     compile_replicated,
     sum_by_type,
 )
+from strategies.local_sgd.averages import Averages
 from strategies.local_sgd.local_steps import (
     StepsOnCopies,
-    average_if_due,
-    averaged_variables,
     local_step,
     sum_what_is_reported,
 )
@@ -72,7 +70,7 @@ class MultiWorkerMirrored(Strategy):
         self._num_workers = len(cluster.computing)
         self._config = config
         self._copies: WorkerCopies | None = None
-        self._averaged_bytes = 0
+        self._averages: Averages | None = None
         implementation = _IMPLEMENTATIONS[config.collective_implementation]
         communication = tf.distribute.experimental.CommunicationOptions(
             timeout_seconds=_SECONDS_FOR_CHIEF, implementation=implementation
@@ -145,8 +143,7 @@ class MultiWorkerMirrored(Strategy):
     ) -> LoopFunction:
         """Builds steps in which every replica applies its own gradient."""
         self._copies = WorkerCopies(self._strategy, self._worker, update)
-        averaged = averaged_variables(update, self._config.average_optimizer_state)
-        self._averaged_bytes = bytes_of(averaged)
+        self._averages = Averages(self._strategy, self._copies, update, self._config)
         loop = compile_replicated(
             self._strategy,
             self._own_shard,
@@ -155,14 +152,11 @@ class MultiWorkerMirrored(Strategy):
             ),
             local_step(replica_step, self.num_replicas),
             update,
-            after_update=average_if_due(
-                functools.partial(self._copies.average, averaged),
-                self._config.steps_between_averages,
-            ),
+            after_update=self._averages.after_update,
         )
         # Values stay in the variables until `average_replica_variables`: `leave` does
         # nothing.
-        return StepsOnCopies(loop, self._copies.load_local, leave=lambda: None)
+        return StepsOnCopies(loop, self._averages.load_local, leave=lambda: None)
 
     def _own_shard(
         self, outputs: tuple[Batch, ...], context: tf.distribute.ReplicaContext
@@ -180,7 +174,7 @@ class MultiWorkerMirrored(Strategy):
         return all_reduce_packed(context, outputs, wire_type)
 
     def replica_state(self) -> Sequence[tf.Variable]:
-        return [] if self._copies is None else self._copies.variables()
+        return [] if self._averages is None else self._averages.variables()
 
     def average_replica_variables(self) -> None:
         if self._copies is not None:
@@ -231,11 +225,12 @@ class MultiWorkerMirrored(Strategy):
         # A ring sends each of N pieces N-1 times to add it and N-1 times to distribute
         # the sum: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
         factor = 2 * (self.num_replicas - 1) / self.num_replicas
-        if self._copies is not None:
-            every = self._config.steps_between_averages
+        averages = self._averages
+        if averages is not None:
             return Communication(
-                algorithm=f"ring all-reduce of weights, every {every} step(s)",
-                bytes_per_step_per_replica=round(factor * self._averaged_bytes / every),
+                algorithm=f"ring all-reduce of {averages.quantity}, "
+                f"{averages.schedule}",
+                bytes_per_step_per_replica=round(factor * averages.bytes_per_step),
             )
         wire_type = WIRE_TYPES[self._config.all_reduce_dtype]
         if wire_type is not None:

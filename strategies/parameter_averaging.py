@@ -4,7 +4,8 @@ Each replica has a copy of the weights, of the layer state and of the optimizer'
 In every step it takes its rows of the global batch and applies their gradient to its
 copy, without communication. After every `sync_every_steps` steps the weights and the
 layer state become the mean over replicas; with `average_optimizer_state` the
-optimizer's state too.
+optimizer's state too. With an outer optimizer the weights become what it makes of the
+mean (`strategies.local_sgd.outer_optimizer`).
 
 The method is known as iterative parameter mixing (McDonald et al., Distributed Training
 Strategies for the Structured Perceptron, 2010) and as local SGD (Stich, Local SGD
@@ -34,13 +35,11 @@ from strategies.common.types import (
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import replica_devices
 from strategies.inner_loop.input import StepChunks
-from strategies.inner_loop.reduction import bytes_of
 from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
 from strategies.inner_loop.sharding import take_shard
+from strategies.local_sgd.averages import Averages
 from strategies.local_sgd.local_steps import (
     StepsOnCopies,
-    average_if_due,
-    averaged_variables,
     local_step,
     sum_what_is_reported,
 )
@@ -70,8 +69,7 @@ class ParameterAveraging(Strategy):
         self._strategy = tf.distribute.MirroredStrategy(
             self._devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
         )
-        self._copies: Copies | None = None
-        self._averaged_bytes = 0
+        self._averages: Averages | None = None
 
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> ParameterAveraging:
@@ -100,35 +98,31 @@ class ParameterAveraging(Strategy):
             return compile_replicated(
                 self._strategy, self._own_rows, all_reduce_local, replica_step, None
             )
-        self._copies = Copies(self._strategy, update)
-        averaged = averaged_variables(update, self._config.average_optimizer_state)
-        self._averaged_bytes = bytes_of(averaged)
+        copies = Copies(self._strategy, update)
+        self._averages = Averages(self._strategy, copies, update, self._config)
         loop = compile_replicated(
             self._strategy,
             self._own_rows,
             _sum_reported,
             local_step(replica_step, self.num_replicas),
             update,
-            after_update=average_if_due(
-                functools.partial(self._copies.average, averaged),
-                self._config.steps_between_averages,
-            ),
+            after_update=self._averages.after_update,
         )
         # Between two calls the variables hold the mean, for evaluation and checkpoints.
-        return StepsOnCopies(loop, self._copies.load_local, self._copies.store_local)
+        return StepsOnCopies(loop, self._averages.load_local, copies.store_local)
 
     def communication(self, gradient_bytes: int) -> Communication | None:
-        if self.num_replicas == 1:
+        averages = self._averages
+        if self.num_replicas == 1 or averages is None:
             return None
-        every = self._config.steps_between_averages
         return Communication(
-            algorithm=f"weights to and from the first replica, every {every} step(s)",
-            # To the first replica and back, once in `every` steps.
-            bytes_per_step_per_replica=round(2 * self._averaged_bytes / every),
+            algorithm=f"{averages.quantity} to and from the first replica, "
+            f"{averages.schedule}",
+            bytes_per_step_per_replica=round(2 * averages.bytes_per_step),
         )
 
     def replica_state(self) -> Sequence[tf.Variable]:
-        return [] if self._copies is None else self._copies.variables()
+        return [] if self._averages is None else self._averages.variables()
 
     def _own_rows(self, batch: Batch, context: tf.distribute.ReplicaContext) -> Batch:
         return take_shard(batch, context.replica_id_in_sync_group, self.num_replicas)

@@ -346,6 +346,52 @@ BEFORE_TENSORFLOW = [
         "--all_reduce_dtype=bfloat16",
         "--average=parameters",
     ),
+    *(
+        row(
+            f"--strategy=multi_worker_mirrored --average=parameters {setting} "
+            "--outer_optimizer=nesterov",
+            setting,
+            accepted,
+        )
+        for setting, accepted in (
+            ("--outer_learning_rate=0", "more than 0"),
+            ("--outer_learning_rate=-0.7", "more than 0"),
+            ("--set=strategy.outer_momentum=-0.1", "0 or more"),
+            ("--set=strategy.outer_momentum=1", "less than 1"),
+            ("--outer_dtype=int8", "as_is, bfloat16, float16"),
+            ("--outer_fragments=0", "1 or more"),
+            ("--outer_fragments=11", "--sync_every_steps=10"),
+        )
+    ),
+    *(
+        row(
+            f"--strategy=parameter_averaging {setting}",
+            setting,
+            "--outer_optimizer=none",
+            "--outer_optimizer=sgd or nesterov",
+        )
+        for setting in (
+            "--outer_learning_rate=0.7",
+            "--set=strategy.outer_momentum=0.9",
+            "--outer_dtype=bfloat16",
+            "--outer_fragments=2",
+        )
+    ),
+    row(
+        "--outer_optimizer=adam --strategy=parameter_averaging",
+        "--outer_optimizer=adam",
+        "none, sgd, nesterov",
+    ),
+    row(
+        "--outer_optimizer=nesterov --strategy=multi_worker_mirrored",
+        "--outer_optimizer=nesterov",
+        "--average=parameters",
+    ),
+    row(
+        "--outer_optimizer=sgd --strategy=mirrored",
+        "--outer_optimizer=sgd",
+        "--strategy=parameter_averaging",
+    ),
     row(
         "--sync_every_steps=0 --strategy=parameter_averaging",
         "--sync_every_steps=0",
@@ -980,6 +1026,12 @@ DOES_NOT_FIT_TOGETHER = [
         "--set=model.embedding_dimension=999999",
         "--set=model.embedding_dimension=999999",
         "--set=data.num_categories",
+    ),
+    row(
+        "--strategy=parameter_averaging --model=mlp --hidden_units=8 "
+        "--outer_optimizer=sgd --outer_fragments=5",
+        "--outer_fragments=5",
+        "4 variables",
     ),
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +14,6 @@ from strategies.common.types import (
     StepFuture,
     SummaryLevel,
     SyncedFlags,
-    Update,
 )
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import scaled, totals
@@ -72,42 +71,6 @@ def sum_what_is_reported(
     return outputs._replace(
         state=tf.nest.pack_sequence_as(outputs.state, state), sums=summed.sums
     )
-
-
-def averaged_variables(
-    update: Update, average_optimizer_state: bool
-) -> Sequence[tf.Variable]:
-    """Returns the variables that are averaged over replicas at every synchronization.
-
-    Args:
-      update: Update that owns the variables.
-      average_optimizer_state: Setting of the same name.
-    """
-    if average_optimizer_state:
-        return [*update.weights(), *update.optimizer_state()]
-    return update.weights()
-
-
-def average_if_due(
-    average: Callable[[], None], steps_between_averages: int
-) -> Callable[[Update], None]:
-    """Returns a callback for the end of a step that averages when it is due.
-
-    Args:
-      average: Function that averages over replicas.
-      steps_between_averages: Number of steps from one average to the next.
-    """
-
-    # Both branches of `tf.cond` have to return a value.
-    def due() -> tf.Tensor:
-        average()
-        return tf.constant(0)
-
-    def after_update(update: Update) -> None:
-        since = update.applied_updates() % steps_between_averages
-        tf.cond(tf.equal(since, 0), due, lambda: tf.constant(0))
-
-    return after_update
 
 
 class StepsOnCopies:

@@ -49,14 +49,20 @@ class Copies:
         """
         return [self._aside_at, *(copy for copies in self._aside for copy in copies)]
 
-    def load_local(self) -> None:
+    def load_local(self) -> bool:
         """Restores the local values of each replica, if they were stored at this step.
 
         Otherwise all replicas start with the values of the variables, as in a new run
         and in a run resumed from a checkpoint of another strategy.
+
+        Returns:
+          Whether there were local values.
         """
-        if int(self._aside_at.numpy()) == int(self._update.applied_updates().numpy()):
-            self._take_up()
+        at, now = self._aside_at.numpy(), self._update.applied_updates().numpy()
+        if int(at) != int(now):
+            return False
+        self._take_up()
+        return True
 
     def store_local(self) -> None:
         """Stores the local values of each replica, and assigns their mean."""
@@ -148,18 +154,24 @@ class WorkerCopies:
         """
         return [self._kept_at, *self._kept]
 
-    def load_local(self) -> None:
+    def load_local(self) -> bool:
         """Restores the local values of each replica, if its variables have the mean.
 
         If no values were stored at this step, all replicas start with the values of the
         variables, as in a new run and in a run resumed from a checkpoint of another
         strategy.
+
+        Returns:
+          Whether there are local values.
         """
         if not self._is_settled:
-            return
-        if int(self._kept_at.numpy()) == int(self._update.applied_updates().numpy()):
-            self._take_up()
+            return True
         self._is_settled = False
+        at, now = self._kept_at.numpy(), self._update.applied_updates().numpy()
+        if int(at) != int(now):
+            return False
+        self._take_up()
+        return True
 
     def average_replica_variables(self) -> None:
         """Stores the local values of all replicas and assigns their mean.

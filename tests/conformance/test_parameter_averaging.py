@@ -207,9 +207,10 @@ def test_whether_momenta_are_averaged_makes_a_difference() -> None:
     assert apart[-1] != pytest.approx(together[-1], rel=1e-6)
 
 
+@pytest.mark.parametrize("outer_optimizer", ["none", "nesterov"])
 @pytest.mark.parametrize("replicas", [2, further(4)])
 def test_layers_keep_state_of_their_own_replica_which_is_averaged(
-    replicas: int,
+    replicas: int, outer_optimizer: str
 ) -> None:
     """A replica without examples looks at the last of the batch, like another one."""
     assembly = assemble_custom(
@@ -220,6 +221,7 @@ def test_layers_keep_state_of_their_own_replica_which_is_averaged(
         global_batch_size=8,
         dtype="float64",
         sync_every_steps=EVERY,
+        outer_optimizer=outer_optimizer,
     )
     means = np.zeros([replicas, 6])
     variances = np.ones([replicas, 6])

@@ -75,9 +75,8 @@ def estimate_memory(assembly: TrainingParts) -> Mapping[str, MemoryEstimate]:
         for copy in copies_of(variable.value):
             found[_memory_of(copy.device)].optimizer += _bytes(copy.shape, copy.dtype)
     for variable in assembly.strategy.replica_state():
-        found[_memory_of(variable.device)].weights += _bytes(
-            variable.shape, variable.dtype
-        )
+        for copy in copies_of(variable):
+            found[_memory_of(copy.device)].weights += _bytes(copy.shape, copy.dtype)
     if assembly.pipeline is None:
         works = _of_replicas(assembly)
     else:

@@ -128,8 +128,12 @@ class ModelUpdate:
         return with_known_shapes(gradients, weights)
 
     def weights(self) -> list[tf.Variable]:
-        variables = [*self._model.trainable_variables, *self._layer_state.variables]
-        return [v.value for v in variables if v.value.dtype.is_floating]
+        state = [variable.value for variable in self._layer_state.variables]
+        return [*self.trainable_weights(), *(v for v in state if v.dtype.is_floating)]
+
+    def trainable_weights(self) -> list[tf.Variable]:
+        values = [variable.value for variable in self._model.trainable_variables]
+        return [value for value in values if value.dtype.is_floating]
 
     def optimizer_state(self) -> list[tf.Variable]:
         values = [variable.value for variable in self._optimizer.variables]
