@@ -180,10 +180,15 @@ def started(folder: pathlib.Path, *flags: str) -> Iterator[Run]:
 
 
 @functools.cache
-def undisturbed_weights(num_workers: int) -> str:
-    """Digest of those of multi_worker_mirrored that nothing happens to."""
+def undisturbed_weights(num_workers: int, *further: str) -> str:
+    """Digest of those of multi_worker_mirrored that nothing happens to.
+
+    Args:
+      num_workers: Number of workers.
+      further: Flags beside `MIRRORED`.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        flags = (*MIRRORED, f"--num_workers={num_workers}")
+        flags = (*MIRRORED, *further, f"--num_workers={num_workers}")
         steps = f"--train_steps={MIRRORED_STEPS}"
         with started(pathlib.Path(folder), *flags, steps) as run:
             run.ends_well(MIRRORED_STEPS, num_restarts=0)

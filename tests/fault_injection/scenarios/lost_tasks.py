@@ -23,12 +23,27 @@ from tests.fault_injection.scenario import Scenario
 _MOST_LINES = 20
 
 
-def multi_worker_killed(chosen: random.Random, folder: pathlib.Path) -> float:
+# 40 steps between checkpoints are five averages of every fragment and a part of the
+# next: all of anchor, momentum and the replicas' own weights are in use.
+OUTER = (
+    *("--average=parameters", "--sync_every_steps=7"),
+    *("--outer_optimizer=nesterov", "--outer_fragments=3", "--outer_dtype=bfloat16"),
+)
+
+
+def outer_optimizer_worker_killed(chosen: random.Random, folder: pathlib.Path) -> float:
+    """Returns how long the survivors lived on."""
+    return multi_worker_killed(chosen, folder, *OUTER)
+
+
+def multi_worker_killed(
+    chosen: random.Random, folder: pathlib.Path, *further: str
+) -> float:
     """Returns how long the survivors lived on."""
     num_workers = chosen.choice((2, 3))
     victim = chosen.randrange(num_workers)
     step = chosen.randrange(1, MIRRORED_STEPS - 20)
-    flags = (*MIRRORED, f"--num_workers={num_workers}")
+    flags = (*MIRRORED, *further, f"--num_workers={num_workers}")
     with started(folder, *flags, f"--train_steps={MIRRORED_STEPS}") as run:
         run.wait_for_step(step)
         tasks = run.tasks()
@@ -42,7 +57,7 @@ def multi_worker_killed(chosen: random.Random, folder: pathlib.Path) -> float:
             f"the launcher says {run.errors()!r}",
         )
     require(
-        run.result()["weights_sha256"] == undisturbed_weights(num_workers),
+        run.result()["weights_sha256"] == undisturbed_weights(num_workers, *further),
         f"other weights after worker-{victim} of {num_workers} was killed at {step}",
     )
     return seconds
@@ -147,6 +162,13 @@ SCENARIOS = (
         promise="the others end within 2 s; all start again; the same weights",
         tries=20,
         attempt=multi_worker_killed,
+        most_seconds=2.0,
+    ),
+    Scenario(
+        name="outer-optimizer-worker-killed",
+        promise="the others end within 2 s; all start again; the same weights",
+        tries=20,
+        attempt=outer_optimizer_worker_killed,
         most_seconds=2.0,
     ),
     Scenario(
