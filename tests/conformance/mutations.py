@@ -32,6 +32,7 @@ ADDED_LOSSES = "tests/conformance/test_added_losses.py"
 LAYER_STATE = "tests/conformance/test_layer_state.py"
 RANDOMNESS = "tests/conformance/test_randomness.py"
 STEPS = "tests/conformance/test_steps.py"
+OUTER = "tests/conformance/test_outer_optimizer.py"
 COMPILED_LOOP = "tests/conformance/test_compiled_loop.py"
 WARM_START = "tests/strategies/processes/test_warm_start.py"
 ORDER = "tests/trainers/inputs/test_shuffling.py"
@@ -82,6 +83,8 @@ _RNG = "trainers/model/rng.py"
 _COMPILED = "strategies/inner_loop/compiled_loop.py"
 _TEMPLATE_PROCESS = "strategies/processes/template_process.py"
 _OPTIMIZERS = "trainers/model/optimizers.py"
+_OUTER = "strategies/local_sgd/outer_optimizer.py"
+_AVERAGES = "strategies/local_sgd/averages.py"
 
 MUTATIONS = (
     Mutation(
@@ -390,6 +393,41 @@ MUTATIONS = (
         "trainers/model/overlapping_layer_state.py",
         (("            momentum=decay,\n", "            momentum=0 * decay,\n"),),
         LAYER_STATE,
+    ),
+    Mutation(
+        "the outer gradient has the other sign",
+        _OUTER,
+        (("part = (anchor - weight) /", "part = (weight - anchor) /"),),
+        OUTER,
+    ),
+    Mutation(
+        "a checkpoint has no outer momentum",
+        _OUTER,
+        (
+            (
+                "for slots in self._slots.values() for slot in slots]",
+                "for slots in self._slots.values() for slot in slots[:1]]",
+            ),
+        ),
+        OUTER,
+    ),
+    Mutation(
+        "one fragment is never averaged",
+        _AVERAGES,
+        (("* every // count % every for", "* every // count % (every + index) for"),),
+        OUTER,
+    ),
+    Mutation(
+        "a run that takes over other weights keeps its anchor",
+        _AVERAGES,
+        (("            self._outer.restart()\n", "            pass\n"),),
+        OUTER,
+    ),
+    Mutation(
+        "the outer optimizer changes layer state",
+        _AVERAGES,
+        (("update.trainable_weights(),", "update.weights(),"),),
+        "tests/conformance/test_parameter_averaging.py",
     ),
     Mutation(
         "an update without late workers is not that of a whole batch",
