@@ -177,8 +177,9 @@ def of_strategy(name: str) -> str:
     traits = registry.traits(name)
 
     def is_used(setting: str) -> bool:
-        averages = _users(setting, "average")
-        return name in _users(setting, "strategy") or any(
+        deciding = _decided_by(setting)
+        averages = _users(deciding, "average")
+        return name in _users(deciding, "strategy") or any(
             average in averages for average in traits.averages
         )
 
@@ -236,9 +237,20 @@ def _is_common(name: str) -> bool:
     modes = _users(name, "mode")
     return (
         _has_flag(name)
-        and not _users(name, "strategy")
+        and not _users(_decided_by(name), "strategy")
         and (not modes or "train" in modes)
     )
+
+
+def _decided_by(name: str) -> str:
+    """Returns the setting that has the strategies of another one, or the same setting.
+
+    --outer_dtype has an effect with some values of --outer_optimizer, and so under the
+    strategies of that.
+    """
+    deciding = all_fields()[name][1].metadata["used_by"] or {}
+    others = [other for other in deciding if _users(other, "strategy")]
+    return others[0] if others and "strategy" not in deciding else name
 
 
 def _users(name: str, other: str) -> tuple[str, ...]:

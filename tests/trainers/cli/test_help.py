@@ -93,6 +93,9 @@ def test_the_page_of_a_strategy_has_the_flags_that_not_all_have() -> None:
     }
     assert "num_ps" in shown["parameter_server"]
     assert {"num_workers", "sync_every_steps"} <= shown["multi_worker_mirrored"]
+    # Those of a setting that only some strategies have.
+    assert {"outer_optimizer", "outer_dtype"} <= shown["parameter_averaging"]
+    assert "outer_dtype" not in page_of("--help")
     assert shown["one_device"] == set()
     assert "learning_rate" not in set.union(*shown.values())
     assert "num_workers" not in page_of("--help")
