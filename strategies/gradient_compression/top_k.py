@@ -63,8 +63,10 @@ class TopK(Method):
         return Reduced(
             others=others,
             sums=[
-                _sum_of(*parts[2 * i : 2 * i + 2], value)
-                for i, value in enumerate(values)
+                _sum_of(positions, entries, value)
+                for positions, entries, value in zip(
+                    parts[::2], parts[1::2], values, strict=True
+                )
             ],
             errors=errors,
             state=state,
