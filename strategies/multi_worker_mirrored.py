@@ -142,10 +142,10 @@ class MultiWorkerMirrored(Strategy):
     ) -> LoopFunction:
         if update is not None and self._config.averaged == "parameters":
             return self._compile_alone(replica_step, update)
-        setting = self._config.gradient_compression
-        if update is not None and self._config.compression and self.num_replicas > 1:
+        compression = self._config.compression
+        if update is not None and compression and self.num_replicas > 1:
             self._compressed = CompressedSum(
-                self._strategy, self._worker, setting, update
+                self._strategy, self._worker, compression, update
             )
             return self._compressed.compile(self._own_shard, replica_step)
         return compile_replicated(
@@ -246,7 +246,10 @@ class MultiWorkerMirrored(Strategy):
         if self.num_replicas == 1:
             return None
         if self._compressed is not None:
-            return self._compressed.communication(gradient_bytes)
+            return Communication(
+                algorithm=self._compressed.algorithm,
+                bytes_per_step_per_replica=self._compressed.bytes_sent(gradient_bytes),
+            )
         # A ring sends each of N pieces N-1 times to add it and N-1 times to distribute
         # the sum: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
         factor = 2 * (self.num_replicas - 1) / self.num_replicas

@@ -216,12 +216,13 @@ def all_to_all_by_key(
 ) -> tf.Tensor:
     """Sends row i to replica i, and returns the rows received in the replicas' order.
 
-    No method of a `ReplicaContext` does so; see `gather_by_key` for what is not public.
+    No method of a `ReplicaContext` does so, and the names that `gather_by_key` uses are
+    private here, too.
 
     Args:
       context: Context of the calling replica of a `MultiWorkerMirroredStrategy`.
       value: Tensor with a row for each replica, of one shape on all replicas.
-      key: Key as in `gather_by_key`.
+      key: Key, as in `gather_by_key`.
     """
     return _collective(tf.raw_ops.CollectiveAllToAllV2, context, value, key)
 
@@ -229,8 +230,8 @@ def all_to_all_by_key(
 def local_replica(context: tf.distribute.ReplicaContext) -> int:
     """Returns the index of the calling replica among those of its process.
 
-    The public id is a tensor, and `ReplicaContext.devices` looks for the devices of all
-    replicas among those of this process.
+    The public id is a tensor. `ReplicaContext.devices` fails on all processes but the
+    first, because it takes the index among all replicas for one of this process.
     """
     return int(context._replica_id)
 

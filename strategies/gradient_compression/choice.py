@@ -19,18 +19,20 @@ class Compression:
     """Chosen way to compress gradients.
 
     Attributes:
+      setting: Value of --gradient_compression.
       method: Name of the method.
       rank: Rank of the matrices of powersgd; zero for other methods.
       fraction: Part of the entries that topk sends; zero for other methods.
     """
 
+    setting: str
     method: str
     rank: int = 0
     fraction: float = 0.0
 
 
 def parse_compression(text: str) -> Compression | None:
-    """Returns what a value of --gradient_compression asks for; None for no compression.
+    """Parses a value of --gradient_compression; None stands for no compression.
 
     Raises:
       UsageError: It is no such value.
@@ -38,16 +40,16 @@ def parse_compression(text: str) -> Compression | None:
     if text == NONE:
         return None
     if text == "int8":
-        return Compression("int8")
+        return Compression(text, "int8")
     method, _, parameter = text.partition(":")
     # Python would also read digits of other scripts, and `1_0` as ten.
     if method == "powersgd" and re.fullmatch("0*[1-9][0-9]{0,8}", parameter):
-        return Compression(method, rank=int(parameter))
+        return Compression(text, method, rank=int(parameter))
     is_number = re.fullmatch(r"[0-9]*\.?[0-9]*(e-?[0-9]{1,3})?", parameter)
     if method == "topk" and is_number and any(c in "123456789" for c in parameter):
         fraction = _fraction(parameter)
         if 0 < fraction <= 1:
-            return Compression(method, fraction=fraction)
+            return Compression(text, method, fraction=fraction)
     raise UsageError(
         f"--gradient_compression={shown(text)} is not known: give powersgd:RANK, such "
         "as powersgd:4, with a whole number of 1 or more; int8; topk:FRACTION, such as "

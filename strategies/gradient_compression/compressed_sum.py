@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import Communication
 from strategies.common.errors import UsageError
 from strategies.common.private_apis import local_replica
 from strategies.common.types import (
@@ -21,6 +20,7 @@ from strategies.common.types import (
     ReplicaOutputs,
     Update,
 )
+from strategies.gradient_compression.choice import Compression
 from strategies.gradient_compression.error_feedback import ReplicaErrors
 from strategies.gradient_compression.method import Collectives, ring_factor
 from strategies.gradient_compression.methods import method_of
@@ -45,7 +45,7 @@ class CompressedSum:
         self,
         strategy: tf.distribute.Strategy,
         worker: int,
-        setting: str,
+        compression: Compression,
         update: Update,
     ):
         """Makes the variables of errors.
@@ -53,14 +53,14 @@ class CompressedSum:
         Args:
           strategy: `MultiWorkerMirroredStrategy` with at least two replicas.
           worker: Rank of this process among the computing processes.
-          setting: Value of --gradient_compression, which asks for a compression.
+          compression: Way to compress gradients.
           update: Update that applies the sum.
 
         Raises:
           UsageError: The method makes no gradient of this model smaller.
         """
         self._strategy = strategy
-        self._method = method = method_of(setting)
+        self._method = method = method_of(compression)
         self._update = update
         specs = dict(enumerate(update.dense_gradients()))
         self._specs = {
@@ -70,8 +70,8 @@ class CompressedSum:
         }
         if not self._specs:
             raise UsageError(
-                f"--gradient_compression={setting} compresses no gradient of this "
-                f"model: {method.remedy([s for s in specs.values() if s])}."
+                f"--gradient_compression={compression.setting} compresses no gradient "
+                f"of this model: {method.remedy([s for s in specs.values() if s])}."
             )
         self._errors = ReplicaErrors(
             strategy,
@@ -99,6 +99,11 @@ class CompressedSum:
         )
         return StepsOnCopies(loop, self._errors.load, leave=lambda: None)
 
+    @property
+    def algorithm(self) -> str:
+        """Name of the method, with its collectives."""
+        return self._method.algorithm
+
     def variables(self) -> Sequence[tf.Variable]:
         """Returns the variables that a checkpoint needs in addition to the model."""
         return self._errors.saved()
@@ -107,8 +112,8 @@ class CompressedSum:
         """Brings these variables up to date in every process."""
         self._errors.gather()
 
-    def communication(self, gradient_bytes: int) -> Communication:
-        """Returns what a replica sends for one update.
+    def bytes_sent(self, gradient_bytes: int) -> int:
+        """Returns the bytes that a replica sends for one update.
 
         Args:
           gradient_bytes: Bytes of all its gradients, if they were not compressed.
@@ -117,10 +122,7 @@ class CompressedSum:
         specs = list(self._specs.values())
         whole = sum(spec.dtype.size * spec.shape.num_elements() for spec in specs)
         sent = ring_factor(num_replicas) * (gradient_bytes - whole)
-        sent += self._method.bytes_sent(specs, num_replicas)
-        return Communication(
-            algorithm=self._method.algorithm, bytes_per_step_per_replica=round(sent)
-        )
+        return round(sent + self._method.bytes_sent(specs, num_replicas))
 
     def _all_reduce(
         self, context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs

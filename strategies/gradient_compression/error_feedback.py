@@ -1,4 +1,4 @@
-"""What each replica has not sent yet, in variables that a checkpoint keeps."""
+"""Errors of compressed gradients, in variables that a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReplicaErrors:
 
     Each replica has an error and the method's state for each compressed gradient. They
     differ between processes, and a checkpoint is the chief's alone: before it,
-    `gather` stores those of every replica in every process, in memory of the host.
+    `gather` stores all replicas' variables in every process, in memory of the host.
     Unlike averaged copies of weights (`strategies.local_sgd.replica_variables`), no
     evaluation needs them.
     """
