@@ -199,6 +199,14 @@ class Strategy(abc.ABC):
         the model.
         """
 
+    def gather_replica_state(self) -> None:
+        """Brings `replica_state` up to date in every process, before a checkpoint.
+
+        The checkpoint is the chief's alone, and processes may have state of their own
+        that no evaluation needs. All processes have to call this method after the same
+        step.
+        """
+
     def broadcast_from_chief(self, variables: Sequence[tf.Variable]) -> None:
         """Broadcasts the chief's values of variables to all processes.
 

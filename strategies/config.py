@@ -10,6 +10,7 @@ from strategies.base import Traits
 from strategies.common.fields import UsedBy, check_settings, setting
 from strategies.config_checks import CHECKS
 from strategies.devices.parsing import DeviceChoice, parse_devices
+from strategies.gradient_compression.choice import NONE, Compression, parse_compression
 from strategies.processes import network_isolation
 
 _DEFAULT_NUM_WORKERS = 2
@@ -180,6 +181,13 @@ class StrategyConfig:
         choices=("as_is", "bfloat16", "float16"),
         used_by=_of_those_that_name("all_reduce_dtype"),
     )
+    gradient_compression: str = setting(
+        NONE,
+        "Approximation of gradients that workers send: powersgd:RANK, of low rank; "
+        "int8, rounded to 8 bits; topk:FRACTION, the largest entries; none. The rest "
+        "is added to the next step's gradients.",
+        used_by=_of_those_that_name("gradient_compression"),
+    )
 
     pipeline_stages: tuple[str, ...] | None = setting(
         None,
@@ -326,6 +334,8 @@ class StrategyConfig:
             matches = self.is_synchronous and not self.backup_workers
         if self.gradient_reduction != "mean" or self.average == "parameters":
             matches = False
+        if self.compression is not None:
+            matches = False
         return dataclasses.replace(
             declared,
             synchronous=self.is_synchronous,
@@ -363,6 +373,11 @@ class StrategyConfig:
         # The first one is the strategy's default.
         averages = self.traits.averages
         return self.average or (averages[0] if averages else None)
+
+    @property
+    def compression(self) -> Compression | None:
+        """Way to compress gradients; None if they are sent as they are."""
+        return parse_compression(self.gradient_compression)
 
     @property
     def steps_between_averages(self) -> int:

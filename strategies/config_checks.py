@@ -120,6 +120,22 @@ def _check_outer_fragments(config: StrategyConfig) -> None:
         )
 
 
+def _check_gradient_compression(config: StrategyConfig) -> None:
+    if config.compression is None:
+        return
+    setting = f"--gradient_compression={config.gradient_compression}"
+    if config.averaged == "parameters":
+        raise UsageError(
+            f"{setting} does not fit {_flags_of(config, 'average')}, which sends no "
+            "gradients: leave it out."
+        )
+    if config.all_reduce_dtype != "as_is":
+        raise UsageError(
+            f"{setting} does not fit --all_reduce_dtype={config.all_reduce_dtype}, "
+            "which is another form of the same gradients: leave one of them out."
+        )
+
+
 def _check_gradient_reduction(config: StrategyConfig) -> None:
     # A sum needs the gradients of all replicas.
     has_all = config.averaged in ("gradients", "losses") and not config.backup_workers
@@ -181,6 +197,7 @@ CHECKS: Sequence[Callable[[StrategyConfig], None]] = (
     _check_backup_workers,
     _check_average,
     _check_outer_fragments,
+    _check_gradient_compression,
     _check_gradient_reduction,
     _check_emulated_network,
 )

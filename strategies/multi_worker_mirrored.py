@@ -32,6 +32,7 @@ from strategies.common.types import (
 )
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import require_gpus
+from strategies.gradient_compression.compressed_sum import CompressedSum
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.replicated import (
     all_reduce_packed,
@@ -61,7 +62,11 @@ class MultiWorkerMirrored(Strategy):
         roles=("worker",),
         optional_roles=("chief", "evaluator"),
         exchange="ring",
-        own_settings=("all_reduce_dtype", "collective_implementation"),
+        own_settings=(
+            "all_reduce_dtype",
+            "gradient_compression",
+            "collective_implementation",
+        ),
         summary="A copy of the weights per process, gradients summed over the network.",
     )
 
@@ -71,6 +76,7 @@ class MultiWorkerMirrored(Strategy):
         self._config = config
         self._copies: WorkerCopies | None = None
         self._averages: Averages | None = None
+        self._compressed: CompressedSum | None = None
         implementation = _IMPLEMENTATIONS[config.collective_implementation]
         communication = tf.distribute.experimental.CommunicationOptions(
             timeout_seconds=_SECONDS_FOR_CHIEF, implementation=implementation
@@ -134,6 +140,12 @@ class MultiWorkerMirrored(Strategy):
     ) -> LoopFunction:
         if update is not None and self._config.averaged == "parameters":
             return self._compile_alone(replica_step, update)
+        compression = self._config.compression
+        if update is not None and compression and self.num_replicas > 1:
+            self._compressed = CompressedSum(
+                self._strategy, self._worker, compression, update
+            )
+            return self._compressed.compile(self._own_shard, replica_step)
         return compile_replicated(
             self._strategy, self._own_shard, self._summed, replica_step, update
         )
@@ -174,7 +186,12 @@ class MultiWorkerMirrored(Strategy):
         return all_reduce_packed(context, outputs, wire_type)
 
     def replica_state(self) -> Sequence[tf.Variable]:
-        return [] if self._averages is None else self._averages.variables()
+        state = self._averages or self._compressed
+        return [] if state is None else state.variables()
+
+    def gather_replica_state(self) -> None:
+        if self._compressed is not None:
+            self._compressed.gather()
 
     def average_replica_variables(self) -> None:
         if self._copies is not None:
@@ -222,6 +239,11 @@ class MultiWorkerMirrored(Strategy):
     def communication(self, gradient_bytes: int) -> Communication | None:
         if self.num_replicas == 1:
             return None
+        if self._compressed is not None:
+            return Communication(
+                algorithm=self._compressed.algorithm,
+                bytes_per_step_per_replica=self._compressed.bytes_sent(gradient_bytes),
+            )
         # A ring sends each of N pieces N-1 times to add it and N-1 times to distribute
         # the sum: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
         factor = 2 * (self.num_replicas - 1) / self.num_replicas

@@ -393,6 +393,31 @@ BEFORE_TENSORFLOW = [
         "--strategy=parameter_averaging",
     ),
     row(
+        "--average=parameters --strategy=multi_worker_mirrored "
+        "--gradient_compression=int8",
+        "--gradient_compression=int8",
+        "--average=parameters",
+    ),
+    row(
+        "--strategy=multi_worker_mirrored --all_reduce_dtype=bfloat16 "
+        "--gradient_compression=int8",
+        "--gradient_compression=int8",
+        "--all_reduce_dtype=bfloat16",
+    ),
+    *(
+        row(
+            f"--strategy=multi_worker_mirrored --gradient_compression={value}",
+            f"--gradient_compression={value} ",
+            "powersgd:RANK",
+            "topk:FRACTION",
+        )
+        for value in (
+            *("powersgd", "powersgd:", "powersgd:0", "powersgd:-1", "powersgd:1.5"),
+            *("powersgd:four", "topk", "topk:0", "topk:1.01", "topk:nan", "topk:1e"),
+            *("int8:4", "int4", "PowerSGD:4", "topk:1_0", "powersgd:" + "9" * 30),
+        )
+    ),
+    row(
         "--sync_every_steps=0 --strategy=parameter_averaging",
         "--sync_every_steps=0",
         "1 or more",
@@ -822,6 +847,14 @@ NOT_USED = [
     row(
         "--all_reduce_dtype=float16 --strategy=parameter_server",
         "--all_reduce_dtype=float16",
+    ),
+    *(
+        row(f"{flags} --gradient_compression=int8", "=int8", "=multi_worker_mirrored")
+        for flags in (
+            *("--strategy=one_device", "--strategy=mirrored"),
+            *("--strategy=parameter_server", "--strategy=tower --update=async"),
+            "--strategy=parameter_server --update=sync",
+        )
     ),
     row(
         "--set=strategy.collective_implementation=ring",

@@ -79,7 +79,7 @@ FLOORS = (
     ("models", "strategies/common"),
     ("strategies/cluster", "strategies/devices", "strategies/inner_loop"),
     ("strategies/local_sgd", "strategies/processes", "strategies/ps"),
-    ("strategies/launcher",),
+    ("strategies/gradient_compression", "strategies/launcher"),
     ("strategies", "strategies/hello_cluster"),
     ("trainers/config",),
     ("trainers/inputs", "trainers/run_dir"),
@@ -140,7 +140,7 @@ def test_only_flags_reads_the_command_line() -> None:
 
 COLLECTIVES = (
     *("broadcast_from_chief", "wait_until_all_are_done"),
-    *("average_replica_variables", "agree_on_step"),
+    *("average_replica_variables", "gather_replica_state", "agree_on_step"),
 )
 
 

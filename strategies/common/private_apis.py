@@ -206,11 +206,47 @@ def gather_by_key(
       key: int32 scalar, the same on all replicas, and always of tensors of this shape
         and type. From 2 ** 30 on, which TensorFlow does not use: it counts from 100.
     """
+    return _collective(tf.raw_ops.CollectiveGatherV2, context, value, key)
+
+
+def all_to_all_by_key(
+    context: tf.distribute.ReplicaContext,
+    value: tf.Tensor,
+    key: tf.Tensor,
+) -> tf.Tensor:
+    """Sends row i to replica i, and returns the rows received in the replicas' order.
+
+    No method of a `ReplicaContext` does so, and the names that `gather_by_key` uses are
+    private here, too.
+
+    Args:
+      context: Context of the calling replica of a `MultiWorkerMirroredStrategy`.
+      value: Tensor with a row for each replica, of one shape on all replicas.
+      key: Key, as in `gather_by_key`.
+    """
+    return _collective(tf.raw_ops.CollectiveAllToAllV2, context, value, key)
+
+
+def local_replica(context: tf.distribute.ReplicaContext) -> int:
+    """Returns the index of the calling replica among those of its process.
+
+    The public id is a tensor. `ReplicaContext.devices` fails on all processes but the
+    first, because it takes the index among all replicas for one of this process.
+    """
+    return int(context._replica_id)
+
+
+def _collective(
+    operation: Callable[..., tf.Tensor],
+    context: tf.distribute.ReplicaContext,
+    value: tf.Tensor,
+    key: tf.Tensor,
+) -> tf.Tensor:
     extended = context.strategy.extended
-    launcher = extended._cross_device_ops._launchers[context._replica_id]
+    launcher = extended._cross_device_ops._launchers[local_replica(context)]
     options = launcher._options
     with tf.device(launcher._device):
-        return tf.raw_ops.CollectiveGatherV2(
+        return operation(
             input=value,
             group_size=launcher._group_size,
             group_key=launcher._group_key,

@@ -113,6 +113,9 @@ class Update(Protocol):
     def devices(self) -> Sequence[str]:
         """Returns the device of each trainable variable, in the gradients' order."""
 
+    def dense_gradients(self) -> Sequence[tf.TensorSpec | None]:
+        """Returns shape and type of each gradient; None if it holds used rows only."""
+
     def gradients_of(self, loss: tf.Tensor) -> Sequence[Any]:
         """Returns gradients of a scalar, computed on the devices of its operations."""
 

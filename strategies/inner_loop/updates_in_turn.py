@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Update
 from strategies.inner_loop.reduction import totals
+from strategies.inner_loop.results import OWN_TOTALS
 
 # Values that variables had before each of the earlier updates of a step.
 Former = Sequence[Sequence[tf.Tensor]]
@@ -90,7 +91,10 @@ def apply_earlier(
     uncounted = _Uncounted(update)
     for index in range(replica_step.num_passes - 1):
         reduced, summed = all_reduce(replica_step.compute(index, former))
-        finite &= tf.reduce_all(tf.math.is_finite(totals(summed)))
+        changes = summed.sums.get(OWN_TOTALS)
+        if changes is None:
+            changes = totals(summed)
+        finite &= tf.reduce_all(tf.math.is_finite(changes))
         # Read before the update below: TensorFlow orders reads and writes of a variable
         # as they are in the program.
         former.append([tf.identity(v) for v in replica_step.changed(index)])

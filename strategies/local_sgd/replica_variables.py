@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -219,30 +219,7 @@ class WorkerCopies:
         self._kept_at.assign(self._update.applied_updates())
 
     def _gathered(self) -> Sequence[tf.Tensor]:
-        """Returns the values of all replicas, [replicas, ...] for each variable.
-
-        Every replica holds the result.
-        """
-
-        # A sum takes the place of an all-gather: a replica contributes its values at
-        # its own index and zeros at all others.
-        def on_each_replica() -> Sequence[tf.Tensor]:
-            context = tf.distribute.get_replica_context()
-            is_own = tf.equal(
-                tf.range(self._num_replicas), context.replica_id_in_sync_group
-            )
-            rows = [
-                tf.where(
-                    # [replicas, 1, ..., 1] selects one row of [1, ...].
-                    tf.reshape(is_own, [-1, *(1 for _ in variable.shape)]),
-                    tf.convert_to_tensor(variable)[tf.newaxis],
-                    tf.zeros([], variable.dtype),
-                )
-                for variable in self._variables
-            ]
-            return sum_by_type(context, rows)
-
-        return self._strategy.run(on_each_replica)
+        return gathered(self._strategy, lambda context: self._variables)
 
     def _assign(self, variable: tf.Variable, values: Sequence[tf.Tensor]) -> None:
         """Assigns one value to each component on a device of this process."""
@@ -250,3 +227,36 @@ class WorkerCopies:
         for component, value in zip(components, values, strict=True):
             with tf.device(component.device):
                 component.assign(value)
+
+
+def gathered(
+    strategy: tf.distribute.Strategy,
+    own_values: Callable[[tf.distribute.ReplicaContext], Sequence[tf.Variable]],
+) -> Sequence[tf.Tensor]:
+    """Returns the values of all replicas, [replicas, ...] for each variable.
+
+    Every replica holds the result.
+
+    Args:
+      strategy: Strategy with the replicas, in one or several processes.
+      own_values: Function that returns the variables of the calling replica.
+    """
+
+    # A sum takes the place of an all-gather: a replica contributes its values at its
+    # own index and zeros at all others.
+    def on_each_replica() -> Sequence[tf.Tensor]:
+        context = tf.distribute.get_replica_context()
+        replicas = tf.range(strategy.num_replicas_in_sync)
+        is_own = tf.equal(replicas, context.replica_id_in_sync_group)
+        rows = [
+            tf.where(
+                # [replicas, 1, ..., 1] selects one row of [1, ...].
+                tf.reshape(is_own, [-1, *(1 for _ in variable.shape)]),
+                tf.convert_to_tensor(variable)[tf.newaxis],
+                tf.zeros([], variable.dtype),
+            )
+            for variable in own_values(context)
+        ]
+        return sum_by_type(context, rows)
+
+    return strategy.run(on_each_replica)

@@ -14,7 +14,7 @@ from strategies.inner_loop.results import in_a_vector
 from trainers.model.histograms import histogram
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers import LOSS_SCALE, LossScale
-from trainers.model.sparse_gradients import as_dense, sum_duplicates
+from trainers.model.sparse_gradients import as_dense, embeddings_of, sum_duplicates
 from trainers.model.train_step import unscaled
 from trainers.run_dir.step_recording import unique_names
 
@@ -108,6 +108,14 @@ class ModelUpdate:
 
     def devices(self) -> list[str]:
         return [v.value.device for v in self._model.trainable_variables]
+
+    def dense_gradients(self) -> list[tf.TensorSpec | None]:
+        layers = embeddings_of(self._model) if self._sparse_gradients else []
+        of_rows = {id(shard) for layer in layers for shard in layer.shards}
+        return [
+            None if id(v) in of_rows else tf.TensorSpec(v.shape, v.dtype)
+            for v in self._model.trainable_variables
+        ]
 
     def gradients_of(self, loss: tf.Tensor) -> list[Any]:
         """Returns the gradient of a scalar for each trainable variable, in a graph.

@@ -259,6 +259,7 @@ class TrainingRun:
         """
         self.reporter.require_folder()
         with self.metrics.clock.measure("checkpoint"):
+            self.parts.strategy.gather_replica_state()
             # On every task, so that all learn of a divergence.
             require_finite_weights(self.parts.model, self.parts.applied_steps())
             self.reporter.save_checkpoint(self.epochs.state() if self.epochs else {})

@@ -1,0 +1,1 @@
+"""Compressed sums of gradients over processes, with error feedback."""

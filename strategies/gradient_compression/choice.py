@@ -1,0 +1,64 @@
+"""Values of --gradient_compression.
+
+This module does not import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from strategies.common.errors import UsageError
+from strategies.common.text import shown
+
+NONE = "none"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compression:
+    """Chosen way to compress gradients.
+
+    Attributes:
+      setting: Value of --gradient_compression.
+      method: Name of the method.
+      rank: Rank of the matrices of powersgd; zero for other methods.
+      fraction: Part of the entries that topk sends; zero for other methods.
+    """
+
+    setting: str
+    method: str
+    rank: int = 0
+    fraction: float = 0.0
+
+
+def parse_compression(text: str) -> Compression | None:
+    """Parses a value of --gradient_compression; None stands for no compression.
+
+    Raises:
+      UsageError: It is no such value.
+    """
+    if text == NONE:
+        return None
+    if text == "int8":
+        return Compression(text, "int8")
+    method, _, parameter = text.partition(":")
+    # Python would also read digits of other scripts, and `1_0` as ten.
+    if method == "powersgd" and re.fullmatch("0*[1-9][0-9]{0,8}", parameter):
+        return Compression(text, method, rank=int(parameter))
+    is_number = re.fullmatch(r"[0-9]*\.?[0-9]*(e-?[0-9]{1,3})?", parameter)
+    if method == "topk" and is_number and any(c in "123456789" for c in parameter):
+        fraction = _fraction(parameter)
+        if 0 < fraction <= 1:
+            return Compression(text, method, fraction=fraction)
+    raise UsageError(
+        f"--gradient_compression={shown(text)} is not known: give powersgd:RANK, such "
+        "as powersgd:4, with a whole number of 1 or more; int8; topk:FRACTION, such as "
+        f"topk:0.01, with a number above 0 and at most 1; or {NONE}."
+    )
+
+
+def _fraction(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,127 @@
+"""Errors of compressed gradients, in variables that a checkpoint keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from strategies.common.private_apis import local_replica
+from strategies.common.types import Update
+from strategies.local_sgd.replica_variables import gathered
+
+
+class ReplicaErrors:
+    """Variables of each replica of several workers, and a copy of all on request.
+
+    Each replica has an error and the method's state for each compressed gradient. They
+    differ between processes, and a checkpoint is the chief's alone: before it,
+    `gather` stores all replicas' variables in every process, in memory of the host.
+    Unlike averaged copies of weights (`strategies.local_sgd.replica_variables`), no
+    evaluation needs them.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        worker: int,
+        initial: Sequence[Sequence[tf.Tensor]],
+        update: Update,
+    ):
+        """Makes the variables.
+
+        Args:
+          strategy: `MultiWorkerMirroredStrategy` with the replicas.
+          worker: Rank of this process among the computing processes.
+          initial: Initial values for each compressed gradient: the error, then the
+            state of the method. They are the same on every replica.
+          update: Update that counts the steps.
+        """
+        self._strategy = strategy
+        self._update = update
+        self._initial = initial
+        devices = strategy.extended.worker_devices
+        self._first = worker * len(devices)
+        self._own = [self._variables_on(device) for device in devices]
+        with tf.device("/device:CPU:0"):
+            # Step of the replicas' variables, and that of the stored ones; -1 for none.
+            self._own_at = tf.Variable(-1, trainable=False, dtype=tf.int64)
+            self._kept_at = tf.Variable(-1, trainable=False, dtype=tf.int64)
+            num_replicas = strategy.num_replicas_in_sync
+            self._kept = [
+                tf.Variable(tf.zeros([num_replicas, *v.shape], v.dtype), False)
+                for values in initial
+                for v in values
+            ]
+        self._gather = tf.function(self._store_all, autograph=False)
+        self._restore = tf.function(self._assign_own, autograph=False)
+
+    def _variables_on(self, device: str) -> list[list[tf.Variable]]:
+        with tf.device(device):
+            return [
+                [tf.Variable(value, trainable=False) for value in values]
+                for values in self._initial
+            ]
+
+    def saved(self) -> Sequence[tf.Variable]:
+        """Returns the stored values of all replicas, for a checkpoint."""
+        return [self._kept_at, *self._kept]
+
+    def of(self, context: tf.distribute.ReplicaContext) -> list[list[tf.Variable]]:
+        """Returns the variables of the calling replica, for each compressed gradient.
+
+        Args:
+          context: Context of the replica.
+        """
+        return self._own[local_replica(context)]
+
+    def mark_as_current(self) -> None:
+        """Notes, in a step, that the variables belong to the step after it."""
+        self._own_at.assign(self._update.applied_updates() + 1)
+
+    def load(self) -> None:
+        """Brings the replicas' variables to the step at which training continues.
+
+        They are current unless a checkpoint was restored since. If no values were
+        stored at its step, as by another strategy or another number of workers, all
+        replicas start without an error.
+        """
+        step = int(self._update.applied_updates().numpy())
+        if int(self._own_at.numpy()) == step:
+            return
+        if int(self._kept_at.numpy()) == step:
+            self._restore()
+        else:
+            self._reset()
+        self._own_at.assign(step)
+
+    def gather(self) -> None:
+        """Stores the values of all replicas in every process.
+
+        All processes have to call this method at the same step, because it runs a
+        collective.
+        """
+        step = int(self._update.applied_updates().numpy())
+        if int(self._own_at.numpy()) == step and int(self._kept_at.numpy()) != step:
+            self._gather()
+
+    def _store_all(self) -> None:
+        rows = gathered(
+            self._strategy, lambda context: [v for vs in self.of(context) for v in vs]
+        )
+        for kept, row in zip(self._kept, rows, strict=True):
+            # All local replicas have gathered the same rows.
+            kept.assign(self._strategy.experimental_local_results(row)[0])
+        self._kept_at.assign(self._update.applied_updates())
+
+    def _assign_own(self) -> None:
+        for local, own in enumerate(self._own):
+            variables = [v for vs in own for v in vs]
+            for variable, kept in zip(variables, self._kept, strict=True):
+                variable.assign(kept[self._first + local])
+
+    def _reset(self) -> None:
+        for own in self._own:
+            for variables, values in zip(own, self._initial, strict=True):
+                for variable, value in zip(variables, values, strict=True):
+                    variable.assign(value)

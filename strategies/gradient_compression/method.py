@@ -1,0 +1,132 @@
+"""The interface of methods that compress gradients, and their collectives."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from strategies.common.private_apis import all_to_all_by_key, gather_by_key
+from strategies.common.types import ReplicaOutputs
+from strategies.inner_loop.replicated import all_reduce_packed, sum_by_type
+
+# Keys of collectives from here on: those of sparse gradients count from 2 ** 30.
+_FIRST_KEY = 3 << 29
+
+
+class Collectives:
+    """Collective operations of one replica, in the order of the program."""
+
+    def __init__(self, context: tf.distribute.ReplicaContext, num_keys: int):
+        """Runs nothing yet.
+
+        Args:
+          context: Context of the replica.
+          num_keys: Number of keys that this replica's graphs have used already.
+        """
+        self._context = context
+        self.num_keys = num_keys
+        self.num_replicas: int = context.num_replicas_in_sync
+        self.replica = tf.convert_to_tensor(context.replica_id_in_sync_group)
+
+    def all_reduce(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
+        """Returns the sum of all replicas' outputs."""
+        return all_reduce_packed(self._context, outputs, None)
+
+    def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sum of each tensor over all replicas."""
+        return sum_by_type(self._context, values)
+
+    def all_gather(self, words: tf.Tensor) -> tf.Tensor:
+        """Returns the int32 vectors of all replicas, [replicas, length]."""
+        gathered = gather_by_key(self._context, words, self._next_key())
+        return tf.reshape(gathered, [self.num_replicas, words.shape[0]])
+
+    def all_to_all(self, words: tf.Tensor) -> tf.Tensor:
+        """Sends row i to replica i, and returns the rows received, in their order.
+
+        Args:
+          words: int32 [replicas, length].
+        """
+        received = all_to_all_by_key(self._context, words, self._next_key())
+        return tf.ensure_shape(received, words.shape)
+
+    def _next_key(self) -> tf.Tensor:
+        self.num_keys += 1
+        return tf.constant(_FIRST_KEY + self.num_keys)
+
+
+class Reduced(NamedTuple):
+    """Result of a compressed sum.
+
+    Attributes:
+      others: Sum of the outputs that are not compressed.
+      sums: Approximate sum over replicas of each value, equal on every replica.
+      errors: Rest of each value: this replica's value less its part of the sum.
+      state: New state of the method for each value.
+    """
+
+    others: ReplicaOutputs
+    sums: Sequence[tf.Tensor]
+    errors: Sequence[tf.Tensor]
+    state: Sequence[Sequence[tf.Tensor]]
+
+
+class Method(abc.ABC):
+    """Way to send an approximation of gradients.
+
+    The sum over replicas of `Reduced.errors`, and `Reduced.sums`, together are the sum
+    of the values: nothing is lost, only sent later.
+
+    Attributes:
+      algorithm: Name of the method with its collectives, for `Communication`.
+    """
+
+    algorithm: str
+
+    @abc.abstractmethod
+    def compresses(self, spec: tf.TensorSpec) -> bool:
+        """Returns whether a gradient of this shape and type is compressed."""
+
+    def remedy(self, specs: Sequence[tf.TensorSpec]) -> str:
+        """Returns the change to make if no gradient of these is compressed."""
+        del specs
+        return "leave it out"
+
+    def initial_state(self, spec: tf.TensorSpec, seed: int) -> Sequence[tf.Tensor]:
+        """Returns state for one gradient, the same on every replica.
+
+        Args:
+          spec: Shape and type of the gradient.
+          seed: Number of the gradient.
+        """
+        del spec, seed
+        return ()
+
+    @abc.abstractmethod
+    def bytes_sent(self, specs: Sequence[tf.TensorSpec], num_replicas: int) -> float:
+        """Returns the bytes that a replica sends for one sum of gradients."""
+
+    @abc.abstractmethod
+    def reduce(
+        self,
+        collectives: Collectives,
+        values: Sequence[tf.Tensor],
+        state: Sequence[Sequence[tf.Tensor]],
+        others: ReplicaOutputs,
+    ) -> Reduced:
+        """Sums values approximately over replicas, and other outputs as they are.
+
+        Args:
+          collectives: Collectives of this replica.
+          values: Gradients of this replica, each with what was left of earlier ones.
+          state: State of the method for each value.
+          others: Outputs that are not compressed.
+        """
+
+
+def ring_factor(num_replicas: int) -> float:
+    """Returns how often a replica sends each byte in a ring all-reduce."""
+    return 2 * (num_replicas - 1) / num_replicas

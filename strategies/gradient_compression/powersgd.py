@@ -1,0 +1,117 @@
+"""Low-rank compression of gradients by one power iteration: PowerSGD.
+
+Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Compression for
+Distributed Optimization, 2019.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from strategies.common.types import ReplicaOutputs
+from strategies.gradient_compression.method import (
+    Collectives,
+    Method,
+    Reduced,
+    ring_factor,
+)
+
+
+class PowerSgd(Method):
+    """Sums a matrix M over replicas as P Q^T.
+
+    P is an orthonormal basis of what the sum of all M makes of the Q of the step
+    before, and Q is the sum of all M^T P: two all-reduces, one after the other. As P is
+    linear in M, each replica's error is its M without its projection on P.
+    """
+
+    def __init__(self, rank: int):
+        self._rank = rank
+        self.algorithm = f"PowerSGD of rank {rank}, ring all-reduce"
+
+    def compresses(self, spec: tf.TensorSpec) -> bool:
+        if spec.shape.rank < 2:
+            return False
+        rows, columns = _matrix_shape(spec)
+        return self._rank * (rows + columns) < rows * columns
+
+    def remedy(self, specs: Sequence[tf.TensorSpec]) -> str:
+        ranks = [0]
+        for spec in specs:
+            if spec.shape.rank >= 2:
+                rows, columns = _matrix_shape(spec)
+                ranks.append((rows * columns - 1) // (rows + columns))
+        lower = f"lower the rank to at most {max(ranks)}, or "
+        return (lower if max(ranks) else "") + super().remedy(specs)
+
+    def initial_state(self, spec: tf.TensorSpec, seed: int) -> Sequence[tf.Tensor]:
+        _, columns = _matrix_shape(spec)
+        # The same on every replica. A multiple of any column is as good: only the space
+        # that the columns span matters.
+        start = tf.random.stateless_normal(
+            [columns, self._rank], seed=[0, seed], dtype=tf.float32
+        )
+        return [_orthonormal(tf.cast(start, spec.dtype))]
+
+    def bytes_sent(self, specs: Sequence[tf.TensorSpec], num_replicas: int) -> float:
+        sizes = [
+            spec.dtype.size * self._rank * sum(_matrix_shape(spec)) for spec in specs
+        ]
+        return ring_factor(num_replicas) * sum(sizes)
+
+    def reduce(
+        self,
+        collectives: Collectives,
+        values: Sequence[tf.Tensor],
+        state: Sequence[Sequence[tf.Tensor]],
+        others: ReplicaOutputs,
+    ) -> Reduced:
+        matrices = [tf.reshape(value, [-1, value.shape[-1]]) for value in values]
+        lefts = [m @ q for m, (q,) in zip(matrices, state, strict=True)]
+        # P travels with all that is not compressed, in one collective.
+        others = others._replace(gradients=[*others.gradients, *lefts])
+        others = collectives.all_reduce(others)
+        first = len(others.gradients) - len(values)
+        bases = [_orthonormal(p) for p in others.gradients[first:]]
+        own = [
+            tf.matmul(m, p, transpose_a=True)
+            for m, p in zip(matrices, bases, strict=True)
+        ]
+        rights = collectives.sum(own)
+
+        def in_shape(position: int, matrix: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(matrix, values[position].shape)
+
+        return Reduced(
+            others=others._replace(gradients=others.gradients[:first]),
+            sums=[
+                in_shape(i, tf.matmul(p, q, transpose_b=True))
+                for i, (p, q) in enumerate(zip(bases, rights, strict=True))
+            ],
+            errors=[
+                in_shape(i, m - tf.matmul(p, q, transpose_b=True))
+                for i, (m, p, q) in enumerate(zip(matrices, bases, own, strict=True))
+            ],
+            state=[[_orthonormal(q)] for q in rights],
+        )
+
+
+def _matrix_shape(spec: tf.TensorSpec) -> tuple[int, int]:
+    """Returns rows and columns of a gradient, whose last axis makes the columns."""
+    *rows, columns = spec.shape.as_list()
+    return math.prod(rows), columns
+
+
+def _orthonormal(matrix: tf.Tensor) -> tf.Tensor:
+    """Returns an orthonormal basis of the columns of a tall matrix.
+
+    Householder's reflections complete the basis if columns are zero or dependent, so
+    that a gradient of zero does not end a power iteration.
+    """
+    # There is no decomposition of half-precision matrices.
+    wide = matrix if matrix.dtype == tf.float64 else tf.cast(matrix, tf.float32)
+    basis, _ = tf.linalg.qr(wide)
+    return tf.cast(basis, matrix.dtype)

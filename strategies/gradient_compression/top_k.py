@@ -1,0 +1,100 @@
+"""The largest entries of gradients, with their positions.
+
+Lin et al., Deep Gradient Compression, 2018; Stich et al., Sparsified SGD with Memory,
+2018.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from strategies.common.types import ReplicaOutputs
+from strategies.gradient_compression.method import Collectives, Method, Reduced
+
+_POSITION_BYTES = 4
+
+
+class TopK(Method):
+    """Sums the largest entries of each replica's gradients.
+
+    Every replica receives the entries of all others, and adds them up in the order of
+    the replicas.
+    """
+
+    def __init__(self, fraction: float):
+        self._fraction = fraction
+        self.algorithm = f"largest {100 * fraction:g} % of entries, ring all-gather"
+
+    def compresses(self, spec: tf.TensorSpec) -> bool:
+        return 0 < spec.shape.num_elements() < 1 << 31
+
+    def bytes_sent(self, specs: Sequence[tf.TensorSpec], num_replicas: int) -> float:
+        sizes = [
+            self._num_entries(spec.shape)
+            * (_wire_type(spec.dtype).size + _POSITION_BYTES)
+            for spec in specs
+        ]
+        return (num_replicas - 1) * sum(sizes)
+
+    def reduce(
+        self,
+        collectives: Collectives,
+        values: Sequence[tf.Tensor],
+        state: Sequence[Sequence[tf.Tensor]],
+        others: ReplicaOutputs,
+    ) -> Reduced:
+        others = collectives.all_reduce(others)
+        vectors = [tf.reshape(value, [-1]) for value in values]
+        words: list[tf.Tensor] = []
+        errors = []
+        for value, vector in zip(values, vectors, strict=True):
+            count = self._num_entries(value.shape)
+            _, positions = tf.math.top_k(tf.abs(vector), count, sorted=False)
+            entries = tf.cast(tf.gather(vector, positions), _wire_type(vector.dtype))
+            words += [positions, tf.reshape(tf.bitcast(entries, tf.int32), [-1])]
+            zeros = tf.zeros([count], vector.dtype)
+            left = tf.tensor_scatter_nd_update(vector, positions[:, tf.newaxis], zeros)
+            errors.append(tf.reshape(left, value.shape))
+        gathered = collectives.all_gather(tf.concat(words, axis=0))
+        parts = tf.split(gathered, [word.shape[0] for word in words], axis=1)
+        return Reduced(
+            others=others,
+            sums=[
+                _sum_of(positions, entries, value)
+                for positions, entries, value in zip(
+                    parts[::2], parts[1::2], values, strict=True
+                )
+            ],
+            errors=errors,
+            state=state,
+        )
+
+    def _num_entries(self, shape: tf.TensorShape) -> int:
+        return math.ceil(self._fraction * shape.num_elements())
+
+
+def _wire_type(dtype: tf.DType) -> tf.DType:
+    """Returns the type in which entries are sent, of whole 32-bit words."""
+    return tf.float64 if dtype == tf.float64 else tf.float32
+
+
+def _sum_of(positions: tf.Tensor, words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of all replicas' entries in a tensor of zeros.
+
+    Args:
+      positions: int32 [replicas, entries].
+      words: Entries as int32 words, [replicas, words].
+      like: Tensor with the shape and type of the sum.
+    """
+    dtype = _wire_type(like.dtype)
+    total = tf.zeros([like.shape.num_elements()], dtype)
+    for at, own in zip(tf.unstack(positions), tf.unstack(words), strict=True):
+        # One replica after the other: the same order of a sum on every replica.
+        if dtype == tf.float64:
+            own = tf.reshape(own, [-1, 2])
+        entries = tf.bitcast(own, dtype)
+        total = tf.tensor_scatter_nd_add(total, at[:, tf.newaxis], entries)
+    return tf.cast(tf.reshape(total, like.shape), like.dtype)

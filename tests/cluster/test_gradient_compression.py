@@ -1,0 +1,357 @@
+"""Workers that send an approximation of their gradients, and the rest later."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import signal
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from strategies.config import StrategyConfig
+from tests import processes
+from tests.cluster import linear_loss
+from tests.cluster.compressed_sums import (
+    Int8,
+    Method,
+    PowerSgd,
+    TopK,
+    with_error_feedback,
+)
+from tests.cluster.test_averaged_parameters import assert_same_training, variables_of
+from tests.cluster.test_emulated_bandwidth import needs_networks, training
+from tests.markers import further
+from tests.processes import metrics_so_far, result_of, train
+from trainers.config.config import Config
+from trainers.experiments.verify.arms import is_comparable
+from trainers.inputs.shuffling import Order
+
+pytestmark = pytest.mark.cluster
+
+WORKERS = ("--strategy=multi_worker_mirrored", "--num_workers=2")
+NUM_STEPS = 7
+LINEAR = (
+    *WORKERS,
+    "--model=tests.cluster.linear_loss:model",
+    "--dataset=tests.cluster.linear_loss:data",
+    *("--dtype=float64", "--optimizer=sgd", "--learning_rate=1"),
+    *("--global_batch_size=4", f"--train_steps={NUM_STEPS}"),
+    "--set=report.record_steps=true",
+    "--set=report.histogram_every_steps=none",
+)
+# Exact but for the order of sums of a few hundred products in double precision.
+ROUNDING = 1e-12
+
+
+def gradients_of_replicas() -> list[list[dict[str, np.ndarray]]]:
+    """The gradient of each weight on each replica, for each step."""
+    order = Order(num_examples=linear_loss.NUM_EXAMPLES, global_batch_size=4, seed=0)
+    rows = linear_loss.features()
+    found = []
+    for step in range(NUM_STEPS):
+        indices = [order.indices(tf.constant(step, tf.int64), i, 2) for i in (0, 1)]
+        found.append(
+            [
+                linear_loss.parts_of(rows[at.numpy()].sum(axis=0) / size.numpy())
+                for at, _, size in indices
+            ]
+        )
+    return found
+
+
+def owners(sizes: Mapping[str, int], num_replicas: int) -> dict[str, np.ndarray]:
+    """The replica that adds up each number of tensors, by blocks of 256 of them all."""
+    blocks = {name: -(-size // 256) for name, size in sizes.items()}
+    of_replica = -(-sum(blocks.values()) // num_replicas)
+    found, first = {}, 0
+    for name, size in sizes.items():
+        at = (first + np.arange(size) // 256) // of_replica
+        found[name] = at.reshape(linear_loss.SHAPES[name])
+        first += blocks[name]
+    return found
+
+
+OWNERS = owners({n: s for n, s in linear_loss.SIZES.items() if s >= 256}, 2)
+# By setting: what is compressed and how, and the bytes of a step for each replica.
+METHODS: dict[str, tuple[dict[str, Method], int]] = {
+    # Of 8 bytes: two matrices of 20 + 30 and 36 + 10 rows, and a vector of 30.
+    "powersgd:3": (
+        {"matrix": PowerSgd(3, 30, seed=0), "kernel": PowerSgd(3, 10, seed=2)},
+        8 * (3 * (20 + 30 + 36 + 10) + 30),
+    ),
+    # Three and two blocks, so that both replicas have three.
+    "int8": (
+        {name: Int8(of) for name, of in OWNERS.items()},
+        2 * 3 * (256 + 4) + 8 * 30,
+    ),
+    # 6 %, rounded up, of 8 bytes and a position of 4.
+    "topk:0.06": (
+        {name: TopK(0.06) for name in linear_loss.SHAPES},
+        12 * (36 + 2 + 22),
+    ),
+}
+
+
+def recorded(run: pathlib.Path, name: str) -> list[np.ndarray]:
+    """The summed gradients of a weight, for each step."""
+    found = []
+    for step in range(1, NUM_STEPS + 1):
+        with np.load(run / f"recording/step-{step:08}.npz") as arrays:
+            (key,) = (k for k in arrays.files if re.match(f"gradients/.*{name}$", k))
+            found.append(arrays[key])
+    return found
+
+
+def errors_in_checkpoint(run: pathlib.Path, step: int) -> dict[str, np.ndarray]:
+    """What each replica had left, [replicas, ...] by the weight's name."""
+    names = {(2, *shape): name for name, shape in linear_loss.SHAPES.items()}
+    kept = variables_of(run, step, "replicas").values()
+    return {names[v.shape]: v for v in kept if v.shape in names}
+
+
+@pytest.mark.parametrize("setting", METHODS)
+def test_sums_and_errors_are_those_of_the_papers(
+    setting: str, tmp_path: pathlib.Path
+) -> None:
+    run = tmp_path / "run"
+    result = train(run, *LINEAR, f"--gradient_compression={setting}")
+    methods, sent_bytes = METHODS[setting]
+    gradients = gradients_of_replicas()
+    kept = errors_in_checkpoint(run, NUM_STEPS)
+    assert set(kept) == set(methods)
+    for name in linear_loss.SHAPES:
+        of_weight = [[replica[name] for replica in step] for step in gradients]
+        got = recorded(run, name)
+        exact = [sum(replicas) for replicas in of_weight]
+        scale = np.abs(exact).max()
+        if name not in methods:
+            np.testing.assert_allclose(got, exact, rtol=0, atol=ROUNDING * scale)
+            continue
+        sums, errors = with_error_feedback(methods[name], of_weight)
+        np.testing.assert_allclose(got, sums, rtol=0, atol=ROUNDING * scale)
+        np.testing.assert_allclose(
+            kept[name], errors, rtol=0, atol=ROUNDING * scale * NUM_STEPS
+        )
+        # It is an approximation, of which nothing is lost.
+        assert not np.allclose(got, exact, rtol=1e-3, atol=1e-3 * scale)
+        np.testing.assert_allclose(
+            sum(got) + sum(kept[name]),
+            sum(exact),
+            rtol=0,
+            atol=ROUNDING * scale * NUM_STEPS,
+        )
+    assert result["communication"]["bytes_per_step_per_replica"] == sent_bytes
+    assert result["communication"]["algorithm"].startswith(
+        {"p": "PowerSGD of rank 3", "i": "int8", "t": "largest 6 %"}[setting[0]]
+    )
+    assert result["traits"]["matches_one_device"] is False
+
+
+SMALL = (
+    *WORKERS,
+    *("--model=mlp", "--hidden_units=64,32"),
+    "--set=report.histogram_every_steps=none",
+)
+EXACT = (
+    *SMALL,
+    *("--dtype=float64", "--train_steps=20", "--summary_every_steps=1"),
+    "--global_batch_size=4",
+)
+
+
+@pytest.fixture(scope="module")
+def uncompressed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("uncompressed") / "run"
+    train(folder, *EXACT)
+    return folder
+
+
+@pytest.mark.parametrize("setting", ["powersgd:8", "topk:1"])
+def test_a_compression_that_loses_nothing_changes_nothing(
+    setting: str, uncompressed: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The gradients of 4 examples have rank 4 at most.
+
+    With rank 4 alone, rounding errors outside of these directions would turn the basis,
+    and so grow tenfold with each step.
+    """
+    run = tmp_path / "run"
+    result = train(run, *EXACT, f"--gradient_compression={setting}")
+    # The bound of "the same training" for adam in double precision, docs/numerics.md.
+    assert_same_training(run, uncompressed, 20, 1e-10)
+    if setting == "topk:1":
+        # Sums of two replicas have no other order.
+        assert result["weights_sha256"] == result_of(uncompressed)["weights_sha256"]
+    kept = variables_of(run, 20, "replicas").values()
+    gradients = [v for v in kept if v.shape == (2, 64, 64)]
+    assert gradients
+    assert all(np.abs(v).max() < 1e-10 for v in gradients)
+
+
+RESUMED = (*SMALL, "--global_batch_size=8", "--dropout=0.2", "--summary_every_steps=1")
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("setting", ["powersgd:2", "int8", "topk:0.05"])
+def test_a_stopped_run_continues_to_the_same_bits(
+    setting: str, tmp_path: pathlib.Path
+) -> None:
+    flags = (*RESUMED, f"--gradient_compression={setting}")
+    whole = train(tmp_path / "whole", *flags, "--train_steps=14")
+    run = tmp_path / "run"
+    train(run, *flags, "--train_steps=9")
+    errors = [
+        v for v in variables_of(run, 9, "replicas").values() if v.shape == (2, 64, 64)
+    ]
+    # Each replica has another one.
+    assert not any(np.allclose(*of_replicas) for of_replicas in errors)
+    more = ("--train_steps=14", "--resume=auto", "--steps_per_loop=2")
+    continued = train(run, *flags, *more)
+    assert continued["weights_sha256"] == whole["weights_sha256"]
+    losses = [processes.train_losses_of(path) for path in (run, tmp_path / "whole")]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_other_workers_and_strategies_continue_without_errors(
+    tmp_path: pathlib.Path,
+) -> None:
+    flags = (*RESUMED, "--gradient_compression=int8")
+    run = tmp_path / "run"
+    train(run, *flags, "--train_steps=5")
+    train(run, *flags, "--num_workers=3", "--train_steps=10", "--resume=auto")
+    (errors,) = (
+        v for v in variables_of(run, 10, "replicas").values() if v.shape == (3, 64, 64)
+    )
+    assert all(np.abs(errors).max(axis=(1, 2)) > 0)
+    one = [f for f in flags if f not in (*WORKERS, "--gradient_compression=int8")]
+    result = train(run, *one, "--train_steps=12", "--resume=auto")
+    assert (result["strategy"], result["steps"]) == ("one_device", 12)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_costs_no_error(tmp_path: pathlib.Path) -> None:
+    flags = (
+        *RESUMED,
+        *("--gradient_compression=powersgd:2", "--train_steps=60"),
+        "--checkpoint_every_steps=10",
+    )
+    run = tmp_path / "run"
+    slow = ("--set=length.step_delay_milliseconds=50", "--steps_per_loop=1")
+    with processes.started(
+        f"--run_dir={run}", *flags, *slow, folder=tmp_path
+    ) as launcher:
+        # Between two checkpoints.
+        processes.wait_until(
+            lambda: processes.last_step_of(run) >= 24, "step 24", launcher
+        )
+        processes.task_of(launcher.pid, "worker", 1).send_signal(signal.SIGKILL)
+        done = processes.end_of(launcher)
+    assert done.returncode == 0, done.stderr
+    result = result_of(run)
+    assert (result["status"], result["restarts"]) == ("completed", 1)
+    whole = train(tmp_path / "whole", *flags)
+    assert result["weights_sha256"] == whole["weights_sha256"]
+    kept = [variables_of(path, 60, "replicas") for path in (run, tmp_path / "whole")]
+    assert kept[0].keys() == kept[1].keys()
+    assert all(np.array_equal(kept[0][name], kept[1][name]) for name in kept[0])
+    (errors,) = (v for v in kept[0].values() if v.shape == (2, 64, 64))
+    assert not np.allclose(*errors), "replicas have equal errors"
+
+
+@pytest.mark.parametrize("setting", ["topk:0.1", further("powersgd:1")])
+def test_an_overflow_leaves_nothing_behind(
+    setting: str, tmp_path: pathlib.Path
+) -> None:
+    """Gradients times the first scale of the loss are too large for float16."""
+    flags = (
+        *WORKERS,
+        "--model=tests.trainers.user_code.half:by_policy",
+        "--dataset=tests.trainers.user_code.half:data",
+        *("--train_steps=6", "--summary_every_steps=1"),
+        f"--gradient_compression={setting}",
+    )
+    run = tmp_path / "run"
+    result = train(run, *flags)
+    assert (result["status"], result["steps"]) == ("completed", 6)
+    kept = variables_of(run, 6, "replicas").values()
+    assert all(np.isfinite(v).all() for v in kept)
+
+
+@needs_networks
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting", ["powersgd:4", "int8", further("topk:0.01"), further("none")]
+)
+def test_bytes_on_the_wire_are_those_of_the_formula(
+    setting: str, tmp_path: pathlib.Path
+) -> None:
+    flags = (
+        *WORKERS,
+        *("--model=mlp", "--hidden_units=1024,1024", "--global_batch_size=8"),
+        *("--emulated_bandwidth_mbit=10000", f"--gradient_compression={setting}"),
+        *("--train_steps=1000000", "--steps_per_loop=1", "--summary_every_steps=1"),
+        *("--checkpoint_every_steps=1000000", "--eval_every_steps=1000000"),
+        "--set=report.histogram_every_steps=none",
+    )
+
+    def step() -> int:
+        return metrics_so_far(tmp_path / "run")[-1]["step"]
+
+    with training(tmp_path, *flags) as running:
+        first, before = step(), running.counters()
+        processes.wait_until(lambda: step() >= first + 60, "60 steps", running.launcher)
+        last, after = step(), running.counters()
+        running.launcher.send_signal(signal.SIGTERM)
+        done = processes.end_of(running.launcher)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    expected = result_of(running.folder)["communication"]["bytes_per_step_per_replica"]
+    for task in ("worker-0", "worker-1"):
+        sent = (after[task, "sent"] - before[task, "sent"]) / (last - first)
+        # Up to a step more or less at either end is 4 %. Headers of Ethernet, IP and
+        # TCP are 5 % of full packets, and acknowledgements 3 %. Messages of gRPC, the
+        # loss and flags are some kilobytes of a step.
+        assert 0.96 * expected < sent < 1.12 * expected + 6_000, (task, sent, expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--gradient_compression=powersgd:64", "--hidden_units=64,32"),
+            "error: --gradient_compression=powersgd:64 compresses no gradient of this "
+            "model: lower the rank to at most 31, or leave it out.",
+        ),
+        further(
+            ("--gradient_compression=int8", "--hidden_units=2"),
+            "error: --gradient_compression=int8 compresses no gradient of this model: "
+            "leave it out.",
+        ),
+    ],
+)
+def test_what_compresses_nothing_is_refused(
+    flags: Sequence[str], message: str, tmp_path: pathlib.Path
+) -> None:
+    done = processes.run(*WORKERS, "--model=mlp", *flags, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [message]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_compressed_training_is_not_comparable() -> None:
+    for setting, expected in (("none", True), ("int8", False)):
+        config = Config().replace(
+            strategy="multi_worker_mirrored", gradient_compression=setting
+        )
+        assert is_comparable(config) == expected
+        assert (
+            StrategyConfig(
+                strategy="multi_worker_mirrored", gradient_compression=setting
+            ).traits.matches_one_device
+            == expected
+        )
