@@ -62,6 +62,7 @@ class CompressedSum:
         self._strategy = strategy
         self._method = method = method_of(compression)
         self._update = update
+        # By the index of the gradient, which is the same on every replica.
         specs = dict(enumerate(update.dense_gradients()))
         self._specs = {
             index: spec
@@ -120,6 +121,7 @@ class CompressedSum:
         """
         num_replicas = self._strategy.num_replicas_in_sync
         specs = list(self._specs.values())
+        # All other gradients are sent as without compression.
         whole = sum(spec.dtype.size * spec.shape.num_elements() for spec in specs)
         sent = ring_factor(num_replicas) * (gradient_bytes - whole)
         return round(sent + self._method.bytes_sent(specs, num_replicas))
@@ -137,10 +139,12 @@ class CompressedSum:
         ]
         if not places:
             return all_reduce_packed(context, outputs, None)
+        # Error feedback: what earlier steps have not sent goes with this gradient.
         values = [gradients[index] + own[0] for index, own in places]
         others = _without(outputs, dict(places), values)
         local = local_replica(context)
         collectives = Collectives(context, self._num_keys[local])
+        # Read before the assignments below, which the same graph has.
         state = [[tf.identity(v) for v in own[1:]] for _, own in places]
         reduced = self._method.reduce(collectives, values, state, others)
         self._num_keys[local] = collectives.num_keys

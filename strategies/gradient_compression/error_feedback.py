@@ -87,6 +87,7 @@ class ReplicaErrors:
         replicas start without an error.
         """
         step = int(self._update.applied_updates().numpy())
+        # A rollback may have restored a step before that of the variables.
         if int(self._own_at.numpy()) == step:
             return
         if int(self._kept_at.numpy()) == step:
@@ -102,6 +103,7 @@ class ReplicaErrors:
         collective.
         """
         step = int(self._update.applied_updates().numpy())
+        # The same on every process: all have restored and trained the same steps.
         if int(self._own_at.numpy()) == step and int(self._kept_at.numpy()) != step:
             self._gather()
 

@@ -64,6 +64,7 @@ class Int8(Method):
         others = collectives.all_reduce(others)
         blocks = _in_blocks(values, collectives.num_replicas)
         sent = _quantized(blocks)
+        # Row i of `received` is what replica i has sent of this replica's part.
         received = _unpacked(collectives.all_to_all(_packed(sent)))
         part = tf.reduce_sum(_numbers(received, blocks.dtype), axis=0, keepdims=True)
         rounded = _quantized(part)
@@ -93,10 +94,12 @@ def _in_blocks(values: Sequence[tf.Tensor], num_parts: int) -> tf.Tensor:
     dtype = tf.float64 if is_double else tf.float32
     vectors = []
     for value in values:
+        # Each tensor begins a block, so that a scale is of one tensor alone.
         size = value.shape.num_elements()
         vector = tf.reshape(tf.cast(value, dtype), [-1])
         vectors.append(tf.pad(vector, [[0, _num_blocks(size) * _BLOCK - size]]))
     num_blocks = sum(v.shape[0] // _BLOCK for v in vectors)
+    # Parts have to be equally long.
     missing = -num_blocks % num_parts
     vectors.append(tf.zeros([missing * _BLOCK], dtype))
     return tf.reshape(tf.concat(vectors, axis=0), [num_parts, -1, _BLOCK])

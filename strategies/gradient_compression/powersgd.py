@@ -36,12 +36,14 @@ class PowerSgd(Method):
         if spec.shape.rank < 2:
             return False
         rows, columns = _matrix_shape(spec)
+        # P is [rows, rank], Q is [columns, rank].
         return self._rank * (rows + columns) < rows * columns
 
     def remedy(self, specs: Sequence[tf.TensorSpec]) -> str:
         ranks = [0]
         for spec in specs:
             if spec.shape.rank >= 2:
+                # The largest rank for which `compresses` is true.
                 rows, columns = _matrix_shape(spec)
                 ranks.append((rows * columns - 1) // (rows + columns))
         lower = f"lower the rank to at most {max(ranks)}, or "
@@ -80,6 +82,7 @@ class PowerSgd(Method):
             tf.matmul(m, p, transpose_a=True)
             for m, p in zip(matrices, bases, strict=True)
         ]
+        # The sum of all M^T P is (sum of all M)^T P, as every replica has the same P.
         rights = collectives.sum(own)
 
         def in_shape(position: int, matrix: tf.Tensor) -> tf.Tensor:

@@ -55,10 +55,12 @@ class TopK(Method):
             _, positions = tf.math.top_k(tf.abs(vector), count, sorted=False)
             entries = tf.cast(tf.gather(vector, positions), _wire_type(vector.dtype))
             words += [positions, tf.reshape(tf.bitcast(entries, tf.int32), [-1])]
+            # Exactly zero where an entry was sent: no subtraction, no rounding.
             zeros = tf.zeros([count], vector.dtype)
             left = tf.tensor_scatter_nd_update(vector, positions[:, tf.newaxis], zeros)
             errors.append(tf.reshape(left, value.shape))
         gathered = collectives.all_gather(tf.concat(words, axis=0))
+        # Positions and entries of each value in turn, as they were packed.
         parts = tf.split(gathered, [word.shape[0] for word in words], axis=1)
         return Reduced(
             others=others,
@@ -73,6 +75,7 @@ class TopK(Method):
         )
 
     def _num_entries(self, shape: tf.TensorShape) -> int:
+        # Rounded up, so that every tensor sends an entry.
         return math.ceil(self._fraction * shape.num_elements())
 
 
