@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from strategies.cluster.spec import Cluster
+    from strategies.collectives.optimizer_shard import OptimizerShard
     from strategies.config import StrategyConfig
 
 
@@ -190,13 +191,18 @@ class Strategy(abc.ABC):
         """
         return ()
 
+    def optimizer_shard(self) -> OptimizerShard | None:
+        """Returns this process's part of the optimizer; None if it has the whole."""
+        return None
+
     def average_replica_variables(self) -> None:
         """Makes replica variables equal, so that they can be evaluated or saved.
 
-        If processes train separate copies, the variables become the mean of the copies,
-        and the next call of `LoopFunction` restores each process's copy. All processes
-        have to call this method after the same step, before they evaluate, save or read
-        the model.
+        If each process has a part of the optimizer, its variables become whole, until
+        the next call of `LoopFunction`. If processes train separate copies, the
+        variables become the mean of the copies, and the next call restores each
+        process's copy. All processes have to call this method after the same step,
+        before they evaluate, save or read the model.
         """
 
     def broadcast_from_chief(self, variables: Sequence[tf.Variable]) -> None:

@@ -109,6 +109,11 @@ def _check_average(config: StrategyConfig) -> None:
             f"--all_reduce_dtype={config.all_reduce_dtype} does not fit "
             f"{_flags_of(config, 'average')}, which sends no gradients: leave it out."
         )
+    if config.averaged == "parameters" and config.shard_optimizer_state:
+        raise UsageError(
+            f"--shard_optimizer_state does not fit {_flags_of(config, 'average')}, "
+            "under which each replica updates all weights: leave it out."
+        )
 
 
 def _check_gradient_reduction(config: StrategyConfig) -> None:

@@ -21,6 +21,8 @@ from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatch
+from strategies.collectives.optimizer_shard import OptimizerShard
+from strategies.collectives.sharded_update import ShardedUpdate, check_one_replica
 from strategies.common.private_apis import give_up_connecting
 from strategies.common.types import (
     Batch,
@@ -63,7 +65,10 @@ class MultiWorkerMirrored(Strategy):
         roles=("worker",),
         optional_roles=("chief", "evaluator"),
         exchange="ring",
-        own_settings=("all_reduce_dtype", "collective_implementation"),
+        own_settings=(
+            *("all_reduce_dtype", "collective_implementation"),
+            "shard_optimizer_state",
+        ),
         summary="A copy of the weights per process, gradients summed over the network.",
     )
 
@@ -71,7 +76,7 @@ class MultiWorkerMirrored(Strategy):
         self._worker = cluster.rank
         self._num_workers = len(cluster.computing)
         self._config = config
-        self._copies: WorkerCopies | None = None
+        self._copies: WorkerCopies | ShardedUpdate | None = None
         self._averaged_bytes = 0
         implementation = _IMPLEMENTATIONS[config.collective_implementation]
         communication = tf.distribute.experimental.CommunicationOptions(
@@ -109,6 +114,8 @@ class MultiWorkerMirrored(Strategy):
             require_gpus(
                 "--set=strategy.collective_implementation=nccl", "auto or ring"
             )
+        if config.shard_optimizer_state:
+            check_one_replica()
 
     @property
     def devices(self) -> Sequence[str]:
@@ -136,6 +143,13 @@ class MultiWorkerMirrored(Strategy):
     ) -> LoopFunction:
         if update is not None and self._config.averaged == "parameters":
             return self._compile_alone(replica_step, update)
+        # A single worker has the whole state in any case.
+        if update and self._config.shard_optimizer_state and self.num_replicas > 1:
+            wire_type = WIRE_TYPES[self._config.all_reduce_dtype]
+            own = ShardedUpdate(self._strategy, self._worker, update, wire_type)
+            self._copies = own
+            loop = own.compile(self._own_shard, replica_step)
+            return StepsOnCopies(loop, own.load_local, leave=lambda: None)
         return compile_replicated(
             self._strategy, self._own_shard, self._summed, replica_step, update
         )
@@ -179,8 +193,13 @@ class MultiWorkerMirrored(Strategy):
         wire_type = WIRE_TYPES[self._config.all_reduce_dtype]
         return all_reduce_packed(context, outputs, wire_type)
 
+    def optimizer_shard(self) -> OptimizerShard | None:
+        return self._copies.shard if isinstance(self._copies, ShardedUpdate) else None
+
     def replica_state(self) -> Sequence[tf.Variable]:
-        return [] if self._copies is None else self._copies.variables()
+        return (
+            self._copies.variables() if isinstance(self._copies, WorkerCopies) else []
+        )
 
     def average_replica_variables(self) -> None:
         if self._copies is not None:
@@ -231,18 +250,27 @@ class MultiWorkerMirrored(Strategy):
         # A ring sends each of N pieces N-1 times to add it and N-1 times to distribute
         # the sum: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
         factor = 2 * (self.num_replicas - 1) / self.num_replicas
-        if self._copies is not None:
+        if isinstance(self._copies, WorkerCopies):
             every = self._config.steps_between_averages
             return Communication(
                 algorithm=f"ring all-reduce of weights, every {every} step(s)",
                 bytes_per_step_per_replica=round(factor * self._averaged_bytes / every),
             )
         wire_type = WIRE_TYPES[self._config.all_reduce_dtype]
-        if wire_type is not None:
-            # Relative to the four bytes of a float32.
-            factor *= wire_type.size / 4
+        algorithm = f"ring all-reduce, {self._config.all_reduce_dtype}"
+        # Relative to the four bytes of a float32.
+        of_gradients = 1 if wire_type is None else wire_type.size / 4
+        if self._copies is not None:
+            algorithm = (
+                f"reduce-scatter of gradients, {self._config.all_reduce_dtype}, "
+                "all-gather of weights"
+            )
+            # The second half has the weights, which keep their type.
+            factor *= (of_gradients + 1) / 2
+        else:
+            factor *= of_gradients
         return Communication(
-            algorithm=f"ring all-reduce, {self._config.all_reduce_dtype}",
+            algorithm=algorithm,
             bytes_per_step_per_replica=round(factor * gradient_bytes),
         )
 

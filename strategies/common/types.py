@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
+    from strategies.collectives.buckets import Span
+    from strategies.collectives.optimizer_shard import OptimizerShard
+
 
 class Batch(NamedTuple):
     """Examples of one update: a whole global batch or one shard of it.
@@ -115,6 +118,19 @@ class Update(Protocol):
 
     def gradients_of(self, loss: tf.Tensor) -> Sequence[Any]:
         """Returns gradients of a scalar, computed on the devices of its operations."""
+
+    def trained(self) -> Sequence[tf.Variable]:
+        """Returns the trainable variables, in the gradients' order."""
+
+    def shard(self, spans: Sequence[Span]) -> OptimizerShard:
+        """Returns one worker's part of the update of the weights.
+
+        Args:
+          spans: Elements that the worker updates, at most one span for each weight.
+        """
+
+    def assign_layer_state(self, state: Any) -> None:
+        """Changes the layers' state, from the sum of `ReplicaOutputs.state`."""
 
     def weights(self) -> Sequence[tf.Variable]:
         """Returns the floating-point weights and state that an update changes."""

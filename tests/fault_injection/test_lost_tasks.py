@@ -23,6 +23,8 @@ BY_NAME = {scenario.name: scenario for scenario in all_scenarios()}
         # Worker 0 of 2, the chief.
         ("multi-worker-killed", 1),
         further("multi-worker-killed", 0),
+        # Worker 1 of 2.
+        ("killed-within-an-all-gather", 0),
         further("ps-killed", 0),
         further("chief-killed", 0),
     ],

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from strategies.collectives.buckets import Span
+from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.common.types import ReplicaOutputs
 from strategies.inner_loop.reduction import scaled, with_known_shapes
 from strategies.inner_loop.results import in_a_vector
@@ -85,7 +87,7 @@ class ModelUpdate:
 
     def apply_prepared(self, prepared: ReplicaOutputs) -> None:
         # First, because a layer may have written weights that are trained.
-        self._layer_state.assign(prepared.state)
+        self.assign_layer_state(prepared.state)
         self._optimizer.apply(list(prepared.gradients), self._model.trainable_variables)
 
     def adapt_loss_scale(
@@ -126,6 +128,16 @@ class ModelUpdate:
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
         return with_known_shapes(gradients, weights)
+
+    def trained(self) -> list[tf.Variable]:
+        return [v.value for v in self._model.trainable_variables]
+
+    def shard(self, spans: Sequence[Span]) -> OptimizerShard:
+        weights = self._model.trainable_variables
+        return OptimizerShard(self._optimizer, weights, spans, self._clip_global_norm)
+
+    def assign_layer_state(self, state: Any) -> None:
+        self._layer_state.assign(state)
 
     def weights(self) -> list[tf.Variable]:
         variables = [*self._model.trainable_variables, *self._layer_state.variables]
