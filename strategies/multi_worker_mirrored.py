@@ -66,7 +66,8 @@ class MultiWorkerMirrored(Strategy):
         optional_roles=("chief", "evaluator"),
         exchange="ring",
         own_settings=(
-            *("all_reduce_dtype", "collective_implementation"),
+            "all_reduce_dtype",
+            "collective_implementation",
             "shard_optimizer_state",
         ),
         summary="A copy of the weights per process, gradients summed over the network.",

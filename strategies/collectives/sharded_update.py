@@ -100,13 +100,12 @@ class ShardedUpdate:
         # Whether the loss depends on each weight; known when a step has been traced.
         self._is_used: list[bool] = []
         self._is_whole = True
-        self._take = tf.function(self.shard.take, autograph=False)
         self._make_whole = tf.function(self._gather_state, autograph=False)
 
     def load_local(self) -> None:
         """Keeps only this worker's slices of the optimizer's variables, if whole."""
         if self._is_whole:
-            self._take()
+            self.shard.take()
             self._is_whole = False
 
     def average_replica_variables(self) -> None:

@@ -57,9 +57,9 @@ MIRRORED_STEPS = 300
 # A step takes 0.25 s, most of it to send 76 kB of gradients and then of weights.
 SHARDED = (
     *("--strategy=multi_worker_mirrored", "--shard_optimizer_state"),
-    *("--model=mlp", "--hidden_units=512", "--emulated_bandwidth_mbit=5", *_FLAGS),
-    "--set=report.eval_every_steps=none",
-    "--checkpoint_every_steps=10",
+    *("--model=mlp", "--hidden_units=512", "--emulated_bandwidth_mbit=5"),
+    *("--optimizer=adam", "--eval_every_steps=none", "--checkpoint_every_steps=10"),
+    *("--summary_every_steps=1", "--set=report.histogram_every_steps=none"),
 )
 SHARDED_STEPS = 40
 SERVED = ("--strategy=parameter_server", "--model=mlp", *_FLAGS)

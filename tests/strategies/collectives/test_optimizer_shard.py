@@ -24,7 +24,7 @@ class NotTooLarge(keras.constraints.Constraint):
     """A limit of the norm of a whole weight."""
 
     def __call__(self, w: tf.Tensor) -> tf.Tensor:
-        return w / keras.ops.maximum(1.0, keras.ops.norm(w))
+        return w / keras.ops.maximum(1.0, tf.norm(w))
 
 
 def made_weights() -> list[keras.Variable]:
@@ -80,7 +80,7 @@ def test_parts_of_all_workers_are_the_whole_update(
         Bucket(indices, [shapes[i] for i in indices], tf.float64, num_workers)
         for indices in grouped([(tf.float64, s.num_elements()) for s in shapes], 20 * 8)
     ]
-    assert [bucket.indices for bucket in buckets] == [[3, 2], [1, 0]]
+    assert [bucket.indices for bucket in buckets] == [[3, 2, 1], [0]]
     weights, shards = [], []
     for worker in range(num_workers):
         own = made_weights()
