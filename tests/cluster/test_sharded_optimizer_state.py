@@ -33,14 +33,12 @@ ADAMW = (
 
 
 def test_parts_of_three_workers_are_one_device(tmp_path: pathlib.Path) -> None:
-    """Every loss, weight and variable of the optimizer, before and after a resume."""
+    """Every loss, weight and variable of the optimizer."""
     one, run = tmp_path / "one", tmp_path / "run"
     flags = (*SMALL, *ADAMW, "--train_steps=24", "--eval_every_steps=5")
     reference = train(one, *flags)
     workers = (*WORKERS, "--num_workers=3")
-    # Stopped in between, by a shorter schedule's end that changes no rate.
-    stop = "--set=report.keep_checkpoints=9", "--checkpoint_every_steps=9"
-    result = train(run, *workers, *flags, *stop)
+    result = train(run, *workers, *flags, "--checkpoint_every_steps=9")
     # The bound of "the same training" for adamw in double precision, docs/numerics.md.
     assert_same_training(run, one, 24, 1e-10)
     whole = reference["optimizer_state_bytes"]
@@ -51,23 +49,27 @@ def test_parts_of_three_workers_are_one_device(tmp_path: pathlib.Path) -> None:
     assert result["traits"]["matches_one_device"] is True
 
 
-def test_a_run_resumes_to_the_bit_and_under_other_strategies(
-    tmp_path: pathlib.Path,
-) -> None:
-    whole, run, other = (tmp_path / name for name in ("whole", "run", "other"))
-    flags = (*SMALL, "--optimizer=adam", "--eval_every_steps=6")
-    workers = (*WORKERS, "--num_workers=2")
-    undisturbed = train(whole, *workers, *flags, "--train_steps=20")
-    train(run, *workers, *flags, "--train_steps=11")
-    more = ("--train_steps=20", "--resume=auto")
-    result = train(run, *workers, *flags, *more)
+def test_a_run_resumes_to_the_bit(tmp_path: pathlib.Path) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    flags = (*WORKERS, "--num_workers=2", *SMALL, "--optimizer=adam")
+    flags += ("--eval_every_steps=6",)
+    undisturbed = train(whole, *flags, "--train_steps=20")
+    train(run, *flags, "--train_steps=11")
+    result = train(run, *flags, "--train_steps=20", "--resume=auto")
     assert result["weights_sha256"] == undisturbed["weights_sha256"]
-    # From parts to the whole, and back.
-    train(other, *workers, *flags, "--train_steps=8")
-    train(other, *flags, "--train_steps=13", "--resume=auto")
-    train(other, *workers, "--num_workers=3", *flags, *more)
-    # Two and three workers add up in other orders; the bound of docs/numerics.md.
-    assert_same_training(other, whole, 20, 1e-10)
+
+
+def test_checkpoints_are_those_of_any_strategy(tmp_path: pathlib.Path) -> None:
+    """From parts to the whole, and to other parts."""
+    one, run = tmp_path / "one", tmp_path / "run"
+    flags = (*SMALL, "--optimizer=adam", "--eval_every_steps=none")
+    train(one, *flags, "--train_steps=20")
+    train(run, *WORKERS, "--num_workers=2", *flags, "--train_steps=8")
+    train(run, *flags, "--train_steps=13", "--resume=auto")
+    last = ("--train_steps=20", "--resume=auto")
+    train(run, *WORKERS, "--num_workers=3", *flags, *last)
+    # The bound of docs/numerics.md for sums in another order, with Adam.
+    assert_same_training(run, one, 20, 1e-10)
 
 
 @pytest.mark.exhaustive
@@ -103,6 +105,7 @@ def test_a_scaled_loss_is_the_same_scaled_loss(tmp_path: pathlib.Path) -> None:
     assert_same_training(run, plain, 12, 1e-5)
 
 
+@pytest.mark.exhaustive
 def test_one_worker_has_the_whole(tmp_path: pathlib.Path) -> None:
     flags = (*SMALL, "--optimizer=adam", "--train_steps=5", "--eval_every_steps=none")
     result = train(tmp_path / "run", *WORKERS, "--num_workers=1", *flags)
@@ -110,6 +113,7 @@ def test_one_worker_has_the_whole(tmp_path: pathlib.Path) -> None:
     assert result["optimizer_state_bytes"] == reference["optimizer_state_bytes"]
 
 
+@pytest.mark.exhaustive
 def test_diverged_steps_change_nothing(tmp_path: pathlib.Path) -> None:
     """A number that is not finite on one worker keeps all from applying their parts."""
     run = tmp_path / "run"
