@@ -21,7 +21,7 @@ def grouped(
       bucket_bytes: Size at which a bucket is complete. A larger tensor is not divided.
     """
     buckets: list[list[int]] = []
-    filled = {}
+    filled: dict[tf.DType, tuple[list[int], int]] = {}
     for index in reversed(range(len(tensors))):
         dtype, size = tensors[index]
         bucket, present = filled.get(dtype, ([], 0))
