@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from strategies.common.types import (
+    Communication,
     GlobalBatches,
     LoopFunction,
     Read,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from strategies.cluster.spec import Cluster
+    from strategies.collectives.optimizer_shard import OptimizerShard
     from strategies.config import StrategyConfig
 
 
@@ -86,19 +88,6 @@ class Traits:
         """Returns whether several devices train one model."""
         # The stages of a model are one replica on several devices.
         return self.max_replicas != 1 or self.is_model_parallel
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Communication:
-    """Communication of one replica per update, by its algorithm, not measured.
-
-    Attributes:
-      algorithm: Name of the algorithm.
-      bytes_per_step_per_replica: Bytes that a replica sends for one update.
-    """
-
-    algorithm: str
-    bytes_per_step_per_replica: int
 
 
 class Strategy(abc.ABC):
@@ -190,13 +179,18 @@ class Strategy(abc.ABC):
         """
         return ()
 
+    def optimizer_shard(self) -> OptimizerShard | None:
+        """Returns this process's part of the optimizer; None if it has the whole."""
+        return None
+
     def average_replica_variables(self) -> None:
         """Makes replica variables equal, so that they can be evaluated or saved.
 
-        If processes train separate copies, the variables become the mean of the copies,
-        and the next call of `LoopFunction` restores each process's copy. All processes
-        have to call this method after the same step, before they evaluate, save or read
-        the model.
+        If each process has a part of the optimizer, its variables become whole, until
+        the next call of `LoopFunction`. If processes train separate copies, the
+        variables become the mean of the copies, and the next call restores each
+        process's copy. All processes have to call this method after the same step,
+        before they evaluate, save or read the model.
         """
 
     def gather_replica_state(self) -> None:

@@ -189,6 +189,13 @@ class StrategyConfig:
         used_by=_of_those_that_name("gradient_compression"),
     )
 
+    shard_optimizer_state: bool = setting(
+        False,
+        "Divide the optimizer's state, such as momentum, and its work between workers "
+        "(ZeRO, stage 1). The weights stay whole, and the training the same.",
+        used_by=_of_those_that_name("shard_optimizer_state"),
+    )
+
     pipeline_stages: tuple[str, ...] | None = setting(
         None,
         "How model_parallel splits the model: a number of stages, balanced by the time "

@@ -109,6 +109,11 @@ def _check_average(config: StrategyConfig) -> None:
             f"--all_reduce_dtype={config.all_reduce_dtype} does not fit "
             f"{_flags_of(config, 'average')}, which sends no gradients: leave it out."
         )
+    if config.averaged == "parameters" and config.shard_optimizer_state:
+        raise UsageError(
+            f"--shard_optimizer_state does not fit {_flags_of(config, 'average')}, "
+            "under which each replica updates all weights: leave it out."
+        )
 
 
 def _check_outer_fragments(config: StrategyConfig) -> None:
@@ -133,6 +138,11 @@ def _check_gradient_compression(config: StrategyConfig) -> None:
         raise UsageError(
             f"{setting} does not fit --all_reduce_dtype={config.all_reduce_dtype}, "
             "which is another form of the same gradients: leave one of them out."
+        )
+    if config.shard_optimizer_state:
+        raise UsageError(
+            f"{setting} does not fit --shard_optimizer_state, whose workers need parts "
+            "of the sum alone: leave one of them out."
         )
 
 

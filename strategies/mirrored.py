@@ -8,9 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import Communication, Strategy, Traits
+from strategies.base import Strategy, Traits
 from strategies.cluster.spec import Cluster
-from strategies.common.types import Batch, GlobalBatches, ReplicaFunction, Update
+from strategies.common.types import (
+    Batch,
+    Communication,
+    GlobalBatches,
+    ReplicaFunction,
+    Update,
+)
 from strategies.config import StrategyConfig
 from strategies.devices.assignment import replica_devices, require_gpus
 from strategies.inner_loop.input import StepChunks

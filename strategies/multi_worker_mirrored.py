@@ -7,23 +7,26 @@ With `--average=parameters` the copies drift apart and are averaged every few st
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import Communication, Strategy, Traits
+from strategies.base import Strategy, Traits
 from strategies.cluster.failure_detection import LOSSES
 from strategies.cluster.peer_silence import SilenceWatch
 from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatch
+from strategies.collectives.optimizer_shard import OptimizerShard
+from strategies.collectives.sharded_update import ShardedUpdate, check_one_replica
+from strategies.collectives.update_exchange import SummedGradients, UpdateExchange
 from strategies.common.private_apis import give_up_connecting
 from strategies.common.types import (
     Batch,
+    Communication,
     GlobalBatches,
     LoopFunction,
     ReplicaFunction,
@@ -39,13 +42,7 @@ from strategies.inner_loop.replicated import (
     compile_replicated,
     sum_by_type,
 )
-from strategies.local_sgd.averages import Averages
-from strategies.local_sgd.local_steps import (
-    StepsOnCopies,
-    local_step,
-    sum_what_is_reported,
-)
-from strategies.local_sgd.replica_variables import WorkerCopies
+from strategies.local_sgd.worker_averages import WorkerAverages
 
 
 class MultiWorkerMirrored(Strategy):
@@ -65,6 +62,7 @@ class MultiWorkerMirrored(Strategy):
         own_settings=(
             "all_reduce_dtype",
             "gradient_compression",
+            "shard_optimizer_state",
             "collective_implementation",
         ),
         summary="A copy of the weights per process, gradients summed over the network.",
@@ -74,9 +72,7 @@ class MultiWorkerMirrored(Strategy):
         self._worker = cluster.rank
         self._num_workers = len(cluster.computing)
         self._config = config
-        self._copies: WorkerCopies | None = None
-        self._averages: Averages | None = None
-        self._compressed: CompressedSum | None = None
+        self._exchange: UpdateExchange | None = None
         implementation = _IMPLEMENTATIONS[config.collective_implementation]
         communication = tf.distribute.experimental.CommunicationOptions(
             timeout_seconds=_SECONDS_FOR_CHIEF, implementation=implementation
@@ -113,6 +109,8 @@ class MultiWorkerMirrored(Strategy):
             require_gpus(
                 "--set=strategy.collective_implementation=nccl", "auto or ring"
             )
+        if config.shard_optimizer_state:
+            check_one_replica()
 
     @property
     def devices(self) -> Sequence[str]:
@@ -138,37 +136,23 @@ class MultiWorkerMirrored(Strategy):
     def compile(
         self, replica_step: ReplicaFunction, update: Update | None
     ) -> LoopFunction:
-        if update is not None and self._config.averaged == "parameters":
-            return self._compile_alone(replica_step, update)
-        compression = self._config.compression
-        if update is not None and compression and self.num_replicas > 1:
-            self._compressed = CompressedSum(
-                self._strategy, self._worker, compression, update
+        if update is None:
+            return compile_replicated(
+                self._strategy, self._own_shard, _sum, replica_step, None
             )
-            return self._compressed.compile(self._own_shard, replica_step)
-        return compile_replicated(
-            self._strategy, self._own_shard, self._summed, replica_step, update
-        )
+        self._exchange = self._exchange_for(update)
+        return self._exchange.compile(self._own_shard, replica_step)
 
-    def _compile_alone(
-        self, replica_step: ReplicaFunction, update: Update
-    ) -> LoopFunction:
-        """Builds steps in which every replica applies its own gradient."""
-        self._copies = WorkerCopies(self._strategy, self._worker, update)
-        self._averages = Averages(self._strategy, self._copies, update, self._config)
-        loop = compile_replicated(
-            self._strategy,
-            self._own_shard,
-            lambda context, outputs: sum_what_is_reported(
-                outputs, functools.partial(self._summed, context)
-            ),
-            local_step(replica_step, self.num_replicas),
-            update,
-            after_update=self._averages.after_update,
-        )
-        # Values stay in the variables until `average_replica_variables`: `leave` does
-        # nothing.
-        return StepsOnCopies(loop, self._averages.load_local, leave=lambda: None)
+    def _exchange_for(self, update: Update) -> UpdateExchange:
+        config, of_replicas = self._config, (self._strategy, self._worker)
+        if config.averaged == "parameters":
+            return WorkerAverages(*of_replicas, update, config)
+        # A single replica sends nothing, and has the whole state in any case.
+        if config.compression and self.num_replicas > 1:
+            return CompressedSum(*of_replicas, config.compression, update)
+        if config.shard_optimizer_state and self.num_replicas > 1:
+            return ShardedUpdate(*of_replicas, update, config.all_reduce_dtype)
+        return SummedGradients(self._strategy, update, config.all_reduce_dtype)
 
     def _own_shard(
         self, outputs: tuple[Batch, ...], context: tf.distribute.ReplicaContext
@@ -179,23 +163,19 @@ class MultiWorkerMirrored(Strategy):
         # The replica's id is a tensor: the shard is selected inside the graph.
         return tf.switch_case(local, [lambda share=share: share for share in outputs])
 
-    def _summed(
-        self, context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
-    ) -> ReplicaOutputs:
-        wire_type = WIRE_TYPES[self._config.all_reduce_dtype]
-        return all_reduce_packed(context, outputs, wire_type)
+    def optimizer_shard(self) -> OptimizerShard | None:
+        return self._exchange.optimizer_shard() if self._exchange else None
 
     def replica_state(self) -> Sequence[tf.Variable]:
-        state = self._averages or self._compressed
-        return [] if state is None else state.variables()
+        return self._exchange.variables() if self._exchange else ()
 
     def gather_replica_state(self) -> None:
-        if self._compressed is not None:
-            self._compressed.gather()
+        if self._exchange is not None:
+            self._exchange.gather()
 
     def average_replica_variables(self) -> None:
-        if self._copies is not None:
-            self._copies.average_replica_variables()
+        if self._exchange is not None:
+            self._exchange.average()
 
     def wait_until_all_are_done(self) -> None:
         # A collective ends on one task while others still read its messages, and fails
@@ -237,31 +217,15 @@ class MultiWorkerMirrored(Strategy):
         self._silence_watch.end()
 
     def communication(self, gradient_bytes: int) -> Communication | None:
-        if self.num_replicas == 1:
+        if self.num_replicas == 1 or self._exchange is None:
             return None
-        if self._compressed is not None:
-            return Communication(
-                algorithm=self._compressed.algorithm,
-                bytes_per_step_per_replica=self._compressed.bytes_sent(gradient_bytes),
-            )
-        # A ring sends each of N pieces N-1 times to add it and N-1 times to distribute
-        # the sum: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
-        factor = 2 * (self.num_replicas - 1) / self.num_replicas
-        averages = self._averages
-        if averages is not None:
-            return Communication(
-                algorithm=f"ring all-reduce of {averages.quantity}, "
-                f"{averages.schedule}",
-                bytes_per_step_per_replica=round(factor * averages.bytes_per_step),
-            )
-        wire_type = WIRE_TYPES[self._config.all_reduce_dtype]
-        if wire_type is not None:
-            # Relative to the four bytes of a float32.
-            factor *= wire_type.size / 4
-        return Communication(
-            algorithm=f"ring all-reduce, {self._config.all_reduce_dtype}",
-            bytes_per_step_per_replica=round(factor * gradient_bytes),
-        )
+        return self._exchange.communication(gradient_bytes)
+
+
+def _sum(
+    context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
+) -> ReplicaOutputs:
+    return all_reduce_packed(context, outputs, send_as=None)
 
 
 # Short, because all tasks have just answered in the rendezvous.
@@ -274,4 +238,3 @@ _IMPLEMENTATIONS = {
     name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())
     for name in ("auto", "ring", "nccl")
 }
-WIRE_TYPES = {"as_is": None, "bfloat16": tf.bfloat16, "float16": tf.float16}

@@ -22,10 +22,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import Communication, Strategy, Traits
+from strategies.base import Strategy, Traits
 from strategies.cluster.spec import Cluster
 from strategies.common.types import (
     Batch,
+    Communication,
     GlobalBatches,
     LoopFunction,
     ReplicaFunction,
@@ -37,9 +38,9 @@ from strategies.devices.assignment import replica_devices
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
 from strategies.inner_loop.sharding import take_shard
+from strategies.inner_loop.steps_on_copies import StepsOnCopies
 from strategies.local_sgd.averages import Averages
 from strategies.local_sgd.local_steps import (
-    StepsOnCopies,
     local_step,
     sum_what_is_reported,
 )

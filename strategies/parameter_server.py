@@ -9,13 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import Communication, Strategy, Traits
+from strategies.base import Strategy, Traits
 from strategies.cluster.failure_detection import LOSSES
 from strategies.cluster.rendezvous import is_serving, wait_for_cluster
 from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from strategies.common.types import (
+    Communication,
     GlobalBatches,
     LoopFunction,
     ReplicaFunction,

@@ -24,10 +24,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import Communication, Strategy, Traits
+from strategies.base import Strategy, Traits
 from strategies.cluster.spec import Cluster
 from strategies.common.types import (
     Batch,
+    Communication,
     GlobalBatches,
     LoopFunction,
     ReplicaFunction,

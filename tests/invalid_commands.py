@@ -418,6 +418,16 @@ BEFORE_TENSORFLOW = [
         )
     ),
     row(
+        "--shard_optimizer_state --strategy=mirrored",
+        "--shard_optimizer_state",
+        "--strategy=multi_worker_mirrored",
+    ),
+    row(
+        "--shard_optimizer_state --strategy=multi_worker_mirrored --average=parameters",
+        "--shard_optimizer_state",
+        "--average=parameters",
+    ),
+    row(
         "--sync_every_steps=0 --strategy=parameter_averaging",
         "--sync_every_steps=0",
         "1 or more",

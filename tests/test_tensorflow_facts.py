@@ -908,3 +908,58 @@ def test_fit_resets_the_average_of_schedule_free_adamw() -> None:
     plain, built = losses(builds=False), losses(builds=True)
     assert plain[0] == built[0]
     assert abs(plain[3] - built[3]) > 1e-3
+
+
+_EXCHANGES = """
+import tensorflow as tf
+from strategies.common.private_apis import _launcher, _of_group, exchange_rows
+
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(
+    cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+)
+strategy = tf.distribute.MirroredStrategy(["cpu:0", "cpu:1"])
+
+
+def on_each_replica(function):
+    def own():
+        context = tf.distribute.get_replica_context()
+        replica = tf.cast(context.replica_id_in_sync_group, tf.float32)
+        return function(context, tf.constant([[1.0, 2.0], [3.0, 4.0]]) + 10 * replica)
+
+    run = tf.function(lambda: strategy.run(own), autograph=False)
+    return [t.numpy().tolist() for t in strategy.experimental_local_results(run())]
+
+
+def reduce_scatter(context, rows):
+    launcher = _launcher(context)
+    with tf.device(launcher._device):
+        return tf.raw_ops.CollectiveReduceScatterV2(
+            input=rows, merge_op="Add", final_op="Id", **_of_group(launcher)
+        )
+
+
+print(on_each_replica(exchange_rows))
+try:
+    on_each_replica(reduce_scatter)
+except tf.errors.OpError as error:
+    print(error.message)
+"""
+
+
+def test_rows_can_be_exchanged_on_cpus_and_a_reduce_scatter_is_missing() -> None:
+    """Were it not, half the memory of an exchange could be saved."""
+    done = subprocess.run(
+        [sys.executable, "-c", _EXCHANGES],
+        cwd=pathlib.Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    # Row r of both replicas is on replica r.
+    first, second = [[1.0, 2.0], [11.0, 12.0]], [[3.0, 4.0], [13.0, 14.0]]
+    exchanged, refused = done.stdout.splitlines()[:2]
+    assert exchanged == str([first, second])
+    assert "did not find collective implementation" in refused

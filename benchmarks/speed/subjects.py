@@ -79,56 +79,33 @@ def _loops() -> Sequence[Subject]:
         ("mlp", 2): 2.5,
         ("convnet", 2): 1.0,
     }
-    found = []
-    for (work, replicas), goal in goals.items():
-        steps = _LOOP_STEPS[work]
-        per_call = _STEPS_PER_CALL[work]
-        strategy = {1: "one_device", 2: "mirrored"}[replicas]
-        found.append(
-            Subject(
-                name=f"{work}-{strategy}-and-loop",
-                project=_project(
-                    work, steps, *_replicas(strategy), f"--steps_per_loop={per_call}"
-                ),
-                peer=Peer(
-                    "tensorflow_loop",
-                    _flags(
-                        work,
-                        steps,
-                        f"--num_replicas={replicas}",
-                        f"--steps_per_call={per_call}",
-                    ),
-                ),
-                goal=goal,
-            )
-        )
-    return found
+    strategies = {1: "one_device", 2: "mirrored"}
+    return [
+        _by_hand(work, strategies[count], "loop", goal, f"--num_replicas={count}")
+        for (work, count), goal in goals.items()
+    ]
 
 
 def _compiled_loops() -> Sequence[Subject]:
     """One process; the loop by hand has its step compiled by XLA."""
     return [
-        Subject(
-            name=f"{work}-one_device-and-compiled-loop",
-            project=_project(
-                work,
-                _LOOP_STEPS[work],
-                *_replicas("one_device"),
-                f"--steps_per_loop={_STEPS_PER_CALL[work]}",
-            ),
-            peer=Peer(
-                "tensorflow_loop",
-                _flags(
-                    work,
-                    _LOOP_STEPS[work],
-                    f"--steps_per_call={_STEPS_PER_CALL[work]}",
-                    "--jit_compile",
-                ),
-            ),
-            goal=1.0,
-        )
+        _by_hand(work, "one_device", "compiled-loop", 1.0, "--jit_compile")
         for work in ("mlp", "digits", "transformer")
     ]
+
+
+def _by_hand(
+    work: str, strategy: str, name: str, goal: float, *peer_flags: str
+) -> Subject:
+    steps, per_call = _LOOP_STEPS[work], _STEPS_PER_CALL[work]
+    ours = (*_replicas(strategy), f"--steps_per_loop={per_call}")
+    theirs = (*peer_flags, f"--steps_per_call={per_call}")
+    return Subject(
+        name=f"{work}-{strategy}-and-{name}",
+        project=_project(work, steps, *ours),
+        peer=Peer("tensorflow_loop", _flags(work, steps, *theirs)),
+        goal=goal,
+    )
 
 
 def _replicas(strategy: str) -> tuple[str, ...]:
@@ -224,6 +201,21 @@ def _scaling() -> Sequence[Subject]:
             peer=Unconnected((Project(half, cores=(0,)), Project(half, cores=(1,)))),
             goal=0.92,
         )
+    ]
+
+
+def _sharded() -> Sequence[Subject]:
+    """The optimizer's state in parts, beside the whole of it on both workers."""
+    flags = ("--strategy=multi_worker_mirrored", "--num_workers=2", "--optimizer=adam")
+    return [
+        Subject(
+            name=f"{work}-sharded-and-whole",
+            project=_project(work, steps, *flags, "--shard_optimizer_state"),
+            peer=_project(work, steps, *flags),
+            # A step may take 1.05 times as long.
+            goal=1 / 1.05,
+        )
+        for work, steps in (("convnet", 150), ("dense", 40))
     ]
 
 
@@ -356,6 +348,7 @@ SUBJECTS: Sequence[Subject] = (
     *_workers(),
     *_parameter_servers(),
     *_scaling(),
+    *_sharded(),
     *_sparse(),
     *_summaries(),
     *_start(),

@@ -187,7 +187,7 @@ def keep_sums_in_order() -> None:
 def gather_by_key(
     context: tf.distribute.ReplicaContext,
     value: tf.Tensor,
-    key: tf.Tensor,
+    key: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Returns the tensors of all replicas, one behind the other.
 
@@ -196,35 +196,20 @@ def gather_by_key(
     (tensorflow/python/distribute/cross_device_utils.py, `_next_instance_key`). It
     keeps the shape that a key has first had, and refuses another one (tensorflow/core/
     common_runtime/collective_param_resolver_local.cc, "Shape mismatch"). So a loop
-    cannot gather tensors whose shape differs from step to step. The operation is public
-    (`tf.raw_ops.CollectiveGatherV2`). What it shares with the strategy's own
-    collectives is not: the group, and the token that orders them on a device.
+    cannot gather tensors whose shape differs from step to step. `all_gather` also
+    gathers the shapes first, by a collective that tensors of one shape do not need. The
+    operation is public (`tf.raw_ops.CollectiveGatherV2`). What it shares with the
+    strategy's own collectives is not: the group, and the token that orders them on a
+    device.
 
     Args:
       context: Context of the calling replica of a `MultiWorkerMirroredStrategy`.
       value: Tensor, of one shape on all replicas.
       key: int32 scalar, the same on all replicas, and always of tensors of this shape
         and type. From 2 ** 30 on, which TensorFlow does not use: it counts from 100.
+        None for TensorFlow's next key, where the shape does not change.
     """
     return _collective(tf.raw_ops.CollectiveGatherV2, context, value, key)
-
-
-def all_to_all_by_key(
-    context: tf.distribute.ReplicaContext,
-    value: tf.Tensor,
-    key: tf.Tensor,
-) -> tf.Tensor:
-    """Sends row i to replica i, and returns the rows received in the replicas' order.
-
-    No method of a `ReplicaContext` does so, and the names that `gather_by_key` uses are
-    private here, too.
-
-    Args:
-      context: Context of the calling replica of a `MultiWorkerMirroredStrategy`.
-      value: Tensor with a row for each replica, of one shape on all replicas.
-      key: Key, as in `gather_by_key`.
-    """
-    return _collective(tf.raw_ops.CollectiveAllToAllV2, context, value, key)
 
 
 def local_replica(context: tf.distribute.ReplicaContext) -> int:
@@ -240,7 +225,7 @@ def _collective(
     operation: Callable[..., tf.Tensor],
     context: tf.distribute.ReplicaContext,
     value: tf.Tensor,
-    key: tf.Tensor,
+    key: tf.Tensor | None = None,
 ) -> tf.Tensor:
     extended = context.strategy.extended
     launcher = extended._cross_device_ops._launchers[local_replica(context)]
@@ -250,11 +235,129 @@ def _collective(
             input=value,
             group_size=launcher._group_size,
             group_key=launcher._group_key,
-            instance_key=key,
+            instance_key=launcher._next_instance_key() if key is None else key,
             ordering_token=[launcher._get_ordering_token()],
             communication_hint=options.implementation.value.lower(),
             timeout_seconds=options.timeout_seconds or 0,
         )
+
+
+def exchange_rows(context: tf.distribute.ReplicaContext, rows: tf.Tensor) -> tf.Tensor:
+    """Returns row r of every replica's tensor on replica r, in the replicas' order.
+
+    Added up, they are a reduce-scatter, for which TensorFlow has no implementation on
+    CPUs: `CollectiveReduceScatterV2` exists, and fails there
+    (tensorflow/core/common_runtime/collective_param_resolver_local.cc).
+
+    Args:
+      context: Context of the calling replica of a `MultiWorkerMirroredStrategy`.
+      rows: Tensor [replicas, ...] of one shape on all replicas.
+    """
+    return _collective(tf.raw_ops.CollectiveAllToAllV2, context, rows)
+
+
+def state_by_weight(
+    optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
+) -> list[list[keras.Variable]]:
+    """Returns the lists of variables that an optimizer keeps, one for each weight.
+
+    Such as momenta, and squares of gradients. They are attributes without public names
+    (keras/src/optimizers/adam.py, `_momentums` and `_velocities`).
+
+    Args:
+      optimizer: Optimizer that was built for the weights.
+      weights: Trainable variables.
+    """
+    known = {id(variable) for variable in optimizer.variables}
+    shapes = [tuple(weight.shape) for weight in weights]
+    return [
+        list(kept)
+        for name, kept in vars(optimizer).items()
+        if isinstance(kept, list)
+        and name != "_variables"
+        and all(id(variable) in known for variable in kept)
+        and [tuple(variable.shape) for variable in kept] == shapes
+    ]
+
+
+def make_releasable(variable: keras.Variable) -> tf.Variable:
+    """Makes the variable below a Keras variable anew, so that it may hold nothing.
+
+    Its Keras variable keeps the shape (keras/src/backend/common/variables.py,
+    `_shape`). It belongs to no strategy.
+    """
+    variable._value = tf.Variable(
+        variable.numpy(),
+        trainable=False,
+        name=variable.name,
+        shape=tf.TensorShape(None),
+    )
+    return variable._value
+
+
+def slice_like(variable: keras.Variable, size: int) -> keras.Variable:
+    """Returns a vector that has the type and the names of another variable.
+
+    Weight decay is excluded by the name of the `tf.Variable` (keras/src/optimizers/
+    base_optimizer.py, `_use_weight_decay`).
+
+    Args:
+      variable: Trainable variable.
+      size: Number of elements.
+    """
+    part = keras.Variable(
+        tf.zeros([size], variable.dtype), dtype=variable.dtype, name=variable.name
+    )
+    full_name = variable.value.name.partition(":")[0]
+    part._value = tf.Variable(part.value, name=full_name)
+    return part
+
+
+@contextlib.contextmanager
+def updates_slices(
+    optimizer: keras.optimizers.Optimizer,
+    weights: Sequence[tuple[keras.Variable, keras.Variable]],
+    state: Sequence[tuple[keras.Variable, tf.Variable]],
+) -> Iterator[None]:
+    """Makes an optimizer update slices of weights, by slices of its state, in a block.
+
+    An optimizer finds the state of a weight by the identity of its `tf.Variable`, and
+    updates by the strategy of its creation (keras/src/backend/tensorflow/optimizer.py,
+    `_var_key` and `_distribution_strategy`). A slice belongs to no strategy.
+
+    Args:
+      optimizer: Built optimizer.
+      weights: Each trainable variable in order, and its slice.
+      state: Variables of the optimizer, and their slices.
+    """
+    attributes, slice_of = vars(optimizer), dict[Any, Any]()
+    for weight, part in weights:
+        slice_of[optimizer._var_key(weight)] = optimizer._var_key(part)
+    excluded = attributes.get("_exclude_from_weight_decay", set())
+    instead = {
+        "_distribution_strategy": tf.distribute.get_strategy(),
+        "_trainable_variables": [part for _, part in weights],
+        "_trainable_variables_indices": {
+            slice_of[key]: index
+            for key, index in optimizer._trainable_variables_indices.items()
+        },
+        "_exclude_from_weight_decay": {slice_of.get(key, key) for key in excluded},
+        "_exclude_from_weight_decay_cache": {},
+    }
+    former = {name: attributes[name] for name in instead if name in attributes}
+    whole = [(variable, variable._value, variable._shape) for variable, _ in state]
+    # Not by `setattr`, which would track the slices as parts of the checkpoint.
+    attributes.update(instead)
+    for variable, part in state:
+        variable._value, variable._shape = part, tuple(part.shape)
+    try:
+        yield
+    finally:
+        for name in instead:
+            attributes.pop(name)
+        attributes.update(former)
+        for variable, value, shape in whole:
+            variable._value, variable._shape = value, shape
 
 
 def name_operations_after_layers() -> None:

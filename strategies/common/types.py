@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     import numpy as np
     import tensorflow as tf
 
+    from strategies.collectives.buckets import Span
+    from strategies.collectives.optimizer_shard import OptimizerShard
+
 
 class Batch(NamedTuple):
     """Examples of one update: a whole global batch or one shard of it.
@@ -119,11 +122,21 @@ class Update(Protocol):
     def gradients_of(self, loss: tf.Tensor) -> Sequence[Any]:
         """Returns gradients of a scalar, computed on the devices of its operations."""
 
+    def shard(self, spans: Sequence[Span]) -> OptimizerShard:
+        """Returns one worker's part of the update of the weights.
+
+        Args:
+          spans: Elements that the worker updates, at most one span for each weight.
+        """
+
+    def assign_layer_state(self, state: Any) -> None:
+        """Changes the layers' state, from the sum of `ReplicaOutputs.state`."""
+
     def weights(self) -> Sequence[tf.Variable]:
         """Returns the floating-point weights and state that an update changes."""
 
     def trainable_weights(self) -> Sequence[tf.Variable]:
-        """Returns those of `weights` that have gradients."""
+        """Returns the trainable variables, in the gradients' order."""
 
     def optimizer_state(self) -> Sequence[tf.Variable]:
         """Returns the optimizer's floating-point variables, such as momentum."""
@@ -368,3 +381,16 @@ class LoopFunction(Protocol):
 
     def num_traces(self) -> int:
         """Returns the number of traces; above one, a shape or type has varied."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Communication:
+    """Communication of one replica per update, by its algorithm, not measured.
+
+    Attributes:
+      algorithm: Name of the algorithm.
+      bytes_per_step_per_replica: Bytes that a replica sends for one update.
+    """
+
+    algorithm: str
+    bytes_per_step_per_replica: int

@@ -6,15 +6,15 @@ Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from strategies.collectives.update_exchange import UpdateExchange, ring_factor
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import local_replica
 from strategies.common.types import (
+    Communication,
     LoopFunction,
     ReplicaFunction,
     ReplicaOutputs,
@@ -22,7 +22,7 @@ from strategies.common.types import (
 )
 from strategies.gradient_compression.choice import Compression
 from strategies.gradient_compression.error_feedback import ReplicaErrors
-from strategies.gradient_compression.method import Collectives, ring_factor
+from strategies.gradient_compression.method import Collectives
 from strategies.gradient_compression.methods import method_of
 from strategies.inner_loop.reduction import totals
 from strategies.inner_loop.replicated import (
@@ -31,10 +31,10 @@ from strategies.inner_loop.replicated import (
     compile_replicated,
 )
 from strategies.inner_loop.results import OWN_TOTALS, in_a_vector
-from strategies.local_sgd.local_steps import StepsOnCopies
+from strategies.inner_loop.steps_on_copies import StepsOnCopies
 
 
-class CompressedSum:
+class CompressedSum(UpdateExchange):
     """Sum of all replicas' outputs, in which large dense gradients are approximate.
 
     Everything else is summed as it is: sparse gradients, gradients that the method does
@@ -83,48 +83,30 @@ class CompressedSum:
             ],
             update,
         )
-        # Collectives of the same key would be one: each place in a graph has its own.
-        self._num_keys: Counter[int] = Counter()
 
     def compile(
         self, own_shard: OwnShard, replica_step: ReplicaFunction
     ) -> LoopFunction:
-        """Builds the train function around this sum.
-
-        Args:
-          own_shard: Function from the input and a replica's context to its shard.
-          replica_step: Function that computes one replica's outputs.
-        """
         loop = compile_replicated(
             self._strategy, own_shard, self._all_reduce, replica_step, self._update
         )
         return StepsOnCopies(loop, self._errors.load, leave=lambda: None)
 
-    @property
-    def algorithm(self) -> str:
-        """Name of the method, with its collectives."""
-        return self._method.algorithm
-
     def variables(self) -> Sequence[tf.Variable]:
-        """Returns the variables that a checkpoint needs in addition to the model."""
         return self._errors.saved()
 
     def gather(self) -> None:
-        """Brings these variables up to date in every process."""
         self._errors.gather()
 
-    def bytes_sent(self, gradient_bytes: int) -> int:
-        """Returns the bytes that a replica sends for one update.
-
-        Args:
-          gradient_bytes: Bytes of all its gradients, if they were not compressed.
-        """
+    def communication(self, gradient_bytes: int) -> Communication:
         num_replicas = self._strategy.num_replicas_in_sync
         specs = list(self._specs.values())
-        # All other gradients are sent as without compression.
         whole = sum(spec.dtype.size * spec.shape.num_elements() for spec in specs)
-        sent = ring_factor(num_replicas) * (gradient_bytes - whole)
-        return round(sent + self._method.bytes_sent(specs, num_replicas))
+        others = ring_factor(num_replicas) * (gradient_bytes - whole)
+        sent = others + self._method.bytes_sent(specs, num_replicas)
+        return Communication(
+            algorithm=self._method.algorithm, bytes_per_step_per_replica=round(sent)
+        )
 
     def _all_reduce(
         self, context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
@@ -142,12 +124,10 @@ class CompressedSum:
         # Error feedback: what earlier steps have not sent goes with this gradient.
         values = [gradients[index] + own[0] for index, own in places]
         others = _without(outputs, dict(places), values)
-        local = local_replica(context)
-        collectives = Collectives(context, self._num_keys[local])
+        collectives = Collectives(context)
         # Read before the assignments below, which the same graph has.
         state = [[tf.identity(v) for v in own[1:]] for _, own in places]
         reduced = self._method.reduce(collectives, values, state, others)
-        self._num_keys[local] = collectives.num_keys
         summed = _with(reduced.others, [index for index, _ in places], reduced.sums)
 
         # The update is skipped by the same condition (`inner_loop.step.run_step`): the

@@ -8,26 +8,21 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from strategies.common.private_apis import all_to_all_by_key, gather_by_key
+from strategies.common.private_apis import exchange_rows, gather_by_key
 from strategies.common.types import ReplicaOutputs
 from strategies.inner_loop.replicated import all_reduce_packed, sum_by_type
-
-# Keys of collectives from here on: those of sparse gradients count from 2 ** 30.
-_FIRST_KEY = 3 << 29
 
 
 class Collectives:
     """Collective operations of one replica, in the order of the program."""
 
-    def __init__(self, context: tf.distribute.ReplicaContext, num_keys: int):
+    def __init__(self, context: tf.distribute.ReplicaContext):
         """Runs nothing yet.
 
         Args:
           context: Context of the replica.
-          num_keys: Number of keys that this replica's graphs have used already.
         """
         self._context = context
-        self.num_keys = num_keys
         self.num_replicas: int = context.num_replicas_in_sync
         self.replica = tf.convert_to_tensor(context.replica_id_in_sync_group)
 
@@ -41,7 +36,7 @@ class Collectives:
 
     def all_gather(self, words: tf.Tensor) -> tf.Tensor:
         """Returns the int32 vectors of all replicas, [replicas, length]."""
-        gathered = gather_by_key(self._context, words, self._next_key())
+        gathered = gather_by_key(self._context, words)
         return tf.reshape(gathered, [self.num_replicas, words.shape[0]])
 
     def all_to_all(self, words: tf.Tensor) -> tf.Tensor:
@@ -50,12 +45,8 @@ class Collectives:
         Args:
           words: int32 [replicas, length].
         """
-        received = all_to_all_by_key(self._context, words, self._next_key())
+        received = exchange_rows(self._context, words)
         return tf.ensure_shape(received, words.shape)
-
-    def _next_key(self) -> tf.Tensor:
-        self.num_keys += 1
-        return tf.constant(_FIRST_KEY + self.num_keys)
 
 
 class Reduced(NamedTuple):
@@ -125,8 +116,3 @@ class Method(abc.ABC):
           state: State of the method for each value.
           others: Outputs that are not compressed.
         """
-
-
-def ring_factor(num_replicas: int) -> float:
-    """Returns how often a replica sends each byte in a ring all-reduce."""
-    return 2 * (num_replicas - 1) / num_replicas

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from strategies.collectives.update_exchange import ring_factor
 from strategies.common.types import ReplicaOutputs
 from strategies.gradient_compression.method import (
     Collectives,
     Method,
     Reduced,
-    ring_factor,
 )
 
 

@@ -215,7 +215,7 @@ class InnerLoop:
         with_histograms = level >= int(SummaryLevel.HISTOGRAMS)
         return tf.cond(
             level >= int(SummaryLevel.NORMS),
-            lambda: describe(summed, with_histograms),
+            lambda: describe(self._step.whole(summed), with_histograms),
             lambda: details,
             name="look",
         )

@@ -42,6 +42,8 @@ class Step:
       reported: Names of the values that `apply` returns.
       apply_if: Function that applies the update where the weights are, if a bool scalar
         is true, and reports nothing. It replaces `apply`.
+      whole: Function from the result of `first` to outputs with whole gradients, for a
+        step that is observed.
     """
 
     all_reduce_gradients: Callable[[ReplicaFunction, Any], Any]
@@ -50,6 +52,7 @@ class Step:
     input: StepInput = dataclasses.field(default_factory=PrefetchedChunks)
     reported: tuple[str, ...] = ()
     apply_if: Callable[[Update, Any, tf.Tensor], None] | None = None
+    whole: Callable[[ReplicaOutputs], ReplicaOutputs] = lambda outputs: outputs
 
 
 class StepOutputs(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
@@ -11,11 +10,7 @@ from strategies.common.types import (
     Batch,
     ReplicaFunction,
     ReplicaOutputs,
-    StepFuture,
-    SummaryLevel,
-    SyncedFlags,
 )
-from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import scaled, totals
 from strategies.inner_loop.results import OWN_TOTALS
 
@@ -71,40 +66,3 @@ def sum_what_is_reported(
     return outputs._replace(
         state=tf.nest.pack_sequence_as(outputs.state, state), sums=summed.sums
     )
-
-
-class StepsOnCopies:
-    """Training loop on separate copies of the weights. Satisfies `LoopFunction`."""
-
-    def __init__(
-        self, loop: InnerLoop, load_local: Callable[[], None], leave: Callable[[], None]
-    ):
-        """Wraps each call of a loop.
-
-        Args:
-          loop: Loop with steps that change the replicas' own values.
-          load_local: Function that restores each replica's own values, called before
-            the steps.
-          leave: Function called after the steps.
-        """
-        self._loop = loop
-        self._take_up = load_local
-        self._leave = leave
-
-    def trace(self, batches: Any) -> tf.Graph:
-        return self._loop.trace(batches)
-
-    def num_traces(self) -> int:
-        return self._loop.num_traces()
-
-    def __call__(
-        self,
-        batches: Any,
-        num_steps: int,
-        observe: SummaryLevel = SummaryLevel.NONE,
-        local_flags: SyncedFlags | None = None,
-    ) -> StepFuture:
-        self._take_up()
-        pending = self._loop(batches, num_steps, observe, local_flags)
-        self._leave()
-        return pending

@@ -24,6 +24,8 @@ BY_NAME = {scenario.name: scenario for scenario in all_scenarios()}
         ("multi-worker-killed", 1),
         further("multi-worker-killed", 0),
         further("outer-optimizer-worker-killed", 1),
+        # Worker 1 of 2.
+        ("killed-within-an-all-gather", 0),
         further("ps-killed", 0),
         further("chief-killed", 0),
     ],

@@ -250,6 +250,9 @@ def build_model_parts(
         optimizer, learning_rate = _make_optimizer(
             config, compiled, model, train_steps, scale
         )
+        if config.strategy.shard_optimizer_state:
+            keeps_rows = compiled is not None and config.optimizer.sparse_gradients
+            checks.check_shardable(optimizer, model, objective, keeps_rows)
         loss_scale = None
         # Updates in turn cannot be repeated with another scale.
         is_repeatable = not isinstance(objective, OwnStep) or objective.num_passes == 1

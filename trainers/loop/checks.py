@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 
+from models.base import Objective
 from models.embedding import ShardedEmbedding
 from strategies.base import Strategy
 from strategies.common.errors import UsageError
@@ -14,7 +15,11 @@ from trainers.inputs.sources import Data
 from trainers.inputs.tfrecord.stream import RecordStream
 from trainers.loop.parts import TrainingParts
 from trainers.model.layer_state import sums_over_replicas
-from trainers.model.optimizers import has_conditional_update
+from trainers.model.optimizers import (
+    ELEMENTWISE,
+    has_conditional_update,
+    updates_each_element,
+)
 from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import TrainStep
 from trainers.model.xla_errors import compile_error
@@ -96,6 +101,53 @@ def check_compiled_optimizer(
             "it out (--gradient_accumulation_steps divides a batch instead), or choose "
             "tower or one_device."
         )
+
+
+def check_shardable(
+    optimizer: keras.optimizers.Optimizer,
+    model: keras.Model,
+    objective: Objective,
+    keeps_rows: bool,
+) -> None:
+    """Checks that --shard_optimizer_state can divide the update of a model.
+
+    Args:
+      optimizer: Optimizer, or several.
+      model: Model that it trains.
+      objective: Objective of the model.
+      keeps_rows: True if the optimizer is to see each row of a sparse gradient by
+        itself, as in `fit`.
+
+    Raises:
+      UsageError: An update of slices would be another than that of whole weights.
+    """
+    flag = "--shard_optimizer_state"
+    if not updates_each_element(optimizer):
+        raise UsageError(
+            f"{flag} does not fit {type(optimizer).__name__}: only an optimizer that "
+            "updates each element of a weight by itself can be divided; choose "
+            f"{', '.join(kind.__name__ for kind in ELEMENTWISE)}, or leave it out."
+        )
+    if optimizer.clipnorm is not None or optimizer.global_clipnorm is not None:
+        raise UsageError(
+            f"{flag} does not fit clipnorm or global_clipnorm of "
+            f"{type(optimizer).__name__}, which are norms of whole gradients: use "
+            "--clip_global_norm instead, or leave it out."
+        )
+    if isinstance(objective, OwnStep) and objective.num_passes > 1:
+        raise UsageError(
+            f"{flag} does not fit {objective.title}, which has "
+            f"{objective.num_passes} updates in a step: leave it out."
+        )
+    tables = [v for v in flat_layers(model) if isinstance(v, keras.layers.Embedding)]
+    if keeps_rows and (tables or embeddings_of(model)):
+        raise UsageError(
+            f"{flag} adds up the gradient of a table of embeddings, whose rows "
+            f"{type(optimizer).__name__} of the program would see one by one: add "
+            "--set=optimizer.sparse_gradients=false, or leave it out."
+        )
+    if any(weight.overwrite_with_gradient for weight in model.trainable_variables):
+        raise UsageError(f"{flag} does not fit weights in float8: leave it out.")
 
 
 def check_own_step(objective: OwnStep, config: Config) -> None:

@@ -71,8 +71,8 @@ def estimate_memory(assembly: TrainingParts) -> Mapping[str, MemoryEstimate]:
     for variable in assembly.model.variables:
         for copy in copies_of(variable.value):
             found[_memory_of(copy.device)].weights += _bytes(copy.shape, copy.dtype)
-    for variable in assembly.optimizer.variables:
-        for copy in copies_of(variable.value):
+    for held in assembly.optimizer_variables():
+        for copy in copies_of(held):
             found[_memory_of(copy.device)].optimizer += _bytes(copy.shape, copy.dtype)
     for variable in assembly.strategy.replica_state():
         for copy in copies_of(variable):

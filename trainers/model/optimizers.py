@@ -24,6 +24,14 @@ from strategies.common.private_apis import (
 from trainers.config.optimizer import OptimizerConfig
 from trainers.model.several_optimizers import parts_of
 
+# Those of Keras that `updates_each_element` accepts.
+ELEMENTWISE = (
+    *(keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW),
+    *(keras.optimizers.RMSprop, keras.optimizers.Adagrad, keras.optimizers.Adadelta),
+    *(keras.optimizers.Adamax, keras.optimizers.Nadam, keras.optimizers.Ftrl),
+    keras.optimizers.Lion,
+)
+
 
 def build_optimizer(
     config: OptimizerConfig, learning_rate: LearningRate, model: keras.Model
@@ -79,6 +87,17 @@ def has_conditional_update(optimizer: keras.optimizers.Optimizer) -> bool:
         or (part.use_ema and part.ema_overwrite_frequency)
         for part, _ in parts_of(optimizer, [])
     )
+
+
+def updates_each_element(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether an optimizer computes each element of a weight by itself.
+
+    Others need norms, means or products of whole weights. A subclass may do anything.
+    """
+    own = {Adam: keras.optimizers.Adam, AdamW: keras.optimizers.AdamW}
+    own[Adagrad] = keras.optimizers.Adagrad
+    kind = type(optimizer)
+    return own.get(kind, kind) in ELEMENTWISE
 
 
 def rate_of(optimizer: keras.optimizers.Optimizer, step: int) -> float:

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from strategies.collectives.buckets import Span
+from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.common.types import ReplicaOutputs
 from strategies.inner_loop.reduction import scaled, with_known_shapes
 from strategies.inner_loop.results import in_a_vector
@@ -85,7 +87,7 @@ class ModelUpdate:
 
     def apply_prepared(self, prepared: ReplicaOutputs) -> None:
         # First, because a layer may have written weights that are trained.
-        self._layer_state.assign(prepared.state)
+        self.assign_layer_state(prepared.state)
         self._optimizer.apply(list(prepared.gradients), self._model.trainable_variables)
 
     def adapt_loss_scale(
@@ -135,13 +137,19 @@ class ModelUpdate:
             gradients = as_dense(gradients)
         return with_known_shapes(gradients, weights)
 
+    def shard(self, spans: Sequence[Span]) -> OptimizerShard:
+        weights = self._model.trainable_variables
+        return OptimizerShard(self._optimizer, weights, spans, self._clip_global_norm)
+
+    def assign_layer_state(self, state: Any) -> None:
+        self._layer_state.assign(state)
+
     def weights(self) -> list[tf.Variable]:
         state = [variable.value for variable in self._layer_state.variables]
         return [*self.trainable_weights(), *(v for v in state if v.dtype.is_floating)]
 
     def trainable_weights(self) -> list[tf.Variable]:
-        values = [variable.value for variable in self._model.trainable_variables]
-        return [value for value in values if value.dtype.is_floating]
+        return [variable.value for variable in self._model.trainable_variables]
 
     def optimizer_state(self) -> list[tf.Variable]:
         values = [variable.value for variable in self._optimizer.variables]

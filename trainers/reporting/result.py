@@ -18,15 +18,15 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
-from strategies.base import Communication
 from strategies.cluster.spec import Cluster
 from strategies.common.private_apis import flat_layers
+from strategies.common.types import Communication
 from strategies.devices.assignment import cpu_model
 from strategies.processes.template_environment import file_kib_of_template_alone
 from trainers.inputs.sources import Data, first_examples
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import RunMetrics
-from trainers.reporting.run_description import variable_bytes
+from trainers.reporting.run_description import optimizer_state_bytes, variable_bytes
 from trainers.reporting.tracking.base import code_version
 from trainers.run_dir.checkpoints import weights_sha256
 
@@ -127,6 +127,7 @@ def build_result(
         "seconds": metrics.clock.seconds(),
         "peak_memory_mib": {cluster.task: peak_memory_mib()},
         "variable_bytes": variable_bytes(assembly),
+        "optimizer_state_bytes": optimizer_state_bytes(assembly),
         "communication": _communication(
             strategy.communication(assembly.bytes_to_share())
         ),

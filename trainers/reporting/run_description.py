@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.common.private_apis import copies_of
+from strategies.inner_loop.reduction import bytes_of
 from trainers.loop.parts import TrainingParts
 from trainers.model.several_optimizers import parts_of
 from trainers.reporting.tensorboard import table
@@ -46,11 +47,21 @@ def variable_placements(assembly: TrainingParts) -> list[tuple[Any, ...]]:
 def variable_bytes(assembly: TrainingParts) -> dict[str, int]:
     """Returns the bytes of weights, layer state and optimizer state by device."""
     held: Counter[str] = Counter()
-    for variable in assembly.state_variables():
+    model = [v.value for v in assembly.model.weights]
+    others = [assembly.step, assembly.learning_rate_scale.variable]
+    others += assembly.strategy.replica_state()
+    shard = assembly.strategy.optimizer_shard()
+    others += [] if shard is None else shard.weights
+    for variable in (*model, *assembly.optimizer_variables(), *others):
         for copy in copies_of(variable):
             # Each copy of a mirrored variable counts on its own device.
-            held[short_name(copy.device)] += copy.dtype.size * copy.shape.num_elements()
+            held[short_name(copy.device)] += bytes_of([copy])
     return dict(sorted(held.items()))
+
+
+def optimizer_state_bytes(assembly: TrainingParts) -> int:
+    """Returns the bytes of one copy of the optimizer's state; of a part if divided."""
+    return bytes_of(assembly.optimizer_variables())
 
 
 def short_name(device: str) -> str:

@@ -13,6 +13,8 @@ from tests.fault_injection.cluster_run import (
     MIRRORED,
     MIRRORED_STEPS,
     SERVED,
+    SHARDED,
+    SHARDED_STEPS,
     Run,
     require,
     started,
@@ -57,8 +59,31 @@ def multi_worker_killed(
             f"the launcher says {run.errors()!r}",
         )
     require(
-        run.result()["weights_sha256"] == undisturbed_weights(num_workers, *further),
+        run.result()["weights_sha256"]
+        == undisturbed_weights(num_workers, (*MIRRORED, *further)),
         f"other weights after worker-{victim} of {num_workers} was killed at {step}",
+    )
+    return seconds
+
+
+def killed_within_an_all_gather(chosen: random.Random, folder: pathlib.Path) -> float:
+    """Kills a worker that has sent its part of the gradients, or of the weights.
+
+    On so slow a network all but a few milliseconds of a step are one or the other.
+    """
+    victim = chosen.randrange(2)
+    with started(folder, *SHARDED, f"--train_steps={SHARDED_STEPS}") as run:
+        run.wait_for_step(chosen.randrange(1, SHARDED_STEPS - 10))
+        time.sleep(chosen.uniform(0, 0.3))
+        tasks = run.tasks()
+        lost = run.task("worker", victim)
+        run.kill(lost)
+        seconds = run.seconds_until_ended(task for task in tasks if task != lost)
+        run.ends_well(SHARDED_STEPS, num_restarts=1)
+    require(
+        run.result()["weights_sha256"]
+        == undisturbed_weights(2, SHARDED, SHARDED_STEPS),
+        f"other weights after worker-{victim} of 2 was killed",
     )
     return seconds
 
@@ -169,6 +194,14 @@ SCENARIOS = (
         promise="the others end within 2 s; all start again; the same weights",
         tries=20,
         attempt=outer_optimizer_worker_killed,
+        most_seconds=2.0,
+    ),
+    Scenario(
+        name="killed-within-an-all-gather",
+        promise="--shard_optimizer_state: the others end within 2 s; all start again; "
+        "the same weights",
+        tries=20,
+        attempt=killed_within_an_all_gather,
         most_seconds=2.0,
     ),
     Scenario(

@@ -1,0 +1,1 @@
+"""Collectives on buckets of tensors, and updates divided between workers."""

@@ -1,0 +1,127 @@
+"""One worker's part of an optimizer: slices of the weights, and of the state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from strategies.collectives.buckets import Span
+from strategies.common.private_apis import (
+    copies_of,
+    make_releasable,
+    slice_like,
+    state_by_weight,
+    updates_slices,
+)
+from strategies.inner_loop.reduction import scaled
+
+
+class OptimizerShard:
+    """An optimizer that updates some elements of the weights, with only their state.
+
+    Between calls of the inner loop its variables are whole, as under all other
+    strategies. While steps run they are empty, and this worker holds slices.
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        weights: Sequence[keras.Variable],
+        spans: Sequence[Span],
+        clip_global_norm: float | None,
+    ):
+        """Makes the slices of weights and state; the state stays whole until `take`.
+
+        Args:
+          optimizer: Optimizer that was built for the weights, and updates each element
+            by itself.
+          weights: All trainable variables.
+          spans: Elements of this worker, at most one span for each weight.
+          clip_global_norm: Norm of all gradients to which they are scaled down if it is
+            larger; None not to.
+        """
+        by_index = {span.index: span for span in spans}
+        self._optimizer = optimizer
+        self._weights = weights
+        self._clip_global_norm = clip_global_norm
+        # A weight of which this worker has no element has an empty slice.
+        self._spans = [
+            by_index.get(index, Span(index, 0, 0)) for index in range(len(weights))
+        ]
+        with tf.init_scope():
+            self._slices = [
+                slice_like(weight, span.stop - span.start)
+                for weight, span in zip(weights, self._spans, strict=True)
+            ]
+            self._kinds = state_by_weight(optimizer, weights)
+            self.whole = [[make_releasable(v) for v in kind] for kind in self._kinds]
+            self.state = [
+                [
+                    slice_like(variable, span.stop - span.start).value
+                    for variable, span in zip(kind, self._spans, strict=True)
+                ]
+                for kind in self._kinds
+            ]
+
+    @property
+    def weights(self) -> list[tf.Variable]:
+        """Slices of the weights, one for each weight."""
+        return [part.value for part in self._slices]
+
+    def take(self) -> None:
+        """Copies this worker's slices of the state, and releases the whole state."""
+        for whole, parts in zip(self.whole, self.state, strict=True):
+            for variable, part, span in zip(whole, parts, self._spans, strict=True):
+                part.assign(_elements(variable, span))
+                variable.assign(tf.zeros([0], variable.dtype))
+
+    @property
+    def needs_norm(self) -> bool:
+        """Whether an update depends on the norm of all gradients."""
+        return self._clip_global_norm is not None
+
+    def apply(
+        self, gradients: Sequence[tf.Tensor | None], norm: tf.Tensor | None
+    ) -> list[tf.Tensor]:
+        """Updates the state, and returns the new values of all slices of weights.
+
+        Args:
+          gradients: Gradient of each slice; None where the loss does not depend on it.
+          norm: Norm of all gradients, a scalar; None unless it is needed.
+        """
+        if norm is not None:
+            factor = self._clip_global_norm / tf.maximum(norm, self._clip_global_norm)
+            gradients = [scaled(gradient, factor) for gradient in gradients]
+        for weight, part, span in zip(
+            self._weights, self._slices, self._spans, strict=True
+        ):
+            # Each step, because layers and callbacks may change weights as well.
+            part.value.assign(_elements(copies_of(weight.value)[0], span))
+        chosen = [
+            (gradient, part)
+            for gradient, part in zip(gradients, self._slices, strict=True)
+            if part.shape[0] and gradient is not None
+        ]
+        weights = list(zip(self._weights, self._slices, strict=True))
+        state = [
+            pair
+            for kind, parts in zip(self._kinds, self.state, strict=True)
+            for pair in zip(kind, parts, strict=True)
+        ]
+        with updates_slices(self._optimizer, weights, state):
+            self._optimizer.apply(*map(list, zip(*chosen, strict=True)))
+        return [tf.convert_to_tensor(part.value) for part in self._slices]
+
+    def constrain(self) -> None:
+        """Applies the constraints of whole weights, which may depend on their norms."""
+        for weight in self._weights:
+            if weight.constraint is not None:
+                weight.assign(weight.constraint(weight))
+
+
+def _elements(variable: tf.Variable, span: Span) -> tf.Tensor:
+    """Returns the elements of a span of a flattened variable."""
+    vector = tf.reshape(variable, [-1])[span.start : span.stop]
+    return tf.ensure_shape(vector, [span.stop - span.start])

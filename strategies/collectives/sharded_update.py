@@ -1,0 +1,286 @@
+"""Updates that are divided between workers: ZeRO, stage 1.
+
+Every worker has all weights, and computes the gradients of its shard of the global
+batch. It receives the sum of one part of them, has the optimizer's state of that part
+alone, and updates that part of the weights; then all workers receive all parts
+(Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
+Models, 2020, https://arxiv.org/abs/1910.02054, section 5.1). The bytes on the wire are
+those of an all-reduce, which consists of the same two halves.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from strategies.collectives.buckets import Bucket, unpack_part
+from strategies.collectives.optimizer_shard import OptimizerShard
+from strategies.collectives.update_exchange import (
+    WIRE_TYPES,
+    UpdateExchange,
+    ring_factor,
+)
+from strategies.common.errors import UsageError
+from strategies.common.private_apis import copies_of, exchange_rows, gather_by_key
+from strategies.common.types import (
+    Batch,
+    Communication,
+    LoopFunction,
+    ReplicaFunction,
+    ReplicaOutputs,
+    Update,
+)
+from strategies.inner_loop.grouping import grouped
+from strategies.inner_loop.loop import InnerLoop
+from strategies.inner_loop.reduction import totals
+from strategies.inner_loop.replicated import OwnShard, all_reduce_packed
+from strategies.inner_loop.results import OWN_TOTALS
+from strategies.inner_loop.step import Step
+from strategies.inner_loop.steps_on_copies import StepsOnCopies
+
+_BUCKET_BYTES = 4 << 20
+# Name of the sum of squares of a worker's part of the gradients, among the sums.
+_SQUARES = "squares_of_parts"
+
+
+def check_one_replica() -> None:
+    """Checks that this process has at most one GPU, and so one replica.
+
+    Raises:
+      UsageError: It has several.
+    """
+    count = len(tf.config.list_physical_devices("GPU"))
+    if count > 1:
+        raise UsageError(
+            f"--shard_optimizer_state divides an update between processes, and this "
+            f"one has {count} GPUs: start a task for each GPU, with "
+            "CUDA_VISIBLE_DEVICES, or leave it out."
+        )
+
+
+class _Reduced(NamedTuple):
+    """The sum of a step, as one worker has it.
+
+    Attributes:
+      outputs: Sum of all replica outputs; of gradients this worker's part of each
+        bucket.
+      squares: Sum of squares of all gradients, float64; zero unless it is needed.
+    """
+
+    outputs: ReplicaOutputs
+    squares: tf.Tensor
+
+
+class ShardedUpdate(UpdateExchange):
+    """The parts of one worker, and the collectives that make them whole."""
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        worker: int,
+        update: Update,
+        all_reduce_dtype: str,
+    ):
+        """Divides the update; its optimizer's variables stay whole until steps run.
+
+        Args:
+          strategy: Strategy with one replica on each worker.
+          worker: Rank of this process among the computing processes.
+          update: Update of the model.
+          all_reduce_dtype: Setting of this name.
+        """
+        self._strategy = strategy
+        self._update = update
+        self._all_reduce_dtype = all_reduce_dtype
+        self._send_as = WIRE_TYPES[all_reduce_dtype]
+        num_workers = strategy.num_replicas_in_sync
+        self._trained = [copies_of(v)[0] for v in update.trainable_weights()]
+        shapes = [variable.shape for variable in self._trained]
+        kinds = [(v.dtype, v.shape.num_elements()) for v in self._trained]
+        self._buckets = [
+            Bucket(
+                indices,
+                [shapes[index] for index in indices],
+                self._trained[indices[0]].dtype,
+                num_workers,
+            )
+            for indices in grouped(kinds, _BUCKET_BYTES)
+        ]
+        self._spans = [bucket.spans(worker) for bucket in self._buckets]
+        self._shard = update.shard([span for spans in self._spans for span in spans])
+        # Whether the loss depends on each weight; known when a step has been traced.
+        self._is_used: list[bool] = []
+        self._is_whole = True
+        self._make_whole = tf.function(self._gather_state, autograph=False)
+
+    def average(self) -> None:
+        """Makes the optimizer's variables whole, so that they can be saved.
+
+        All processes have to call this method at the same step, because it runs
+        collectives. A second call at the same step does nothing.
+        """
+        if not self._is_whole:
+            self._make_whole()
+            self._is_whole = True
+
+    def optimizer_shard(self) -> OptimizerShard:
+        return self._shard
+
+    def communication(self, gradient_bytes: int) -> Communication:
+        # Relative to the four bytes of a float32; weights keep their type.
+        of_gradients = 1 if self._send_as is None else self._send_as.size / 4
+        factor = ring_factor(self._strategy.num_replicas_in_sync)
+        return Communication(
+            algorithm=f"reduce-scatter of gradients, {self._all_reduce_dtype}, "
+            "all-gather of weights",
+            bytes_per_step_per_replica=round(
+                factor * (of_gradients + 1) / 2 * gradient_bytes
+            ),
+        )
+
+    def compile(
+        self, own_shard: OwnShard, replica_step: ReplicaFunction
+    ) -> LoopFunction:
+        def all_reduce_gradients(replica_step: ReplicaFunction, batch: Any) -> Any:
+            def on_each_replica() -> _Reduced:
+                context = tf.distribute.get_replica_context()
+                shard: Batch = own_shard(batch, context)
+                return self._sum_parts(context, replica_step(shard))
+
+            return self._strategy.run(on_each_replica)
+
+        def first(reduced: _Reduced) -> ReplicaOutputs:
+            outputs: ReplicaOutputs = self._local(reduced.outputs)
+            return outputs
+
+        step = Step(all_reduce_gradients, self._apply, first, whole=self._whole)
+        loop = InnerLoop(step, replica_step, self._update)
+        return StepsOnCopies(loop, self._take_slices, leave=lambda: None)
+
+    def _take_slices(self) -> None:
+        """Keeps only this worker's slices of the optimizer's variables, if whole."""
+        if self._is_whole:
+            self._shard.take()
+            self._is_whole = False
+
+    def _local(self, values: Any) -> Any:
+        """Returns what the one replica of this process has."""
+        return tf.nest.map_structure(
+            lambda value: self._strategy.experimental_local_results(value)[0], values
+        )
+
+    def _sum_parts(
+        self, context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
+    ) -> _Reduced:
+        """Returns the outputs of all replicas summed; of gradients this worker's parts.
+
+        Args:
+          context: Context of the calling replica.
+          outputs: Outputs of this replica.
+        """
+        zero = tf.zeros([], tf.float64)
+        # Without gradients, for what a step needs of the whole batch in advance.
+        if not outputs.gradients:
+            return _Reduced(all_reduce_packed(context, outputs, None), zero)
+        self._is_used = [gradient is not None for gradient in outputs.gradients]
+        parts = [
+            self._sum_of_part(context, bucket, outputs.gradients)
+            for bucket in self._buckets
+        ]
+        own = [zero] * len(self._trained)
+        for index, piece in self._slices_of(parts):
+            own[index] = tf.cast(tf.reduce_sum(piece), tf.float64)
+        squares = zero
+        if self._shard.needs_norm:
+            squares = tf.add_n(
+                [tf.cast(2 * tf.nn.l2_loss(part), tf.float64) for part in parts]
+            )
+        sums = {**outputs.sums, OWN_TOTALS: tf.stack(own), _SQUARES: squares}
+        rest = ReplicaOutputs(gradients=[], state=outputs.state, sums=sums)
+        rest = all_reduce_packed(context, rest, None)
+        sums = dict(rest.sums)
+        squares = sums.pop(_SQUARES)
+        # As `totals` of whole outputs: each gradient, then each tensor of state.
+        sums[OWN_TOTALS] = tf.concat([sums[OWN_TOTALS], totals(rest)], axis=0)
+        return _Reduced(rest._replace(gradients=parts, sums=sums), squares)
+
+    def _slices_of(self, parts: Sequence[tf.Tensor]) -> Iterator[tuple[int, tf.Tensor]]:
+        """Yields each slice of this worker's parts, and the position of its weight."""
+        for part, spans in zip(parts, self._spans, strict=True):
+            for span, piece in zip(spans, unpack_part(part, spans), strict=True):
+                yield span.index, piece
+
+    def _sum_of_part(
+        self,
+        context: tf.distribute.ReplicaContext,
+        bucket: Bucket,
+        gradients: Sequence[Any],
+    ) -> tf.Tensor:
+        """Returns this worker's part of the sum of a bucket, a vector."""
+        dense = [
+            tf.zeros(shape, self._trained[index].dtype)
+            if gradients[index] is None
+            else tf.convert_to_tensor(gradients[index])
+            for index, shape in zip(bucket.indices, bucket.shapes, strict=True)
+        ]
+        vector = bucket.pack(dense)
+        rows = tf.reshape(vector, [bucket.num_parts, bucket.part_size])
+        sent = rows if self._send_as is None else tf.cast(rows, self._send_as)
+        received = exchange_rows(context, sent)
+        # One after the other, in the workers' order: equal to the last bit in all runs.
+        return functools.reduce(
+            operator.add, tf.unstack(tf.cast(received, vector.dtype))
+        )
+
+    def _apply(self, update: Update, reduced: _Reduced) -> dict[str, tf.Tensor]:
+        local: _Reduced = self._local(reduced)
+        # First, because a layer may have written weights that are trained.
+        self._strategy.run(update.assign_layer_state, args=(reduced.outputs.state,))
+        gradients: list[tf.Tensor | None] = [None] * len(self._trained)
+        for index, piece in self._slices_of(local.outputs.gradients):
+            gradients[index] = piece if self._is_used[index] else None
+        norm = tf.sqrt(local.squares) if self._shard.needs_norm else None
+        slices = self._shard.apply(gradients, norm)
+        for index, value in self._gathered(self._parts_of(slices)):
+            self._trained[index].assign(value)
+
+        def finish() -> None:
+            self._shard.constrain()
+            update.increment_step()
+
+        self._strategy.run(finish)
+        return {}
+
+    def _whole(self, summed: ReplicaOutputs) -> ReplicaOutputs:
+        """Returns outputs with whole gradients, for a step that is observed."""
+        gradients: list[Any] = [None] * len(self._trained)
+        for index, value in self._gathered(summed.gradients):
+            gradients[index] = value if self._is_used[index] else None
+        return summed._replace(gradients=gradients)
+
+    def _parts_of(self, slices: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns this worker's part of each bucket, from its slice of each weight."""
+        return [
+            bucket.pack_part(slices[span.index] for span in spans)
+            for bucket, spans in zip(self._buckets, self._spans, strict=True)
+        ]
+
+    def _gathered(self, parts: Sequence[tf.Tensor]) -> Iterator[tuple[int, tf.Tensor]]:
+        """Yields each whole tensor with its position, from this worker's parts."""
+
+        def on_each_replica() -> list[tf.Tensor]:
+            context = tf.distribute.get_replica_context()
+            return [gather_by_key(context, part) for part in parts]
+
+        vectors = self._local(self._strategy.run(on_each_replica))
+        for bucket, vector in zip(self._buckets, vectors, strict=True):
+            yield from zip(bucket.indices, bucket.unpack(vector), strict=True)
+
+    def _gather_state(self) -> None:
+        for whole, slices in zip(self._shard.whole, self._shard.state, strict=True):
+            for index, value in self._gathered(self._parts_of(slices)):
+                whole[index].assign(value)
