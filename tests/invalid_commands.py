@@ -418,6 +418,12 @@ BEFORE_TENSORFLOW = [
         )
     ),
     row(
+        "--strategy=multi_worker_mirrored --gradient_compression=int8 "
+        "--shard_optimizer_state",
+        "--gradient_compression=int8",
+        "--shard_optimizer_state",
+    ),
+    row(
         "--shard_optimizer_state --strategy=mirrored",
         "--shard_optimizer_state",
         "--strategy=multi_worker_mirrored",
