@@ -79,7 +79,7 @@ class OptimizerShard:
 
     @property
     def needs_norm(self) -> bool:
-        """Whether an update depends on the norm of all gradients."""
+        """True if an update depends on the norm of all gradients."""
         return self._clip_global_norm is not None
 
     def apply(

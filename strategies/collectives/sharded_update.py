@@ -4,8 +4,8 @@ Every worker has all weights, and computes the gradients of its shard of the glo
 batch. It receives the sum of one part of them, has the optimizer's state of that part
 alone, and updates that part of the weights; then all workers receive all parts
 (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models, 2020, https://arxiv.org/abs/1910.02054, section 5.1). The bytes on the wire are
-those of an all-reduce, which consists of the same two halves.
+Models, 2020, https://arxiv.org/abs/1910.02054, section 5.1). As many bytes are
+sent as in an all-reduce, which consists of the same two halves.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Upda
 from strategies.inner_loop.grouping import grouped
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import totals
-from strategies.inner_loop.replicated import OwnShard, all_reduce_packed
+from strategies.inner_loop.replicated import BUCKET_BYTES, OwnShard, all_reduce_packed
 from strategies.inner_loop.results import OWN_TOTALS
 from strategies.inner_loop.step import Step
 
-_BUCKET_BYTES = 4 << 20
 # Name of the sum of squares of a worker's part of the gradients, among the sums.
 _SQUARES = "squares_of_parts"
 
@@ -93,7 +92,7 @@ class ShardedUpdate:
                 self._trained[indices[0]].dtype,
                 num_workers,
             )
-            for indices in grouped(kinds, _BUCKET_BYTES)
+            for indices in grouped(kinds, BUCKET_BYTES)
         ]
         self._spans = [bucket.spans(worker) for bucket in self._buckets]
         self.shard = update.shard([span for spans in self._spans for span in spans])
