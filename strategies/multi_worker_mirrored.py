@@ -22,7 +22,7 @@ from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatch
 from strategies.collectives.optimizer_shard import OptimizerShard
-from strategies.collectives.sharded_update import ShardedUpdate, check_one_replica
+from strategies.collectives.sharded_update import ShardedUpdate
 from strategies.common.private_apis import give_up_connecting
 from strategies.common.types import (
     Batch,
@@ -33,7 +33,7 @@ from strategies.common.types import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.devices.assignment import require_gpus
+from strategies.devices.assignment import check_one_replica, require_gpus
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.reduction import bytes_of
 from strategies.inner_loop.replicated import (

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from strategies.collectives.buckets import Bucket, unpack_part
-from strategies.common.errors import UsageError
 from strategies.common.private_apis import copies_of, exchange_rows, gather_by_key
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Update
 from strategies.inner_loop.grouping import grouped
@@ -30,21 +29,6 @@ from strategies.inner_loop.step import Step
 
 # Name of the sum of squares of a worker's part of the gradients, among the sums.
 _SQUARES = "squares_of_parts"
-
-
-def check_one_replica() -> None:
-    """Checks that this process has at most one GPU, and so one replica.
-
-    Raises:
-      UsageError: It has several.
-    """
-    count = len(tf.config.list_physical_devices("GPU"))
-    if count > 1:
-        raise UsageError(
-            f"--shard_optimizer_state divides an update between processes, and this "
-            f"one has {count} GPUs: start a task for each GPU, with "
-            "CUDA_VISIBLE_DEVICES, or leave it out."
-        )
 
 
 class _Reduced(NamedTuple):
