@@ -21,7 +21,7 @@ from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatch
 from strategies.collectives.optimizer_shard import OptimizerShard
-from strategies.collectives.sharded_update import ShardedUpdate, check_one_replica
+from strategies.collectives.sharded_update import ShardedUpdate
 from strategies.collectives.update_exchange import SummedGradients, UpdateExchange
 from strategies.common.private_apis import give_up_connecting
 from strategies.common.types import (
@@ -34,7 +34,7 @@ from strategies.common.types import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.devices.assignment import require_gpus
+from strategies.devices.assignment import check_one_replica, require_gpus
 from strategies.gradient_compression.compressed_sum import CompressedSum
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.replicated import (

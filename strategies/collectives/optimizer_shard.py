@@ -70,6 +70,16 @@ class OptimizerShard:
         """Slices of the weights, one for each weight."""
         return [part.value for part in self._slices]
 
+    def held_of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
+        """Returns the optimizer's variables while steps run: whole ones, and slices.
+
+        Args:
+          variables: All variables of the optimizer.
+        """
+        # Variables of which this worker has a slice have no fixed shape.
+        whole = [v for v in variables if v.shape.is_fully_defined()]
+        return [*whole, *(part for kind in self.state for part in kind)]
+
     def take(self) -> None:
         """Copies this worker's slices of the state, and releases the whole state."""
         for whole, parts in zip(self.whole, self.state, strict=True):
@@ -79,7 +89,7 @@ class OptimizerShard:
 
     @property
     def needs_norm(self) -> bool:
-        """Whether an update depends on the norm of all gradients."""
+        """True if an update depends on the norm of all gradients."""
         return self._clip_global_norm is not None
 
     def apply(

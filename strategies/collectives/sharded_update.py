@@ -4,8 +4,8 @@ Every worker has all weights, and computes the gradients of its shard of the glo
 batch. It receives the sum of one part of them, has the optimizer's state of that part
 alone, and updates that part of the weights; then all workers receive all parts
 (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models, 2020, https://arxiv.org/abs/1910.02054, section 5.1). The bytes on the wire are
-those of an all-reduce, which consists of the same two halves.
+Models, 2020, https://arxiv.org/abs/1910.02054, section 5.1). As many bytes are
+sent as in an all-reduce, which consists of the same two halves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from strategies.collectives.update_exchange import (
     UpdateExchange,
     ring_factor,
 )
-from strategies.common.errors import UsageError
 from strategies.common.private_apis import copies_of, exchange_rows, gather_by_key
 from strategies.common.types import (
     Batch,
@@ -37,29 +36,13 @@ from strategies.common.types import (
 from strategies.inner_loop.grouping import grouped
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import totals
-from strategies.inner_loop.replicated import OwnShard, all_reduce_packed
+from strategies.inner_loop.replicated import BUCKET_BYTES, OwnShard, all_reduce_packed
 from strategies.inner_loop.results import OWN_TOTALS
 from strategies.inner_loop.step import Step
 from strategies.inner_loop.steps_on_copies import StepsOnCopies
 
-_BUCKET_BYTES = 4 << 20
 # Name of the sum of squares of a worker's part of the gradients, among the sums.
 _SQUARES = "squares_of_parts"
-
-
-def check_one_replica() -> None:
-    """Checks that this process has at most one GPU, and so one replica.
-
-    Raises:
-      UsageError: It has several.
-    """
-    count = len(tf.config.list_physical_devices("GPU"))
-    if count > 1:
-        raise UsageError(
-            f"--shard_optimizer_state divides an update between processes, and this "
-            f"one has {count} GPUs: start a task for each GPU, with "
-            "CUDA_VISIBLE_DEVICES, or leave it out."
-        )
 
 
 class _Reduced(NamedTuple):
@@ -108,7 +91,7 @@ class ShardedUpdate(UpdateExchange):
                 self._trained[indices[0]].dtype,
                 num_workers,
             )
-            for indices in grouped(kinds, _BUCKET_BYTES)
+            for indices in grouped(kinds, BUCKET_BYTES)
         ]
         self._spans = [bucket.spans(worker) for bucket in self._buckets]
         self._shard = update.shard([span for spans in self._spans for span in spans])

@@ -245,14 +245,13 @@ def _collective(
 def exchange_rows(context: tf.distribute.ReplicaContext, rows: tf.Tensor) -> tf.Tensor:
     """Returns row r of every replica's tensor on replica r, in the replicas' order.
 
-    Added up, they are a reduce-scatter, for which TensorFlow has no implementation on
-    CPUs: `CollectiveReduceScatterV2` exists, and fails there
-    (tensorflow/core/common_runtime/collective_param_resolver_local.cc).
-
     Args:
       context: Context of the calling replica of a `MultiWorkerMirroredStrategy`.
       rows: Tensor [replicas, ...] of one shape on all replicas.
     """
+    # Added up, they are a reduce-scatter, for which TensorFlow has no implementation on
+    # CPUs: `CollectiveReduceScatterV2` exists, and fails there (tensorflow/core/
+    # common_runtime/collective_param_resolver_local.cc, `GetCollectiveName`).
     return _collective(tf.raw_ops.CollectiveAllToAllV2, context, rows)
 
 
@@ -261,13 +260,13 @@ def state_by_weight(
 ) -> list[list[keras.Variable]]:
     """Returns the lists of variables that an optimizer keeps, one for each weight.
 
-    Such as momenta, and squares of gradients. They are attributes without public names
-    (keras/src/optimizers/adam.py, `_momentums` and `_velocities`).
-
     Args:
       optimizer: Optimizer that was built for the weights.
       weights: Trainable variables.
     """
+    # Such as momenta, and squares of gradients. They are attributes without public
+    # names (keras/src/optimizers/adam.py, `_momentums` and `_velocities`). Scalars,
+    # such as the number of updates and the learning rate, are not among them.
     known = {id(variable) for variable in optimizer.variables}
     shapes = [tuple(weight.shape) for weight in weights]
     return [
@@ -281,11 +280,9 @@ def state_by_weight(
 
 
 def make_releasable(variable: keras.Variable) -> tf.Variable:
-    """Makes the variable below a Keras variable anew, so that it may hold nothing.
-
-    Its Keras variable keeps the shape (keras/src/backend/common/variables.py,
-    `_shape`). It belongs to no strategy.
-    """
+    """Makes the variable below a Keras variable anew, so that it may hold nothing."""
+    # The Keras variable keeps the shape (keras/src/backend/common/variables.py,
+    # `_shape`), which checkpoints compare. The new one belongs to no strategy.
     variable._value = tf.Variable(
         variable.numpy(),
         trainable=False,
@@ -298,13 +295,12 @@ def make_releasable(variable: keras.Variable) -> tf.Variable:
 def slice_like(variable: keras.Variable, size: int) -> keras.Variable:
     """Returns a vector that has the type and the names of another variable.
 
-    Weight decay is excluded by the name of the `tf.Variable` (keras/src/optimizers/
-    base_optimizer.py, `_use_weight_decay`).
-
     Args:
       variable: Trainable variable.
       size: Number of elements.
     """
+    # Weight decay is excluded by the name of the `tf.Variable` (keras/src/optimizers/
+    # base_optimizer.py, `_use_weight_decay`), which may have a scope in front.
     part = keras.Variable(
         tf.zeros([size], variable.dtype), dtype=variable.dtype, name=variable.name
     )
@@ -321,15 +317,14 @@ def updates_slices(
 ) -> Iterator[None]:
     """Makes an optimizer update slices of weights, by slices of its state, in a block.
 
-    An optimizer finds the state of a weight by the identity of its `tf.Variable`, and
-    updates by the strategy of its creation (keras/src/backend/tensorflow/optimizer.py,
-    `_var_key` and `_distribution_strategy`). A slice belongs to no strategy.
-
     Args:
       optimizer: Built optimizer.
       weights: Each trainable variable in order, and its slice.
       state: Variables of the optimizer, and their slices.
     """
+    # An optimizer finds the state of a weight by the identity of its `tf.Variable`, and
+    # updates by the strategy of its creation (keras/src/backend/tensorflow/
+    # optimizer.py, `_var_key` and `_distribution_strategy`). A slice belongs to none.
     attributes, slice_of = vars(optimizer), dict[Any, Any]()
     for weight, part in weights:
         slice_of[optimizer._var_key(weight)] = optimizer._var_key(part)

@@ -173,6 +173,21 @@ def gpu_number(gpu: tf.config.PhysicalDevice) -> int:
     return int(gpu.name.rpartition(":")[2])
 
 
+def check_one_replica() -> None:
+    """Checks that this process has at most one GPU, and so one replica.
+
+    Raises:
+      UsageError: It has several.
+    """
+    count = len(tf.config.list_physical_devices("GPU"))
+    if count > 1:
+        raise UsageError(
+            f"--shard_optimizer_state divides an update between processes, and this "
+            f"one has {count} GPUs: start a task for each GPU, with "
+            "CUDA_VISIBLE_DEVICES, or leave it out."
+        )
+
+
 def require_gpus(setting: str, instead: str) -> None:
     """Raises UsageError if this machine has no GPU, which `setting` needs.
 

@@ -13,8 +13,8 @@ def grouped(
     """Returns the positions of tensors by bucket, in the order of the backward pass.
 
     The backward pass computes the gradients of the last layers first, so that the first
-    bucket is complete while those of earlier layers are still computed. The order is
-    the same on all workers, because it depends on the model alone.
+    bucket is complete while gradients of earlier layers are still computed. The order
+    is the same on all workers, because it depends on the model alone.
 
     Args:
       tensors: Type and number of elements of each tensor, in the order of the layers.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from strategies.common.private_apis import gather_by_key
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Update
+from strategies.inner_loop.grouping import grouped
 from strategies.inner_loop.loop import InnerLoop
+from strategies.inner_loop.sparse_rows import sum_sparse
 from strategies.inner_loop.step import Step
 
 OwnShard = Callable[[Any, tf.distribute.ReplicaContext], Batch]
@@ -87,14 +87,14 @@ def all_reduce_packed(
     outputs: ReplicaOutputs,
     send_as: tf.DType | None,
 ) -> ReplicaOutputs:
-    """Returns the sum of all replicas' outputs by one all-reduce and a few large ones.
+    """Returns the sum of all replicas' outputs, in the order of the backward pass.
 
     Between processes the number of collectives costs more than their size for all
     but large models: one buffer for gradients and loss took a 5-10-2 network over
-    two workers from 2.5 to 1.55 ms a step. Large tensors can be sent while earlier
-    layers still compute, and need not be copied into a buffer and out again: 84 MB of
-    gradients over two workers took 3 to 4 % less time so. The rows of sparse gradients
-    are gathered, since their number differs between replicas.
+    two workers from 2.5 to 1.55 ms a step. Buckets of gradients can be sent while
+    earlier layers still compute, and large ones need not be copied into a buffer and
+    out again. The rows of sparse gradients are gathered, since their number differs
+    between replicas.
 
     Args:
       context: Context of the calling replica.
@@ -111,88 +111,20 @@ def all_reduce_packed(
         wanted = (send_as if id(value) in gradients else None) or main
         return wanted if value.dtype.is_floating else value.dtype
 
-    sparse = _sum_sparse(context, outputs.gradients)
-    outputs = outputs._replace(gradients=sparse)
-    return _sum_dense(context, outputs, wire_type, _LARGE_BYTES)
+    outputs = _sum_buckets(context, outputs, wire_type)
+    # Last, because tables of embeddings are in the first layers.
+    return outputs._replace(gradients=sum_sparse(context, outputs.gradients))
 
 
-# A collective of a few numbers takes as long as two copies of some hundred kilobytes.
-_LARGE_BYTES = 4 << 20
+# A gradient of this size or larger is sent by itself, and smaller ones in buckets of at
+# least this size. A collective of a few numbers takes as long as to copy some hundred
+# kilobytes twice.
+BUCKET_BYTES = 1 << 20
 _LARGE_IN_ONE_PROCESS_BYTES = 64 << 10
 
 
 def _own_type(value: tf.Tensor) -> tf.DType:
     return value.dtype
-
-
-# How many rows are sent: never less, and at most an eighth more than there are. Each
-# number has a key of its own, so that there are no more keys than numbers here.
-_ROWS_ON_THE_WIRE = np.array(
-    sorted(
-        {
-            max((8 + eighth) << octave >> 3, 1)
-            for octave in range(28)
-            for eighth in range(8)
-        }
-    ),
-    np.int32,
-)
-_FIRST_KEY = 1 << 30
-
-
-def _sum_sparse(
-    context: tf.distribute.ReplicaContext,
-    gradients: Sequence[Any],
-) -> list[Any]:
-    """Returns gradients in which IndexedSlices have the rows of all replicas.
-
-    Rows of the same index add up when applied. A collective has one shape on all
-    replicas, and TensorFlow remembers the shape by the collective's key. So replicas
-    first agree on a number of rows, fill theirs up to it, and take the key of that
-    number (`gather_by_key`).
-    """
-    places = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
-    if not places:
-        return list(gradients)
-    own = tf.stack([tf.size(gradients[place].indices) for place in places])
-    counts = gather_by_key(context, own, tf.constant(_FIRST_KEY))
-    counts = tf.reshape(counts, [-1, len(places)])
-    summed = list(gradients)
-    for column, place in enumerate(places):
-        slices = gradients[place]
-        parts = [tf.cast(slices.indices, tf.int64), slices.values]
-        key = _FIRST_KEY + (2 * column + 1) * len(_ROWS_ON_THE_WIRE)
-        indices, values = (
-            _gather_rows(context, part, counts[:, column], first_key)
-            for part, first_key in zip(
-                parts, (key, key + len(_ROWS_ON_THE_WIRE)), strict=True
-            )
-        )
-        summed[place] = tf.IndexedSlices(values, indices, slices.dense_shape)
-    return summed
-
-
-def _gather_rows(
-    context: tf.distribute.ReplicaContext,
-    rows: tf.Tensor,
-    counts: tf.Tensor,
-    first_key: int,
-) -> tf.Tensor:
-    """Returns the rows of all replicas [sum of counts, ...], in the replicas' order.
-
-    Args:
-      context: Context of the calling replica.
-      rows: Rows of this replica, [its count, ...].
-      counts: Rows of each replica, int32 [replicas].
-      first_key: First of the keys of this collective.
-    """
-    choice = tf.searchsorted(_ROWS_ON_THE_WIRE, [tf.reduce_max(counts)])[0]
-    num_sent = tf.gather(_ROWS_ON_THE_WIRE, choice)
-    missing = num_sent - tf.shape(rows)[0]
-    padding = [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1)
-    gathered = gather_by_key(context, tf.pad(rows, padding), first_key + choice)
-    is_row = tf.reshape(tf.sequence_mask(counts, num_sent), [-1])
-    return tf.ensure_shape(tf.boolean_mask(gathered, is_row), [None, *rows.shape[1:]])
 
 
 def _sum_dense(
@@ -214,6 +146,31 @@ def _sum_dense(
     for (dtype, _), indices in buffers.items():
         values = [flat[index] for index in indices]
         summed = _sum_buffer(context, values, dtype)
+        for index, value in zip(indices, summed, strict=True):
+            flat[index] = value
+    return tf.nest.pack_sequence_as(outputs, flat)
+
+
+def _sum_buckets(
+    context: tf.distribute.ReplicaContext,
+    outputs: ReplicaOutputs,
+    wire_type: Callable[[tf.Tensor], tf.DType],
+) -> ReplicaOutputs:
+    """Returns the outputs summed over replicas in buckets, except sparse gradients.
+
+    TensorFlow starts the collectives of a device one after the other, in the order of
+    the program: first the bucket that is complete first.
+    """
+    flat = tf.nest.flatten(outputs)
+    dense = [i for i, value in enumerate(flat) if isinstance(value, tf.Tensor)]
+    kinds = [
+        (wire_type(flat[index]), flat[index].shape.num_elements() or 0)
+        for index in dense
+    ]
+    for bucket in grouped(kinds, BUCKET_BYTES):
+        indices = [dense[position] for position in bucket]
+        values = [flat[index] for index in indices]
+        summed = _sum_buffer(context, values, kinds[bucket[0]][0])
         for index, value in zip(indices, summed, strict=True):
             flat[index] = value
     return tf.nest.pack_sequence_as(outputs, flat)

@@ -52,8 +52,10 @@ def test_parts_of_three_workers_are_one_device(tmp_path: pathlib.Path) -> None:
 
 def test_a_run_resumes_to_the_bit(tmp_path: pathlib.Path) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
-    flags = [*WORKERS, "--num_workers=2", *SMALL, "--optimizer=adam"]
-    flags += ["--eval_every_steps=6"]
+    flags = (
+        *(*WORKERS, "--num_workers=2", *SMALL),
+        *("--optimizer=adam", "--eval_every_steps=6"),
+    )
     undisturbed = train(whole, *flags, "--train_steps=20")
     train(run, *flags, "--train_steps=11")
     result = train(run, *flags, "--train_steps=20", "--resume=auto")
@@ -81,8 +83,10 @@ def test_checkpoints_are_those_of_any_strategy(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad"])
 def test_each_optimizer_of_flags(tmp_path: pathlib.Path, optimizer: str) -> None:
     one, run = tmp_path / "one", tmp_path / "run"
-    flags = [*SMALL, f"--optimizer={optimizer}", "--train_steps=20"]
-    flags += ["--learning_rate=0.01", "--weight_decay=0.01", "--eval_every_steps=7"]
+    flags = (
+        *(*SMALL, f"--optimizer={optimizer}", "--train_steps=20"),
+        *("--learning_rate=0.01", "--weight_decay=0.01", "--eval_every_steps=7"),
+    )
     train(one, *flags)
     train(run, *WORKERS, "--num_workers=2", *flags)
     # For sgd docs/numerics.md promises 1e-12; Adagrad divides by small numbers.

@@ -229,11 +229,7 @@ class TrainingParts(ModelParts):
         """Returns the variables that hold the optimizer's state while steps run."""
         variables = [v.value for v in self.optimizer.variables]
         shard = self.strategy.optimizer_shard()
-        if shard is None:
-            return variables
-        # Variables of which this process has a part hold nothing meanwhile.
-        whole = [v for v in variables if v.shape.is_fully_defined()]
-        return [*whole, *(part for kind in shard.state for part in kind)]
+        return variables if shard is None else shard.held_of(variables)
 
     def embeddings(self) -> list[ShardedEmbedding]:
         """Returns the layers that use only a few rows of their table in a step."""

@@ -1,0 +1,80 @@
+"""Sum of sparse gradients over replicas, by gathering their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.common.private_apis import gather_by_key
+
+# How many rows are sent: never less, and at most an eighth more than there are. Each
+# number has a key of its own, so that there are no more keys than numbers here.
+_ROWS_ON_THE_WIRE = np.array(
+    sorted(
+        {
+            max((8 + eighth) << octave >> 3, 1)
+            for octave in range(28)
+            for eighth in range(8)
+        }
+    ),
+    np.int32,
+)
+_FIRST_KEY = 1 << 30
+
+
+def sum_sparse(
+    context: tf.distribute.ReplicaContext,
+    gradients: Sequence[Any],
+) -> list[Any]:
+    """Returns gradients in which IndexedSlices have the rows of all replicas.
+
+    Rows of the same index add up when applied. A collective has one shape on all
+    replicas, and TensorFlow remembers the shape by the collective's key. So replicas
+    first agree on a number of rows, fill theirs up to it, and take the key of that
+    number (`gather_by_key`).
+    """
+    places = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
+    if not places:
+        return list(gradients)
+    own = tf.stack([tf.size(gradients[place].indices) for place in places])
+    counts = gather_by_key(context, own, tf.constant(_FIRST_KEY))
+    counts = tf.reshape(counts, [-1, len(places)])
+    summed = list(gradients)
+    for column, place in enumerate(places):
+        slices = gradients[place]
+        parts = [tf.cast(slices.indices, tf.int64), slices.values]
+        key = _FIRST_KEY + (2 * column + 1) * len(_ROWS_ON_THE_WIRE)
+        indices, values = (
+            _gather_rows(context, part, counts[:, column], first_key)
+            for part, first_key in zip(
+                parts, (key, key + len(_ROWS_ON_THE_WIRE)), strict=True
+            )
+        )
+        summed[place] = tf.IndexedSlices(values, indices, slices.dense_shape)
+    return summed
+
+
+def _gather_rows(
+    context: tf.distribute.ReplicaContext,
+    rows: tf.Tensor,
+    counts: tf.Tensor,
+    first_key: int,
+) -> tf.Tensor:
+    """Returns the rows of all replicas [sum of counts, ...], in the replicas' order.
+
+    Args:
+      context: Context of the calling replica.
+      rows: Rows of this replica, [its count, ...].
+      counts: Rows of each replica, int32 [replicas].
+      first_key: First of the keys of this collective.
+    """
+    choice = tf.searchsorted(_ROWS_ON_THE_WIRE, [tf.reduce_max(counts)])[0]
+    num_sent = tf.gather(_ROWS_ON_THE_WIRE, choice)
+    missing = num_sent - tf.shape(rows)[0]
+    padding = [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1)
+    gathered = gather_by_key(context, tf.pad(rows, padding), first_key + choice)
+    is_row = tf.reshape(tf.sequence_mask(counts, num_sent), [-1])
+    return tf.ensure_shape(tf.boolean_mask(gathered, is_row), [None, *rows.shape[1:]])
