@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.speed.data import write_images, write_records
-from benchmarks.speed.sides import Measured, Peer, Project, Unconnected
+from benchmarks.speed.sides import Peer, Project, Unconnected
 from benchmarks.speed.subject import Subject
 
 # As benchmarks/peers/work.py has them.
@@ -148,20 +147,6 @@ def _keras_fit() -> Sequence[Subject]:
     ]
 
 
-def _script() -> Sequence[Subject]:
-    common = (*_replicas("mirrored"), "--global_batch_size=64", "--train_steps=4000")
-    by_flags = ("--model=mlp", "--dataset=digits", "--eval_every_steps=none")
-    return [
-        Subject(
-            name="mlp-script-and-flags",
-            project=Project(("--script=benchmarks/speed/digits_program.py", *common)),
-            peer=Project((*by_flags, *common)),
-            # At most 2 % of a step.
-            goal=0.98,
-        )
-    ]
-
-
 def _workers() -> Sequence[Subject]:
     """Two processes of one thread each."""
     flags = ("--strategy=multi_worker_mirrored", "--num_workers=2")
@@ -227,47 +212,6 @@ def _scaling() -> Sequence[Subject]:
     ]
 
 
-def _sparse() -> Sequence[Subject]:
-    common = (
-        "--strategy=parameter_server",
-        "--num_workers=2",
-        "--model=wide_embedding",
-        "--dataset=clicks",
-        "--set=data.num_columns=8",
-        # In each column: a million rows in all.
-        "--set=data.num_categories=125000",
-        "--optimizer=sgd",
-    )
-    return [
-        Subject(
-            name="embedding-sparse-and-dense",
-            project=Project((*common, "--train_steps=400")),
-            peer=Project(
-                (*common, "--train_steps=60", "--set=optimizer.sparse_gradients=false")
-            ),
-            goal=20.0,
-        )
-    ]
-
-
-def _summaries() -> Sequence[Subject]:
-    work = _project("convnet", 300)
-    off = ("--summary_every_steps=1000000", "--set=report.histogram_every_steps=none")
-    return [
-        Subject(
-            name="convnet-summaries-and-none",
-            project=work,
-            peer=Project((*work.flags, *off)),
-            goal=0.98,
-            ratio=_by_training_time,
-        )
-    ]
-
-
-def _by_training_time(project: Measured, peer: Measured) -> float:
-    return (peer.training_seconds or 0.0) / (project.training_seconds or 1.0)
-
-
 def _start() -> Sequence[Subject]:
     return [
         Subject(
@@ -313,53 +257,14 @@ def _step_phases() -> Sequence[Subject]:
     ]
 
 
-def _input() -> Sequence[Subject]:
-    """Fractions of the time spent waiting for input, beside data held in memory."""
-    images = ("--dataset=cifar10", "--data_path={folder}", "--train_steps=150")
-    records = (
-        "--dataset=tfrecord",
-        "--data_path={folder}/train.tfrecord",
-        "--eval_data_path={folder}/train.tfrecord",
-    )
-    works = (
-        (
-            "images",
-            ("--model=convnet", *images),
-            write_images,
-            ("--set=data.augmentation=false",),
-        ),
-        (
-            "records",
-            ("--model=mlp", *records, "--sharding=example", "--train_steps=3000"),
-            write_records,
-            ("--sharding=exact",),
-        ),
-    )
-    return [
-        Subject(
-            name=f"{name}-input",
-            project=Project(flags, write_data=write_data),
-            peer=Project((*flags, *from_memory), write_data=write_data),
-            # It may wait for 2 % of its time.
-            goal=1.0,
-            ratio=lambda project, peer: 0.02 / max(project.input_share or 0.0, 1e-6),
-        )
-        for name, flags, write_data, from_memory in works
-    ]
-
-
 SUBJECTS: Sequence[Subject] = (
     *_loops(),
     *_compiled_loops(),
     *_keras_fit(),
-    *_script(),
     *_workers(),
     *_parameter_servers(),
     *_scaling(),
-    *_sparse(),
-    *_summaries(),
     *_start(),
     *_memory(),
     *_step_phases(),
-    *_input(),
 )

@@ -1,0 +1,332 @@
+"""Predicts step times, then measures them: how far predictions hold.
+
+  python -m benchmarks.growth                # a part of the points
+  python -m benchmarks.growth --full         # all of them
+  python -m benchmarks.growth --replicas=8 --widths=64 --bandwidths=100,0
+
+The model is that of --mode=predict, fitted to its short runs of two to four replicas
+and one width. All points are predicted before any is measured: other replicas, widths
+and bandwidths (0: no limit). Of a width the model gets the time of one device and the
+bytes of a gradient. An interrupted benchmark continues at the same commit. --record
+writes results/growth.json and the table of docs/prediction.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import pathlib
+import re
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.record import RESULTS, ROOT, markdown_table, this_machine
+from benchmarks.strategy_table import folder_of
+from strategies.common.files import write_atomically, write_json
+from strategies.processes.starter import ProcessStarter
+from trainers.cli import flags
+from trainers.cli.warm_start import starter_of
+from trainers.config.config import Config
+from trainers.experiments.arms import Arm
+from trainers.experiments.predict.compute_model import Compute, Measurement
+from trainers.experiments.predict.content import content_of_an_arm
+from trainers.experiments.predict.experiments import (
+    Experiment,
+    arms_of,
+    obstacle_to_links,
+    of_an_arm,
+    on_one_device,
+    uncompiled,
+    with_replicas,
+)
+from trainers.experiments.predict.fitting import (
+    Fitted,
+    executed_with_links,
+    fit,
+    measured,
+)
+from trainers.experiments.run_record import read_run
+from trainers.experiments.runner import Executed, measure_run
+from trainers.run_dir.step_recording import Recording
+
+RECORD = RESULTS / "growth.json"
+DOCUMENT = ROOT / "docs" / "prediction.md"
+_STRATEGIES = "mirrored,multi_worker_mirrored,parameter_server"
+_WIDTH, _BATCH, _INPUTS, _CLASSES, _STEPS = 512, 64, 3072, 10, 150
+_SHARED = (
+    *("--model=mlp", f"--hidden_units={_WIDTH}", "--dataset=synthetic"),
+    *(f"--set=data.input_shape={_INPUTS}", f"--global_batch_size={_BATCH}"),
+    f"--train_steps={_STEPS}",
+)
+# Replicas, widths and bandwidths in megabits per second of a part and of all points.
+_PART = {"replicas": "2,8", "widths": "64,512,2048", "bandwidths": "0,1000,100"}
+_ALL = {**_PART, "replicas": "2,3,4,6,8", "widths": "64,256,512,1024,2048"}
+# A run takes about this long beside its steps, and has as many steps as take this long.
+_START_SECONDS, _TRAIN_SECONDS, _FEWEST_STEPS = 9.0, 5.0, 12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """A step time, predicted and, later, measured.
+
+    Attributes:
+      strategy: Name of the arm.
+      replicas: Number of replicas.
+      width: Number of hidden units.
+      bandwidth_mbit: Emulated bandwidth; 0 for loopback.
+      is_fitted: True if the model was fitted to this run.
+      predicted_milliseconds: Step time by the model.
+      measured_milliseconds: Median step of a run; None before it.
+    """
+
+    strategy: str
+    replicas: int
+    width: int
+    bandwidth_mbit: float
+    is_fitted: bool
+    predicted_milliseconds: float
+    measured_milliseconds: float | None = None
+
+    @property
+    def error(self) -> float:
+        return self.predicted_milliseconds / (self.measured_milliseconds or 1.0) - 1
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of its run."""
+        fitting = int(1e3 * _TRAIN_SECONDS / self.predicted_milliseconds)
+        return min(max(fitting, _FEWEST_STEPS), _STEPS)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted duration of its run."""
+        return _START_SECONDS + self.steps * self.predicted_milliseconds / 1e3
+
+
+class Growth:
+    """Predicts all points, then measures them; a run that is in the folder is read."""
+
+    def __init__(self, config: Config, folder: pathlib.Path, starter: ProcessStarter):
+        """Takes the configuration of a prediction, and runs nothing."""
+        self._folder = folder
+        self._starter = starter
+        self._reference = on_one_device(config)
+        self.arms: Mapping[str, Arm] = {arm.name: arm for arm in arms_of(config)}
+
+    def fit(self) -> tuple[Fitted, set[tuple[str, int, float]]]:
+        """Returns the model, and the points of its width that it is fitted to."""
+        arms = self.arms.values()
+        every = [e for arm in arms for e in of_an_arm(arm, num_gpus=0)]
+        has_links = obstacle_to_links() is None
+        runs = list(
+            executed_with_links((*self._reference, *every), has_links, self._executed)
+        )
+        return fit(runs), {
+            (e.arm, e.num_replicas, e.bandwidth_mbit or 0.0)
+            for e, _ in runs
+            if e.size == "own" and e.config.length.global_batch_size == _BATCH
+        }
+
+    def predicted(self, wanted: Mapping[str, Sequence[int]]) -> Iterator[Point]:
+        """Yields all points, predicted."""
+        fitted, known = self.fit()
+        for width in wanted["widths"]:
+            compute = self._compute_of(width, fitted)
+            for arm in fitted.arms:
+                model = dataclasses.replace(arm.model, compute=compute)
+                rates = wanted["bandwidths"] if arm.is_multi_process else (0,)
+                for count, rate in itertools.product(wanted["replicas"], rates):
+                    is_synchronous = model.exchange.is_synchronous
+                    run = Measurement(
+                        num_replicas=count,
+                        examples=_BATCH / (count if is_synchronous else 1),
+                        step_seconds=0.0,
+                        gradient_bytes=4.0 * _num_weights(width),
+                        bandwidth_mbit=rate or None,
+                    )
+                    yield Point(
+                        strategy=arm.name,
+                        replicas=count,
+                        width=width,
+                        bandwidth_mbit=rate,
+                        is_fitted=width == _WIDTH and (arm.name, count, rate) in known,
+                        predicted_milliseconds=1e3 * model.of(run),
+                    )
+
+    def measured(self, point: Point) -> Point:
+        """Returns a point with the step time of its run."""
+        config = with_replicas(self.arms[point.strategy].config, point.replicas)
+        config = uncompiled(config).replace(
+            hidden_units=(point.width,),
+            train_steps=point.steps,
+            emulated_bandwidth_mbit=point.bandwidth_mbit or None,
+        )
+        experiment = Experiment(
+            arm=point.strategy, num_replicas=point.replicas, config=config
+        )
+        found = measured(experiment, self._executed(experiment))
+        return dataclasses.replace(
+            point, measured_milliseconds=1e3 * found.step_seconds
+        )
+
+    def _compute_of(self, width: int, fitted: Fitted) -> Compute:
+        if width == _WIDTH:
+            return fitted.compute
+        alone = [e for e in self._reference if e.size == "own"]
+        ends = (alone[0], alone[-2])
+        found = [
+            dataclasses.replace(e, config=e.config.replace(hidden_units=(width,)))
+            for e in ends
+        ]
+        return Compute.fitted([measured(e, self._executed(e)) for e in found])
+
+    def _executed(self, experiment: Experiment) -> Executed:
+        (width,) = experiment.config.model.hidden_units
+        name = f"{experiment.name}-width-{width}"
+        path, log = self._folder / name, self._folder / f"{name}.log"
+        run = read_run(path, arm=name, seed=0, log=log)
+        if not run.is_completed:
+            print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
+            config = experiment.config.replace(run_dir=str(path), resume="auto")
+            measure_run(config, log, lambda: False, self._starter)
+            run = read_run(path, arm=name, seed=0, log=log)
+        if not run.is_completed:
+            raise RuntimeError(f"{name}: {run.reason}")
+        return Executed(experiment.config, run, Recording(path), 0)
+
+
+def _num_weights(width: int) -> int:
+    return (_INPUTS + 1) * width + (width + 1) * _CLASSES
+
+
+def summary_of(points: Sequence[Point]) -> dict[str, Any]:
+    """Returns the errors of points that were not fitted, and how many orders hold.
+
+    An order is that of two strategies at the same replicas, width and bandwidth, where
+    not both points were fitted.
+    """
+    errors = [abs(p.error) for p in points if not p.is_fitted]
+    orders = [
+        (a.predicted_milliseconds < b.predicted_milliseconds)
+        == ((a.measured_milliseconds or 0) < (b.measured_milliseconds or 0))
+        for a, b in itertools.combinations(points, 2)
+        if not (a.is_fitted and b.is_fitted) and _place(a) == _place(b)
+    ]
+    return {
+        "points": len(errors),
+        "median_error": statistics.median(errors) if errors else None,
+        "largest_error": max(errors, default=None),
+        "pairs": len(orders),
+        "right_order": statistics.mean(orders) if orders else None,
+    }
+
+
+def _place(point: Point) -> tuple[int, int, float]:
+    return point.replicas, point.width, point.bandwidth_mbit
+
+
+def table_of(points: Sequence[Point]) -> str:
+    """Returns a row for each strategy and bandwidth, in Markdown."""
+    groups: dict[tuple[str, str], list[Point]] = {}
+    for p in points:
+        rate = f"{p.bandwidth_mbit:g} Mbit/s" if p.bandwidth_mbit else "no limit"
+        groups.setdefault((p.strategy, rate), []).append(p)
+        groups.setdefault(("all", "all"), []).append(p)
+    groups["all", "all"] = groups.pop(("all", "all"), [])
+    rows = []
+    for group, members in groups.items():
+        found = summary_of(members)
+        cells = [_percent(found[f"{n}_error"]) for n in ("median", "largest")]
+        worst = max(members, key=lambda p: abs(p.error) * (not p.is_fitted))
+        shown = f"{worst.replicas} replicas, width {worst.width}: {worst.error:+.0%}"
+        order = _percent(found["right_order"])
+        rows.append((*group, str(found["points"]), *cells, shown, order))
+    headings = (
+        *("strategy", "bandwidth", "points", "median error", "largest error"),
+        *("at", "right order"),
+    )
+    return "\n".join(markdown_table(headings, rows))
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def _record(content: Mapping[str, Any], table: str) -> None:
+    write_json(RECORD, content)
+    marks = r"(<!-- growth: begin -->\n).*(<!-- growth: end -->)"
+    text = DOCUMENT.read_text(encoding="utf-8")
+    about = (
+        f"`{content['command']}` on {content['machine']['name']}, {content['date']}:"
+    )
+    filled = rf"\g<1>{about}\n\n{table}\n\g<2>"
+    write_atomically(DOCUMENT, re.sub(marks, filled, text, flags=re.DOTALL))
+    print(f"{RECORD.relative_to(ROOT)} and {DOCUMENT.relative_to(ROOT)} are written")
+
+
+def main() -> int:
+    """Returns 0 once all points are measured."""
+    arguments = _parse_arguments()
+    words = ["--mode=predict", f"--strategies={arguments.strategies}", *_SHARED]
+    config = flags.parse(["", *words])
+    folder = arguments.folder or folder_of("growth")
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {n: [int(v) for v in getattr(arguments, n).split(",")] for n in _PART}
+    with starter_of(config) as starter:
+        growth = Growth(config, folder, starter)
+        print(f"runs are in {folder}; the fit takes 10 to 20 minutes", flush=True)
+        points = list(growth.predicted(wanted))
+        write_json(
+            folder / "predicted.json",
+            {"points": [dataclasses.asdict(p) for p in points]},
+        )
+        seconds = sum(p.seconds for p in points)
+        print(f"{len(points)} points, {seconds / 60:.0f} minutes from here", flush=True)
+        points = [growth.measured(p) for p in points]
+        fitted, _ = growth.fit()
+    for p in points:
+        print(json.dumps({**dataclasses.asdict(p), "error": round(p.error, 3)}))
+    content = {
+        "command": f"python -m benchmarks.growth {' '.join(sys.argv[1:])}".strip(),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": this_machine(),
+        "prediction": f"python -m trainers.main {' '.join(words)}",
+        "strategies": [content_of_an_arm(arm) for arm in fitted.arms],
+        "summary": summary_of(points),
+        "points": [dataclasses.asdict(p) for p in points],
+    }
+    print(table_of(points))
+    write_json(folder / "growth.json", content)
+    if arguments.record:
+        _record(content, table_of(points))
+    return 0
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--strategies", default=_STRATEGIES, help="to measure")
+    parser.add_argument("--full", action="store_true", help="all points")
+    for name in _PART:
+        parser.add_argument(f"--{name}", help="numbers, separated by commas")
+    parser.add_argument("--folder", type=pathlib.Path, help="of the runs")
+    parser.add_argument("--record", action="store_true", help="write into results/")
+    arguments = parser.parse_args()
+    for name, value in (_ALL if arguments.full else _PART).items():
+        given = getattr(arguments, name)
+        if given is not None and not re.fullmatch(r"\d+(,\d+)*", given):
+            parser.error(
+                f"--{name}={given} is not accepted: use numbers such as {value}"
+            )
+        setattr(arguments, name, given or value)
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())
