@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import pathlib
 import re
 import statistics
@@ -32,24 +31,12 @@ from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
-from trainers.experiments.arms import Arm
+from trainers.experiments.predict import experiments
 from trainers.experiments.predict.compute_model import Compute, Measurement
 from trainers.experiments.predict.content import content_of_an_arm
-from trainers.experiments.predict.experiments import (
-    Experiment,
-    arms_of,
-    obstacle_to_links,
-    of_an_arm,
-    on_one_device,
-    uncompiled,
-    with_replicas,
-)
-from trainers.experiments.predict.fitting import (
-    Fitted,
-    executed_with_links,
-    fit,
-    measured,
-)
+from trainers.experiments.predict.experiments import Experiment
+from trainers.experiments.predict.fitting import Fitted, executed_with_links, fit
+from trainers.experiments.predict.fitting import measured as measurement_of
 from trainers.experiments.run_record import read_run
 from trainers.experiments.runner import Executed, measure_run
 from trainers.run_dir.step_recording import Recording
@@ -63,7 +50,7 @@ _SHARED = (
     *(f"--set=data.input_shape={_INPUTS}", f"--global_batch_size={_BATCH}"),
     f"--train_steps={_STEPS}",
 )
-# Replicas, widths and bandwidths in megabits per second of a part and of all points.
+# A part of the points, and all of them.
 _PART = {"replicas": "2,8", "widths": "64,512,2048", "bandwidths": "0,1000,100"}
 _ALL = {**_PART, "replicas": "2,3,4,6,8", "widths": "64,256,512,1024,2048"}
 # A run takes about this long beside its steps, and has as many steps as take this long.
@@ -80,8 +67,8 @@ class Point:
       width: Number of hidden units.
       bandwidth_mbit: Emulated bandwidth; 0 for loopback.
       is_fitted: True if the model was fitted to this run.
-      predicted_milliseconds: Step time by the model.
-      measured_milliseconds: Median step of a run; None before it.
+      predicted_seconds: Step time by the model.
+      measured_seconds: Median step of a run; 0 before it.
     """
 
     strategy: str
@@ -89,23 +76,21 @@ class Point:
     width: int
     bandwidth_mbit: float
     is_fitted: bool
-    predicted_milliseconds: float
-    measured_milliseconds: float | None = None
+    predicted_seconds: float
+    measured_seconds: float = 0.0
+
+    @property
+    def place(self) -> tuple[int, int, float]:
+        return self.replicas, self.width, self.bandwidth_mbit
 
     @property
     def error(self) -> float:
-        return self.predicted_milliseconds / (self.measured_milliseconds or 1.0) - 1
+        return self.predicted_seconds / self.measured_seconds - 1
 
     @property
     def steps(self) -> int:
-        """Number of steps of its run."""
-        fitting = int(1e3 * _TRAIN_SECONDS / self.predicted_milliseconds)
-        return min(max(fitting, _FEWEST_STEPS), _STEPS)
-
-    @property
-    def seconds(self) -> float:
-        """Predicted duration of its run."""
-        return _START_SECONDS + self.steps * self.predicted_milliseconds / 1e3
+        fitting = int(_TRAIN_SECONDS / self.predicted_seconds)
+        return min(max(fitting, _FEWEST_STEPS, 3 * self.replicas), _STEPS)
 
 
 class Growth:
@@ -115,38 +100,41 @@ class Growth:
         """Takes the configuration of a prediction, and runs nothing."""
         self._folder = folder
         self._starter = starter
-        self._reference = on_one_device(config)
-        self.arms: Mapping[str, Arm] = {arm.name: arm for arm in arms_of(config)}
+        self._reference = experiments.on_one_device(config)
+        self._arms = {arm.name: arm for arm in experiments.arms_of(config)}
+        self._fitted_to: set[tuple[str, tuple[int, int, float]]] = set()
 
-    def fit(self) -> tuple[Fitted, set[tuple[str, int, float]]]:
-        """Returns the model, and the points of its width that it is fitted to."""
-        arms = self.arms.values()
-        every = [e for arm in arms for e in of_an_arm(arm, num_gpus=0)]
-        has_links = obstacle_to_links() is None
+    def fit(self) -> Fitted:
+        """Returns the model of the runs that a prediction makes."""
+        arms = self._arms.values()
+        every = [e for arm in arms for e in experiments.of_an_arm(arm, num_gpus=0)]
+        has_links = experiments.obstacle_to_links() is None
         runs = list(
             executed_with_links((*self._reference, *every), has_links, self._executed)
         )
-        return fit(runs), {
-            (e.arm, e.num_replicas, e.bandwidth_mbit or 0.0)
+        self._fitted_to = {
+            (e.arm, (e.num_replicas, _WIDTH, e.bandwidth_mbit or 0))
             for e, _ in runs
             if e.size == "own" and e.config.length.global_batch_size == _BATCH
         }
+        return fit(runs)
 
-    def predicted(self, wanted: Mapping[str, Sequence[int]]) -> Iterator[Point]:
+    def predicted(
+        self, fitted: Fitted, wanted: Mapping[str, Sequence[int]]
+    ) -> Iterator[Point]:
         """Yields all points, predicted."""
-        fitted, known = self.fit()
         for width in wanted["widths"]:
-            compute = self._compute_of(width, fitted)
+            num_weights = (_INPUTS + 1) * width + (width + 1) * _CLASSES
+            compute = fitted.compute if width == _WIDTH else self._compute_of(width)
             for arm in fitted.arms:
                 model = dataclasses.replace(arm.model, compute=compute)
                 rates = wanted["bandwidths"] if arm.is_multi_process else (0,)
                 for count, rate in itertools.product(wanted["replicas"], rates):
-                    is_synchronous = model.exchange.is_synchronous
                     run = Measurement(
                         num_replicas=count,
-                        examples=_BATCH / (count if is_synchronous else 1),
+                        examples=_BATCH / model.exchange.shares(count),
                         step_seconds=0.0,
-                        gradient_bytes=4.0 * _num_weights(width),
+                        gradient_bytes=4.0 * num_weights,
                         bandwidth_mbit=rate or None,
                     )
                     yield Point(
@@ -154,36 +142,31 @@ class Growth:
                         replicas=count,
                         width=width,
                         bandwidth_mbit=rate,
-                        is_fitted=width == _WIDTH and (arm.name, count, rate) in known,
-                        predicted_milliseconds=1e3 * model.of(run),
+                        is_fitted=(arm.name, (count, width, rate)) in self._fitted_to,
+                        predicted_seconds=model.of(run),
                     )
 
     def measured(self, point: Point) -> Point:
         """Returns a point with the step time of its run."""
-        config = with_replicas(self.arms[point.strategy].config, point.replicas)
-        config = uncompiled(config).replace(
+        arm = self._arms[point.strategy]
+        config = experiments.with_replicas(arm.config, point.replicas).replace(
             hidden_units=(point.width,),
             train_steps=point.steps,
             emulated_bandwidth_mbit=point.bandwidth_mbit or None,
+            jit_compile="off",
         )
-        experiment = Experiment(
-            arm=point.strategy, num_replicas=point.replicas, config=config
-        )
-        found = measured(experiment, self._executed(experiment))
-        return dataclasses.replace(
-            point, measured_milliseconds=1e3 * found.step_seconds
-        )
+        run = Experiment(arm=arm.name, num_replicas=point.replicas, config=config)
+        found = measurement_of(run, self._executed(run)).step_seconds
+        return dataclasses.replace(point, measured_seconds=found)
 
-    def _compute_of(self, width: int, fitted: Fitted) -> Compute:
-        if width == _WIDTH:
-            return fitted.compute
-        alone = [e for e in self._reference if e.size == "own"]
-        ends = (alone[0], alone[-2])
-        found = [
-            dataclasses.replace(e, config=e.config.replace(hidden_units=(width,)))
-            for e in ends
-        ]
-        return Compute.fitted([measured(e, self._executed(e)) for e in found])
+    def _compute_of(self, width: int) -> Compute:
+        found = []
+        # The smallest and the largest part of the batch.
+        for each in (self._reference[0], self._reference[3]):
+            config = each.config.replace(hidden_units=(width,))
+            run = dataclasses.replace(each, config=config)
+            found.append(measurement_of(run, self._executed(run)))
+        return Compute.fitted(found)
 
     def _executed(self, experiment: Experiment) -> Executed:
         (width,) = experiment.config.model.hidden_units
@@ -200,10 +183,6 @@ class Growth:
         return Executed(experiment.config, run, Recording(path), 0)
 
 
-def _num_weights(width: int) -> int:
-    return (_INPUTS + 1) * width + (width + 1) * _CLASSES
-
-
 def summary_of(points: Sequence[Point]) -> dict[str, Any]:
     """Returns the errors of points that were not fitted, and how many orders hold.
 
@@ -212,10 +191,10 @@ def summary_of(points: Sequence[Point]) -> dict[str, Any]:
     """
     errors = [abs(p.error) for p in points if not p.is_fitted]
     orders = [
-        (a.predicted_milliseconds < b.predicted_milliseconds)
-        == ((a.measured_milliseconds or 0) < (b.measured_milliseconds or 0))
+        (a.predicted_seconds < b.predicted_seconds)
+        == (a.measured_seconds < b.measured_seconds)
         for a, b in itertools.combinations(points, 2)
-        if not (a.is_fitted and b.is_fitted) and _place(a) == _place(b)
+        if a.place == b.place and not (a.is_fitted and b.is_fitted)
     ]
     return {
         "points": len(errors),
@@ -226,47 +205,30 @@ def summary_of(points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _place(point: Point) -> tuple[int, int, float]:
-    return point.replicas, point.width, point.bandwidth_mbit
-
-
 def table_of(points: Sequence[Point]) -> str:
-    """Returns a row for each strategy and bandwidth, in Markdown."""
+    """Returns a row for each strategy and bandwidth, and of all, in Markdown."""
     groups: dict[tuple[str, str], list[Point]] = {}
     for p in points:
-        rate = f"{p.bandwidth_mbit:g} Mbit/s" if p.bandwidth_mbit else "no limit"
-        groups.setdefault((p.strategy, rate), []).append(p)
-        groups.setdefault(("all", "all"), []).append(p)
-    groups["all", "all"] = groups.pop(("all", "all"), [])
+        groups.setdefault((p.strategy, f"{p.bandwidth_mbit:g} Mbit/s"), []).append(p)
     rows = []
-    for group, members in groups.items():
+    for names, members in [*groups.items(), (("all", ""), list(points))]:
         found = summary_of(members)
-        cells = [_percent(found[f"{n}_error"]) for n in ("median", "largest")]
         worst = max(members, key=lambda p: abs(p.error) * (not p.is_fitted))
-        shown = f"{worst.replicas} replicas, width {worst.width}: {worst.error:+.0%}"
-        order = _percent(found["right_order"])
-        rows.append((*group, str(found["points"]), *cells, shown, order))
-    headings = (
-        *("strategy", "bandwidth", "points", "median error", "largest error"),
-        *("at", "right order"),
-    )
-    return "\n".join(markdown_table(headings, rows))
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
+        keys = ("median_error", "largest_error", "right_order")
+        cells = ["-" if found[k] is None else f"{found[k]:.0%}" for k in keys]
+        at = f"{worst.replicas} replicas, width {worst.width}: {worst.error:+.0%}"
+        rows.append((*names, str(found["points"]), *cells, at))
+    first = ("strategy", "bandwidth", "points", "median error", "largest error")
+    return "\n".join(markdown_table((*first, "right order", "largest at"), rows))
 
 
 def _record(content: Mapping[str, Any], table: str) -> None:
     write_json(RECORD, content)
     marks = r"(<!-- growth: begin -->\n).*(<!-- growth: end -->)"
     text = DOCUMENT.read_text(encoding="utf-8")
-    about = (
-        f"`{content['command']}` on {content['machine']['name']}, {content['date']}:"
-    )
+    about = "`{command}`, {date}; 0 Mbit/s is loopback:".format_map(content)
     filled = rf"\g<1>{about}\n\n{table}\n\g<2>"
     write_atomically(DOCUMENT, re.sub(marks, filled, text, flags=re.DOTALL))
-    print(f"{RECORD.relative_to(ROOT)} and {DOCUMENT.relative_to(ROOT)} are written")
 
 
 def main() -> int:
@@ -280,28 +242,24 @@ def main() -> int:
     with starter_of(config) as starter:
         growth = Growth(config, folder, starter)
         print(f"runs are in {folder}; the fit takes 10 to 20 minutes", flush=True)
-        points = list(growth.predicted(wanted))
-        write_json(
-            folder / "predicted.json",
-            {"points": [dataclasses.asdict(p) for p in points]},
-        )
-        seconds = sum(p.seconds for p in points)
+        fitted = growth.fit()
+        points = list(growth.predicted(fitted, wanted))
+        seconds = sum(_START_SECONDS + p.steps * p.predicted_seconds for p in points)
         print(f"{len(points)} points, {seconds / 60:.0f} minutes from here", flush=True)
+        content = {
+            "command": f"python -m benchmarks.growth {' '.join(sys.argv[1:])}".strip(),
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": this_machine(),
+            "prediction": f"python -m trainers.main {' '.join(words)}",
+            "strategies": [content_of_an_arm(arm) for arm in fitted.arms],
+            "points": [dataclasses.asdict(p) for p in points],
+        }
+        write_json(folder / "predicted.json", content)
         points = [growth.measured(p) for p in points]
-        fitted, _ = growth.fit()
-    for p in points:
-        print(json.dumps({**dataclasses.asdict(p), "error": round(p.error, 3)}))
-    content = {
-        "command": f"python -m benchmarks.growth {' '.join(sys.argv[1:])}".strip(),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": this_machine(),
-        "prediction": f"python -m trainers.main {' '.join(words)}",
-        "strategies": [content_of_an_arm(arm) for arm in fitted.arms],
-        "summary": summary_of(points),
-        "points": [dataclasses.asdict(p) for p in points],
-    }
-    print(table_of(points))
+    content["points"] = [{**dataclasses.asdict(p), "error": p.error} for p in points]
+    content["summary"] = summary_of(points)
     write_json(folder / "growth.json", content)
+    print(table_of(points))
     if arguments.record:
         _record(content, table_of(points))
     return 0
@@ -319,12 +277,10 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--record", action="store_true", help="write into results/")
     arguments = parser.parse_args()
     for name, value in (_ALL if arguments.full else _PART).items():
-        given = getattr(arguments, name)
-        if given is not None and not re.fullmatch(r"\d+(,\d+)*", given):
-            parser.error(
-                f"--{name}={given} is not accepted: use numbers such as {value}"
-            )
-        setattr(arguments, name, given or value)
+        given = getattr(arguments, name) or value
+        if not re.fullmatch(r"[0-9]+(,[0-9]+)*", given):
+            parser.error(f"--{name}={given} is not accepted: use numbers like {value}")
+        setattr(arguments, name, given)
     return arguments
 
 

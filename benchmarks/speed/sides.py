@@ -30,6 +30,8 @@ class Measured:
         call.
       wall_seconds: Duration of the whole command.
       peak_memory_mib: Peak memory of the largest process.
+      training_seconds: Duration of all steps but the first calls, with the writing
+        between them; None for peers.
       versions: Versions by package.
     """
 
@@ -37,6 +39,7 @@ class Measured:
     first_step_seconds: float | None
     wall_seconds: float
     peak_memory_mib: float
+    training_seconds: float | None = None
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -185,6 +188,7 @@ def _of_run(run: pathlib.Path, wall_seconds: float) -> Measured:
         first_step_seconds=seconds["startup"] + seconds["trace"],
         wall_seconds=wall_seconds,
         peak_memory_mib=max(result["peak_memory_mib"].values()),
+        training_seconds=seconds["train"] + seconds["summary"],
         versions=result["versions"],
     )
 

@@ -2,259 +2,193 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.speed.sides import Peer, Project, Unconnected
+from benchmarks.speed.sides import Measured, Peer, Project, Unconnected
 from benchmarks.speed.subject import Subject
 
 # As benchmarks/peers/work.py has them.
-_WORKS: Mapping[str, tuple[str, ...]] = {
-    "mlp": (
-        "--dataset=synthetic",
-        "--model=mlp",
-        "--hidden_units=10",
-        "--set=data.input_shape=5",
-        "--num_classes=2",
-    ),
-    "digits": (
-        "--dataset=synthetic",
-        "--model=mlp",
-        "--hidden_units=512,512",
-        "--set=data.input_shape=784",
-    ),
-    "convnet": ("--dataset=synthetic", "--model=convnet"),
-    "dense": (
-        "--dataset=synthetic",
-        "--model=mlp",
-        "--hidden_units=4096,2048",
-        "--set=data.input_shape=3072",
-    ),
-    "transformer": (
-        "--model=examples.text_classifier:model",
-        "--dataset=examples.text_classifier:reviews",
-    ),
+_WORKS: Mapping[str, str] = {
+    "mlp": "--dataset=synthetic --model=mlp --hidden_units=10 --set=data.input_shape=5 "
+    "--num_classes=2",
+    "digits": "--dataset=synthetic --model=mlp --hidden_units=512,512 "
+    "--set=data.input_shape=784",
+    "convnet": "--dataset=synthetic --model=convnet",
+    "dense": "--dataset=synthetic --model=mlp --hidden_units=4096,2048 "
+    "--set=data.input_shape=3072",
+    "transformer": "--model=examples.text_classifier:model "
+    "--dataset=examples.text_classifier:reviews",
 }
-_GLOBAL_BATCH_SIZES = {
-    "mlp": 64,
-    "digits": 64,
-    "convnet": 128,
-    "dense": 128,
-    "transformer": 64,
-}
+_GLOBAL_BATCH_SIZES = dict.fromkeys(("mlp", "digits", "transformer"), 64)
+_GLOBAL_BATCH_SIZES |= dict.fromkeys(("convnet", "dense"), 128)
 # For both sides, so that neither gains by its choice.
 _STEPS_PER_CALL = {"mlp": 50, "digits": 20, "convnet": 5, "transformer": 20}
 _LOOP_STEPS = {"mlp": 10_000, "digits": 2_000, "convnet": 150, "transformer": 2_000}
+_REPLICAS = {1: "--strategy=one_device", 2: "--strategy=mirrored --num_replicas=2"}
+_WORKERS = "--strategy=multi_worker_mirrored --num_workers=2"
 
 
-def _project(work: str, num_steps: int, *flags: str) -> Project:
-    return Project(
-        (
-            *_WORKS[work],
-            f"--global_batch_size={_GLOBAL_BATCH_SIZES[work]}",
-            f"--train_steps={num_steps}",
-            # The other side does not evaluate during training, either.
-            "--eval_every_steps=none",
-            *flags,
-        )
+def _project(work: str, num_steps: int, flags: str = "") -> Project:
+    # The other side does not evaluate during training, either.
+    shared = (
+        f"--global_batch_size={_GLOBAL_BATCH_SIZES[work]} --train_steps={num_steps} "
+        "--eval_every_steps=none"
     )
+    return _trainer(f"{_WORKS[work]} {shared} {flags}")
 
 
-def _flags(work: str, num_steps: int, *flags: str) -> tuple[str, ...]:
-    return (
-        f"--work={work}",
-        f"--global_batch_size={_GLOBAL_BATCH_SIZES[work]}",
-        f"--steps={num_steps}",
-        *flags,
-    )
+def _trainer(flags: str, cores: tuple[int, ...] = ()) -> Project:
+    return Project(tuple(flags.split()), cores=cores)
 
 
-def _loops() -> Sequence[Subject]:
+def _flags(work: str, num_steps: int, flags: str = "") -> tuple[str, ...]:
+    size = _GLOBAL_BATCH_SIZES[work]
+    shared = f"--work={work} --global_batch_size={size} --steps={num_steps}"
+    return tuple(f"{shared} {flags}".split())
+
+
+def _loops() -> Iterator[Subject]:
     """One process, many steps a call on both sides."""
-    goals = {
-        ("mlp", 1): 2.0,
-        ("digits", 1): 1.4,
-        ("transformer", 1): 1.2,
-        ("convnet", 1): 1.0,
-        ("mlp", 2): 2.5,
-        ("convnet", 2): 1.0,
-    }
-    found = []
-    for (work, replicas), goal in goals.items():
-        steps = _LOOP_STEPS[work]
-        per_call = _STEPS_PER_CALL[work]
+    for work, replicas, goal in (
+        *(("mlp", 1, 2.0), ("digits", 1, 1.4), ("transformer", 1, 1.2)),
+        *(("convnet", 1, 1.0), ("mlp", 2, 2.5), ("convnet", 2, 1.0)),
+    ):
+        steps, per_call = _LOOP_STEPS[work], _STEPS_PER_CALL[work]
         strategy = {1: "one_device", 2: "mirrored"}[replicas]
-        found.append(
-            Subject(
-                name=f"{work}-{strategy}-and-loop",
-                project=_project(
-                    work, steps, *_replicas(strategy), f"--steps_per_loop={per_call}"
-                ),
-                peer=Peer(
-                    "tensorflow_loop",
-                    _flags(
-                        work,
-                        steps,
-                        f"--num_replicas={replicas}",
-                        f"--steps_per_call={per_call}",
-                    ),
-                ),
-                goal=goal,
-            )
+        flags = f"--num_replicas={replicas} --steps_per_call={per_call}"
+        yield Subject(
+            name=f"{work}-{strategy}-and-loop",
+            project=_project(
+                work, steps, f"{_REPLICAS[replicas]} --steps_per_loop={per_call}"
+            ),
+            peer=Peer("tensorflow_loop", _flags(work, steps, flags)),
+            goal=goal,
         )
-    return found
 
 
-def _compiled_loops() -> Sequence[Subject]:
+def _compiled_loops() -> Iterator[Subject]:
     """One process; the loop by hand has its step compiled by XLA."""
-    return [
-        Subject(
+    for work in ("mlp", "digits", "transformer"):
+        steps, per_call = _LOOP_STEPS[work], _STEPS_PER_CALL[work]
+        flags = f"--steps_per_call={per_call} --jit_compile"
+        yield Subject(
             name=f"{work}-one_device-and-compiled-loop",
             project=_project(
-                work,
-                _LOOP_STEPS[work],
-                *_replicas("one_device"),
-                f"--steps_per_loop={_STEPS_PER_CALL[work]}",
+                work, steps, f"{_REPLICAS[1]} --steps_per_loop={per_call}"
             ),
-            peer=Peer(
-                "tensorflow_loop",
-                _flags(
-                    work,
-                    _LOOP_STEPS[work],
-                    f"--steps_per_call={_STEPS_PER_CALL[work]}",
-                    "--jit_compile",
-                ),
-            ),
+            peer=Peer("tensorflow_loop", _flags(work, steps, flags)),
             goal=1.0,
         )
-        for work in ("mlp", "digits", "transformer")
-    ]
 
 
-def _replicas(strategy: str) -> tuple[str, ...]:
-    count = ("--num_replicas=2",) if strategy == "mirrored" else ()
-    return (f"--strategy={strategy}", *count)
-
-
-def _keras_fit() -> Sequence[Subject]:
-    return [
-        Subject(
+def _keras_fit() -> Iterator[Subject]:
+    for work, steps, goal in (("mlp", 10_000, 10.0), ("convnet", 150, 1.8)):
+        yield Subject(
             name=f"{work}-mirrored-and-keras-fit",
-            project=_project(work, steps, *_replicas("mirrored")),
+            project=_project(work, steps, _REPLICAS[2]),
             peer=Peer("keras_fit", _flags(work, min(steps, 1_000), "--num_replicas=2")),
             goal=goal,
         )
-        for work, steps, goal in (("mlp", 10_000, 10.0), ("convnet", 150, 1.8))
-    ]
 
 
-def _workers() -> Sequence[Subject]:
+def _workers() -> Iterator[Subject]:
     """Two processes of one thread each."""
-    flags = ("--strategy=multi_worker_mirrored", "--num_workers=2")
-    works = (
-        # Work, steps, goals against PyTorch and against a loop.
+    for work, steps, against_torch, against_loop in (
         ("mlp", 3_000, 1.0, 1.5),
         ("convnet", 150, 1.6, 1.1),
         ("dense", 40, 1.0, 1.3),
-    )
-    found = []
-    for work, steps, against_torch, against_loop in works:
+    ):
         peer_flags = _flags(work, steps, "--threads=1")
-        project = _project(work, steps, *flags)
-        found += [
-            Subject(
-                name=f"{work}-workers-and-torch",
-                project=project,
-                peer=Peer("torch_ddp", peer_flags, torch_processes=2),
-                goal=against_torch,
-            ),
-            Subject(
-                name=f"{work}-workers-and-loop",
-                project=project,
-                peer=Peer("tensorflow_loop", peer_flags, cluster=(("worker", 2),)),
-                goal=against_loop,
-            ),
-        ]
-    return found
-
-
-def _parameter_servers() -> Sequence[Subject]:
-    flags = ("--strategy=parameter_server", "--update=async", "--num_workers=2")
-    cluster = (("chief", 1), ("worker", 2), ("ps", 1))
-    found = []
-    for work, steps, goal in (("mlp", 3_000, 2.5), ("convnet", 200, 1.25)):
-        # The batch of one worker's update.
-        size = "--global_batch_size=64"
-        found.append(
-            Subject(
-                name=f"{work}-parameter-server-and-loop",
-                project=_project(work, steps, *flags, size),
-                peer=Peer(
-                    "coordinator_loop", (*_flags(work, steps), size), cluster=cluster
-                ),
-                goal=goal,
-            )
+        project = _project(work, steps, _WORKERS)
+        yield Subject(
+            name=f"{work}-workers-and-torch",
+            project=project,
+            peer=Peer("torch_ddp", peer_flags, torch_processes=2),
+            goal=against_torch,
         )
-    return found
-
-
-def _scaling() -> Sequence[Subject]:
-    alone = ("--strategy=one_device", "--global_batch_size=64")
-    half = _project("convnet", 150, *alone).flags
-    return [
-        Subject(
-            name="convnet-workers-and-unconnected",
-            project=_project(
-                "convnet", 150, "--strategy=multi_worker_mirrored", "--num_workers=2"
-            ),
-            peer=Unconnected((Project(half, cores=(0,)), Project(half, cores=(1,)))),
-            goal=0.92,
+        yield Subject(
+            name=f"{work}-workers-and-loop",
+            project=project,
+            peer=Peer("tensorflow_loop", peer_flags, cluster=(("worker", 2),)),
+            goal=against_loop,
         )
-    ]
 
 
-def _start() -> Sequence[Subject]:
-    return [
-        Subject(
-            name="mlp-start",
-            project=_project("mlp", 1),
-            peer=Peer("tensorflow_loop", _flags("mlp", 1)),
-            # At most 1.2 times the time.
-            goal=1 / 1.2,
-            ratio=lambda project, peer: (
-                (peer.first_step_seconds or 0.0) / (project.first_step_seconds or 1.0)
-            ),
-        )
-    ]
+def _scaling() -> Iterator[Subject]:
+    half = _project("convnet", 150, f"{_REPLICAS[1]} --global_batch_size=64").flags
+    yield Subject(
+        name="convnet-workers-and-unconnected",
+        project=_project("convnet", 150, _WORKERS),
+        peer=Unconnected((Project(half, cores=(0,)), Project(half, cores=(1,)))),
+        goal=0.92,
+    )
 
 
-def _memory() -> Sequence[Subject]:
-    steps = 60
-    return [
-        Subject(
-            name="convnet-memory",
-            project=_project("convnet", steps),
-            peer=Peer("tensorflow_loop", _flags("convnet", steps)),
-            # At most 1.1 times the memory.
-            goal=1 / 1.1,
-            ratio=lambda project, peer: peer.peak_memory_mib / project.peak_memory_mib,
-        )
-    ]
+def _sparse() -> Iterator[Subject]:
+    # A million rows in all columns.
+    common = (
+        "--strategy=parameter_server --num_workers=2 --model=wide_embedding "
+        "--dataset=clicks --set=data.num_columns=8 --set=data.num_categories=125000 "
+        "--optimizer=sgd"
+    )
+    dense = "--train_steps=60 --set=optimizer.sparse_gradients=false"
+    yield Subject(
+        name="embedding-sparse-and-dense",
+        project=_trainer(f"{common} --train_steps=400"),
+        peer=_trainer(f"{common} {dense}"),
+        goal=20.0,
+    )
 
 
-def _step_phases() -> Sequence[Subject]:
+def _summaries() -> Iterator[Subject]:
+    off = "--summary_every_steps=1000000 --set=report.histogram_every_steps=none"
+    yield Subject(
+        name="convnet-summaries-and-none",
+        project=_project("convnet", 300),
+        peer=_project("convnet", 300, off),
+        goal=0.98,
+        ratio=_by_training_time,
+    )
+
+
+def _by_training_time(project: Measured, peer: Measured) -> float:
+    return (peer.training_seconds or 0.0) / (project.training_seconds or 1.0)
+
+
+def _by_first_step(project: Measured, peer: Measured) -> float:
+    return (peer.first_step_seconds or 0.0) / (project.first_step_seconds or 1.0)
+
+
+def _start_and_memory() -> Iterator[Subject]:
+    yield Subject(
+        name="mlp-start",
+        project=_project("mlp", 1),
+        peer=Peer("tensorflow_loop", _flags("mlp", 1)),
+        # At most 1.2 times the time.
+        goal=1 / 1.2,
+        ratio=_by_first_step,
+    )
+    yield Subject(
+        name="convnet-memory",
+        project=_project("convnet", 60),
+        peer=Peer("tensorflow_loop", _flags("convnet", 60)),
+        # At most 1.1 times the memory.
+        goal=1 / 1.1,
+        ratio=lambda project, peer: peer.peak_memory_mib / project.peak_memory_mib,
+    )
+
+
+def _step_phases() -> Iterator[Subject]:
     """Clocks inside of steps, beside the same steps without."""
-    return [
-        Subject(
+    for replicas, strategy in ((1, "one_device"), (2, "mirrored")):
+        clocks = f"{_REPLICAS[replicas]} --set=report.step_phases=true"
+        yield Subject(
             name=f"convnet-{strategy}-and-step-phases",
-            project=_project(
-                "convnet", 400, *_replicas(strategy), "--set=report.step_phases=true"
-            ),
-            peer=_project("convnet", 400, *_replicas(strategy)),
+            project=_project("convnet", 400, clocks),
+            peer=_project("convnet", 400, _REPLICAS[replicas]),
             # They may cost 3 % of a step.
             goal=0.97,
         )
-        for strategy in ("one_device", "mirrored")
-    ]
 
 
 SUBJECTS: Sequence[Subject] = (
@@ -262,9 +196,9 @@ SUBJECTS: Sequence[Subject] = (
     *_compiled_loops(),
     *_keras_fit(),
     *_workers(),
-    *_parameter_servers(),
     *_scaling(),
-    *_start(),
-    *_memory(),
+    *_sparse(),
+    *_summaries(),
+    *_start_and_memory(),
     *_step_phases(),
 )

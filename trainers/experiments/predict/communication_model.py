@@ -60,7 +60,7 @@ class Exchange:
                 bytes_of_servers=0,
                 bytes_on_a_link=0,
             )
-        together = num_replicas if self.is_synchronous else 1
+        together = self.shares(num_replicas)
         messages, *multiples = _FORMULAS[self.kind](together, self.num_servers)
         each, servers, link = (self.gradient_bytes * times for times in multiples)
         return Traffic(
@@ -69,6 +69,11 @@ class Exchange:
             bytes_of_servers=servers,
             bytes_on_a_link=link,
         )
+
+    def shares(self, num_replicas: int) -> int:
+        """Returns the number of replicas that divide a global batch."""
+        # An asynchronous replica computes a whole one for each of its updates.
+        return num_replicas if self.is_synchronous else 1
 
     def gradient_bytes_from(self, bytes_per_replica: float, num_replicas: int) -> float:
         """Returns the bytes of a gradient, given the bytes that a replica sends.

@@ -116,8 +116,7 @@ class Report:
 
     def _predict(self, arm: FittedArm, count: int, bandwidth: float) -> Prediction:
         prediction = Prediction(arm=arm, num_replicas=count, bandwidth_gbit=bandwidth)
-        # An asynchronous replica computes a whole global batch for each of its updates.
-        shares = count if arm.model.exchange.is_synchronous else 1
+        shares = arm.model.exchange.shares(count)
         reason = self._obstacle(count, shares)
         if reason is not None:
             return dataclasses.replace(prediction, not_predicted=reason)
