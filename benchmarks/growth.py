@@ -277,7 +277,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--record", action="store_true", help="write into results/")
     arguments = parser.parse_args()
     for name, value in (_ALL if arguments.full else _PART).items():
-        given = getattr(arguments, name) or value
+        given = value if getattr(arguments, name) is None else getattr(arguments, name)
         if not re.fullmatch(r"[0-9]+(,[0-9]+)*", given):
             parser.error(f"--{name}={given} is not accepted: use numbers like {value}")
         setattr(arguments, name, given)

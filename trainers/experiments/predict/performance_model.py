@@ -82,8 +82,9 @@ class Link:
     """Cost of sending over a link instead of within a machine.
 
     Attributes:
-      seconds_per_byte: Additional processor time of a byte, which is sent in packets of
-        a network, in seconds.
+      seconds_per_byte: Processor time of a byte in seconds, beside the time on the
+        wire. It is longer than over loopback because packets are smaller, and shorter
+        because processors work while the wire is busy.
       wire_factor: Time on the wire, as a multiple of bytes by bandwidth: headers of
         packets, and pauses between them.
     """
@@ -186,7 +187,11 @@ class Model:
         computing, *units = _units(run, self.exchange, self.crowding)
         costs = zip(units, self._costs(), strict=True)
         of_computing = computing * self.compute.of(run.examples, run.size)
-        return of_computing + sum(unit * cost for unit, cost in costs)
+        seconds = of_computing + sum(unit * cost for unit, cost in costs)
+        if run.bandwidth_mbit is None:
+            return seconds
+        # No link is faster than loopback.
+        return max(seconds, self.of(dataclasses.replace(run, bandwidth_mbit=None)))
 
     def elsewhere(self, num_replicas: int, examples: float, network: Network) -> Parts:
         """Predicts a step where each replica has a machine like this one to itself.
@@ -202,20 +207,18 @@ class Model:
             bandwidth_mbit=8e-6 / network.seconds_per_byte,
         )
         units = _units(run, self.exchange, _APART)
-        computing, update, message, byte, link_byte, wire = units
+        computing, update, message, _, num_bytes, wire = units
         costs = self._costs()
-        transfer = byte * costs[2]
-        if self.link is None:
-            # Whether the two overlap was not measured.
-            transfer = max(transfer, wire)
-        else:
-            transfer += link_byte * costs[3] + wire * costs[4]
+        # Without measurements of links, bytes are processed while they are sent.
+        over_link = wire
+        if self.link is not None:
+            over_link = num_bytes * costs[3] + wire * costs[4]
         return Parts(
             compute=computing * self.compute.of(examples),
             software=update * costs[0],
             latency=message
             * max(network.seconds_per_message, self.local.seconds_per_message),
-            transfer=transfer,
+            transfer=max(num_bytes * costs[2], over_link),
         )
 
     def _costs(self) -> tuple[float, ...]:
@@ -262,8 +265,8 @@ def _units(
         computing,
         sending,
         sending * traffic.messages_in_a_row,
-        byte,
-        byte if run.bandwidth_mbit is not None else 0.0,
+        byte if run.bandwidth_mbit is None else 0.0,
+        0.0 if run.bandwidth_mbit is None else byte,
         link,
     )
 

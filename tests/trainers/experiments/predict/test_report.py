@@ -38,7 +38,7 @@ CONFIG = Config().replace(
 )
 
 
-LINK = Link(seconds_per_byte=0.5e-9, wire_factor=1.0)
+LINK = Link(seconds_per_byte=1.5e-9, wire_factor=1.0)
 
 
 def fitted_arm(name: str, exchange: Exchange, link: Link | None = None) -> FittedArm:
