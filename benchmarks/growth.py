@@ -31,7 +31,7 @@ from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
-from trainers.experiments.predict import experiments
+from trainers.experiments.predict import experiments, links
 from trainers.experiments.predict.compute_model import Compute, Measurement
 from trainers.experiments.predict.content import content_of_an_arm
 from trainers.experiments.predict.experiments import Experiment
@@ -108,7 +108,7 @@ class Growth:
         """Returns the model of the runs that a prediction makes."""
         arms = self._arms.values()
         every = [e for arm in arms for e in experiments.of_an_arm(arm, num_gpus=0)]
-        has_links = experiments.obstacle_to_links() is None
+        has_links = links.obstacle_to_links() is None
         runs = list(
             executed_with_links((*self._reference, *every), has_links, self._executed)
         )
@@ -128,7 +128,7 @@ class Growth:
             compute = fitted.compute if width == _WIDTH else self._compute_of(width)
             for arm in fitted.arms:
                 model = dataclasses.replace(arm.model, compute=compute)
-                rates = wanted["bandwidths"] if arm.is_multi_process else (0,)
+                rates = wanted["bandwidths"] if model.link else (0,)
                 for count, rate in itertools.product(wanted["replicas"], rates):
                     run = Measurement(
                         num_replicas=count,

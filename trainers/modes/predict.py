@@ -14,14 +14,16 @@ from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.predict.experiments import (
-    BANDWIDTHS_MBIT,
     Experiment,
     arms_of,
     check_replicas,
-    is_over_links_too,
-    obstacle_to_links,
     of_an_arm,
     on_one_device,
+)
+from trainers.experiments.predict.links import (
+    BANDWIDTHS_MBIT,
+    is_over_links_too,
+    obstacle_to_links,
 )
 from trainers.experiments.runner import Executed, Execution, command_again, with_runs
 

@@ -11,6 +11,30 @@ _MESSAGES_WITH_ONE_PLACE = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Minimum time of a message and of a byte, in seconds."""
+
+    seconds_per_message: float
+    seconds_per_byte: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """Cost of sending over a link instead of within a machine.
+
+    Attributes:
+      seconds_per_byte: Processor time of a byte in seconds, beside the time on the
+        wire. It is longer than over loopback because packets are smaller, and shorter
+        because processors work while the wire is busy.
+      wire_factor: Time on the wire, as a multiple of bytes by bandwidth: headers of
+        packets, and pauses between them.
+    """
+
+    seconds_per_byte: float
+    wire_factor: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
     """Communication of one update.
 

@@ -53,6 +53,7 @@ class Compute:
         Relative errors have equal weight.
         """
         small = [m.step_seconds for m in measurements if m.size == "small"]
+        # Another network, whose time says nothing about the user's.
         rest = [m for m in measurements if m.size != "small"]
         rows = [(1.0, m.examples, float(m.size == "ballast")) for m in rest]
         seconds = [m.step_seconds for m in rest]

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
-from strategies.processes.emulated_network import host_addresses, networks_of_tasks
 from trainers.config.config import Config
 from trainers.config.data import DataConfig
 from trainers.config.model import ModelConfig
@@ -28,7 +27,6 @@ REFERENCE = "one_device"
 # One device as the user asked for it. In all other runs XLA compiles as little as it
 # does in steps that communicate.
 ALONE = "one_device-as_asked"
-BANDWIDTHS_MBIT = (100.0, 1000.0)
 
 # The median of this many steps changes little from run to run.
 _DEFAULT_TRAIN_STEPS = 300
@@ -39,8 +37,6 @@ _MOST_REPLICAS_HERE = 4
 _SHOWN_TO_HOLD = 2
 _PARTS_OF_A_BATCH = (1, 2, 4, 8)
 _SMALL_BATCH = 64
-# Over a slow link all steps are the same: its speed does not depend on other work.
-_FEWEST_STEPS = 12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,45 +158,6 @@ def _with(count: int, arm: Arm, most: int) -> Iterator[tuple[Config, str]]:
     yield _small(whole), "small"
 
 
-def over_links(
-    local: Experiment, num_steps: int, step_seconds: float, bytes_on_a_link: float
-) -> Iterator[Experiment]:
-    """Yields the same run over emulated networks of several bandwidths.
-
-    They have as many steps as take the time of the local run, or somewhat longer.
-
-    Args:
-      local: Run over loopback.
-      num_steps: Number of its steps.
-      step_seconds: Median of its steps in seconds.
-      bytes_on_a_link: Bytes of each step over the busiest link.
-    """
-    for rate in BANDWIDTHS_MBIT:
-        # Bytes by megabits per second.
-        slower = step_seconds + 8e-6 * bytes_on_a_link / rate
-        steps = max(int(num_steps * step_seconds / slower), _FEWEST_STEPS)
-        config = local.config.replace(
-            train_steps=min(steps, num_steps), epochs=None, emulated_bandwidth_mbit=rate
-        )
-        yield dataclasses.replace(local, config=config)
-
-
-def is_over_links_too(experiment: Experiment, others: Sequence[Experiment]) -> bool:
-    """Returns whether a run of several processes is repeated over emulated networks.
-
-    Those with the fewest and the most replicas are, with the whole batch.
-    """
-    own = [e for e in others if e.arm == experiment.arm and e.size == "own"]
-    batch = max(e.config.length.global_batch_size for e in own)
-    counts = [e.num_replicas for e in own]
-    return (
-        experiment in own
-        and experiment.config.strategy.traits.multi_process
-        and experiment.config.length.global_batch_size == batch
-        and experiment.num_replicas in (min(counts), max(counts))
-    )
-
-
 def most_predicted(measured_counts: Iterable[int]) -> int:
     """Returns the largest number of replicas for which predictions are made."""
     return _SHOWN_TO_HOLD * max(measured_counts)
@@ -214,17 +171,6 @@ def check_replicas(counts: Sequence[int], experiments: Sequence[Experiment]) -> 
             f"--replicas={as_argument(counts)} is beyond {most}, up to which "
             "predictions are shown to hold: give a number up to that."
         )
-
-
-def obstacle_to_links() -> str | None:
-    """Returns why this machine emulates no networks; None if it does."""
-    task = {"worker-0": f"{next(host_addresses())}:1"}
-    try:
-        # Created and removed, only to check that it can be created.
-        with networks_of_tasks(task, BANDWIDTHS_MBIT[0], "auto", lambda _: None):
-            return None
-    except UsageError as error:
-        return str(error)
 
 
 def with_replicas(config: Config, count: int) -> Config:
@@ -267,6 +213,7 @@ def _small(config: Config) -> Config:
         for group in (ModelConfig, DataConfig, OptimizerConfig)
         for field in dataclasses.fields(group)
     }
+    # A user's optimizer, program or data might not fit it.
     return config.replace(
         **{**defaults, "model": "mlp", "hidden_units": (8,), "jit_compile": "off"},
         export=None,

@@ -10,13 +10,8 @@ import numpy as np
 
 from trainers.experiments.predict.communication_model import Exchange
 from trainers.experiments.predict.compute_model import Compute, Measurement
-from trainers.experiments.predict.experiments import (
-    ALONE,
-    REFERENCE,
-    Experiment,
-    is_over_links_too,
-    over_links,
-)
+from trainers.experiments.predict.experiments import ALONE, REFERENCE, Experiment
+from trainers.experiments.predict.links import is_over_links_too, over_links
 from trainers.experiments.predict.performance_model import Model, leave_one_out
 from trainers.experiments.runner import Executed
 
@@ -113,6 +108,7 @@ def executed_with_links(
         executed = execute(experiment)
         yield experiment, executed
         if has_links and is_over_links_too(experiment, experiments):
+            # Their number of steps depends on how long one takes here.
             exchange = exchange_of(experiment, executed)
             repeated = over_links(
                 experiment,

@@ -18,79 +18,16 @@ padding weights and of the small network.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
-
-from trainers.experiments.predict.communication_model import Exchange
+from trainers.experiments.predict.communication_model import Exchange, Link, Network
 from trainers.experiments.predict.compute_model import Compute, Measurement
+from trainers.experiments.predict.contention import APART, CpuContention, candidates
 from trainers.experiments.predict.least_squares import solve
 
-# A finer grid changes no prediction by as much as runs differ.
-_STEPS_OF_BUSY_CORES = 21
-# On two cores three workers took 2.5 times as long as two: they wait for a core, and
-# then for each other.
-_CONTENTIONS = np.linspace(1.0, 2.5, 16)
 # In the order of the columns of a fit.
 _COSTS = ("update", "message", "byte", "link_byte", "wire")
 _COSTS_OF_LINKS = _COSTS[3:]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class CpuContention:
-    """CPU contention of replicas that share cores.
-
-    Attributes:
-      cores: Number of cores that the replicas share.
-      busy_cores: Number of cores that each replica keeps busy when it computes alone.
-      contention: Additional factor once there are more replicas than cores, beyond the
-        factor that their number explains.
-    """
-
-    cores: float
-    busy_cores: float
-    contention: float = 1.0
-
-    def of_computing(self, num_replicas: int) -> float:
-        """Returns the factor of the compute time."""
-        return self._factor(num_replicas, self.busy_cores)
-
-    def of_sending(self, num_replicas: int) -> float:
-        """Returns the factor of all that one thread of each replica does."""
-        return self._factor(num_replicas, 1.0)
-
-    def _factor(self, num_replicas: int, busy_cores: float) -> float:
-        # Cores that all replicas need, relative to the cores they share.
-        wanted = max(1.0, num_replicas * busy_cores / self.cores)
-        return wanted if num_replicas <= self.cores else self.contention * wanted
-
-
-# Each replica has a machine.
-_APART = CpuContention(cores=float("inf"), busy_cores=0.0)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Network:
-    """Minimum time of a message and of a byte, in seconds."""
-
-    seconds_per_message: float
-    seconds_per_byte: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Link:
-    """Cost of sending over a link instead of within a machine.
-
-    Attributes:
-      seconds_per_byte: Processor time of a byte in seconds, beside the time on the
-        wire. It is longer than over loopback because packets are smaller, and shorter
-        because processors work while the wire is busy.
-      wire_factor: Time on the wire, as a multiple of bytes by bandwidth: headers of
-        packets, and pauses between them.
-    """
-
-    seconds_per_byte: float
-    wire_factor: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,11 +84,12 @@ class Model:
           exchange: Exchange of the strategy.
           cores: Number of cores that all replicas shared.
         """
+        # A run of milliseconds counts as much as one of seconds.
         weights = [m.step_seconds for m in measurements]
         found = []
         # The model is linear in the costs but not in contention: contention is
         # searched on a grid, with a least squares fit at each point.
-        for crowding in _crowdings(cores):
+        for crowding in candidates(cores):
             rows, rest = [], []
             for m in measurements:
                 computing, *units = _units(m, exchange, crowding)
@@ -206,7 +144,7 @@ class Model:
             # Seconds per byte to megabits per second.
             bandwidth_mbit=8e-6 / network.seconds_per_byte,
         )
-        units = _units(run, self.exchange, _APART)
+        units = _units(run, self.exchange, APART)
         computing, update, message, _, num_bytes, wire = units
         costs = self._costs()
         # Without measurements of links, bytes are processed while they are sent.
@@ -216,6 +154,7 @@ class Model:
         return Parts(
             compute=computing * self.compute.of(examples),
             software=update * costs[0],
+            # A message that software delays for longer is not faster than here.
             latency=message
             * max(network.seconds_per_message, self.local.seconds_per_message),
             transfer=max(num_bytes * costs[2], over_link),
@@ -250,7 +189,7 @@ def _units(
     computing = crowding.of_computing(count) / together
     sending = crowding.of_sending(count) / together
     # Servers on one machine share its cores, on several machines each has its part.
-    servers = exchange.num_servers if crowding is _APART else 1
+    servers = exchange.num_servers if crowding is APART else 1
     byte = sending * traffic.bytes_of_each + traffic.bytes_of_servers / servers
     link = 0.0
     if run.bandwidth_mbit is not None:
@@ -261,6 +200,7 @@ def _units(
             on_a_link += busy * (count - 1) / count
         # Bytes by megabits per second.
         link = on_a_link * 8e-6 / run.bandwidth_mbit
+    # One of the two bytes is zero: a fit gives each a cost of its own.
     return (
         computing,
         sending,
@@ -284,12 +224,3 @@ def leave_one_out(
         model = Model.fitted(others, compute, exchange, cores)
         errors.append(model.of(left_out) / left_out.step_seconds - 1)
     return errors
-
-
-def _crowdings(cores: int) -> Iterator[CpuContention]:
-    # 0 busy cores: no contention of computing.
-    for busy_cores in np.linspace(0.0, cores, _STEPS_OF_BUSY_CORES):
-        for contention in _CONTENTIONS:
-            yield CpuContention(
-                cores=cores, busy_cores=float(busy_cores), contention=float(contention)
-            )

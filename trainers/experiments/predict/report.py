@@ -9,18 +9,15 @@ from typing import Any
 
 from strategies.common.text import table_lines
 from trainers.config.config import Config
+from trainers.experiments.predict.communication_model import Network
 from trainers.experiments.predict.content import (
     Prediction,
     content_of_a_prediction,
     content_of_an_arm,
 )
-from trainers.experiments.predict.experiments import (
-    BANDWIDTHS_MBIT,
-    REFERENCE,
-    most_predicted,
-)
+from trainers.experiments.predict.experiments import REFERENCE, most_predicted
 from trainers.experiments.predict.fitting import Fitted, FittedArm
-from trainers.experiments.predict.performance_model import Network
+from trainers.experiments.predict.links import BANDWIDTHS_MBIT
 
 SCHEMA_VERSION = 2
 
@@ -199,6 +196,7 @@ class Report:
         """Returns a row for each number of replicas and arm with measured links."""
         headings = [f"ms at {rate:g} Mbit/s" for rate in BANDWIDTHS_MBIT]
         rows = [["predicted", "replicas", *headings]]
+        # All bandwidths of a number of replicas and an arm follow each other.
         pairs = zip(*[iter(self._at_emulated)] * len(BANDWIDTHS_MBIT), strict=True)
         for row in pairs:
             cells = [

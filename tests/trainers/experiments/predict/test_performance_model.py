@@ -13,15 +13,10 @@ import numpy as np
 import pytest
 
 from tests.processes import ROOT
-from trainers.experiments.predict.communication_model import Exchange
+from trainers.experiments.predict.communication_model import Exchange, Link, Network
 from trainers.experiments.predict.compute_model import Compute, Measurement
-from trainers.experiments.predict.performance_model import (
-    CpuContention,
-    Link,
-    Model,
-    Network,
-    leave_one_out,
-)
+from trainers.experiments.predict.contention import CpuContention
+from trainers.experiments.predict.performance_model import Model, leave_one_out
 
 CORES = 2
 COMPUTE = Compute(

@@ -16,18 +16,16 @@ from tests.trainers.experiments.predict.test_performance_model import (
 )
 from tests.trainers.experiments.predict.test_predict import SCHEMA
 from trainers.config.config import Config
-from trainers.experiments.predict.communication_model import Exchange
+from trainers.experiments.predict.communication_model import Exchange, Link
 from trainers.experiments.predict.compute_model import Measurement
 from trainers.experiments.predict.experiments import (
     Experiment,
     arms_of,
-    is_over_links_too,
     of_an_arm,
     on_one_device,
-    over_links,
 )
 from trainers.experiments.predict.fitting import Fitted, FittedArm
-from trainers.experiments.predict.performance_model import Link
+from trainers.experiments.predict.links import is_over_links_too, over_links
 from trainers.experiments.predict.report import Report
 
 CONFIG = Config().replace(
