@@ -54,7 +54,7 @@ _SHARED = (
 _PART = {"replicas": "2,8", "widths": "64,512,2048", "bandwidths": "0,1000,100"}
 _ALL = {**_PART, "replicas": "2,3,4,6,8", "widths": "64,256,512,1024,2048"}
 # A run takes about this long beside its steps, and has as many steps as take this long.
-_START_SECONDS, _TRAIN_SECONDS, _FEWEST_STEPS = 9.0, 5.0, 12
+_START_SECONDS, _TRAIN_SECONDS = 9.0, 5.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +68,7 @@ class Point:
       bandwidth_mbit: Emulated bandwidth; 0 for loopback.
       is_fitted: True if the model was fitted to this run.
       predicted_seconds: Step time by the model.
+      steps: Number of steps of its run.
       measured_seconds: Median step of a run; 0 before it.
     """
 
@@ -77,6 +78,7 @@ class Point:
     bandwidth_mbit: float
     is_fitted: bool
     predicted_seconds: float
+    steps: int = 0
     measured_seconds: float = 0.0
 
     @property
@@ -86,11 +88,6 @@ class Point:
     @property
     def error(self) -> float:
         return self.predicted_seconds / self.measured_seconds - 1
-
-    @property
-    def steps(self) -> int:
-        fitting = int(_TRAIN_SECONDS / self.predicted_seconds)
-        return min(max(fitting, _FEWEST_STEPS, 3 * self.replicas), _STEPS)
 
 
 class Growth:
@@ -137,27 +134,34 @@ class Growth:
                         gradient_bytes=4.0 * num_weights,
                         bandwidth_mbit=rate or None,
                     )
-                    yield Point(
+                    seconds = model.of(run)
+                    point = Point(
                         strategy=arm.name,
                         replicas=count,
                         width=width,
                         bandwidth_mbit=rate,
                         is_fitted=(arm.name, (count, width, rate)) in self._fitted_to,
-                        predicted_seconds=model.of(run),
+                        predicted_seconds=seconds,
                     )
+                    least = links.fewest_steps(self._experiment(point))
+                    steps = min(max(int(_TRAIN_SECONDS / seconds), least), _STEPS)
+                    yield dataclasses.replace(point, steps=steps)
 
     def measured(self, point: Point) -> Point:
         """Returns a point with the step time of its run."""
+        run = self._experiment(point)
+        found = measurement_of(run, self._executed(run)).step_seconds
+        return dataclasses.replace(point, measured_seconds=found)
+
+    def _experiment(self, point: Point) -> Experiment:
         arm = self._arms[point.strategy]
         config = experiments.with_replicas(arm.config, point.replicas).replace(
             hidden_units=(point.width,),
-            train_steps=point.steps,
+            train_steps=point.steps or 1,
             emulated_bandwidth_mbit=point.bandwidth_mbit or None,
             jit_compile="off",
         )
-        run = Experiment(arm=arm.name, num_replicas=point.replicas, config=config)
-        found = measurement_of(run, self._executed(run)).step_seconds
-        return dataclasses.replace(point, measured_seconds=found)
+        return Experiment(arm=arm.name, num_replicas=point.replicas, config=config)
 
     def _compute_of(self, width: int) -> Compute:
         found = []

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from benchmarks.speed.sides import Measured, Peer, Project, Unconnected
 from benchmarks.speed.subject import Subject
 
-# As benchmarks/peers/work.py has them.
-_WORKS: Mapping[str, str] = {
+_WORKS: Mapping[str, str] = {  # As benchmarks/peers/work.py has them.
     "mlp": "--dataset=synthetic --model=mlp --hidden_units=10 --set=data.input_shape=5 "
     "--num_classes=2",
     "digits": "--dataset=synthetic --model=mlp --hidden_units=512,512 "
@@ -164,16 +163,14 @@ def _start_and_memory() -> Iterator[Subject]:
         name="mlp-start",
         project=_project("mlp", 1),
         peer=Peer("tensorflow_loop", _flags("mlp", 1)),
-        # At most 1.2 times the time.
-        goal=1 / 1.2,
+        goal=1 / 1.2,  # At most 1.2 times the time.
         ratio=_by_first_step,
     )
     yield Subject(
         name="convnet-memory",
         project=_project("convnet", 60),
         peer=Peer("tensorflow_loop", _flags("convnet", 60)),
-        # At most 1.1 times the memory.
-        goal=1 / 1.1,
+        goal=1 / 1.1,  # At most 1.1 times the memory.
         ratio=lambda project, peer: peer.peak_memory_mib / project.peak_memory_mib,
     )
 
@@ -186,8 +183,7 @@ def _step_phases() -> Iterator[Subject]:
             name=f"convnet-{strategy}-and-step-phases",
             project=_project("convnet", 400, clocks),
             peer=_project("convnet", 400, _REPLICAS[replicas]),
-            # They may cost 3 % of a step.
-            goal=0.97,
+            goal=0.97,  # They may cost 3 % of a step.
         )
 
 

@@ -68,14 +68,6 @@ def test_the_table_has_a_row_for_each_strategy_and_bandwidth() -> None:
     ]
 
 
-def test_a_run_is_short_where_a_step_is_long() -> None:
-    steps = [
-        dataclasses.replace(POINT, predicted_seconds=s).steps for s in (1e-3, 0.1, 9)
-    ]
-    # At most 150, some five seconds, and three for each of eight workers.
-    assert steps == [150, 50, 24]
-
-
 @pytest.mark.parametrize("argument", ["--replicas=2,x", "--widths=", "--bandwidths=-1"])
 def test_what_is_no_list_of_numbers_is_refused(
     argument: str, tmp_path: pathlib.Path

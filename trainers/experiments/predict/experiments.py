@@ -6,7 +6,7 @@ ballast (padding weights), not by another layer width or by an isolated sum of
 gradients, for three reasons. Ballast fits any model, also a model of the user. The
 timed run is an ordinary one, with all that its strategy does with gradients. One device
 measures the compute time of ballast, which is then subtracted. A small network has next
-to no gradients, so that its steps are messages and software. Bandwidths are those of
+to no gradients, so that its steps are messages and software. Bandwidths come from
 emulated networks.
 """
 
@@ -207,7 +207,7 @@ def uncompiled(config: Config) -> Config:
 
 
 def _small(config: Config) -> Config:
-    """Returns a configuration of a network with few weights, on data of its own."""
+    """Returns a configuration of a network with few weights, on handwritten digits."""
     defaults = {
         field.name: field.default
         for group in (ModelConfig, DataConfig, OptimizerConfig)

@@ -219,3 +219,12 @@ def test_the_fewest_and_the_most_replicas_are_run_over_links() -> None:
     assert slow.config.length.train_steps == int(300 * 0.1 / 1.1)
     assert fast.config.length.train_steps == int(300 * 0.1 / 0.2)
     assert slow.name != fast.name
+    # 1.3 GB take over a minute and a half: some steps are enough, more if each is of
+    # one worker only.
+    (slow, _) = over_links(found[1], 300, step_seconds=0.1, bytes_on_a_link=1.3e9)
+    assert slow.config.length.train_steps == 8
+    (_, free) = repeated(
+        CONFIG.replace(strategies=("parameter_server",), update="async")
+    )
+    (slow, _) = over_links(free, 300, step_seconds=0.1, bytes_on_a_link=1.3e9)
+    assert slow.config.length.train_steps == 24
