@@ -1,7 +1,7 @@
 """Predicts step times, then measures them: how far predictions hold.
 
-  python -m benchmarks.growth                # a part of the points
-  python -m benchmarks.growth --full         # all of them
+  python -m benchmarks.growth            # a part of the points, 35 minutes
+  python -m benchmarks.growth --full     # all of them, an hour and 40 minutes
   python -m benchmarks.growth --replicas=8 --widths=64 --bandwidths=100,0
 
 The model is that of --mode=predict, fitted to its short runs of two to four replicas
@@ -245,7 +245,7 @@ def main() -> int:
     wanted = {n: [int(v) for v in getattr(arguments, n).split(",")] for n in _PART}
     with starter_of(config) as starter:
         growth = Growth(config, folder, starter)
-        print(f"runs are in {folder}; the fit takes 10 to 20 minutes", flush=True)
+        print(f"runs are in {folder}; the fit takes some 12 minutes", flush=True)
         fitted = growth.fit()
         points = list(growth.predicted(fitted, wanted))
         seconds = sum(_START_SECONDS + p.steps * p.predicted_seconds for p in points)
