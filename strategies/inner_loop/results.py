@@ -55,6 +55,17 @@ def proposal(local_flags: tf.Tensor) -> dict[str, tf.Tensor]:
     return {**values, _REPLICAS: tf.ones([], tf.float64)}
 
 
+def time_of(outputs: Any) -> tf.Tensor:
+    """Returns the time at which outputs are computed, float64 seconds.
+
+    Args:
+      outputs: Structure of tensors, IndexedSlices and None.
+    """
+    values = tf.nest.flatten(outputs, expand_composites=True)
+    with tf.control_dependencies([value for value in values if value is not None]):
+        return tf.timestamp()
+
+
 def time_after(outputs: Any) -> tuple[tf.Tensor, Any]:
     """Returns the time at which outputs are computed, and the outputs after it.
 
@@ -64,9 +75,8 @@ def time_after(outputs: Any) -> tuple[tf.Tensor, Any]:
     Returns:
       The time, float64 seconds, and the same structure.
     """
+    now = time_of(outputs)
     values = tf.nest.flatten(outputs, expand_composites=True)
-    with tf.control_dependencies([value for value in values if value is not None]):
-        now = tf.timestamp()
     with tf.control_dependencies([now]):
         after = [None if value is None else tf.identity(value) for value in values]
     return now, tf.nest.pack_sequence_as(outputs, after, expand_composites=True)

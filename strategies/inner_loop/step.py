@@ -19,7 +19,7 @@ from strategies.inner_loop.results import (
     REDUCED,
     in_a_vector,
     proposal,
-    time_after,
+    time_of,
 )
 from strategies.inner_loop.totals import totals_of
 from strategies.inner_loop.updates_in_turn import apply_earlier
@@ -114,10 +114,8 @@ def run_step(
     # Check that everything is finite. Local SGD sends its own totals as a sum.
     metrics = dict(summed.sums)
     changes = metrics.pop(OWN_TOTALS, None)
-    if update is None:
-        changes = tf.zeros([0], tf.float64)
-    elif changes is None:
-        changes = totals(summed)
+    if changes is None:
+        changes = tf.zeros([0], tf.float64) if update is None else totals(summed)
     numbers = in_a_vector([*metrics.values(), changes])
     finite = tf.reduce_all(tf.math.is_finite(numbers)) & earlier.finite
     finite = clock.reduced(summed, finite)
@@ -140,8 +138,7 @@ def run_step(
     # The condition stands outside every replica's own function, because
     # MirroredStrategy cannot merge replicas inside a branch of one.
     reported = tf.cond(finite, apply, skip, name="update")
-    names = (NOT_FINITE, *strategy.reported)
-    applied = dict(zip(names, reported, strict=True))
+    applied = dict(zip((NOT_FINITE, *strategy.reported), reported, strict=True))
 
     # Return the metrics, and whether to compute the same batch again, because its
     # gradients were too large for their type at the present scale of the loss.
@@ -149,8 +146,7 @@ def run_step(
     metrics |= applied | clock.times
     if again is None:
         return StepOutputs(metrics, details, finite, num_done=1)
-    num_done = 1 - tf.cast(again, tf.int32)
-    return StepOutputs(metrics, details, finite | again, num_done)
+    return StepOutputs(metrics, details, finite | again, 1 - tf.cast(again, tf.int32))
 
 
 class _StepClock:
@@ -166,13 +162,13 @@ class _StepClock:
         # Not one of the sums: more values would change in which order others are added.
         if self._is_wanted:
             # Gradients are the last outputs, and few to wait for.
-            self._computed.append(time_after(outputs.gradients)[0])
+            self._computed.append(time_of(outputs.gradients))
 
     def reduced(self, summed: ReplicaOutputs, finite: tf.Tensor) -> tf.Tensor:
         """Reads the clock when the sum is there, and returns `finite` after that."""
         if not self._is_wanted:
             return finite
-        now, _ = time_after(summed.gradients)
+        now = time_of(summed.gradients)
         self.times = {COMPUTED: tf.stack(self._computed), REDUCED: now}
         # The update waits for the condition, so that it begins after the clock is read.
         with tf.control_dependencies([now]):

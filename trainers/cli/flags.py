@@ -210,9 +210,7 @@ def _answer(values: flags.FlagValues) -> None:
     if values.helpfull:
         raise HelpRequested(help.full())
     if values.help:
-        mode = values["mode"].value or ""
-        is_known = mode in help.MODES
-        raise HelpRequested(help.of_mode(mode) if is_known else help.short())
+        raise HelpRequested(help.page(values["mode"].value, values["strategy"].value))
     if values.version:
         raise HelpRequested(version.in_words())
 

@@ -9,6 +9,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
 
+from strategies import registry
 from strategies.common.fields import choices_of, field_types
 from strategies.common.text import as_argument
 from trainers.config.groups import GROUPS, all_fields, option
@@ -25,7 +26,8 @@ curves, checkpoints and a result.json.
   python -m trainers.main --strategy=mirrored --run_dir=runs/first
   python -m trainers.main --mode=evaluate --run_dir=runs/first
 
-Modes, each with a page of its own, such as --mode=compare --help:
+Strategies and modes have pages of their own, with the flags that they alone
+have: --strategy=tower --help, --mode=compare --help.
 """
 
 _HOW_TO_READ = (
@@ -40,7 +42,7 @@ OF_THE_COMMAND_LINE: Mapping[str, str] = {
     "flags override it.",
     "set": "Any setting, as --set=group.name=value, such as "
     "--set=optimizer.momentum=0.8. Can be given several times; flags override it.",
-    "help": "Show this text (also -h). With --mode, the page of that mode.",
+    "help": "Show this text (also -h). With --mode or --strategy, a page about it.",
     "helpfull": "Show all settings, also those that --set and --config alone set.",
     "version": "Print the versions of this program and of its packages.",
 }
@@ -124,18 +126,30 @@ MODES: Mapping[str, Mode] = {
 
 
 def short() -> str:
-    """Returns the text of `--help`: introduction, modes and flags by subject."""
+    """Returns the text of `--help`: modes, strategies and flags that all of them have.
+
+    Flags of some modes or strategies alone are on the pages of those.
+    """
     without_flag = len(all_fields()) - sum(map(_has_flag, all_fields()))
     further = (
         f"{without_flag} settings that are rarely changed have no flag: --helpfull "
         "lists them, --set and --config set them."
     )
-    return "\n".join([*_introduction(), *_listed(_has_flag), "", *_wrapped(further)])
+    return "\n".join([*_introduction(), *_listed(_is_common), "", *_wrapped(further)])
 
 
 def full() -> str:
     """Returns the text of `--helpfull`: that of `--help` with all settings."""
     return "\n".join([*_introduction(), *_listed(lambda name: True)])
+
+
+def page(mode: str | None, strategy: str | None) -> str:
+    """Returns the page of a mode or strategy, or `short` if neither is known."""
+    if mode is not None and mode in MODES:
+        return of_mode(mode)
+    if strategy in registry.names():
+        return of_strategy(strategy)
+    return short()
 
 
 def of_mode(name: str) -> str:
@@ -145,17 +159,56 @@ def of_mode(name: str) -> str:
       name: Key of `MODES`.
     """
     mode = MODES[name]
+    return _page_of(
+        f"--mode={name}",
+        f"{mode.summary} {mode.details}",
+        mode.example,
+        lambda setting: name in _users(setting, "mode"),
+        "--help lists the flags that all modes have.",
+    )
+
+
+def of_strategy(name: str) -> str:
+    """Returns the help page of one strategy.
+
+    Args:
+      name: Name of a registered strategy.
+    """
+    traits = registry.traits(name)
+
+    def is_used(setting: str) -> bool:
+        averages = _users(setting, "average")
+        return name in _users(setting, "strategy") or any(
+            average in averages for average in traits.averages
+        )
+
+    return _page_of(
+        f"--strategy={name}",
+        traits.summary,
+        f"--strategy={name} --train_steps=300",
+        is_used,
+        "--help lists the flags that all strategies have.",
+    )
+
+
+def _page_of(
+    flag: str,
+    description: str,
+    example: str,
+    is_listed: Callable[[str], bool],
+    end: str,
+) -> str:
     lines = [
-        f"Usage: python -m trainers.main --mode={name} [--FLAG=VALUE ...]",
+        *_wrapped(f"Usage: python -m trainers.main {flag} [--FLAG=VALUE ...]"),
         "",
-        *_wrapped(f"{mode.summary} {mode.details}"),
+        *_wrapped(description),
         "",
         "Example:",
         "",
-        *_command(f"python -m trainers.main {mode.example}"),
-        *_listed(lambda setting: name in _used_by_modes(setting)),
+        *_command(f"python -m trainers.main {example}"),
+        *_listed(is_listed),
         "",
-        *_wrapped("--help lists the flags that all modes have."),
+        *_wrapped(end),
     ]
     return "\n".join(lines)
 
@@ -178,8 +231,20 @@ def _has_flag(name: str) -> bool:
     return all_fields()[name][1].metadata["has_flag"]
 
 
-def _used_by_modes(name: str) -> tuple[str, ...]:
-    return tuple((all_fields()[name][1].metadata["used_by"] or {}).get("mode", ()))
+def _is_common(name: str) -> bool:
+    """Returns whether a flag has an effect on training under every strategy."""
+    modes = _users(name, "mode")
+    return (
+        _has_flag(name)
+        and not _users(name, "strategy")
+        and (not modes or "train" in modes)
+    )
+
+
+def _users(name: str, other: str) -> tuple[str, ...]:
+    """Returns the values of another setting with which one has an effect."""
+    values = (all_fields()[name][1].metadata["used_by"] or {}).get(other, ())
+    return tuple(values() if callable(values) else values)
 
 
 def _heading(text: str) -> tuple[str, str]:

@@ -20,7 +20,12 @@ from trainers.config.config import Config
 from trainers.config.groups import all_fields, option
 from trainers.config.run import MODES as MODE_NAMES
 
-PAGES = ["--help", "--helpfull", *(f"--mode={mode} --help" for mode in MODES)]
+PAGES = [
+    "--help",
+    "--helpfull",
+    *(f"--mode={mode} --help" for mode in MODES),
+    *(f"--strategy={strategy} --help" for strategy in registry.names()),
+]
 
 
 def page_of(words: str) -> str:
@@ -60,23 +65,48 @@ def test_a_page_is_plain_text_without_trailing_spaces(words: str) -> None:
     assert re.findall(r" +$", page, re.M) == []
 
 
-@pytest.mark.parametrize("page", ["--help", "--helpfull"])
-def test_every_setting_has_one_entry_under_one_heading(page: str) -> None:
-    shown = headings_by_flag(page_of(page))
-    accepted = [
-        option(name).removeprefix("--")
-        for name, (_, field) in all_fields().items()
-        if field.metadata["has_flag"] or page == "--helpfull"
-    ]
+def test_every_setting_has_one_entry_under_one_heading() -> None:
+    shown = headings_by_flag(page_of("--helpfull"))
+    accepted = [option(name).removeprefix("--") for name in all_fields()]
     accepted += help.OF_THE_COMMAND_LINE
     assert sorted(name for name, _ in shown) == sorted(accepted)
     assert len({heading for _, heading in shown}) > 10
 
 
+def test_every_flag_is_on_the_first_page_or_on_one_of_its_own() -> None:
+    shown = {page: [n for n, _ in headings_by_flag(page_of(page))] for page in PAGES}
+    first = shown.pop("--help")
+    assert len(set(first)) == len(first)
+    del shown["--helpfull"]
+    others = {name for names in shown.values() for name in names}
+    flags_of_settings = {
+        name for name, (_, field) in all_fields().items() if field.metadata["has_flag"]
+    }
+    assert flags_of_settings - {*first} <= others
+    assert {*first} <= flags_of_settings | {*help.OF_THE_COMMAND_LINE}
+
+
+def test_the_page_of_a_strategy_has_the_flags_that_not_all_have() -> None:
+    shown = {
+        name: {flag for flag, _ in headings_by_flag(page_of(f"--strategy={name} -h"))}
+        for name in registry.names()
+    }
+    assert "num_ps" in shown["parameter_server"]
+    assert {"num_workers", "sync_every_steps"} <= shown["multi_worker_mirrored"]
+    assert shown["one_device"] == set()
+    assert "learning_rate" not in set.union(*shown.values())
+    assert "num_workers" not in page_of("--help")
+
+
+def test_a_mode_is_more_than_a_strategy() -> None:
+    both = page_of("--mode=compare --strategy=tower --help")
+    assert both == page_of("--mode=compare --help")
+
+
 def test_help_is_short_enough_to_be_read() -> None:
     shown = headings_by_flag(page_of("--help"))
     # The settings, and five flags of the command line itself.
-    assert len(shown) - 5 < 70
+    assert len(shown) - 5 <= 60
     by_heading: dict[str, list[str]] = {}
     for name, heading in shown:
         by_heading.setdefault(heading, []).append(name)

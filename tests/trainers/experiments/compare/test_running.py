@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import json
 import math
 import pathlib
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +21,12 @@ from scipy import stats
 from strategies.processes.forked_process import Process
 from tests import processes
 from tests.processes import ROOT
+from tests.trainers.experiments.interruption import (
+    ContinuedComparison,
+    children_of,
+    interrupted_and_continued,
+    results_in,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -47,49 +50,19 @@ COMPARE = (
 )
 
 
-def children_of(process: Process) -> list[psutil.Process]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(process.pid).children(recursive=True)
-    return []
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """A comparison that was interrupted and continued.
-
-    Attributes:
-      folder: of the comparison.
-      interrupted: the first part.
-      kept: when the result of each run of the first part was written, by its path.
-      continued: the second part.
-    """
-
-    folder: pathlib.Path
-    interrupted: subprocess.CompletedProcess[str]
-    kept: dict[pathlib.Path, int]
-    continued: subprocess.CompletedProcess[str]
-
-
-def results_in(folder: pathlib.Path) -> dict[pathlib.Path, int]:
-    found = folder.glob("runs/*/*/measured.json")
-    return {p.parent: (p.parent / "result.json").stat().st_mtime_ns for p in found}
+RUNS = "runs/*/*/measured.json"
 
 
 @pytest.fixture(scope="module")
-def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    """Interrupted while its second run goes on, then started again."""
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> ContinuedComparison:
+    """Interrupted in its second run, then started again."""
     here = tmp_path_factory.mktemp("here")
-    folder = here / "comparison"
-    with processes.started(*COMPARE, folder=here) as process:
-        processes.wait_until(lambda: bool(results_in(folder)), "a run", process)
-        processes.wait_until(lambda: bool(children_of(process)), "another", process)
-        children = children_of(process)
-        process.send_signal(signal.SIGINT)
-        interrupted = processes.end_of(process)
-    assert not any(child.is_running() for child in children)
-    kept = results_in(folder)
-    continued = processes.run(*COMPARE, folder=here)
-    return Comparison(folder, interrupted, kept, continued)
+
+    def runs_its_second(process: Process) -> bool:
+        results = results_in(here / "comparison", RUNS)
+        return bool(results and children_of(process))
+
+    return interrupted_and_continued(here, COMPARE, RUNS, runs_its_second)
 
 
 def conclusion_of(folder: pathlib.Path) -> dict[str, Any]:
@@ -101,16 +74,16 @@ def conclusion_of(folder: pathlib.Path) -> dict[str, Any]:
 
 @pytest.mark.exhaustive
 def test_an_interruption_ends_the_run_at_hand_and_says_how_to_go_on(
-    comparison: Comparison,
+    comparison: ContinuedComparison,
 ) -> None:
     assert comparison.interrupted.returncode == 130
     (line,) = comparison.interrupted.stderr.splitlines()
     assert line.endswith("the same flags with --run_dir=comparison continue it.")
 
 
-def test_a_finished_run_is_not_run_again(comparison: Comparison) -> None:
+def test_a_finished_run_is_not_run_again(comparison: ContinuedComparison) -> None:
     assert comparison.continued.returncode == 0, comparison.continued.stderr
-    after = results_in(comparison.folder)
+    after = results_in(comparison.folder, RUNS)
     assert comparison.kept
     assert {path: after[path] for path in comparison.kept} == comparison.kept
     assert len(after) == 4
@@ -118,7 +91,9 @@ def test_a_finished_run_is_not_run_again(comparison: Comparison) -> None:
     assert len(ran) == 4 - len(comparison.kept)
 
 
-def test_a_finished_comparison_only_reports_again(comparison: Comparison) -> None:
+def test_a_finished_comparison_only_reports_again(
+    comparison: ContinuedComparison,
+) -> None:
     logs = {p: p.stat().st_mtime_ns for p in comparison.folder.glob("logs/*")}
     (comparison.folder / "report.html").unlink()
     done = processes.run(*COMPARE, folder=comparison.folder.parent)
@@ -128,7 +103,7 @@ def test_a_finished_comparison_only_reports_again(comparison: Comparison) -> Non
 
 
 def test_seeds_that_are_added_are_tested_with_the_error_rate_that_is_left(
-    comparison: Comparison, tmp_path: pathlib.Path
+    comparison: ContinuedComparison, tmp_path: pathlib.Path
 ) -> None:
     folder = tmp_path / "comparison"
     shutil.copytree(comparison.folder, folder)
@@ -192,10 +167,10 @@ def test_a_comparison_looks_after_every_seed_and_drops_what_is_slower(
     assert [len(arm["runs"]) for arm in conclusion["arms"]] == [4, 4, 3]
 
     # Continued by the same command, it decides the same again.
-    before = results_in(folder)
+    before = results_in(folder, RUNS)
     again = processes.run(*UNTIL_VERDICT, folder=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert results_in(folder) == before
+    assert results_in(folder, RUNS) == before
     assert conclusion_of(folder)["comparisons"] == conclusion["comparisons"]
 
     # With a wide margin, it would have been over at once.
@@ -208,7 +183,7 @@ def test_a_comparison_looks_after_every_seed_and_drops_what_is_slower(
 
 
 def test_output_that_is_piped_has_no_control_codes_and_fits_80_columns(
-    comparison: Comparison,
+    comparison: ContinuedComparison,
 ) -> None:
     printed = comparison.continued.stdout
     assert all(c.isprintable() or c == "\n" for c in printed)
@@ -217,7 +192,7 @@ def test_output_that_is_piped_has_no_control_codes_and_fits_80_columns(
     assert max(map(len, table)) <= 80
 
 
-def test_everything_is_measured_and_concluded(comparison: Comparison) -> None:
+def test_everything_is_measured_and_concluded(comparison: ContinuedComparison) -> None:
     conclusion = conclusion_of(comparison.folder)
     assert conclusion["control"] == "one_device"
     assert conclusion["seeds"] == [0, 1]
@@ -235,7 +210,9 @@ def test_everything_is_measured_and_concluded(comparison: Comparison) -> None:
     assert found["examples_per_second"]["verdict"]["kind"] == "too_few_seeds"
 
 
-def test_runs_are_ordinary_runs_with_flags_of_their_own(comparison: Comparison) -> None:
+def test_runs_are_ordinary_runs_with_flags_of_their_own(
+    comparison: ContinuedComparison,
+) -> None:
     config = json.loads(
         (comparison.folder / "runs/tower/seed-1/config.json").read_text("utf-8")
     )
@@ -246,7 +223,7 @@ def test_runs_are_ordinary_runs_with_flags_of_their_own(comparison: Comparison) 
 
 
 def test_another_comparison_in_the_same_folder_is_refused(
-    comparison: Comparison,
+    comparison: ContinuedComparison,
 ) -> None:
     before = processes.contents(comparison.folder)
     done = processes.run(*COMPARE, "--train_steps=21", folder=comparison.folder.parent)
@@ -328,7 +305,7 @@ def page() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def tensorboard(comparison: Comparison) -> Iterator[str]:
+def tensorboard(comparison: ContinuedComparison) -> Iterator[str]:
     """The address of a TensorBoard that shows all runs, as the report suggests it."""
     program, *arguments = shlex.split(conclusion_of(comparison.folder)["tensorboard"])
     assert program == "tensorboard"
@@ -369,7 +346,9 @@ def test_tensorboard_listens_on_this_machine_only(tensorboard: str) -> None:
     assert listening <= {"127.0.0.1", "::1"}
 
 
-def test_the_report_is_readable_in_a_browser(comparison: Comparison, page: Any) -> None:
+def test_the_report_is_readable_in_a_browser(
+    comparison: ContinuedComparison, page: Any
+) -> None:
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("requestfailed", lambda request: problems.append(request.url))
@@ -394,7 +373,7 @@ def test_the_report_is_readable_in_a_browser(comparison: Comparison, page: Any) 
 
 
 def test_tensorboard_shows_the_curves_of_all_arms_in_one_chart(
-    comparison: Comparison, page: Any, tensorboard: str
+    comparison: ContinuedComparison, page: Any, tensorboard: str
 ) -> None:
     page.goto(f"{tensorboard}?tagFilter=%5Eloss%24#timeseries")
     runs = [

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pathlib
 import re
 import shutil
-import signal
-import subprocess
 from typing import Any
 
 import jsonschema
 import pytest
 
+from strategies.processes.forked_process import Process
 from tests import processes
 from tests.processes import ROOT
+from tests.trainers.experiments.interruption import (
+    ContinuedComparison,
+    interrupted_and_continued,
+    results_in,
+)
 from trainers.config.run import LARGEST_SEED
 
 pytestmark = pytest.mark.slow
@@ -42,41 +45,21 @@ WITHOUT_TUNING = (
 COMPARE = (*WITHOUT_TUNING, *TUNE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Searched:
-    """A comparison that was interrupted in its search and continued.
-
-    Attributes:
-      folder: of the comparison.
-      interrupted: the first part.
-      kept: when the result of each run of the first part was written, by its path.
-      continued: the second part.
-    """
-
-    folder: pathlib.Path
-    interrupted: subprocess.CompletedProcess[str]
-    kept: dict[pathlib.Path, int]
-    continued: subprocess.CompletedProcess[str]
-
-
-def results_in(folder: pathlib.Path) -> dict[pathlib.Path, int]:
-    found = folder.glob("tuning/*/*/*/measured.json")
-    return {p.parent: (p.parent / "result.json").stat().st_mtime_ns for p in found}
+RUNS = "tuning/*/*/*/measured.json"
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
+def searched(tmp_path_factory: pytest.TempPathFactory) -> ContinuedComparison:
+    """Interrupted in its search, then started again."""
     here = tmp_path_factory.mktemp("here")
-    folder = here / "comparison"
-    with processes.started(*COMPARE, folder=here) as process:
-        processes.wait_until(lambda: len(results_in(folder)) > 3, "four runs", process)
-        process.send_signal(signal.SIGINT)
-        interrupted = processes.end_of(process)
-    assert not (folder / "runs").exists()
-    kept = results_in(folder)
-    continued = processes.run(*COMPARE, folder=here)
-    assert continued.returncode == 0, continued.stderr
-    return Searched(folder, interrupted, kept, continued)
+
+    def has_four_results(process: Process) -> bool:
+        assert not (here / "comparison/runs").exists()
+        return len(results_in(here / "comparison", RUNS)) > 3
+
+    searched = interrupted_and_continued(here, COMPARE, RUNS, has_four_results)
+    assert searched.continued.returncode == 0, searched.continued.stderr
+    return searched
 
 
 def conclusion_of(folder: pathlib.Path) -> dict[str, Any]:
@@ -91,7 +74,9 @@ def settings_of(run: pathlib.Path) -> dict[str, Any]:
     return {name: value for group in groups.values() for name, value in group.items()}
 
 
-def test_the_budget_is_stated_before_the_search_begins(searched: Searched) -> None:
+def test_the_budget_is_stated_before_the_search_begins(
+    searched: ContinuedComparison,
+) -> None:
     assert searched.interrupted.returncode == 130
     (line,) = searched.interrupted.stderr.splitlines()
     assert line.endswith("the same flags with --run_dir=comparison continue it.")
@@ -103,8 +88,10 @@ def test_the_budget_is_stated_before_the_search_begins(searched: Searched) -> No
     assert "4 of 10 steps, 2 of 20 steps; 160 steps, 50 % of whole runs" in budget
 
 
-def test_a_finished_run_of_the_search_is_not_run_again(searched: Searched) -> None:
-    after = results_in(searched.folder)
+def test_a_finished_run_of_the_search_is_not_run_again(
+    searched: ContinuedComparison,
+) -> None:
+    after = results_in(searched.folder, RUNS)
     assert {path: after[path] for path in searched.kept} == searched.kept
     ran = re.findall(r"^tune +\d+/\d+ \|", searched.continued.stdout, re.M)
     # Of each arm four runs and two longer ones.
@@ -113,7 +100,7 @@ def test_a_finished_run_of_the_search_is_not_run_again(searched: Searched) -> No
 
 
 def test_the_runs_of_the_comparison_have_the_best_value_and_other_seeds(
-    searched: Searched,
+    searched: ContinuedComparison,
 ) -> None:
     conclusion = conclusion_of(searched.folder)
     tuning = conclusion["tuning"]
@@ -135,7 +122,7 @@ def test_the_runs_of_the_comparison_have_the_best_value_and_other_seeds(
         run = settings_of(searched.folder / "runs" / arm["name"] / "seed-0")
         assert run["learning_rate"] == 0.1
         assert run["train_steps"] == 40
-    for path in results_in(searched.folder):
+    for path in results_in(searched.folder, RUNS):
         run = settings_of(path)
         assert run["seed"] == LARGEST_SEED
         assert run["train_steps"] == int(path.parent.name.removesuffix("-steps"))
@@ -143,7 +130,7 @@ def test_the_runs_of_the_comparison_have_the_best_value_and_other_seeds(
 
 
 def test_the_report_says_how_much_of_a_difference_was_only_tuning(
-    searched: Searched,
+    searched: ContinuedComparison,
 ) -> None:
     (pair,) = conclusion_of(searched.folder)["tuning"]["differences"]
     # Two names of the same training.
@@ -160,7 +147,9 @@ def test_the_report_says_how_much_of_a_difference_was_only_tuning(
     assert "loss at the end of a run" in page
 
 
-def test_optuna_reads_the_study(searched: Searched, tmp_path: pathlib.Path) -> None:
+def test_optuna_reads_the_study(
+    searched: ContinuedComparison, tmp_path: pathlib.Path
+) -> None:
     optuna = pytest.importorskip("optuna", reason="no optuna: pip install optuna")
     path = tmp_path / "study.json"
     # Optuna's storage makes a lock beside its file.
@@ -185,7 +174,7 @@ def test_optuna_reads_the_study(searched: Searched, tmp_path: pathlib.Path) -> N
         assert study.ask({"learning_rate": distribution}).number == 4
 
 
-def test_every_line_of_the_study_is_json(searched: Searched) -> None:
+def test_every_line_of_the_study_is_json(searched: ContinuedComparison) -> None:
     lines = (searched.folder / "study.json").read_text("utf-8").splitlines()
     operations = [json.loads(line)["op_code"] for line in lines]
     assert operations == [0] * 2 + [4] * 8
@@ -200,7 +189,7 @@ def test_every_line_of_the_study_is_json(searched: Searched) -> None:
     ],
 )
 def test_another_plan_in_the_same_folder_is_refused(
-    searched: Searched, arguments: tuple[str, ...], named: str
+    searched: ContinuedComparison, arguments: tuple[str, ...], named: str
 ) -> None:
     before = processes.contents(searched.folder)
     done = processes.run(*arguments, folder=searched.folder.parent)
@@ -211,7 +200,7 @@ def test_another_plan_in_the_same_folder_is_refused(
 
 
 def test_a_search_that_has_lost_a_run_does_not_decide_anew(
-    searched: Searched, tmp_path: pathlib.Path
+    searched: ContinuedComparison, tmp_path: pathlib.Path
 ) -> None:
     folder = tmp_path / "comparison"
     shutil.copytree(searched.folder, folder)
@@ -226,13 +215,13 @@ def test_a_search_that_has_lost_a_run_does_not_decide_anew(
 
 @pytest.mark.exhaustive
 def test_seeds_that_are_added_have_the_same_values(
-    searched: Searched, tmp_path: pathlib.Path
+    searched: ContinuedComparison, tmp_path: pathlib.Path
 ) -> None:
     shutil.copytree(searched.folder, tmp_path / "comparison")
-    before = results_in(tmp_path / "comparison")
+    before = results_in(tmp_path / "comparison", RUNS)
     done = processes.run(*COMPARE, "--seeds=2", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert results_in(tmp_path / "comparison") == before
+    assert results_in(tmp_path / "comparison", RUNS) == before
     for arm in ("one_device", "tower"):
         run = settings_of(tmp_path / "comparison/runs" / arm / "seed-1")
         assert run["learning_rate"] == 0.1
