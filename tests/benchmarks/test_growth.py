@@ -8,6 +8,7 @@ import pathlib
 
 import pytest
 
+from benchmarks import growth
 from benchmarks.growth import Point, summary_of, table_of
 from tests.processes import run_module
 
@@ -66,6 +67,24 @@ def test_the_table_has_a_row_for_each_strategy_and_bandwidth() -> None:
         "| ring | 0 Mbit/s | 0 | - | - | - | 8 replicas, width 64: +0% |",
         "| all |  | 2 | 15% | 20% | - | 8 replicas, width 512: -20% |",
     ]
+
+
+def test_a_record_replaces_the_table_of_the_document(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = tmp_path / "prediction.md"
+    monkeypatch.setattr(growth, "RECORD", tmp_path / "growth.json")
+    monkeypatch.setattr(growth, "DOCUMENT", document)
+    text = growth.ROOT.joinpath("docs/prediction.md").read_text(encoding="utf-8")
+    document.write_text(text, encoding="utf-8")
+    for date in ("2030-01-01", "2030-01-02"):
+        growth._record({"command": "the command", "date": date}, f"| of {date} |")
+    before, _, after = text.partition("<!-- growth: begin -->")
+    _, _, after = after.partition("<!-- growth: end -->")
+    assert document.read_text(encoding="utf-8") == (
+        f"{before}<!-- growth: begin -->\n`the command`, 2030-01-02; 0 Mbit/s is "
+        f"loopback:\n\n| of 2030-01-02 |\n<!-- growth: end -->{after}"
+    )
 
 
 @pytest.mark.parametrize("argument", ["--replicas=2,x", "--widths=", "--bandwidths=-1"])
