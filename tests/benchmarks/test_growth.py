@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import growth
 from benchmarks.growth import Point, summary_of, table_of
+from tests import processes
 from tests.processes import run_module
 
 POINT = Point(
@@ -75,7 +76,7 @@ def test_a_record_replaces_the_table_of_the_document(
     document = tmp_path / "prediction.md"
     monkeypatch.setattr(growth, "RECORD", tmp_path / "growth.json")
     monkeypatch.setattr(growth, "DOCUMENT", document)
-    text = growth.ROOT.joinpath("docs/prediction.md").read_text(encoding="utf-8")
+    text = processes.ROOT.joinpath("docs/prediction.md").read_text(encoding="utf-8")
     document.write_text(text, encoding="utf-8")
     for date in ("2030-01-01", "2030-01-02"):
         growth._record({"command": "the command", "date": date}, f"| of {date} |")

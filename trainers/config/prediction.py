@@ -61,9 +61,8 @@ class PredictionConfig:
         return tuple(sorted(set(self.replicas or _DEFAULT_REPLICAS)))
 
     @property
-    def seconds_per_byte(self) -> float:
-        # 8 bits per byte; the setting is in gigabits per second.
-        return 8 / (1e9 * (self.bandwidth_gbit or _DEFAULT_BANDWIDTH_GBIT))
+    def gigabits_per_second(self) -> float:
+        return self.bandwidth_gbit or _DEFAULT_BANDWIDTH_GBIT
 
     @property
     def seconds_per_message(self) -> float:

@@ -50,7 +50,9 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         *(e for arm in arms_of(config) for e in of_an_arm(arm, num_gpus)),
     ]
     check_replicas(config.prediction.replica_counts, experiments)
-    repeated = [e for e in experiments if is_over_links_too(e, experiments)]
+    repeated = [
+        e for e in experiments if e.size == "own" and is_over_links_too(e, experiments)
+    ]
     obstacle = obstacle_to_links() if repeated else None
     num_runs = len(experiments)
     if obstacle is None:
@@ -100,8 +102,7 @@ def _in_words(config: Config) -> str:
     return (
         f"{config.model.model} on {config.data.dataset}, "
         f"{config.length.global_batch_size} examples a step; "
-        # Seconds per byte to gigabits per second.
-        f"{8e-9 / network.seconds_per_byte:g} Gbit/s, "
+        f"{network.gigabits_per_second:g} Gbit/s, "
         f"{1e6 * network.seconds_per_message:g} us a message"
     )
 

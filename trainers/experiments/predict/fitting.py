@@ -11,7 +11,11 @@ import numpy as np
 from trainers.experiments.predict.communication_model import Exchange
 from trainers.experiments.predict.compute_model import Compute, Measurement
 from trainers.experiments.predict.experiments import ALONE, REFERENCE, Experiment
-from trainers.experiments.predict.links import is_over_links_too, over_links
+from trainers.experiments.predict.links import (
+    has_size_of_links,
+    is_over_links_too,
+    over_links,
+)
 from trainers.experiments.predict.performance_model import Model, leave_one_out
 from trainers.experiments.runner import Executed
 
@@ -107,9 +111,11 @@ def executed_with_links(
     for experiment in experiments:
         executed = execute(experiment)
         yield experiment, executed
-        if has_links and is_over_links_too(experiment, experiments):
+        if not has_links or not is_over_links_too(experiment, experiments):
+            continue
+        exchange = exchange_of(experiment, executed)
+        if has_size_of_links(experiment, exchange.gradient_bytes):
             # Their number of steps depends on how long one takes here.
-            exchange = exchange_of(experiment, executed)
             repeated = over_links(
                 experiment,
                 executed.run.result["steps"],

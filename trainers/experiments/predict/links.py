@@ -10,6 +10,8 @@ from strategies.processes.emulated_network import host_addresses, networks_of_ta
 from trainers.experiments.predict.experiments import Experiment
 
 BANDWIDTHS_MBIT = (100.0, 1000.0)
+# Ballast has as many bytes as the model's own gradients, and these at least.
+_LEAST_BALLAST_BYTES = 1 << 20
 # Over a slow link all steps are the same: its speed does not depend on other work.
 _FEWEST_STEPS = 8
 # In calls of several steps of each worker, after one that the median leaves out.
@@ -47,20 +49,34 @@ def fewest_steps(run: Experiment) -> int:
 
 
 def is_over_links_too(experiment: Experiment, others: Sequence[Experiment]) -> bool:
-    """Returns whether a run of several processes is repeated over emulated networks.
+    """Returns whether a run of several processes may be repeated over links.
 
-    Those with the fewest and the most replicas are, with the whole batch.
+    Those with the fewest and the most replicas may, with the whole batch.
     """
-    # Ballast over a slow link would take the time of all other runs together.
-    own = [e for e in others if e.arm == experiment.arm and e.size == "own"]
-    batch = max(e.config.length.global_batch_size for e in own)
-    counts = [e.num_replicas for e in own]
+    of_arm = [e for e in others if e.arm == experiment.arm and e.size == "own"]
+    counts = [e.num_replicas for e in of_arm]
+    batches = [e.config.length.global_batch_size for e in of_arm]
     return (
-        experiment in own
+        experiment.size in ("own", "ballast")
         and experiment.config.strategy.traits.multi_process
-        and experiment.config.length.global_batch_size == batch
+        and experiment.config.length.global_batch_size == max(batches)
         and experiment.num_replicas in (min(counts), max(counts))
     )
+
+
+def has_size_of_links(experiment: Experiment, gradient_bytes: float) -> bool:
+    """Returns whether gradients are small with ballast or large without.
+
+    Fewer bytes take no time that a link would show, and ballast for large gradients
+    would take the time of all other runs together.
+
+    Args:
+      experiment: Run with its own gradients or with ballast.
+      gradient_bytes: Bytes of its gradients, ballast included.
+    """
+    if experiment.size == "own":
+        return gradient_bytes >= _LEAST_BALLAST_BYTES
+    return gradient_bytes < 2 * _LEAST_BALLAST_BYTES
 
 
 def obstacle_to_links() -> str | None:

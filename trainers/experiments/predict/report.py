@@ -40,7 +40,7 @@ class Report:
         self._config = config
         self._fitted = fitted
         self._batch = config.length.global_batch_size
-        self._asked_gbit = 8e-9 / config.prediction.seconds_per_byte
+        self._asked_gbit = config.prediction.gigabits_per_second
         runs = [m for arm in fitted.arms for m in arm.measurements]
         self._most_replicas = most_predicted(m.num_replicas for m in runs)
         self._predictions = [

@@ -25,7 +25,11 @@ from trainers.experiments.predict.experiments import (
     on_one_device,
 )
 from trainers.experiments.predict.fitting import Fitted, FittedArm
-from trainers.experiments.predict.links import is_over_links_too, over_links
+from trainers.experiments.predict.links import (
+    has_size_of_links,
+    is_over_links_too,
+    over_links,
+)
 from trainers.experiments.predict.report import Report
 
 CONFIG = Config().replace(
@@ -208,7 +212,12 @@ def test_the_fewest_and_the_most_replicas_are_run_over_links() -> None:
 
     def repeated(arms: Config) -> list[Experiment]:
         runs = [e for arm in arms_of(arms) for e in of_an_arm(arm, num_gpus=0)]
-        return [e for e in runs if is_over_links_too(e, runs)]
+        found = [e for e in runs if is_over_links_too(e, runs)]
+        # The same runs with ballast take their place if gradients are small.
+        ballast = [e.num_replicas for e in found if e.size == "ballast"]
+        own = [e for e in found if e.size == "own"]
+        assert ballast == [e.num_replicas for e in own]
+        return own
 
     assert repeated(CONFIG.replace(strategies=("mirrored",), strategy="mirrored")) == []
     found = repeated(CONFIG.replace(strategies=("multi_worker_mirrored",)))
@@ -224,7 +233,24 @@ def test_the_fewest_and_the_most_replicas_are_run_over_links() -> None:
     (slow, _) = over_links(found[1], 300, step_seconds=0.1, bytes_on_a_link=1.3e9)
     assert slow.config.length.train_steps == 8
     (_, free) = repeated(
-        CONFIG.replace(strategies=("parameter_server",), update="async")
+        CONFIG.replace(
+            strategies=("parameter_server",),
+            update="async",
+            strategy="parameter_server",
+        )
     )
     (slow, _) = over_links(free, 300, step_seconds=0.1, bytes_on_a_link=1.3e9)
     assert slow.config.length.train_steps == 24
+
+
+def test_small_gradients_go_over_links_with_ballast() -> None:
+    """Gradients of half a mebibyte get a mebibyte of ballast, of two as many again."""
+    own, ballast = (
+        Experiment(arm="ring", num_replicas=2, config=CONFIG, size=size)
+        for size in ("own", "ballast")
+    )
+    mebibyte = 2.0**20
+    assert not has_size_of_links(own, 0.5 * mebibyte)
+    assert has_size_of_links(ballast, 1.5 * mebibyte)
+    assert has_size_of_links(own, 2 * mebibyte)
+    assert not has_size_of_links(ballast, 4 * mebibyte)
