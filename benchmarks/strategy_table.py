@@ -77,7 +77,7 @@ def main() -> int:
         for subject in SUBJECTS:
             command = command_of(subject)
             print(shlex.join(["python", *command[1:]]), flush=True)
-            folder = _folder_of(subject)
+            folder = folder_of(subject.name)
             code = subprocess.run([*command, f"--run_dir={folder}"], check=False)
             if code.returncode:
                 return 1
@@ -147,8 +147,8 @@ def _values_of(arm: Mapping[str, Any], metric: str) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _folder_of(subject: Subject) -> pathlib.Path:
-    """Returns the folder of a comparison, another one for other code."""
+def folder_of(name: str) -> pathlib.Path:
+    """Returns the folder of a benchmark's runs, another one for other code."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=ROOT,
@@ -156,7 +156,7 @@ def _folder_of(subject: Subject) -> pathlib.Path:
         text=True,
         check=True,
     ).stdout.strip()
-    return ROOT / "build" / "strategy_table" / commit / subject.name
+    return ROOT / "build" / "benchmarks" / commit / name
 
 
 def _parse_arguments() -> argparse.Namespace:

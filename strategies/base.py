@@ -102,6 +102,8 @@ class Strategy(abc.ABC):
     # with the Python code between two calls (about a millisecond), and short enough for
     # a prompt reaction to signals and a smooth progress bar.
     call_seconds: ClassVar[float] = 0.05
+    # A call has as many steps at least, however long they take.
+    fewest_steps_per_call: int = 1
     # Function that reads weights held by other tasks. None: TensorFlow reads each
     # variable separately.
     read: Read | None = None

@@ -33,6 +33,8 @@ from strategies.ps.worker_input import WindowedInput, WorkerInput
 
 # Seconds for workers to return their closures when the run ends.
 _SECONDS_TO_GIVE_BACK = 5.0
+# Workers that begin together read at the same time; later steps spread over time.
+_FEWEST_STEPS_OF_EACH = 4
 
 
 class ParameterServer(Strategy):
@@ -68,6 +70,9 @@ class ParameterServer(Strategy):
         self._config = config
         self._cluster = cluster
         self._num_workers = len(cluster.addresses["worker"])
+        if not config.is_synchronous:
+            # In a call of fewer steps than workers, some of them have nothing to do.
+            self.fewest_steps_per_call = _FEWEST_STEPS_OF_EACH * self._num_workers
         self._servers = [
             f"/job:ps/replica:0/task:{index}/device:CPU:0"
             for index in range(len(cluster.addresses["ps"]))

@@ -778,6 +778,22 @@ BEFORE_TENSORFLOW = [
         "--mode=predict --strategies=tower --set=prediction.bandwidth_gbit=0",
         "--set=prediction.bandwidth_gbit=0",
     ),
+    # Slower than any network that was measured.
+    row(
+        "--mode=predict --strategies=tower --set=prediction.bandwidth_gbit=0.09",
+        "--set=prediction.bandwidth_gbit=0.09",
+        "0.1",
+    ),
+    row("--mode=predict --strategies=tower --replicas=64,512", "=64,512", "beyond 8"),
+    row(
+        "--mode=predict --strategies=tower --replicas=8 --global_batch_size=3",
+        "--replicas=8 is beyond 6",
+    ),
+    row(
+        "--mode=predict --strategies=multi_worker_mirrored "
+        "--emulated_bandwidth_mbit=250",
+        *("--emulated_bandwidth_mbit=250", "--set=prediction.bandwidth_gbit=0.25"),
+    ),
     row("--mode=predict --strategies=tower --runs=other", "--runs", "--strategies"),
     row("--mode=predict --strategies=model_parallel", "model_parallel", "gradients"),
     row(

@@ -10,7 +10,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from strategies.cluster.spec import Cluster
@@ -30,8 +30,6 @@ class Measured:
         call.
       wall_seconds: Duration of the whole command.
       peak_memory_mib: Peak memory of the largest process.
-      input_share: Fraction of the training time spent waiting for examples; None for
-        peers.
       training_seconds: Duration of all steps but the first calls, with the writing
         between them; None for peers.
       versions: Versions by package.
@@ -41,7 +39,6 @@ class Measured:
     first_step_seconds: float | None
     wall_seconds: float
     peak_memory_mib: float
-    input_share: float | None = None
     training_seconds: float | None = None
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -66,14 +63,12 @@ class Project:
     """`python -m trainers.main` with flags.
 
     Attributes:
-      flags: Arguments without --run_dir; {folder} in them is the folder of the data.
+      flags: Arguments without --run_dir.
       cores: CPUs that it may use; empty for all.
-      write_data: Writes its data into a folder.
     """
 
     flags: tuple[str, ...]
     cores: tuple[int, ...] = ()
-    write_data: Callable[[pathlib.Path], None] = lambda folder: None
 
     @property
     def label(self) -> str:
@@ -84,12 +79,10 @@ class Project:
     def command(self, run: pathlib.Path) -> list[str]:
         """Returns the command that trains into a folder."""
         command = [sys.executable, "-m", "trainers.main", f"--run_dir={run}"]
-        flags = [flag.format(folder=run.parent) for flag in self.flags]
-        return [*_pinned(self.cores), *command, *flags]
+        return [*_pinned(self.cores), *command, *self.flags]
 
     def measure(self, folder: pathlib.Path) -> Measured:
         """Runs it once; see `Side`."""
-        self.write_data(folder)
         (measured,) = _measured_together([self], folder)
         return measured
 
@@ -195,7 +188,6 @@ def _of_run(run: pathlib.Path, wall_seconds: float) -> Measured:
         first_step_seconds=seconds["startup"] + seconds["trace"],
         wall_seconds=wall_seconds,
         peak_memory_mib=max(result["peak_memory_mib"].values()),
-        input_share=seconds["input"] / max(seconds["train"], 1e-9),
         training_seconds=seconds["train"] + seconds["summary"],
         versions=result["versions"],
     )

@@ -177,7 +177,6 @@ def test_the_project_and_a_peer_are_really_run(tmp_path: pathlib.Path) -> None:
     [
         ("keras_fit", ()),
         ("tensorflow_loop", (("worker", 2),)),
-        ("coordinator_loop", (("chief", 1), ("worker", 2), ("ps", 1))),
     ],
 )
 def test_every_other_peer_runs(

@@ -75,6 +75,16 @@ def _check_ballast(config: Config) -> None:
         )
 
 
+def _check_emulated_network(config: Config) -> None:
+    rate = config.strategy.emulated_bandwidth_mbit
+    if rate is not None and config.run.mode == "predict":
+        raise UsageError(
+            f"--emulated_bandwidth_mbit={rate:g} is not for --mode=predict, which "
+            "measures at two bandwidths by itself: give the one to predict for, as "
+            f"--set=prediction.bandwidth_gbit={rate / 1e3:g}."
+        )
+
+
 def _shards_of_a_batch(config: Config) -> int:
     """Returns the number of shards of a global batch, as far as it is known yet."""
     # Without `--num_replicas` the replicas are counted later, when the devices are
@@ -245,6 +255,7 @@ CHECKS: Sequence[Callable[[Config], None]] = (
     _check_num_replicas,
     _check_device_settings,
     _check_ballast,
+    _check_emulated_network,
     _check_batch_size,
     _check_record_steps,
     _check_averaged_losses,

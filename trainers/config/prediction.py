@@ -11,8 +11,10 @@ from typing import ClassVar
 from strategies.common.fields import UsedBy, check_settings, setting
 from strategies.common.text import as_argument
 
-_DEFAULT_REPLICAS = (2, 8, 64, 512)
+_DEFAULT_REPLICAS = (2, 4, 8)
 _DEFAULT_BANDWIDTH_GBIT = 10.0
+# The slower one of the emulated networks that predictions are fitted to.
+_LEAST_BANDWIDTH_GBIT = 0.1
 # Typical between two machines of a data center, through a switch and two kernels.
 _DEFAULT_LATENCY_MICROSECONDS = 50.0
 _OF_PREDICTIONS: UsedBy = {"mode": ("predict",)}
@@ -35,8 +37,9 @@ class PredictionConfig:
     bandwidth_gbit: float | None = setting(
         None,
         "What the network between replicas carries to and from each of them, in "
-        f"gigabits a second. Default: {_DEFAULT_BANDWIDTH_GBIT:g}.",
-        above=0,
+        f"gigabits a second, {_LEAST_BANDWIDTH_GBIT:g} or more. Default: "
+        f"{_DEFAULT_BANDWIDTH_GBIT:g}.",
+        minimum=_LEAST_BANDWIDTH_GBIT,
         used_by=_OF_PREDICTIONS,
         has_flag=False,
     )
@@ -58,9 +61,8 @@ class PredictionConfig:
         return tuple(sorted(set(self.replicas or _DEFAULT_REPLICAS)))
 
     @property
-    def seconds_per_byte(self) -> float:
-        # 8 bits per byte; the setting is in gigabits per second.
-        return 8 / (1e9 * (self.bandwidth_gbit or _DEFAULT_BANDWIDTH_GBIT))
+    def gigabits_per_second(self) -> float:
+        return self.bandwidth_gbit or _DEFAULT_BANDWIDTH_GBIT
 
     @property
     def seconds_per_message(self) -> float:

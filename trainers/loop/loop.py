@@ -132,14 +132,18 @@ When = Every | At | Always
 class StepsPerLoop:
     """Number of steps in the next call of the inner loop."""
 
-    def __init__(self, steps_per_loop: int | None, target_seconds: float):
+    def __init__(
+        self, steps_per_loop: int | None, target_seconds: float, fewest: int = 1
+    ):
         """Chooses between a fixed number and a target duration.
 
         Args:
           steps_per_loop: Fixed number of steps; None to aim at the duration.
           target_seconds: Target duration of a call, in seconds.
+          fewest: Least number of steps of a call after the first.
         """
         self._target_seconds = target_seconds
+        self._fewest = fewest
         self._fixed = steps_per_loop
         # The first call runs one step, which measures the duration of a step.
         self._steps = steps_per_loop or 1
@@ -156,7 +160,7 @@ class StepsPerLoop:
         """
         if self._fixed is None and step_seconds:
             wanted = int(self._target_seconds / step_seconds)
-            self._steps = min(max(wanted, 1), _MOST_STEPS_PER_CALL)
+            self._steps = min(max(wanted, self._fewest), _MOST_STEPS_PER_CALL)
 
 
 def run_loop(
@@ -185,7 +189,11 @@ def run_loop(
       DivergedError: A loss or gradient was not finite; the update was not applied.
     """
     length = parts.config.length
-    call_length = StepsPerLoop(length.steps_per_loop, parts.strategy.call_seconds)
+    call_length = StepsPerLoop(
+        length.steps_per_loop,
+        parts.strategy.call_seconds,
+        parts.strategy.fewest_steps_per_call,
+    )
     step, last_step = parts.applied_steps(), parts.train_steps
     step_seconds = 0.0
     while step < last_step:

@@ -16,8 +16,14 @@ from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.predict.experiments import (
     Experiment,
     arms_of,
+    check_replicas,
     of_an_arm,
     on_one_device,
+)
+from trainers.experiments.predict.links import (
+    BANDWIDTHS_MBIT,
+    is_over_links_too,
+    obstacle_to_links,
 )
 from trainers.experiments.runner import Executed, Execution, command_again, with_runs
 
@@ -43,14 +49,28 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         *on_one_device(config),
         *(e for arm in arms_of(config) for e in of_an_arm(arm, num_gpus)),
     ]
+    check_replicas(config.prediction.replica_counts, experiments)
+    repeated = [
+        e for e in experiments if e.size == "own" and is_over_links_too(e, experiments)
+    ]
+    obstacle = obstacle_to_links() if repeated else None
+    num_runs = len(experiments)
+    if obstacle is None:
+        num_runs += len(repeated) * len(BANDWIDTHS_MBIT)
     folder.begin()
-    console.item("predict", f"{_in_words(config)}; {len(experiments)} short runs")
+    console.item("predict", f"{_in_words(config)}; {num_runs} short runs")
+    if obstacle is not None:
+        console.warn(
+            f"no network is emulated, bytes on the wire are not measured: {obstacle}"
+        )
     console.item("output", folder.path)
     return with_runs(
         folder,
         console,
         starter_of(config),
-        lambda execution: _predict(config, folder, experiments, execution, console),
+        lambda execution: _predict(
+            config, folder, experiments, execution, console, obstacle is None
+        ),
         "a prediction",
     )
 
@@ -61,10 +81,15 @@ def _predict(
     experiments: Sequence[Experiment],
     execution: Execution,
     console: Console,
+    has_links: bool,
 ) -> ExitCode:
+    # Imported late: SciPy takes half a second, which would delay an error message.
+    from trainers.experiments.predict.fitting import executed_with_links
+
     runs = []
-    for experiment in experiments:
-        executed = execution.run(experiment.name, experiment.config)
+    for experiment, executed in executed_with_links(
+        experiments, has_links, lambda each: execution.run(each.name, each.config)
+    ):
         if not executed.run.is_completed:
             return _refuse(executed, folder, console)
         runs.append((experiment, executed))
@@ -77,8 +102,7 @@ def _in_words(config: Config) -> str:
     return (
         f"{config.model.model} on {config.data.dataset}, "
         f"{config.length.global_batch_size} examples a step; "
-        # Seconds per byte to gigabits per second.
-        f"{8e-9 / network.seconds_per_byte:g} Gbit/s, "
+        f"{network.gigabits_per_second:g} Gbit/s, "
         f"{1e6 * network.seconds_per_message:g} us a message"
     )
 
@@ -98,7 +122,7 @@ def _report(
     runs: Sequence[tuple[Experiment, Executed]],
     console: Console,
 ) -> None:
-    # Imported late: SciPy takes half a second, which would delay an error message.
+    # Late, as in `_predict`.
     from trainers.experiments.predict.fitting import fit
     from trainers.experiments.predict.report import Report
 

@@ -11,17 +11,47 @@ _MESSAGES_WITH_ONE_PLACE = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """Minimum time of a message and of a byte, in seconds."""
+
+    seconds_per_message: float
+    seconds_per_byte: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """Cost of sending over a link instead of within a machine.
+
+    Attributes:
+      seconds_per_byte: Processor time of a byte in seconds, beside the time on the
+        wire. It is longer than over loopback because packets are smaller, and shorter
+        because processors work while the wire is busy.
+      wire_factor: Time on the wire, as a multiple of bytes by bandwidth: headers of
+        packets, and pauses between them.
+    """
+
+    seconds_per_byte: float
+    wire_factor: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """Communication that one update waits for.
+    """Communication of one update.
 
     Attributes:
       messages_in_a_row: Number of messages, each of which is sent after the one before
         it has arrived.
-      bytes_in_a_row: Bytes over the busiest connection, one after another.
+      bytes_of_each: Bytes that the processor of each replica sends and receives.
+      bytes_of_servers: Bytes that the processors of all servers, or the one place of
+        the sum, send and receive for all replicas together.
+      bytes_on_a_link: Bytes over the busiest link, one after another. Each host has one
+        link, which sends and receives at the same time.
     """
 
     messages_in_a_row: float
-    bytes_in_a_row: float
+    bytes_of_each: float
+    bytes_of_servers: float
+    bytes_on_a_link: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,30 +72,32 @@ class Exchange:
     num_servers: int = 1
 
     def traffic(self, num_replicas: int) -> Traffic:
-        """Returns the communication that an update waits for.
+        """Returns the communication of an update.
 
-        An asynchronous update waits for that of one replica only.
+        That of an asynchronous update is of one replica only.
         """
         # A single worker still reads its weights from servers.
         if num_replicas == 1 and self.kind != "servers":
-            return Traffic(messages_in_a_row=0, bytes_in_a_row=0)
-        messages, sizes = _FORMULAS[self.kind]
-        together = num_replicas if self.is_synchronous else 1
+            return Traffic(
+                messages_in_a_row=0,
+                bytes_of_each=0,
+                bytes_of_servers=0,
+                bytes_on_a_link=0,
+            )
+        together = self.shares(num_replicas)
+        messages, *multiples = _FORMULAS[self.kind](together, self.num_servers)
+        each, servers, link = (self.gradient_bytes * times for times in multiples)
         return Traffic(
-            messages_in_a_row=messages(together),
-            bytes_in_a_row=sizes(together, self.num_servers) * self.gradient_bytes,
+            messages_in_a_row=messages,
+            bytes_of_each=each,
+            bytes_of_servers=servers,
+            bytes_on_a_link=link,
         )
 
-    def bytes_that_all_share(self) -> float:
-        """Returns the bytes of one update on the busiest connection shared by all.
-
-        Where replicas do not wait for each other, these bytes bound the speed of all
-        together.
-        """
-        if self.kind == "servers":
-            # Weights and gradients, spread over the servers.
-            return 2 * self.gradient_bytes / self.num_servers
-        return 2 * self.gradient_bytes
+    def shares(self, num_replicas: int) -> int:
+        """Returns the number of replicas that divide a global batch."""
+        # An asynchronous replica computes a whole one for each of its updates.
+        return num_replicas if self.is_synchronous else 1
 
     def gradient_bytes_from(self, bytes_per_replica: float, num_replicas: int) -> float:
         """Returns the bytes of a gradient, given the bytes that a replica sends.
@@ -79,24 +111,36 @@ class Exchange:
         return bytes_per_replica / 2
 
 
-# For each kind of exchange two functions: the number of messages in a row, and the
-# bytes over the busiest connection in units of the bytes of a gradient.
-_FORMULAS = {
-    # All replicas send their gradients to one, which sends the result back to all.
-    "reduce_to_one": (
-        lambda replicas: _MESSAGES_WITH_ONE_PLACE,
-        lambda replicas, servers: 2.0 * max(replicas - 1, 1),
-    ),
-    # Each of N pieces is sent N-1 times to be added and N-1 times to be distributed:
-    # Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
-    "ring": (
-        lambda replicas: 2 * (replicas - 1),
-        lambda replicas, servers: 2 * (replicas - 1) / replicas,
-    ),
-    # A worker reads all weights and sends all gradients; a server sends and receives
-    # its part of them for every worker.
-    "servers": (
-        lambda replicas: _MESSAGES_WITH_SERVERS,
-        lambda replicas, servers: 2 * max(1.0, replicas / servers),
-    ),
-}
+def _reduce_to_one(replicas: int, servers: int) -> tuple[float, ...]:
+    """All replicas send their gradients to one, which sends the result back to all."""
+    del servers
+    there_and_back = 2.0 * max(replicas - 1, 1)
+    return _MESSAGES_WITH_ONE_PLACE, 0.0, there_and_back, there_and_back
+
+
+def _ring(replicas: int, servers: int) -> tuple[float, ...]:
+    """Each of N pieces is sent N-1 times to be added and N-1 times to be distributed.
+
+    Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009.
+    """
+    del servers
+    parts = 2 * (replicas - 1) / replicas
+    return 2 * (replicas - 1), parts, 0.0, parts
+
+
+def _servers(replicas: int, servers: int) -> tuple[float, ...]:
+    """A worker reads all weights and sends all gradients.
+
+    A server sends and receives its part of them for every worker.
+    """
+    return (
+        _MESSAGES_WITH_SERVERS,
+        2.0,
+        2.0 * replicas,
+        2 * max(1.0, replicas / servers),
+    )
+
+
+# For each kind of exchange a function of the numbers of replicas and servers. It
+# returns the attributes of `Traffic`, bytes as multiples of those of a gradient.
+_FORMULAS = {"reduce_to_one": _reduce_to_one, "ring": _ring, "servers": _servers}

@@ -1,29 +1,42 @@
 """The short runs that a prediction is fitted to.
 
-The runs vary three things: the number of replicas, the batch and the size of gradients.
-Replicas and batch are flags of the user. The size of gradients varies by ballast
-(padding weights), not by another layer width or by an isolated sum of gradients, for
-three reasons. Ballast fits any model, also a model of the user. The timed run is an
-ordinary one, with all that its strategy does with gradients. One device measures the
-compute time of ballast, which is then subtracted.
+The runs vary four things: the number of replicas, the batch, the size of gradients and
+the bandwidth between hosts. Replicas and batch are flags of the user. Gradients grow by
+ballast (padding weights), not by another layer width or by an isolated sum of
+gradients, for three reasons. Ballast fits any model, also a model of the user. The
+timed run is an ordinary one, with all that its strategy does with gradients. One device
+measures the compute time of ballast, which is then subtracted. A small network has next
+to no gradients, so that its steps are messages and software. Bandwidths come from
+emulated networks.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from strategies.common.errors import UsageError
+from strategies.common.text import as_argument
 from trainers.config.config import Config
+from trainers.config.data import DataConfig
+from trainers.config.model import ModelConfig
+from trainers.config.optimizer import OptimizerConfig
 from trainers.experiments.arms import Arm, expand_update_modes, of_a_run, under
 
 REFERENCE = "one_device"
+# One device as the user asked for it. In all other runs XLA compiles as little as it
+# does in steps that communicate.
+ALONE = "one_device-as_asked"
 
 # The median of this many steps changes little from run to run.
 _DEFAULT_TRAIN_STEPS = 300
 # More than four replicas on a few cores measure little but their contention.
 _MOST_REPLICAS_HERE = 4
+# Multiple of the replicas that were measured, up to which predictions are shown to hold
+# (`python -m benchmarks.growth`).
+_SHOWN_TO_HOLD = 2
 _PARTS_OF_A_BATCH = (1, 2, 4, 8)
+_SMALL_BATCH = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,18 +47,25 @@ class Experiment:
       arm: Name of the arm whose model is fitted to the run; REFERENCE for one device.
       num_replicas: Number of replicas of the run.
       config: Configuration of the run, without its folder.
+      size: Size of gradients, as in `Measurement`.
     """
 
     arm: str
     num_replicas: int
     config: Config
+    size: str = "own"
 
     @property
     def name(self) -> str:
         """Name of the run folder, unique in a prediction."""
-        size = self.config.length.global_batch_size
-        ballast = "-ballast" if self.config.model.ballast else ""
-        return f"{self.arm}-{self.num_replicas}-of-{size}{ballast}"
+        batch, rate = self.config.length.global_batch_size, self.bandwidth_mbit
+        size = "" if self.size == "own" else f"-{self.size}"
+        link = "" if rate is None else f"-{rate:g}-mbit"
+        return f"{self.arm}-{self.num_replicas}-of-{batch}{size}{link}"
+
+    @property
+    def bandwidth_mbit(self) -> float | None:
+        return self.config.strategy.emulated_bandwidth_mbit
 
     @property
     def examples(self) -> float:
@@ -74,24 +94,31 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
 def on_one_device(config: Config) -> tuple[Experiment, ...]:
     """Returns runs of one device with the batch, and with parts of it like a replica's.
 
-    The last run has ballast and the smallest part, where ballast is the largest part of
-    the step.
+    The last runs are of the small network, with ballast and the smallest part, where
+    ballast is the largest part of the step, and as the user asked for.
     """
-    shared = under(REFERENCE, _shared(config))
+    asked = under(REFERENCE, _shared(config))
+    shared = uncompiled(asked)
     size = shared.length.global_batch_size
     sizes = sorted({max(size // part, 1) for part in _PARTS_OF_A_BATCH})
     configs = [shared.replace(global_batch_size=size) for size in sizes]
-    return tuple(
-        Experiment(arm=REFERENCE, num_replicas=1, config=each)
+    return (
+        *(_experiment(REFERENCE, 1, each) for each in configs),
         # Sizes ascend: the first configuration has the smallest part of the batch.
-        for each in (*configs, _with_ballast(configs[0]))
+        _experiment(REFERENCE, 1, _with_ballast(configs[0]), "ballast"),
+        _experiment(REFERENCE, 1, _small(shared), "small"),
+        _experiment(ALONE, 1, asked),
     )
+
+
+def _experiment(arm: str, count: int, config: Config, size: str = "own") -> Experiment:
+    return Experiment(arm=arm, num_replicas=count, config=config, size=size)
 
 
 def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
     """Returns runs that vary the number of replicas, the batch and the gradient size.
 
-    There are several numbers of replicas, two batches and two sizes of gradients.
+    There are several numbers of replicas, two batches and three sizes of gradients.
 
     Raises:
       UsageError: This machine or the batch is too small for any conclusion.
@@ -104,29 +131,46 @@ def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
             f"{size} on {num_gpus or 'no'} GPU(s) allows for {most}: raise the batch, "
             "or hide the GPUs with CUDA_VISIBLE_DEVICES=-1."
         )
+    arm = dataclasses.replace(arm, config=uncompiled(arm.config))
     return tuple(
-        Experiment(arm=arm.name, num_replicas=count, config=config)
+        _experiment(arm.name, count, config, size)
         for count in range(2, most + 1)
-        for config in _with(count, arm, most)
+        for config, size in _with(count, arm, most)
     )
 
 
-def _with(count: int, arm: Arm, most: int) -> Iterator[Config]:
-    """Yields the whole batch, half of it, and the whole batch with ballast.
+def _with(count: int, arm: Arm, most: int) -> Iterator[tuple[Config, str]]:
+    """Yields the whole batch, half of it, ballast and the small network.
 
-    Half of the batch is run with the fewest and the most replicas, ballast where
-    contention is highest. There are two runs of each kind, and two of each number of
-    replicas, so that any run can be predicted from the others.
+    All are run with the fewest and the most replicas, so that there are two runs of
+    each kind, and any run can be predicted from the others.
     """
     whole = with_replicas(arm.config, count)
-    yield whole
+    yield whole, "own"
+    if count not in (2, most):
+        return
     size = whole.length.global_batch_size
     # Each replica needs an example, even of the largest number of replicas.
     half = whole.replace(global_batch_size=max(size // 2, most))
-    if count in (2, most) and half != whole:
-        yield half
-    if count >= most - 1:
-        yield _with_ballast(whole)
+    if half != whole:
+        yield half, "own"
+    yield _with_ballast(whole), "ballast"
+    yield _small(whole), "small"
+
+
+def most_predicted(measured_counts: Iterable[int]) -> int:
+    """Returns the largest number of replicas for which predictions are made."""
+    return _SHOWN_TO_HOLD * max(measured_counts)
+
+
+def check_replicas(counts: Sequence[int], experiments: Sequence[Experiment]) -> None:
+    """Raises UsageError if none of some numbers of replicas can be predicted."""
+    most = most_predicted(e.num_replicas for e in experiments)
+    if min(counts) > most:
+        raise UsageError(
+            f"--replicas={as_argument(counts)} is beyond {most}, up to which "
+            "predictions are shown to hold: give a number up to that."
+        )
 
 
 def with_replicas(config: Config, count: int) -> Config:
@@ -153,3 +197,27 @@ def _shared(config: Config) -> Config:
 def _with_ballast(config: Config) -> Config:
     """Returns a configuration with ballast, without the export it does not allow."""
     return config.replace(ballast=True, export=None)
+
+
+def uncompiled(config: Config) -> Config:
+    """Returns a configuration in which XLA compiles no step that sends nothing."""
+    if config.model.jit_compile != "auto":
+        return config
+    return config.replace(jit_compile="off")
+
+
+def _small(config: Config) -> Config:
+    """Returns a configuration of a network with few weights, on handwritten digits."""
+    defaults = {
+        field.name: field.default
+        for group in (ModelConfig, DataConfig, OptimizerConfig)
+        for field in dataclasses.fields(group)
+    }
+    # A user's optimizer, program or data might not fit it.
+    return config.replace(
+        **{**defaults, "model": "mlp", "hidden_units": (8,), "jit_compile": "off"},
+        export=None,
+        train_steps=_DEFAULT_TRAIN_STEPS,
+        epochs=None,
+        global_batch_size=min(config.length.global_batch_size, _SMALL_BATCH),
+    )

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from trainers.experiments.predict.communication_model import Exchange
-from trainers.experiments.predict.experiments import REFERENCE, Experiment
-from trainers.experiments.predict.performance_model import (
-    Compute,
-    Measurement,
-    Model,
-    leave_one_out,
+from trainers.experiments.predict.compute_model import Compute, Measurement
+from trainers.experiments.predict.experiments import ALONE, REFERENCE, Experiment
+from trainers.experiments.predict.links import (
+    has_size_of_links,
+    is_over_links_too,
+    over_links,
 )
+from trainers.experiments.predict.performance_model import Model, leave_one_out
 from trainers.experiments.runner import Executed
 
 
@@ -50,7 +51,7 @@ class FittedArm:
     def ballast_error(self) -> float:
         """Largest error of runs with ballast, which determine the cost of a byte."""
         pairs = zip(self.measurements, self.errors, strict=True)
-        return max(abs(error) for m, error in pairs if m.has_ballast)
+        return max(abs(error) for m, error in pairs if m.size == "ballast")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,12 +61,14 @@ class Fitted:
     Attributes:
       compute: Compute time of one replica.
       reference: Measurements of one device that `compute` is fitted to.
+      alone_seconds: Step time of one device as the user asked for it.
       arms: Models of all other arms.
       hardware: Hardware of this machine, as in result.json.
     """
 
     compute: Compute
     reference: Sequence[Measurement]
+    alone_seconds: float
     arms: Sequence[FittedArm]
     hardware: Mapping[str, Any]
 
@@ -76,11 +79,51 @@ def fit(runs: Sequence[tuple[Experiment, Executed]]) -> Fitted:
     for experiment, executed in runs:
         by_arm.setdefault(experiment.arm, []).append((experiment, executed))
     reference = [measured(e, x) for e, x in by_arm.pop(REFERENCE)]
+    (alone,) = (measured(*run) for run in by_arm.pop(ALONE))
     # One device comes first: all arms share its compute time.
     compute = Compute.fitted(reference)
     hardware = runs[0][1].run.result["hardware"]
     arms = [_fit_arm(runs, compute, hardware["cpu_cores"]) for runs in by_arm.values()]
-    return Fitted(compute=compute, reference=reference, arms=arms, hardware=hardware)
+    return Fitted(
+        compute=compute,
+        reference=reference,
+        alone_seconds=alone.step_seconds,
+        arms=arms,
+        hardware=hardware,
+    )
+
+
+def executed_with_links(
+    experiments: Sequence[Experiment],
+    has_links: bool,
+    execute: Callable[[Experiment], Executed],
+) -> Iterator[tuple[Experiment, Executed]]:
+    """Executes runs, and repeats some of them over emulated networks.
+
+    Args:
+      experiments: Runs over loopback.
+      has_links: Whether to repeat any.
+      execute: Function that executes a run.
+
+    Yields:
+      Each run and its end.
+    """
+    for experiment in experiments:
+        executed = execute(experiment)
+        yield experiment, executed
+        if not has_links or not is_over_links_too(experiment, experiments):
+            continue
+        exchange = exchange_of(experiment, executed)
+        if has_size_of_links(experiment, exchange.gradient_bytes):
+            # Their number of steps depends on how long one takes here.
+            repeated = over_links(
+                experiment,
+                executed.run.result["steps"],
+                measured(experiment, executed).step_seconds,
+                exchange.traffic(experiment.num_replicas).bytes_on_a_link,
+            )
+            for each in repeated:
+                yield each, execute(each)
 
 
 def measured(experiment: Experiment, executed: Executed) -> Measurement:
@@ -92,7 +135,8 @@ def measured(experiment: Experiment, executed: Executed) -> Measurement:
         examples=experiment.examples,
         step_seconds=milliseconds / 1e3,
         gradient_bytes=exchange_of(experiment, executed).gradient_bytes,
-        has_ballast=experiment.config.model.ballast,
+        size=experiment.size,
+        bandwidth_mbit=experiment.bandwidth_mbit,
     )
 
 

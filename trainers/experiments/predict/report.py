@@ -9,18 +9,18 @@ from typing import Any
 
 from strategies.common.text import table_lines
 from trainers.config.config import Config
-from trainers.experiments.predict.experiments import REFERENCE
+from trainers.experiments.predict.communication_model import Network
+from trainers.experiments.predict.content import (
+    Prediction,
+    content_of_a_prediction,
+    content_of_an_arm,
+)
+from trainers.experiments.predict.experiments import REFERENCE, most_predicted
 from trainers.experiments.predict.fitting import Fitted, FittedArm
-from trainers.experiments.predict.performance_model import Network, Parts
+from trainers.experiments.predict.links import BANDWIDTHS_MBIT
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-# Names in predict.json of the costs that a model has.
-_FIELDS = {
-    "update": "milliseconds_per_update",
-    "message": "microseconds_per_message",
-    "byte": "nanoseconds_per_byte",
-}
 # Notes on costs that the runs cannot identify, for the costs that a network has too.
 _COSTS = {
     "message": (
@@ -28,27 +28,8 @@ _COSTS = {
         "so that most of it counts as software"
     ),
     "byte": "these runs cannot tell what a byte costs here, which is next to nothing",
+    "wire": "these runs cannot tell the time on the wire, which is next to nothing",
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
-    """The predicted step of one arm on a number of replicas.
-
-    Attributes:
-      arm: Arm that is predicted.
-      num_replicas: Number of replicas, each on a machine like this one or on a device
-        of it.
-      parts: Parts of the step time; None if the global batch has fewer examples than
-        replicas.
-      efficiency: Speed as a fraction of the most that as many machines could do; None
-        without parts.
-    """
-
-    arm: FittedArm
-    num_replicas: int
-    parts: Parts | None
-    efficiency: float | None
 
 
 class Report:
@@ -59,15 +40,21 @@ class Report:
         self._config = config
         self._fitted = fitted
         self._batch = config.length.global_batch_size
-        self._alone_seconds = fitted.compute.of(self._batch)
-        network = Network(
-            seconds_per_message=config.prediction.seconds_per_message,
-            seconds_per_byte=config.prediction.seconds_per_byte,
-        )
+        self._asked_gbit = config.prediction.gigabits_per_second
+        runs = [m for arm in fitted.arms for m in arm.measurements]
+        self._most_replicas = most_predicted(m.num_replicas for m in runs)
         self._predictions = [
-            self._predict(arm, count, network)
+            self._predict(arm, count, self._asked_gbit)
             for count in config.prediction.replica_counts
             for arm in fitted.arms
+        ]
+        # Those of the bandwidths that were measured.
+        self._at_emulated = [
+            self._predict(arm, count, rate / 1e3)
+            for count in config.prediction.replica_counts
+            for arm in fitted.arms
+            if arm.model.link is not None
+            for rate in BANDWIDTHS_MBIT
         ]
 
     def lines(self) -> Iterator[str]:
@@ -84,7 +71,9 @@ class Report:
                 f"{100 * arm.largest_error:.0f} %, and with more bytes to send "
                 f"{100 * arm.ballast_error:.0f} %"
             )
+        yield self._bounds_in_words()
         yield from self._table()
+        yield from self._table_of_emulated()
         for count in self._config.prediction.replica_counts:
             yield f"best      {count} replicas: {self._best(count)}"
         yield from self._notes()
@@ -103,40 +92,92 @@ class Report:
             "model": config.model.model,
             "dataset": config.data.dataset,
             "global_batch_size": self._batch,
-            # Seconds per byte to gigabits per second.
-            "bandwidth_gbit": 8e-9 / config.prediction.seconds_per_byte,
+            "bandwidth_gbit": self._asked_gbit,
             "latency_microseconds": 1e6 * config.prediction.seconds_per_message,
             "hardware": fitted.hardware,
             "one_device": {
                 "milliseconds_per_step": 1e3 * fitted.compute.seconds,
                 "milliseconds_per_example": 1e3 * fitted.compute.seconds_per_example,
                 "milliseconds_of_ballast": 1e3 * fitted.compute.seconds_of_ballast,
+                "milliseconds_of_small": 1e3 * fitted.compute.seconds_of_small,
+                "milliseconds_as_asked": 1e3 * fitted.alone_seconds,
                 "measured": [dataclasses.asdict(m) for m in fitted.reference],
             },
-            "strategies": [_of_an_arm(arm) for arm in fitted.arms],
-            "predictions": [_of_a_prediction(p) for p in self._predictions],
+            "bounds": self._bounds(),
+            "strategies": [content_of_an_arm(arm) for arm in fitted.arms],
+            "predictions": [
+                content_of_a_prediction(p)
+                for p in (*self._predictions, *self._at_emulated)
+            ],
         }
 
-    def _predict(self, arm: FittedArm, count: int, network: Network) -> Prediction:
-        # An asynchronous replica computes a whole global batch for each of its updates.
-        shares = count if arm.model.exchange.is_synchronous else 1
-        # A replica without an example cannot take part.
-        if shares > self._batch:
-            return Prediction(arm=arm, num_replicas=count, parts=None, efficiency=None)
+    def _predict(self, arm: FittedArm, count: int, bandwidth: float) -> Prediction:
+        prediction = Prediction(arm=arm, num_replicas=count, bandwidth_gbit=bandwidth)
+        shares = arm.model.exchange.shares(count)
+        reason = self._obstacle(count, shares)
+        if reason is not None:
+            return dataclasses.replace(prediction, not_predicted=reason)
+        network = Network(
+            seconds_per_message=self._config.prediction.seconds_per_message,
+            seconds_per_byte=8e-9 / bandwidth,
+        )
         parts = arm.model.elsewhere(count, self._batch / shares, network)
-        return Prediction(
-            arm=arm,
-            num_replicas=count,
+        return dataclasses.replace(
+            prediction,
             parts=parts,
             # 1 if `count` replicas are `count` times as fast as one device.
-            efficiency=self._alone_seconds / (count * parts.total),
+            efficiency=self._fitted.alone_seconds / (count * parts.total),
+        )
+
+    def _obstacle(self, count: int, shares: int) -> str | None:
+        if count > self._most_replicas:
+            return f"predictions are shown to hold up to {self._most_replicas} replicas"
+        # A replica without an example cannot take part.
+        if shares > self._batch:
+            return (
+                f"they need --global_batch_size={count} or more, an example for each; "
+                f"it is {self._batch}"
+            )
+        return None
+
+    def _bounds(self) -> dict[str, Any]:
+        """Returns the bounds of the measurements and of the predictions."""
+        runs = [m for arm in self._fitted.arms for m in arm.measurements]
+        sizes = [m.gradient_bytes for m in runs]
+        counts = [m.num_replicas for m in runs]
+        return {
+            "measured_replicas": [min(counts), max(counts)],
+            "most_replicas": self._most_replicas,
+            "measured_gradient_bytes": [min(sizes), max(sizes)],
+            "measured_bandwidths_mbit": sorted(
+                {m.bandwidth_mbit for m in runs if m.bandwidth_mbit is not None}
+            ),
+        }
+
+    def _bounds_in_words(self) -> str:
+        bounds = self._bounds()
+        first, last = bounds["measured_replicas"]
+        least, most = (size / 1e6 for size in bounds["measured_gradient_bytes"])
+        rates = [f"{rate:g}" for rate in bounds["measured_bandwidths_mbit"]]
+        networks = f"{' and '.join(rates)} Mbit/s and loopback" if rates else "loopback"
+        return (
+            f"bounds    measured: {first} to {last} replicas, {least:.2g} to "
+            f"{most:.2g} MB of gradients, {networks}; predicted: up to "
+            f"{self._most_replicas} replicas"
         )
 
     def _table(self) -> list[str]:
         """Returns a row for each number of replicas and arm."""
         rows = [
             ["predicted", "replicas", "step ms", "efficiency", "compute", "network"],
-            [REFERENCE, "1", _milliseconds(self._alone_seconds), "100 %", "", ""],
+            [
+                REFERENCE,
+                "1",
+                _milliseconds(self._fitted.alone_seconds),
+                "100 %",
+                "",
+                "",
+            ],
         ]
         for each in self._predictions:
             cells = ["-"] * 4
@@ -151,21 +192,32 @@ class Report:
             rows.append([each.arm.name, str(each.num_replicas), *cells])
         return table_lines(rows)
 
+    def _table_of_emulated(self) -> list[str]:
+        """Returns a row for each number of replicas and arm with measured links."""
+        headings = [f"ms at {rate:g} Mbit/s" for rate in BANDWIDTHS_MBIT]
+        rows = [["predicted", "replicas", *headings]]
+        # All bandwidths of a number of replicas and an arm follow each other.
+        pairs = zip(*[iter(self._at_emulated)] * len(BANDWIDTHS_MBIT), strict=True)
+        for row in pairs:
+            cells = [
+                "-" if p.parts is None else _milliseconds(p.parts.total) for p in row
+            ]
+            rows.append([row[0].arm.name, str(row[0].num_replicas), *cells])
+        return table_lines(rows) if rows[1:] else []
+
     def _best(self, count: int) -> str:
+        of_count = [each for each in self._predictions if each.num_replicas == count]
         ranked = sorted(
             (each.parts.total, each.arm.name)
-            for each in self._predictions
-            if each.parts is not None and each.num_replicas == count
+            for each in of_count
+            if each.parts is not None
         )
         if not ranked:
-            return (
-                f"none: they need --global_batch_size={count} or more, an example for "
-                f"each; it is {self._batch}"
-            )
+            return f"none: {of_count[0].not_predicted}"
         # Tuples sort by their first element: the shortest step time is first.
         seconds, name = ranked[0]
         words = f"{name}, {_milliseconds(seconds)} ms a step"
-        alone = self._alone_seconds
+        alone = self._fitted.alone_seconds
         if seconds >= alone:
             return f"{words}; slower than one_device, {_milliseconds(alone)} ms"
         return f"{words}, {alone / seconds:.3g} times as fast as one_device"
@@ -189,40 +241,6 @@ class Report:
                 f"note      {', '.join(stale)}: updates are of stale gradients, and "
                 "may have to be more for the same loss; --mode=compare tells"
             )
-
-
-def _of_an_arm(arm: FittedArm) -> dict[str, Any]:
-    model = arm.model
-    return {
-        "name": arm.name,
-        "exchange": dataclasses.asdict(model.exchange),
-        "busy_cores_per_replica": model.crowding.busy_cores,
-        "contention": model.crowding.contention,
-        "milliseconds_per_update": 1e3 * model.seconds_per_update,
-        "microseconds_per_message": 1e6 * model.local.seconds_per_message,
-        "nanoseconds_per_byte": 1e9 * model.local.seconds_per_byte,
-        "not_identifiable": [_FIELDS[cost] for cost in model.not_identifiable],
-        "measured": [
-            {**dataclasses.asdict(m), "leave_one_out_error": error}
-            for m, error in zip(arm.measurements, arm.errors, strict=True)
-        ],
-        "median_error": arm.median_error,
-        "largest_error": arm.largest_error,
-        "ballast_error": arm.ballast_error,
-    }
-
-
-def _of_a_prediction(prediction: Prediction) -> dict[str, Any]:
-    parts = prediction.parts
-    return {
-        "strategy": prediction.arm.name,
-        "num_replicas": prediction.num_replicas,
-        "step_milliseconds": None if parts is None else 1e3 * parts.total,
-        "efficiency": prediction.efficiency,
-        "milliseconds": None
-        if parts is None
-        else {k: 1e3 * v for k, v in dataclasses.asdict(parts).items()},
-    }
 
 
 def _milliseconds(seconds: float) -> str:

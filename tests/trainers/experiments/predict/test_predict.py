@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
+from collections.abc import Sequence
 
 import jsonschema
 import pytest
 
 from tests import processes
+from tests.cluster.test_confinement import WITHOUT_NAMESPACES, possible
+from tests.cluster.test_emulated_bandwidth import TOOLS
 from tests.markers import further
 
 SCHEMA = json.loads((processes.ROOT / "docs/predict.schema.json").read_text("utf-8"))
@@ -16,49 +20,69 @@ SMALL = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("strategy", "kind"),
-    [("mirrored", "reduce_to_one"), further("multi_worker_mirrored", "ring")],
+    ("begin", "strategy", "kind"),
+    [
+        ((), "multi_worker_mirrored", "ring"),
+        further((), "mirrored", "reduce_to_one"),
+        further(WITHOUT_NAMESPACES, "multi_worker_mirrored", "ring"),
+    ],
+    ids=["links", "one process", "no links"],
 )
 def test_short_runs_here_predict_a_larger_cluster(
-    strategy: str, kind: str, tmp_path: pathlib.Path
+    begin: Sequence[str], strategy: str, kind: str, tmp_path: pathlib.Path
 ) -> None:
+    can_have_networks = possible(()) and None not in map(shutil.which, TOOLS)
+    has_links = kind == "ring" and not begin and can_have_networks
     folder = tmp_path / "predicted"
     words = processes.command(
         "--mode=predict",
         f"--strategies={strategy}",
-        "--replicas=2,64,512",
-        "--set=prediction.bandwidth_gbit=1",
+        "--replicas=2,8,512",
+        "--set=prediction.bandwidth_gbit=1.5",
         "--set=prediction.latency_microseconds=20000",
         f"--run_dir={folder}",
         *SMALL,
     )
+    words = [*begin, *words]
     done = processes.run_patiently(words, processes.PREDICT_PATIENCE_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((folder / "predict.json").read_text("utf-8"))
     jsonschema.validate(found, SCHEMA)
-    two, many, too_many = (p["step_milliseconds"] for p in found["predictions"])
+    asked = [p for p in found["predictions"] if p["bandwidth_gbit"] == 1.5]
+    two, eight, too_many = (p["step_milliseconds"] for p in asked)
     # Messages one after another, of 20 ms each.
-    messages = {"reduce_to_one": (2, 2), "ring": (2, 126)}[kind]
+    messages = {"reduce_to_one": (2, 2), "ring": (2, 14)}[kind]
     assert 20 * messages[0] < two < 40 * messages[0]
-    assert 20 * messages[1] < many
-    # 64 examples are not enough for 512 replicas.
+    assert 20 * messages[1] < eight
+    # Only four were measured.
     assert too_many is None
-    assert "512 replicas: none: they need --global_batch_size=512" in done.stdout
+    assert "512 replicas: none: predictions are shown to hold up to 8" in done.stdout
     (fitted,) = found["strategies"]
     assert fitted["exchange"]["kind"] == kind
     # 64 inputs, 8 hidden units, 10 classes, in four bytes each.
-    assert fitted["exchange"]["gradient_bytes"] == 4 * (64 * 8 + 8 + 8 * 10 + 10)
-    assert [m["num_replicas"] for m in fitted["measured"]] == [2, 2, 3, 3, 4, 4, 4]
-    alone = found["one_device"]["measured"]
-    assert [m["examples"] for m in alone] == [8, 16, 32, 64, 8]
-    # Of a model this small the ballast is the least there is, a mebibyte.
     own = fitted["exchange"]["gradient_bytes"]
-    heavy = own + 2**20
-    sizes = [m["gradient_bytes"] for m in fitted["measured"]]
-    assert sizes == pytest.approx([own, own, own, heavy, own, own, heavy], abs=1)
-    assert [m["has_ballast"] for m in fitted["measured"]] == [s > own for s in sizes]
-    assert [m["has_ballast"] for m in alone] == [*[False] * 4, True]
+    assert own == 4 * (64 * 8 + 8 + 8 * 10 + 10)
+    here = [m for m in fitted["measured"] if m["bandwidth_mbit"] is None]
+    counts, sizes = ([m[key] for m in here] for key in ("num_replicas", "size"))
+    assert counts == [2, 2, 2, 2, 3, 4, 4, 4, 4]
+    some = ["own", "own", "ballast", "small"]
+    assert sizes == [*some, "own", *some]
+    alone = found["one_device"]["measured"]
+    assert [m["examples"] for m in alone] == [8, 16, 32, 64, 8, 64]
+    assert [m["size"] for m in alone] == [*["own"] * 4, "ballast", "small"]
+    # Of a model this small the ballast is the least there is, a mebibyte.
+    heavy = [m["gradient_bytes"] for m in here if m["size"] == "ballast"]
+    assert heavy == pytest.approx([own + 2**20] * 2, abs=1)
+    links = [(m["num_replicas"], m["bandwidth_mbit"]) for m in fitted["measured"]]
+    expected = [(n, rate) for n in (2, 4) for rate in (100.0, 1000.0)]
+    assert [p for p in links if p[1] is not None] == (expected if has_links else [])
+    assert (fitted["wire_factor"] is not None) == has_links
+    predicted_at = {p["bandwidth_gbit"] for p in found["predictions"]}
+    assert predicted_at == ({1.5, 1.0, 0.1} if has_links else {1.5})
+    warnings = [line for line in done.stderr.splitlines() if "no network is" in line]
+    assert len(warnings) == (kind == "ring" and not has_links)
 
 
 @pytest.mark.slow

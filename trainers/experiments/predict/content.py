@@ -1,0 +1,83 @@
+"""Predictions, and the parts of predict.json about arms and predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from trainers.experiments.predict.fitting import FittedArm
+from trainers.experiments.predict.performance_model import Parts
+
+# Names in predict.json of the costs that a model has.
+_FIELDS = {
+    "update": "milliseconds_per_update",
+    "message": "microseconds_per_message",
+    "byte": "nanoseconds_per_byte",
+    "link_byte": "nanoseconds_per_byte_of_links",
+    "wire": "wire_factor",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """The predicted step of one arm on a number of replicas.
+
+    Attributes:
+      arm: Arm that is predicted.
+      num_replicas: Number of replicas, each on a machine like this one or on a device
+        of it.
+      bandwidth_gbit: Bandwidth of the network, in gigabits per second.
+      not_predicted: Reason why there is no prediction; None if there is one.
+      parts: Parts of the step time; None without a prediction.
+      efficiency: Speed as a fraction of the most that as many machines could do; None
+        without a prediction.
+    """
+
+    arm: FittedArm
+    num_replicas: int
+    bandwidth_gbit: float
+    not_predicted: str | None = None
+    parts: Parts | None = None
+    efficiency: float | None = None
+
+
+def content_of_an_arm(arm: FittedArm) -> dict[str, Any]:
+    """Returns the content of predict.json about one arm."""
+    model = arm.model
+    return {
+        "name": arm.name,
+        "exchange": dataclasses.asdict(model.exchange),
+        "busy_cores_per_replica": model.crowding.busy_cores,
+        "contention": model.crowding.contention,
+        "milliseconds_per_update": 1e3 * model.seconds_per_update,
+        "microseconds_per_message": 1e6 * model.local.seconds_per_message,
+        "nanoseconds_per_byte": 1e9 * model.local.seconds_per_byte,
+        "nanoseconds_per_byte_of_links": None
+        if model.link is None
+        else 1e9 * model.link.seconds_per_byte,
+        "wire_factor": None if model.link is None else model.link.wire_factor,
+        "not_identifiable": [_FIELDS[cost] for cost in model.not_identifiable],
+        "measured": [
+            {**dataclasses.asdict(m), "leave_one_out_error": error}
+            for m, error in zip(arm.measurements, arm.errors, strict=True)
+        ],
+        "median_error": arm.median_error,
+        "largest_error": arm.largest_error,
+        "ballast_error": arm.ballast_error,
+    }
+
+
+def content_of_a_prediction(prediction: Prediction) -> dict[str, Any]:
+    """Returns the content of predict.json about one prediction."""
+    parts = prediction.parts
+    return {
+        "strategy": prediction.arm.name,
+        "num_replicas": prediction.num_replicas,
+        "bandwidth_gbit": prediction.bandwidth_gbit,
+        "not_predicted": prediction.not_predicted,
+        "step_milliseconds": None if parts is None else 1e3 * parts.total,
+        "efficiency": prediction.efficiency,
+        "milliseconds": None
+        if parts is None
+        else {k: 1e3 * v for k, v in dataclasses.asdict(parts).items()},
+    }
