@@ -2,7 +2,6 @@
 
   python -m benchmarks.growth            # a part of the points, 35 minutes
   python -m benchmarks.growth --full     # all of them, an hour and 40 minutes
-  python -m benchmarks.growth --replicas=8 --widths=64 --bandwidths=100,0
 
 The model is that of --mode=predict, fitted to its short runs of two to four replicas
 and one width. All points are predicted before any is measured: other replicas, widths
@@ -50,7 +49,6 @@ _SHARED = (
     *(f"--set=data.input_shape={_INPUTS}", f"--global_batch_size={_BATCH}"),
     f"--train_steps={_STEPS}",
 )
-# A part of the points, and all of them.
 _PART = {"replicas": "2,8", "widths": "64,512,2048", "bandwidths": "0,1000,100"}
 _ALL = {**_PART, "replicas": "2,3,4,6,8", "widths": "64,256,512,1024,2048"}
 # A run takes about this long beside its steps, and has as many steps as take this long.
@@ -103,12 +101,10 @@ class Growth:
 
     def fit(self) -> Fitted:
         """Returns the model of the runs that a prediction makes."""
-        arms = self._arms.values()
-        every = [e for arm in arms for e in experiments.of_an_arm(arm, num_gpus=0)]
+        arms = [experiments.of_an_arm(arm, num_gpus=0) for arm in self._arms.values()]
+        every = (*self._reference, *itertools.chain(*arms))
         has_links = links.obstacle_to_links() is None
-        runs = list(
-            executed_with_links((*self._reference, *every), has_links, self._executed)
-        )
+        runs = list(executed_with_links(every, has_links, self._executed))
         self._fitted_to = {
             (e.arm, (e.num_replicas, _WIDTH, e.bandwidth_mbit or 0))
             for e, _ in runs
@@ -134,13 +130,13 @@ class Growth:
                         gradient_bytes=4.0 * num_weights,
                         bandwidth_mbit=rate or None,
                     )
-                    seconds = model.of(run)
+                    seconds, key = model.of(run), (arm.name, (count, width, rate))
                     point = Point(
                         strategy=arm.name,
                         replicas=count,
                         width=width,
                         bandwidth_mbit=rate,
-                        is_fitted=(arm.name, (count, width, rate)) in self._fitted_to,
+                        is_fitted=key in self._fitted_to,
                         predicted_seconds=seconds,
                     )
                     least = links.fewest_steps(self._experiment(point))

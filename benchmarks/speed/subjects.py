@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from benchmarks.speed.sides import Measured, Peer, Project, Unconnected
 from benchmarks.speed.subject import Subject
@@ -109,13 +109,12 @@ def _workers() -> Iterator[Subject]:
 
 def _sharded() -> Iterator[Subject]:
     """The optimizer's state in parts, beside the whole of it on both workers."""
+    whole = f"{_WORKERS} --optimizer=adam"
     for work, steps in (("convnet", 150), ("dense", 40)):
         yield Subject(
             name=f"{work}-sharded-and-whole",
-            project=_project(
-                work, steps, f"{_WORKERS} --optimizer=adam --shard_optimizer_state"
-            ),
-            peer=_project(work, steps, f"{_WORKERS} --optimizer=adam"),
+            project=_project(work, steps, f"{whole} --shard_optimizer_state"),
+            peer=_project(work, steps, whole),
             goal=1 / 1.05,  # A step may take 1.05 times as long.
         )
 
@@ -153,16 +152,13 @@ def _summaries() -> Iterator[Subject]:
         project=_project("convnet", 300),
         peer=_project("convnet", 300, off),
         goal=0.98,
-        ratio=_by_training_time,
+        ratio=_ratio_of("training_seconds"),
     )
 
 
-def _by_training_time(project: Measured, peer: Measured) -> float:
-    return (peer.training_seconds or 0.0) / (project.training_seconds or 1.0)
-
-
-def _by_first_step(project: Measured, peer: Measured) -> float:
-    return (peer.first_step_seconds or 0.0) / (project.first_step_seconds or 1.0)
+def _ratio_of(name: str) -> Callable[[Measured, Measured], float]:
+    """Returns a function that divides a value of the peer by that of the project."""
+    return lambda project, peer: getattr(peer, name) / getattr(project, name)
 
 
 def _start_and_memory() -> Iterator[Subject]:
@@ -171,14 +167,14 @@ def _start_and_memory() -> Iterator[Subject]:
         project=_project("mlp", 1),
         peer=Peer("tensorflow_loop", _flags("mlp", 1)),
         goal=1 / 1.2,  # At most 1.2 times the time.
-        ratio=_by_first_step,
+        ratio=_ratio_of("first_step_seconds"),
     )
     yield Subject(
         name="convnet-memory",
         project=_project("convnet", 60),
         peer=Peer("tensorflow_loop", _flags("convnet", 60)),
         goal=1 / 1.1,  # At most 1.1 times the memory.
-        ratio=lambda project, peer: peer.peak_memory_mib / project.peak_memory_mib,
+        ratio=_ratio_of("peak_memory_mib"),
     )
 
 

@@ -51,6 +51,8 @@ class Bucket:
 
     def spans(self, part: int) -> list[Span]:
         """Returns the elements of a part, of the tensors that have any in it."""
+        # A part ends within a tensor wherever its share of the elements ends: whole
+        # tensors would not divide a network with one large matrix evenly.
         first, last = part * self.part_size, (part + 1) * self.part_size
         ends = list(itertools.accumulate(self._sizes))
         found = []
@@ -72,6 +74,7 @@ class Bucket:
     def unpack(self, vector: tf.Tensor) -> list[tf.Tensor]:
         """Returns the bucket's tensors from a vector of all parts."""
         sizes = self._sizes
+        # The rest of the last parts is padding, which no tensor has.
         missing = self.num_parts * self.part_size - sum(sizes)
         pieces = tf.split(vector, [*sizes, missing])[: len(sizes)]
         return [

@@ -50,6 +50,8 @@ class OptimizerShard:
         self._spans = [
             by_index.get(index, Span(index, 0, 0)) for index in range(len(weights))
         ]
+        # Outside of the graph that asks for the shard: variables of a graph end with
+        # it.
         with tf.init_scope():
             self._slices = [
                 slice_like(weight, span.stop - span.start)
@@ -85,6 +87,7 @@ class OptimizerShard:
         for whole, parts in zip(self.whole, self.state, strict=True):
             for variable, part, span in zip(whole, parts, self._spans, strict=True):
                 part.assign(_elements(variable, span))
+                # The memory is freed only if no tensor of the full size stays behind.
                 variable.assign(tf.zeros([0], variable.dtype))
 
     @property
@@ -102,6 +105,7 @@ class OptimizerShard:
           norm: Norm of all gradients, a scalar; None unless it is needed.
         """
         if norm is not None:
+            # As in `trainers.model.update`, which has the reason for this form.
             factor = self._clip_global_norm / tf.maximum(norm, self._clip_global_norm)
             gradients = [scaled(gradient, factor) for gradient in gradients]
         for weight, part, span in zip(
@@ -109,6 +113,7 @@ class OptimizerShard:
         ):
             # Each step, because layers and callbacks may change weights as well.
             part.value.assign(_elements(copies_of(weight.value)[0], span))
+        # An optimizer refuses empty weights, and skips those without a gradient.
         chosen = [
             (gradient, part)
             for gradient, part in zip(gradients, self._slices, strict=True)

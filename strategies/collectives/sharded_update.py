@@ -81,6 +81,7 @@ class ShardedUpdate(UpdateExchange):
         self._all_reduce_dtype = all_reduce_dtype
         self._send_as = WIRE_TYPES[all_reduce_dtype]
         num_workers = strategy.num_replicas_in_sync
+        # This process has one replica (`check_one_replica`), and so one copy of each.
         self._trained = [copies_of(v)[0] for v in update.trainable_weights()]
         shapes = [variable.shape for variable in self._trained]
         kinds = [(v.dtype, v.shape.num_elements()) for v in self._trained]
@@ -106,6 +107,7 @@ class ShardedUpdate(UpdateExchange):
         All processes have to call this method at the same step, because it runs
         collectives. A second call at the same step does nothing.
         """
+        # Equal on all processes: all have run the same steps since the last call.
         if not self._is_whole:
             self._make_whole()
             self._is_whole = True
@@ -174,6 +176,8 @@ class ShardedUpdate(UpdateExchange):
             self._sum_of_part(context, bucket, outputs.gradients)
             for bucket in self._buckets
         ]
+        # Every worker checks its own part; the sum tells all whether any is not finite.
+        # A weight that lies in the parts of two workers has the sum of both.
         own = [zero] * len(self._trained)
         for index, piece in self._slices_of(parts):
             own[index] = tf.cast(tf.reduce_sum(piece), tf.float64)
@@ -182,6 +186,7 @@ class ShardedUpdate(UpdateExchange):
             squares = tf.add_n(
                 [tf.cast(2 * tf.nn.l2_loss(part), tf.float64) for part in parts]
             )
+        # These few numbers travel with losses and metrics, in no message of their own.
         sums = {**outputs.sums, OWN_TOTALS: tf.stack(own), _SQUARES: squares}
         rest = ReplicaOutputs(gradients=[], state=outputs.state, sums=sums)
         rest = all_reduce_packed(context, rest, None)
@@ -204,6 +209,8 @@ class ShardedUpdate(UpdateExchange):
         gradients: Sequence[Any],
     ) -> tf.Tensor:
         """Returns this worker's part of the sum of a bucket, a vector."""
+        # Rows of sparse gradients lie in the parts of different workers, so that they
+        # are sent as a whole table. A gradient that is missing is zero on all workers.
         dense = [
             tf.zeros(shape, self._trained[index].dtype)
             if gradients[index] is None
@@ -223,6 +230,8 @@ class ShardedUpdate(UpdateExchange):
         local: _Reduced = self._local(reduced)
         # First, because a layer may have written weights that are trained.
         self._strategy.run(update.assign_layer_state, args=(reduced.outputs.state,))
+        # None where the loss does not depend on a weight: with zeros, momentum and
+        # weight decay would change it.
         gradients: list[tf.Tensor | None] = [None] * len(self._trained)
         for index, piece in self._slices_of(local.outputs.gradients):
             gradients[index] = piece if self._is_used[index] else None
@@ -240,6 +249,7 @@ class ShardedUpdate(UpdateExchange):
 
     def _whole(self, summed: ReplicaOutputs) -> ReplicaOutputs:
         """Returns outputs with whole gradients, for a step that is observed."""
+        # Norms and histograms need whole gradients, which no worker has.
         gradients: list[Any] = [None] * len(self._trained)
         for index, value in self._gathered(summed.gradients):
             gradients[index] = value if self._is_used[index] else None

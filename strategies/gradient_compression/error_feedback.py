@@ -41,6 +41,7 @@ class ReplicaErrors:
         self._update = update
         self._initial = initial
         devices = strategy.extended.worker_devices
+        # The replicas of one process are neighbors in the order of all replicas.
         self._first = worker * len(devices)
         self._own = [self._variables_on(device) for device in devices]
         with tf.device("/device:CPU:0"):

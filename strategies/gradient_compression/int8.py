@@ -50,6 +50,8 @@ class Int8(Method):
 
     def bytes_sent(self, specs: Sequence[tf.TensorSpec], num_replicas: int) -> float:
         sizes = [spec.shape.num_elements() for spec in specs]
+        # As `_in_blocks` pads: whole blocks for each tensor, equal parts for each
+        # replica.
         part = -(-sum(map(_num_blocks, sizes)) // num_replicas)
         words = part * (_BLOCK // _WORD_BYTES + 1)
         return 2 * (num_replicas - 1) * words * _WORD_BYTES
@@ -61,6 +63,8 @@ class Int8(Method):
         state: Sequence[Sequence[tf.Tensor]],
         others: ReplicaOutputs,
     ) -> Reduced:
+        # Before the integers: it is the shortest message, and every replica sends it at
+        # the same place of the program.
         others = collectives.all_reduce(others)
         blocks = _in_blocks(values, collectives.num_replicas)
         sent = _quantized(blocks)
@@ -120,6 +124,7 @@ def _as_values(blocks: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor
 def _quantized(blocks: tf.Tensor) -> Quantized:
     largest = tf.reduce_max(tf.abs(blocks), axis=-1)
     scales = tf.cast(largest / _LARGEST, tf.float32)
+    # A denormal scale would have too few digits to divide by.
     scales = tf.where(scales < _SMALLEST_SCALE, tf.zeros_like(scales), scales)
     divisors = tf.where(scales > 0, scales, tf.ones_like(scales))
     multiples = tf.round(blocks / tf.cast(divisors, blocks.dtype)[..., tf.newaxis])

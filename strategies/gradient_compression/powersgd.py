@@ -71,6 +71,8 @@ class PowerSgd(Method):
         state: Sequence[Sequence[tf.Tensor]],
         others: ReplicaOutputs,
     ) -> Reduced:
+        # A convolution's kernel is a matrix from inputs in its window to output
+        # channels.
         matrices = [tf.reshape(value, [-1, value.shape[-1]]) for value in values]
         lefts = [m @ q for m, (q,) in zip(matrices, state, strict=True)]
         # P travels with all that is not compressed, in one collective.
@@ -78,6 +80,9 @@ class PowerSgd(Method):
         others = collectives.all_reduce(others)
         first = len(others.gradients) - len(values)
         bases = [_orthonormal(p) for p in others.gradients[first:]]
+        # Equal on every replica to the last bit, because all have decomposed the same
+        # sum. Q needs this basis of all, so that the second sum cannot travel with the
+        # first.
         own = [
             tf.matmul(m, p, transpose_a=True)
             for m, p in zip(matrices, bases, strict=True)

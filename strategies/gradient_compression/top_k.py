@@ -52,6 +52,7 @@ class TopK(Method):
         errors = []
         for value, vector in zip(values, vectors, strict=True):
             count = self._num_entries(value.shape)
+            # The order of entries does not matter: each has its position with it.
             _, positions = tf.math.top_k(tf.abs(vector), count, sorted=False)
             entries = tf.cast(tf.gather(vector, positions), _wire_type(vector.dtype))
             words += [positions, tf.reshape(tf.bitcast(entries, tf.int32), [-1])]

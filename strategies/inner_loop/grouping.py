@@ -23,6 +23,7 @@ def grouped(
     """
     complete: list[list[int]] = []
     filled: dict[tf.DType, tuple[list[int], int]] = {}
+    # Types do not mix: a vector has one, and no gradient is sent in another one.
     for index in reversed(range(len(tensors))):
         dtype, size = tensors[index]
         if size * dtype.size >= bucket_bytes:

@@ -39,6 +39,7 @@ def sum_sparse(
     places = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
     if not places:
         return list(gradients)
+    # One collective for the numbers of rows of all tables.
     own = tf.stack([tf.size(gradients[place].indices) for place in places])
     counts = gather_by_key(context, own, tf.constant(_FIRST_KEY))
     counts = tf.reshape(counts, [-1, len(places)])
@@ -73,6 +74,7 @@ def _gather_rows(
     """
     choice = tf.searchsorted(_ROWS_ON_THE_WIRE, [tf.reduce_max(counts)])[0]
     num_sent = tf.gather(_ROWS_ON_THE_WIRE, choice)
+    # Zeros at the end: the mask below drops them again.
     missing = num_sent - tf.shape(rows)[0]
     padding = [[0, missing]] + [[0, 0]] * (rows.shape.rank - 1)
     gathered = gather_by_key(context, tf.pad(rows, padding), first_key + choice)

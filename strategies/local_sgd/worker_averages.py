@@ -77,6 +77,7 @@ class WorkerAverages(UpdateExchange):
 
     def communication(self, gradient_bytes: int) -> Communication:
         del gradient_bytes
+        # Only averages count: losses and metrics of a step are a few numbers.
         averages = self._averages
         factor = ring_factor(self._strategy.num_replicas_in_sync)
         return Communication(

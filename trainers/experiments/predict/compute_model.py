@@ -55,6 +55,7 @@ class Compute:
         small = [m.step_seconds for m in measurements if m.size == "small"]
         # Another network, whose time says nothing about the user's.
         rest = [m for m in measurements if m.size != "small"]
+        # Columns: a constant, examples of a replica, and the update of padding weights.
         rows = [(1.0, m.examples, float(m.size == "ballast")) for m in rest]
         seconds = [m.step_seconds for m in rest]
         fixed, per_example, ballast = solve(rows, seconds, weights=seconds).coefficients

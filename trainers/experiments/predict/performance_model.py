@@ -186,6 +186,7 @@ def _units(
         count
     )
     together = 1 if exchange.is_synchronous else count
+    # Crowded cores slow what processors do, but not the wire.
     computing = crowding.of_computing(count) / together
     sending = crowding.of_sending(count) / together
     # Servers on one machine share its cores, on several machines each has its part.
