@@ -120,7 +120,7 @@ class Update(Protocol):
         """Returns the floating-point weights and state that an update changes."""
 
     def trainable_weights(self) -> Sequence[tf.Variable]:
-        """Returns those of `weights` that have gradients."""
+        """Returns the floating-point weights that have gradients."""
 
     def optimizer_state(self) -> Sequence[tf.Variable]:
         """Returns the optimizer's floating-point variables, such as momentum."""
