@@ -4,8 +4,8 @@ Each replica has a copy of the weights, of the layer state and of the optimizer'
 In every step it takes its rows of the global batch and applies their gradient to its
 copy, without communication. After every `sync_every_steps` steps the weights and the
 layer state become the mean over replicas; with `average_optimizer_state` the
-optimizer's state too. With an outer optimizer the weights become what it makes of the
-mean (`strategies.local_sgd.outer_optimizer`).
+optimizer's state too. With an outer optimizer the weights become the result of its
+step (`strategies.local_sgd.outer_optimizer`).
 
 The method is known as iterative parameter mixing (McDonald et al., Distributed Training
 Strategies for the Structured Perceptron, 2010) and as local SGD (Stich, Local SGD

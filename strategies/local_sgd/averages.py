@@ -69,7 +69,7 @@ class Averages:
             self._outer.restart()
 
     def after_update(self, update: Update) -> None:
-        """Averages at the end of a step what is due, in the graph of the step."""
+        """Averages the variables that are due, in the graph of a step, at its end."""
         count = len(self._fragments)
         is_due = tf.equal(
             update.applied_updates() % self._every,

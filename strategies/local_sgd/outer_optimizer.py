@@ -112,8 +112,8 @@ class OuterOptimizer:
     def _step(self, gradient: tf.Tensor, momentum: Sequence[tf.Variable]) -> tf.Tensor:
         """Returns the step of one weight, and changes its momentum if it has one.
 
-        The formulas are those of `torch.optim.SGD`, which the DiLoCo paper's settings
-        are for. Keras's nesterov is the same at a constant learning rate.
+        The formulas are from `torch.optim.SGD`, which the DiLoCo paper's settings are
+        for. Keras's nesterov is the same at a constant learning rate.
         """
         if not momentum:
             return gradient
