@@ -213,7 +213,7 @@ def gather_by_key(
 
 
 def local_replica(context: tf.distribute.ReplicaContext) -> int:
-    """Returns the index of the calling replica among those of its process.
+    """Returns the index of the calling replica in its process.
 
     The public id is a tensor. `ReplicaContext.devices` fails on all processes but the
     first, because it takes the index among all replicas for one of this process.
