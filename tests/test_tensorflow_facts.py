@@ -911,8 +911,9 @@ def test_fit_resets_the_average_of_schedule_free_adamw() -> None:
 
 
 _EXCHANGES = """
+import functools
 import tensorflow as tf
-from strategies.common.private_apis import _launcher, _of_group, exchange_rows
+from strategies.common.private_apis import _collective, exchange_rows
 
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(
@@ -932,11 +933,9 @@ def on_each_replica(function):
 
 
 def reduce_scatter(context, rows):
-    launcher = _launcher(context)
-    with tf.device(launcher._device):
-        return tf.raw_ops.CollectiveReduceScatterV2(
-            input=rows, merge_op="Add", final_op="Id", **_of_group(launcher)
-        )
+    operation = tf.raw_ops.CollectiveReduceScatterV2
+    adding = functools.partial(operation, merge_op="Add", final_op="Id")
+    return _collective(adding, context, rows)
 
 
 print(on_each_replica(exchange_rows))
