@@ -15,7 +15,7 @@ from strategies.common.private_apis import (
     state_by_weight,
     updates_slices,
 )
-from strategies.inner_loop.reduction import scaled
+from strategies.inner_loop.reduction import clipped
 
 
 class OptimizerShard:
@@ -104,10 +104,8 @@ class OptimizerShard:
           gradients: Gradient of each slice; None where the loss does not depend on it.
           norm: Norm of all gradients, a scalar; None unless it is needed.
         """
-        if norm is not None:
-            # As in `trainers.model.update`, which has the reason for this form.
-            factor = self._clip_global_norm / tf.maximum(norm, self._clip_global_norm)
-            gradients = [scaled(gradient, factor) for gradient in gradients]
+        if norm is not None and self._clip_global_norm is not None:
+            gradients = clipped(gradients, norm, self._clip_global_norm)
         for weight, part, span in zip(
             self._weights, self._slices, self._spans, strict=True
         ):

@@ -22,6 +22,7 @@ from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.collectives.update_exchange import (
     WIRE_TYPES,
     UpdateExchange,
+    relative_size,
     ring_factor,
 )
 from strategies.common.private_apis import copies_of, exchange_rows, gather_by_key
@@ -116,8 +117,8 @@ class ShardedUpdate(UpdateExchange):
         return self._shard
 
     def communication(self, gradient_bytes: int) -> Communication:
-        # Relative to the four bytes of a float32; weights keep their type.
-        of_gradients = 1 if self._send_as is None else self._send_as.size / 4
+        # Weights keep their type.
+        of_gradients = relative_size(self._all_reduce_dtype)
         factor = ring_factor(self._strategy.num_replicas_in_sync)
         return Communication(
             algorithm=f"reduce-scatter of gradients, {self._all_reduce_dtype}, "

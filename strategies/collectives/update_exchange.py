@@ -92,10 +92,8 @@ class SummedGradients(UpdateExchange):
         )
 
     def communication(self, gradient_bytes: int) -> Communication:
-        wire_type = WIRE_TYPES[self._all_reduce_dtype]
-        # Relative to the four bytes of a float32.
-        narrowing = 1 if wire_type is None else wire_type.size / 4
-        factor = ring_factor(self._strategy.num_replicas_in_sync) * narrowing
+        factor = ring_factor(self._strategy.num_replicas_in_sync)
+        factor *= relative_size(self._all_reduce_dtype)
         return Communication(
             algorithm=f"ring all-reduce, {self._all_reduce_dtype}",
             bytes_per_step_per_replica=round(factor * gradient_bytes),
@@ -105,6 +103,12 @@ class SummedGradients(UpdateExchange):
         self, context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
     ) -> ReplicaOutputs:
         return all_reduce_packed(context, outputs, WIRE_TYPES[self._all_reduce_dtype])
+
+
+def relative_size(all_reduce_dtype: str) -> float:
+    """Returns the size of a gradient on the wire, relative to its size as float32."""
+    wire_type = WIRE_TYPES[all_reduce_dtype]
+    return 1.0 if wire_type is None else wire_type.size / tf.float32.size
 
 
 def ring_factor(num_replicas: int) -> float:

@@ -86,6 +86,20 @@ def scaled(value: Any, factor: tf.Tensor) -> Any:
     return value * tf.cast(factor, value.dtype)
 
 
+def clipped(gradients: Sequence[Any], norm: tf.Tensor, largest: float) -> list[Any]:
+    """Returns gradients scaled down to at most a global norm.
+
+    Args:
+      gradients: Tensors, IndexedSlices or None.
+      norm: Norm of all gradients, of which these may be a part, a scalar.
+      largest: Norm to which larger ones are scaled down.
+    """
+    # `tf.clip_by_global_norm` multiplies by largest * min(1 / norm, 1 / largest). From
+    # 8.5e37 on, 1 / largest is denormal and counts as zero, and so does the gradient.
+    factor = largest / tf.maximum(norm, largest)
+    return [scaled(gradient, factor) for gradient in gradients]
+
+
 def totals(outputs: ReplicaOutputs) -> tf.Tensor:
     """Returns the sum of each gradient, then of each tensor of layer state.
 

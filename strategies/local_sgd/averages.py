@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from strategies.collectives.update_exchange import WIRE_TYPES
 from strategies.common.errors import UsageError
 from strategies.common.types import Update
 from strategies.inner_loop.reduction import bytes_of
@@ -48,14 +49,13 @@ class Averages:
         self._every = config.steps_between_averages
         self._outer: OuterOptimizer | None = None
         if config.outer_optimizer != "none":
-            is_narrow = config.outer_dtype != "as_is"
             self._outer = OuterOptimizer(
                 strategy,
                 update.trainable_weights(),
                 learning_rate=config.outer_rate,
                 momentum=config.outer_momentum_factor,
                 is_nesterov=config.outer_optimizer == "nesterov",
-                send_as=tf.as_dtype(config.outer_dtype) if is_narrow else None,
+                send_as=WIRE_TYPES[config.outer_dtype],
             )
         self._wire_words = config.outer_dtype
         averaged = list(update.weights())

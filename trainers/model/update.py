@@ -11,7 +11,7 @@ import tensorflow as tf
 from strategies.collectives.buckets import Span
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.common.types import ReplicaOutputs
-from strategies.inner_loop.reduction import scaled, with_known_shapes
+from strategies.inner_loop.reduction import clipped, with_known_shapes
 from strategies.inner_loop.results import in_a_vector
 from trainers.model.histograms import histogram
 from trainers.model.layer_state import LayerState
@@ -82,7 +82,8 @@ class ModelUpdate:
         # After the sum: clipping before it would bound each replica's part, and the sum
         # could be up to N times larger.
         if self._clip_global_norm is not None:
-            gradients = _clipped(gradients, self._clip_global_norm)
+            norm = _global_norm(gradients)
+            gradients = clipped(gradients, norm, self._clip_global_norm)
         return outputs._replace(gradients=gradients)
 
     def apply_prepared(self, prepared: ReplicaOutputs) -> None:
@@ -202,20 +203,6 @@ def make_step_counter() -> tf.Variable:
         # Of mirrored variables only the first replica counts, not every replica.
         aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
     )
-
-
-def _clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
-    """Returns gradients scaled down to at most a global norm.
-
-    Args:
-      gradients: Tensors, IndexedSlices or None.
-      norm: Maximum global norm.
-    """
-    present = _global_norm(gradients)
-    # `tf.clip_by_global_norm` multiplies by norm * min(1 / present, 1 / norm). From
-    # 8.5e37 on, 1 / norm is denormal and counts as zero, and so does the gradient.
-    factor = norm / tf.maximum(present, norm)
-    return [scaled(gradient, factor) for gradient in gradients]
 
 
 def _norm_where_they_are(variables: Sequence[tf.Variable]) -> tf.Tensor:
