@@ -23,7 +23,7 @@ from strategies.cluster.startup_watchdog import StartUpWatch
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.collectives.sharded_update import ShardedUpdate
 from strategies.collectives.update_exchange import SummedGradients, UpdateExchange
-from strategies.common.private_apis import give_up_connecting
+from strategies.common.private_apis.clusters import give_up_connecting
 from strategies.common.types import (
     Batch,
     Communication,

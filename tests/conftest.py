@@ -40,7 +40,7 @@ def pytest_configure() -> None:
     """Splits the CPU before any test touches TensorFlow."""
     import tensorflow as tf
 
-    from strategies.common.private_apis import (
+    from strategies.common.private_apis.graphs import (
         keep_sums_in_order,
         name_operations_after_layers,
     )

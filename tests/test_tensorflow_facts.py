@@ -23,29 +23,32 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import (
-    adagrad_accumulator,
-    build_optimizer_anew,
-    calls_of,
-    data_adapter,
-    flat_layers,
-    graphs_collected,
-    keep_sums_in_order,
-    lend_variables,
+from strategies.common.private_apis.compiled import (
     losses_by_output,
-    make_anew,
     metric_results,
     metrics_by_output,
-    move_variable,
+)
+from strategies.common.private_apis.fit_data import data_adapter, whole_arrays
+from strategies.common.private_apis.graphs import (
+    graphs_collected,
+    keep_sums_in_order,
     name_operations_after_layers,
-    random_functions_replaced,
-    reduce_gradients_again,
     run_after,
+)
+from strategies.common.private_apis.models import calls_of, flat_layers, takes_weights
+from strategies.common.private_apis.optimizers import (
+    adagrad_accumulator,
+    build_optimizer_anew,
+    reduce_gradients_again,
     schedule_of,
     stop_reducing_gradients,
-    takes_weights,
+)
+from strategies.common.private_apis.random_numbers import random_functions_replaced
+from strategies.common.private_apis.variables import (
+    lend_variables,
+    make_anew,
+    move_variable,
     variables_as_numbers,
-    whole_arrays,
 )
 from tests.processes import ROOT
 from trainers.inputs.tfrecord.reader import count_records
@@ -717,7 +720,7 @@ _WAITS_FOR_A_SERVER = """
 import contextlib, os, sys, threading, time
 import tensorflow as tf
 from tensorflow.python.eager import context, executor
-from strategies.common.private_apis import own_executor
+from strategies.common.private_apis.clusters import own_executor
 
 server = tf.distribute.Server.create_local_server()
 tf.config.experimental_connect_to_host(server.target, "server")
@@ -913,7 +916,7 @@ def test_fit_resets_the_average_of_schedule_free_adamw() -> None:
 _EXCHANGES = """
 import functools
 import tensorflow as tf
-from strategies.common.private_apis import _collective, exchange_rows
+from strategies.common.private_apis.collectives import _collective, exchange_rows
 
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(

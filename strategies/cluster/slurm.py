@@ -95,7 +95,7 @@ def identify(environment: Mapping[str, str], jobs: Mapping[str, int]) -> Cluster
         _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")
     )
     # This imports TensorFlow, which takes seconds.
-    from strategies.common.private_apis import slurm_addresses
+    from strategies.common.private_apis.clusters import slurm_addresses
 
     try:
         addresses, job, index = slurm_addresses(jobs, port)

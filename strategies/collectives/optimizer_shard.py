@@ -8,13 +8,12 @@ import keras
 import tensorflow as tf
 
 from strategies.collectives.buckets import Span
-from strategies.common.private_apis import (
-    copies_of,
-    make_releasable,
+from strategies.common.private_apis.optimizer_slices import (
     slice_like,
     state_by_weight,
     updates_slices,
 )
+from strategies.common.private_apis.variables import copies_of, make_releasable
 from strategies.inner_loop.reduction import clipped
 
 

@@ -25,7 +25,8 @@ from strategies.collectives.update_exchange import (
     relative_size,
     ring_factor,
 )
-from strategies.common.private_apis import copies_of, exchange_rows, gather_by_key
+from strategies.common.private_apis.collectives import exchange_rows, gather_by_key
+from strategies.common.private_apis.variables import copies_of
 from strategies.common.types import (
     Batch,
     Communication,

@@ -122,12 +122,10 @@ class CompressedSum(UpdateExchange):
         if not places:
             return all_reduce_packed(context, outputs, None)
         # Error feedback: what earlier steps have not sent goes with this gradient.
-        # Error feedback: what earlier steps have not sent is sent before it is too old.
         values = [gradients[index] + own[0] for index, own in places]
         others = _without(outputs, dict(places), values)
         collectives = Collectives(context)
         # Read before the assignments below, which the same graph has.
-        # Read before the assignment below, which a skipped step does not run.
         state = [[tf.identity(v) for v in own[1:]] for _, own in places]
         reduced = self._method.reduce(collectives, values, state, others)
         summed = _with(reduced.others, [index for index, _ in places], reduced.sums)

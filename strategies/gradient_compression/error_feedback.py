@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from strategies.common.private_apis import local_replica
+from strategies.common.private_apis.collectives import local_replica
 from strategies.common.types import Update
 from strategies.local_sgd.replica_variables import gathered
 

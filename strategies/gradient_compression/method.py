@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from strategies.common.private_apis import exchange_rows, gather_by_key
+from strategies.common.private_apis.collectives import exchange_rows, gather_by_key
 from strategies.common.types import ReplicaOutputs
 from strategies.inner_loop.replicated import all_reduce_packed, sum_by_type
 

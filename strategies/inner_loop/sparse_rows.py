@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from strategies.common.private_apis import gather_by_key
+from strategies.common.private_apis.collectives import gather_by_key
 
 # How many rows are sent: never less, and at most an eighth more than there are. Each
 # number has a key of its own, so that there are no more keys than numbers here.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from strategies.common.private_apis import run_after
+from strategies.common.private_apis.graphs import run_after
 from strategies.common.types import (
     Batch,
     ReplicaOutputs,

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.cluster.resolver import task_of
-from strategies.common.private_apis import values_where_they_are
+from strategies.common.private_apis.clusters import values_where_they_are
 from strategies.common.types import (
     ReplicaFunction,
     StepFuture,

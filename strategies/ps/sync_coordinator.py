@@ -19,7 +19,7 @@ from concurrent.futures import Future
 
 import tensorflow as tf
 
-from strategies.common.private_apis import own_executor
+from strategies.common.private_apis.clusters import own_executor
 from strategies.common.types import (
     ReplicaFunction,
     ReplicaOutputs,

@@ -144,7 +144,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the optimizer reduces again",
-        "strategies/common/private_apis.py",
+        "strategies/common/private_apis/optimizers.py",
         (("optimizer._all_reduce_sum_gradients = list", "del optimizer"),),
     ),
     Mutation(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from strategies.common.private_apis import graphs_collected
+from strategies.common.private_apis.graphs import graphs_collected
 from tests import processes
 from trainers.matpow import (
     Measured,

@@ -92,7 +92,7 @@ def load_tensorflow(config: Config) -> None:
             )
     # Needs Keras, whose absence is to be told without TensorFlow's log.
     with _settings_blamed():
-        from strategies.common.private_apis import (
+        from strategies.common.private_apis.graphs import (
             keep_sums_in_order,
             name_operations_after_layers,
         )

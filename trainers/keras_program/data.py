@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from models.base import Weighted
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import FitData, whole_arrays
+from strategies.common.private_apis.fit_data import FitData, whole_arrays
 from trainers.inputs.sources import (
     ArraySource,
     Data,

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from strategies.base import Strategy
-from strategies.common.private_apis import variables_as_numbers
+from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.keras_program import callback_state
 from trainers.keras_program.callback_state import (
     observes_batches,

@@ -12,14 +12,14 @@ import tensorflow as tf
 
 from models.base import Examples, Settings
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import (
+from strategies.common.private_apis.compiled import compiled_with
+from strategies.common.private_apis.models import flat_layers
+from strategies.common.private_apis.optimizers import (
     build_optimizer_anew,
-    compiled_with,
-    flat_layers,
-    lend_variables,
     reduce_gradients_again,
     schedule_of,
 )
+from strategies.common.private_apis.variables import lend_variables
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import data_adapter
+from strategies.common.private_apis.fit_data import data_adapter
 from trainers.keras_program.stream import ProgramStream, tensors_of
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import ExitCode, UsageError
-from strategies.common.private_apis import variables_as_numbers
+from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
 from trainers.keras_program.data import data_of_fit

@@ -8,7 +8,7 @@ from models.base import Objective
 from models.embedding import ShardedEmbedding
 from strategies.base import Strategy
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import flat_layers
+from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from models.base import Objective
-from strategies.common.private_apis import flat_layers
+from strategies.common.private_apis.models import flat_layers
 from strategies.inner_loop.reduction import bytes_of
 
 _DENSE_LAYERS = (

@@ -18,7 +18,8 @@ import keras
 import psutil
 import tensorflow as tf
 
-from strategies.common.private_apis import copies_of, flat_layers
+from strategies.common.private_apis.models import flat_layers
+from strategies.common.private_apis.variables import copies_of
 from strategies.devices.gpu import load_driver, total_memory_mib
 from trainers.loop.parts import TrainingParts
 from trainers.pipeline_parallel.build import Pipeline

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import flat_layers
+from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import all_reduce_gradients
 from strategies.inner_loop.sharding import take_micro_batch

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import flat_layers
+from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
 from trainers.model.rng import seed_states
 

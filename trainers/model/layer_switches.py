@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from strategies.common.private_apis import flat_layers
+from strategies.common.private_apis.models import flat_layers
 from trainers.model.rng import seed_states
 
 Kind = Callable[[keras.layers.Layer], bool]

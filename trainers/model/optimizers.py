@@ -12,12 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis import (
+from strategies.common.private_apis.models import flat_layers
+from strategies.common.private_apis.optimizers import (
     adagrad_accumulator,
     adam_moments,
     build_optimizer_anew,
     count_atomically,
-    flat_layers,
     schedule_of,
     stop_reducing_gradients,
 )

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from models.base import Build, Examples, Objective, Settings, TrainableModel
-from strategies.common.private_apis import takes_weights
+from strategies.common.private_apis.models import takes_weights
 from strategies.inner_loop.reduction import bytes_of
 from trainers.model.sparse_gradients import embeddings_of
 

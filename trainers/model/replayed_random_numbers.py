@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common import hashing
-from strategies.common.private_apis import random_functions_replaced
+from strategies.common.private_apis.random_numbers import random_functions_replaced
 
 # In the middle between two numbers of 53 bits, so that no number is zero.
 _HALF_A_STEP = 2.0**-54

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from models.embedding import ShardedEmbedding
-from strategies.common.private_apis import flat_layers
+from strategies.common.private_apis.models import flat_layers
 
 
 def embeddings_of(model: keras.Model) -> list[ShardedEmbedding]:

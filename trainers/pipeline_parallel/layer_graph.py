@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import keras
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import Call, calls_of
+from strategies.common.private_apis.models import Call, calls_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import Call
+from strategies.common.private_apis.models import Call
 from trainers.pipeline_parallel.layer_graph import LayerGraph
 
 # The minimum of the runs counts, because other processes disturb it least. The first

@@ -9,7 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis import Call, move_variable
+from strategies.common.private_apis.models import Call
+from strategies.common.private_apis.variables import move_variable
 from trainers.pipeline_parallel.layer_graph import LayerGraph
 
 

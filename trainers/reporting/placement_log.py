@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from strategies.common.console import Console
-from strategies.common.private_apis import graphs_collected
+from strategies.common.private_apis.graphs import graphs_collected
 from strategies.common.text import table_lines
 from strategies.common.types import LoopFunction, StepFuture, SummaryLevel, SyncedFlags
 from strategies.inner_loop.results import CompletedSteps

@@ -19,7 +19,7 @@ import psutil
 import tensorflow as tf
 
 from strategies.cluster.spec import Cluster
-from strategies.common.private_apis import flat_layers
+from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Communication
 from strategies.devices.assignment import cpu_model
 from strategies.processes.template_environment import file_kib_of_template_alone

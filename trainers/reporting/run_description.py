@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from strategies.common.private_apis import copies_of
+from strategies.common.private_apis.variables import copies_of
 from strategies.inner_loop.reduction import bytes_of
 from trainers.loop.parts import TrainingParts
 from trainers.model.several_optimizers import parts_of

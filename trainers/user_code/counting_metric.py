@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from models.base import Summed
-from strategies.common.private_apis import OutputMetric
+from strategies.common.private_apis.compiled import OutputMetric
 from trainers.user_code import PerBatchError
 from trainers.user_code.independence import agree
 

@@ -24,7 +24,7 @@ from models.base import (
     separated,
 )
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import (
+from strategies.common.private_apis.compiled import (
     OutputLoss,
     compiled_with,
     losses_by_output,

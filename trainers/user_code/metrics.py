@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from models.base import AsCompiled, means_over_examples
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import (
+from strategies.common.private_apis.compiled import (
     OutputMetric,
     function_of_metric,
     metric_results,

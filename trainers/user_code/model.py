@@ -15,7 +15,7 @@ import tensorflow as tf
 from models import factories
 from models.base import Build, Examples, Objective, Settings
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import make_anew
+from strategies.common.private_apis.variables import make_anew
 from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.config.model import ModelConfig

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis import mask_of
+from strategies.common.private_apis.models import mask_of
 from strategies.common.types import Batch
 
 # Two examples several times: losses of pairs need pairs of one label and of two. It is

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import mask_of
+from strategies.common.private_apis.models import mask_of
 from trainers.user_code import PerBatchError
 
 

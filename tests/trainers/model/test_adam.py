@@ -31,7 +31,8 @@ def trained(
         variable = keras.Variable(np.linspace(-1, 1, 12).reshape(4, 3), dtype=dtype)
         optimizer = make(**SETTINGS)
         optimizer.build([variable])
-    # A replica's gradient counts as it is; see strategies/common/private_apis.py.
+    # A replica's gradient counts as it is, as in
+    # strategies/common/private_apis/optimizers.py.
     optimizer._all_reduce_sum_gradients = list
 
     @tf.function

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from models.base import Summed
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import mask_of
+from strategies.common.private_apis.models import mask_of
 from tests.trainers.user_code import factories
 from trainers.user_code.losses import objective_of
 

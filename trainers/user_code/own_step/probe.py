@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis import flat_layers
+from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
 from trainers.user_code.independence import agree
 from trainers.user_code.own_step.model_step import (

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis import hand_over_updates, variable_below
+from strategies.common.private_apis.optimizers import hand_over_updates
+from strategies.common.private_apis.variables import variable_below
 
 
 class CaughtUpdate(NamedTuple):

@@ -1,0 +1,69 @@
+"""Private names of the data that `fit` takes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import keras
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import array_data_adapter, data_adapter_utils
+
+
+class FitData(NamedTuple):
+    """Data of `fit`, as its first step would get it.
+
+    Attributes:
+      features: Structure of arrays.
+      labels: Structure of arrays; None for none.
+      weights: Sample weights, in which class weights are included; None for 1 each.
+    """
+
+    features: Any
+    labels: Any
+    weights: Any
+
+
+def data_adapter(x: Any, class_weight: Any, shuffle: Any) -> Any:
+    """Returns Keras's reader of data of `fit` that are no arrays.
+
+    It makes a tf.data.Dataset of tf.data, PyDataset, torch and Grain sources, and turns
+    class weights into sample weights (keras/src/trainers/data_adapters/__init__.py,
+    `get_data_adapter`).
+
+    Raises:
+      ValueError, TypeError: Keras refuses the data.
+    """
+    with warnings.catch_warnings():
+        # That shuffle is for the data set to do.
+        warnings.simplefilter("ignore")
+        return data_adapters.get_data_adapter(
+            x, class_weight=class_weight, shuffle=shuffle
+        )
+
+
+def whole_arrays(
+    x: Any, y: Any, sample_weight: Any, class_weight: Any
+) -> FitData | None:
+    """Returns all examples of arguments of `fit` as NumPy arrays, or None.
+
+    Keras takes arrays of several libraries, turns class weights into sample weights,
+    and converts types (keras/src/trainers/data_adapters/array_data_adapter.py). None:
+    the data are no arrays but a data set, a generator or the like.
+
+    Raises:
+      ValueError: Keras refuses the arguments.
+    """
+    if not array_data_adapter.can_convert_arrays((x, y, sample_weight)):
+        return None
+    num_examples = keras.tree.flatten(x)[0].shape[0]
+    adapter = array_data_adapter.ArrayDataAdapter(
+        x,
+        y,
+        sample_weight=sample_weight,
+        class_weight=class_weight,
+        batch_size=num_examples,
+        shuffle=False,
+    )
+    batch = next(iter(adapter.get_numpy_iterator()))
+    return FitData(*data_adapter_utils.unpack_x_y_sample_weight(batch))

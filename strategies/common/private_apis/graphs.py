@@ -1,0 +1,88 @@
+"""Private names of graphs and their operations."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context
+
+
+def keep_sums_in_order() -> None:
+    """Makes TensorFlow add three or more tensors in one order. Call it before any work.
+
+    TensorFlow estimates the memory that a function needs. Above 0.8 of a device's
+    memory, where a CPU counts as having 256 MiB, TensorFlow rewrites the function's
+    sums to additions to a temporary variable, in the order in which the tensors are
+    ready. 15 equal calls gave 6 different sums. In loops on several devices training
+    ended, because the variable "already exists"
+    (tensorflow/core/grappler/optimizers/memory_optimizer.cc, `SchedulingPass`;
+    https://github.com/tensorflow/tensorflow/issues/23780, open since 2018).
+    """
+    # `tf.config.optimizer.set_experimental_options` has no switch for this rewriting.
+    config = config_pb2.ConfigProto()
+    rewriting = config.graph_options.rewrite_options
+    # The other part of this optimizer stays: it swaps GPU memory out to the host.
+    rewriting.memory_optimization = (
+        rewriter_config_pb2.RewriterConfig.SWAPPING_HEURISTICS
+    )
+    context.context()._config = config
+
+
+def run_after(operation: tf.Operation, other: tf.Operation) -> None:
+    """Makes an operation of a graph wait for another one, after both were made.
+
+    `tf.control_dependencies` affects only operations that are made inside its block,
+    and affects all of them (tensorflow/python/framework/ops.py,
+    `Operation._add_control_input`).
+    """
+    operation._add_control_input(other)
+
+
+def name_operations_after_layers() -> None:
+    """Makes the operations of a layer stand in a scope of exactly the layer's name.
+
+    Keras opens a layer's scope twice in each call, once to build it, and TensorFlow
+    numbers scopes of one name: layers `dense` and `dense_1` would have the scopes
+    `dense_1` and `dense_1_2` in the graph (keras/src/layers/layer.py,
+    `Layer.__call__`; the scope is `name_scope._tf_name_scope` of
+    keras/src/backend/tensorflow/core.py). A name with a slash at its end opens the same
+    scope again. Names of variables stay as they are.
+    """
+    usual = super(keras.name_scope, keras.name_scope).__enter__
+
+    def enter(scope: Any) -> Any:
+        if isinstance(scope.caller, keras.layers.Layer):
+            outer = tf.get_current_name_scope()
+            path = f"{outer}/{scope.name}/" if outer else f"{scope.name}/"
+            scope._tf_name_scope = tf.name_scope(path)
+        return usual(scope)
+
+    keras.name_scope.__enter__ = enter
+
+
+@contextlib.contextmanager
+def graphs_collected() -> Iterator[list[Any]]:
+    """Fills a list with the graphs of functions as this process's devices run them.
+
+    The list has one GraphDef for each device of each function that runs inside the
+    block. A GraphDef contains the functions that the function calls, and every
+    operation has its device. The list is filled when the block ends.
+
+    The public ways do not return graphs: `tf.debugging.set_log_device_placement` prints
+    from C++ to standard output, and `tf.summary.trace_export` writes the graphs to a
+    file that it does not read (tensorflow/python/eager/context.py,
+    `Context.enable_graph_collection`).
+    """
+    graphs: list[Any] = []
+    running = context.context()
+    running.enable_graph_collection()
+    try:
+        yield graphs
+        graphs.extend(running.export_run_metadata().partition_graphs)
+    finally:
+        running.disable_graph_collection()

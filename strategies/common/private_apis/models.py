@@ -1,0 +1,83 @@
+"""Private names of models and layers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+
+def flat_layers(model: keras.Model) -> Sequence[keras.layers.Layer]:
+    """Returns all layers of a model at any depth, with the model itself.
+
+    `Model.layers` lists one level, and omits layers that a user's layer keeps in its
+    attributes (keras/src/layers/layer.py, `_flatten_layers`).
+    """
+    return model._flatten_layers()
+
+
+@contextlib.contextmanager
+def takes_weights(model: keras.Model) -> Iterator[None]:
+    """Makes `add_weight` work inside the block for a model that has been built.
+
+    A model class of the user refuses new weights once it is built, and there is no
+    public way back. Functional and sequential models never refuse them
+    (keras/src/layers/layer.py, `_lock_state`).
+    """
+    was_locked = model._tracker.locked
+    model._tracker.unlock()
+    try:
+        yield
+    finally:
+        if was_locked:
+            model._lock_state()
+
+
+class Call(NamedTuple):
+    """One call of a layer in a model made of connected layers.
+
+    Attributes:
+      layer: Called layer, or an operation of `keras.ops`.
+      inputs: Symbolic tensors.
+      outputs: Symbolic tensors.
+      is_masked: True if a mask accompanies an output.
+    """
+
+    layer: Any
+    inputs: Sequence[keras.KerasTensor]
+    outputs: Sequence[keras.KerasTensor]
+    is_masked: bool
+
+
+def calls_of(model: keras.Function) -> Sequence[Call]:
+    """Returns all calls of layers, each after the calls whose outputs it takes.
+
+    `Function.operations` lists a layer once even if the model calls it several times,
+    and does not contain the inputs of a call (keras/src/ops/function.py,
+    `_run_through_graph`).
+    """
+    # Depths count from the outputs, so that the inputs have the largest depth.
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
+    return [
+        Call(
+            layer=node.operation,
+            inputs=node.input_tensors,
+            outputs=node.outputs,
+            # Masks are attributes of tensors (keras/src/backend/common/masking.py).
+            is_masked=any(hasattr(t, "_keras_mask") for t in node.outputs),
+        )
+        for node in nodes
+        if not node.is_input
+    ]
+
+
+def mask_of(tensor: Any) -> Any:
+    """Returns the mask of a layer's output; None if all parts of the output count.
+
+    `keras.layers.Layer.compute_mask` would need the layer (keras/src/backend/common/
+    masking.py, `get_keras_mask`).
+    """
+    return getattr(tensor, "_keras_mask", None)

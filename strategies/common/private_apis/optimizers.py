@@ -1,0 +1,159 @@
+"""Private names of optimizers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common.stateless_scope import (
+    get_stateless_scope,
+    in_stateless_scope,
+)
+from keras.src.losses import loss as loss_module
+
+from strategies.common.private_apis.variables import make_anew
+
+
+def stop_reducing_gradients(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer apply gradients as they are.
+
+    In a replica context a Keras 3 optimizer sums gradients over replicas by
+    itself. The gradients of this project are summed before that, because clipping has
+    to follow the sum. A second sum would multiply them by the number of replicas. Keras
+    has no public switch (keras/src/backend/tensorflow/optimizer.py,
+    `_all_reduce_sum_gradients`).
+    """
+    # `list` returns the (gradient, variable) pairs as they are.
+    optimizer._all_reduce_sum_gradients = list
+
+
+def count_atomically(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer's step counter atomic, for several workers that add to it.
+
+    A Keras variable reads, adds and writes in three operations: 300 steps of two
+    asynchronous workers left the counter at 236. Adam's bias correction and learning
+    rate schedules read the counter (keras/src/backend/common/variables.py,
+    `assign_add`; the counter is `Optimizer.iterations`, a read-only property).
+    """
+    counter = optimizer._iterations
+    # The `tf.Variable` below a Keras variable adds in one operation.
+    counter.assign_add = lambda value: counter.value.assign_add(
+        tf.cast(value, counter.value.dtype)
+    )
+
+
+def build_optimizer_anew(
+    optimizer: keras.optimizers.Optimizer, weights: Sequence[keras.Variable]
+) -> None:
+    """Makes the variables of an optimizer anew, with their values, in this scope.
+
+    A program makes its optimizer before it is known under which strategy it trains.
+    The optimizer keeps the strategy of its creation, and finds the variables that
+    belong to a weight by the identity of the `tf.Variable` (keras/src/backend/
+    tensorflow/optimizer.py, `__init__` and `_var_key`).
+
+    Args:
+      optimizer: Optimizer, perhaps not built yet.
+      weights: Trainable variables, which are of this scope already.
+    """
+    optimizer._distribution_strategy = tf.distribute.get_strategy()
+    for variable in optimizer.variables:
+        make_anew(variable)
+    if not optimizer.built:
+        optimizer.build(list(weights))
+        return
+    optimizer._trainable_variables_indices = {
+        optimizer._var_key(weight): index for index, weight in enumerate(weights)
+    }
+
+
+def schedule_of(
+    optimizer: keras.optimizers.Optimizer,
+) -> Callable[[int], Any] | None:
+    """Returns the schedule of an optimizer's learning rate; None for a number.
+
+    `Optimizer.learning_rate` is the rate of the present number of updates (keras/src/
+    optimizers/base_optimizer.py, `_get_current_learning_rate`).
+    """
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        return rate
+    return None
+
+
+def reduce_gradients_again(optimizer: keras.optimizers.Optimizer) -> None:
+    """Undoes `stop_reducing_gradients` and `count_atomically`."""
+    vars(optimizer).pop("_all_reduce_sum_gradients", None)
+    vars(optimizer._iterations).pop("assign_add", None)
+
+
+def adagrad_accumulator(
+    optimizer: keras.optimizers.Adagrad, variable: tf.Variable
+) -> keras.Variable:
+    """Returns the sum of squared gradients that Adagrad keeps for a variable.
+
+    Keras's own `update_step` finds the sum like this, and no public name leads there
+    (keras/src/optimizers/adagrad.py).
+    """
+    return optimizer._accumulators[optimizer._get_variable_index(variable)]
+
+
+def adam_moments(
+    optimizer: keras.optimizers.Adam, variable: tf.Variable
+) -> tuple[keras.Variable, keras.Variable]:
+    """Returns Adam's means of the gradients of a variable and of their squares.
+
+    Keras's own `update_step` finds them like this, and no public name leads there
+    (keras/src/optimizers/adam.py).
+    """
+    index = optimizer._get_variable_index(variable)
+    return optimizer._momentums[index], optimizer._velocities[index]
+
+
+@functools.cache
+def hand_over_updates(kind: type[Any]) -> None:
+    """Makes optimizers and losses ask a scope of some kind, for good.
+
+    A model's own `train_step` calls its optimizers itself. Inside of such a scope they
+    update nothing: the scope's `catch` gets the gradients, and its `scale_loss` the
+    loss. Keras keeps the innermost scope of each thread, and has no public name for it
+    (keras/src/backend/common/stateless_scope.py).
+
+    Under a strategy of tf.distribute Keras divides the mean of a loss by the number of
+    replicas, as if every shard had equally many rows, and multiplies what it reports
+    (keras/src/losses/loss.py, `scale_loss_for_distribution`). A mean of the user's own
+    is not divided. Inside of such a scope none is.
+
+    Args:
+      kind: Subclass of `keras.StatelessScope`.
+    """
+
+    def in_scope(original: Callable[..., Any], instead: Callable[..., Any]) -> Any:
+        @functools.wraps(original)
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            scope = get_stateless_scope() if in_stateless_scope() else None
+            if isinstance(scope, kind):
+                return instead(scope, *args, **kwargs)
+            return original(*args, **kwargs)
+
+        return ask
+
+    # With the names that a step may give its arguments by.
+    def catch(
+        scope: Any, optimizer: Any, grads: Any, trainable_variables: Any = None
+    ) -> None:
+        if trainable_variables is None:
+            trainable_variables = optimizer._trainable_variables
+        scope.catch(optimizer, grads, trainable_variables)
+
+    for optimizer in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer.apply = in_scope(optimizer.apply, catch)
+        optimizer.scale_loss = in_scope(
+            optimizer.scale_loss, lambda scope, optimizer, loss: scope.scale_loss(loss)
+        )
+    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
+        original = getattr(loss_module, name)
+        setattr(loss_module, name, in_scope(original, lambda scope, value: value))

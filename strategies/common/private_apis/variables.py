@@ -1,0 +1,100 @@
+"""Private names of variables."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import keras
+import tensorflow as tf
+
+
+def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:
+    """Returns the copies of a variable: one for each device of a mirrored variable."""
+    # Only a mirrored variable has `values`.
+    return getattr(variable, "values", (variable,))
+
+
+def variable_below(variable: keras.Variable) -> tf.Variable:
+    """Returns the `tf.Variable` below a Keras variable, in a StatelessScope too.
+
+    `Variable.value` asks the scope there (keras/src/backend/common/variables.py).
+    """
+    return variable._value
+
+
+def make_anew(variable: keras.Variable) -> None:
+    """Makes the variable below a Keras variable once more, with its present value.
+
+    What a user's module has made belongs to no strategy. Made anew in a strategy's
+    scope it is one of the strategy's, and layers, which hold the Keras variable, use it
+    from then on (keras/src/backend/tensorflow/core.py, `_initialize`).
+    """
+    value = variable.numpy()
+    # A strategy asks for it once for each copy.
+    variable._initialize(lambda: tf.constant(value))
+
+
+def lend_variables(variables: Sequence[keras.Variable]) -> Callable[[], None]:
+    """Makes variables anew, and returns a function that restores the former ones.
+
+    The former `tf.Variable`s get the present values then. Functions that were traced
+    with them, such as that of `predict`, are valid again.
+
+    Args:
+      variables: Keras variables that belong to no strategy.
+    """
+    former = [variable._value for variable in variables]
+    for variable in variables:
+        make_anew(variable)
+
+    def give_back() -> None:
+        for variable, owned in zip(variables, former, strict=True):
+            value = variable.numpy()
+            variable._value = owned
+            owned.assign(value)
+
+    return give_back
+
+
+def move_variable(variable: keras.Variable, device: str) -> None:
+    """Moves a variable to another device with its present value.
+
+    The choice of the device depends on the whole model, but Keras makes variables while
+    a model is put together (keras/src/backend/tensorflow/core.py, `_initialize`).
+    """
+    with tf.device(device):
+        variable._value = tf.Variable(
+            variable.value, trainable=variable.trainable, name=variable.name
+        )
+
+
+def make_releasable(variable: keras.Variable) -> tf.Variable:
+    """Makes the variable below a Keras variable anew, so that it may hold nothing."""
+    # The Keras variable keeps the shape (keras/src/backend/common/variables.py,
+    # `_shape`), which checkpoints compare. The new one belongs to no strategy.
+    variable._value = tf.Variable(
+        variable.numpy(),
+        trainable=False,
+        name=variable.name,
+        shape=tf.TensorShape(None),
+    )
+    return variable._value
+
+
+@contextlib.contextmanager
+def variables_as_numbers() -> Iterator[None]:
+    """Makes `float` and `int` of a Keras variable work under every strategy.
+
+    A mirrored variable converts to NumPy and not to a number, and callbacks often call
+    `float(self.model.optimizer.learning_rate)` (keras/src/backend/common/variables.py,
+    `__float__`, calls `float` of the `tf.Variable`).
+    """
+    kind = keras.Variable
+    former = kind.__float__, kind.__int__
+    kind.__float__ = lambda variable: float(variable.numpy())
+    kind.__int__ = lambda variable: int(variable.numpy())
+    try:
+        yield
+    finally:
+        kind.__float__, kind.__int__ = former
