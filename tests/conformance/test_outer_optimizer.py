@@ -20,16 +20,14 @@ from tests.cluster.test_averaged_parameters import variables_of
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import LAYOUTS, UPDATES, Subject, small_config
 from tests.conformance.test_parameter_averaging import (
-    CLIP,
     EVERY,
     FEATURES,
     FLAGS,
-    MOMENTUM,
-    RATE,
     STRATEGY,
     Replica,
     continued,
     divided,
+    linear,
     mean_over,
 )
 from tests.conformance.test_same_training import (
@@ -136,23 +134,6 @@ def by_hand(
     return losses, Replica(
         mean_over([replica.weights for replica in replicas]),
         mean_over([replica.momenta for replica in replicas]),
-    )
-
-
-def linear(replicas: int, **settings: Any) -> TrainingParts:
-    return assemble_custom(
-        STRATEGY,
-        replicas,
-        lambda: [keras.layers.Dense(3)],
-        FEATURES,
-        global_batch_size=8,
-        optimizer="momentum",
-        learning_rate=RATE,
-        momentum=MOMENTUM,
-        clip_global_norm=CLIP,
-        dtype="float64",
-        sync_every_steps=EVERY,
-        **settings,
     )
 
 

@@ -99,7 +99,8 @@ RATE, MOMENTUM = 0.0625, 0.75
 CLIP = 0.5
 
 
-def linear(replicas: int, average_optimizer_state: bool = False) -> TrainingParts:
+def linear(replicas: int, **settings: Any) -> TrainingParts:
+    """The training that `by_hand` computes, with further settings."""
     return assemble_custom(
         STRATEGY,
         replicas,
@@ -112,7 +113,7 @@ def linear(replicas: int, average_optimizer_state: bool = False) -> TrainingPart
         clip_global_norm=CLIP,
         dtype="float64",
         sync_every_steps=EVERY,
-        average_optimizer_state=average_optimizer_state,
+        **settings,
     )
 
 

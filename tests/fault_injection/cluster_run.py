@@ -117,6 +117,12 @@ class Run:
         require(not alive, "the others did not end within 60 s")
         return time.monotonic() - self.struck_at
 
+    def seconds_others_outlive(self, job: str, index: int) -> float:
+        """Kills a task. Returns how long the other tasks live on."""
+        tasks, lost = self.tasks(), self.task(job, index)
+        self.kill(lost)
+        return self.seconds_until_ended(task for task in tasks if task != lost)
+
     def seconds_until_back(self, worker: int) -> float:
         """Since the last blow, until an update that began after it is this worker's."""
         lines = len(processes.metrics_so_far(self.folder))

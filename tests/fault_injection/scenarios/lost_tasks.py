@@ -48,10 +48,7 @@ def multi_worker_killed(
     flags = (*MIRRORED, *further, f"--num_workers={num_workers}")
     with started(folder, *flags, f"--train_steps={MIRRORED_STEPS}") as run:
         run.wait_for_step(step)
-        tasks = run.tasks()
-        lost = run.task("worker", victim)
-        run.kill(lost)
-        seconds = run.seconds_until_ended(task for task in tasks if task != lost)
+        seconds = run.seconds_others_outlive("worker", victim)
         run.ends_well(MIRRORED_STEPS, num_restarts=1)
         require(
             f"worker-{victim} was lost (SIGKILL): restart 1 of 3, of all tasks, from "
@@ -75,10 +72,7 @@ def killed_within_an_all_gather(chosen: random.Random, folder: pathlib.Path) -> 
     with started(folder, *SHARDED, f"--train_steps={SHARDED_STEPS}") as run:
         run.wait_for_step(chosen.randrange(1, SHARDED_STEPS - 10))
         time.sleep(chosen.uniform(0, 0.3))
-        tasks = run.tasks()
-        lost = run.task("worker", victim)
-        run.kill(lost)
-        seconds = run.seconds_until_ended(task for task in tasks if task != lost)
+        seconds = run.seconds_others_outlive("worker", victim)
         run.ends_well(SHARDED_STEPS, num_restarts=1)
     require(
         run.result()["weights_sha256"]
