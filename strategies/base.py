@@ -56,8 +56,8 @@ class Traits:
       updates_in_turn: True if a step may have several updates, each of which needs the
         weights after the one before.
       compiles_loop: True if XLA can compile its whole inner loop (`compile_loop`).
-      exchange: Gradient exchange: `reduce_to_one`; `ring`; `servers`, from which
-        weights are read; or `none` without an exchange.
+      exchange: Gradient exchange: `reduce_to_one`; `ring`; `all_gather`; `servers`,
+        from which weights are read; or `none` without an exchange.
       averages: Accepted values of --average, the default first: the quantity that a
         synchronous update averages over replicas. Empty without a choice.
       own_settings: Names of settings of `StrategyConfig` that only strategies which

@@ -143,9 +143,12 @@ class TrainingResult:
             if value is not None:
                 yield name, f"{value:.4f}"
         if self.examples_per_second is not None:
-            milliseconds = result["throughput"]["step_milliseconds"]["p50"]
-            per_step = f"{milliseconds:.2f} ms/step"
-            yield "speed", f"{self.examples_per_second:,.1f} examples/s, {per_step}"
+            speed = f"{self.examples_per_second:,.1f} examples/s"
+            # Not the median of single steps: asynchronous ones come in bursts.
+            seconds = result["examples_seen"] / self.examples_per_second
+            if result["steps"]:
+                speed += f", {1e3 * seconds / result['steps']:.2f} ms/step"
+            yield "speed", speed
         yield "weights", str(result["weights_sha256"])[:12]
 
 

@@ -23,12 +23,14 @@ class Compression:
       method: Name of the method.
       rank: Rank of the matrices of powersgd; zero for other methods.
       fraction: Part of the entries that topk sends; zero for other methods.
+      exchange: Exchange of what is sent, as in `Traits.exchange`.
     """
 
     setting: str
     method: str
     rank: int = 0
     fraction: float = 0.0
+    exchange: str = "ring"
 
 
 def parse_compression(text: str) -> Compression | None:
@@ -49,7 +51,7 @@ def parse_compression(text: str) -> Compression | None:
     if method == "topk" and is_number and any(c in "123456789" for c in parameter):
         fraction = _fraction(parameter)
         if 0 < fraction <= 1:
-            return Compression(text, method, fraction=fraction)
+            return Compression(text, method, fraction=fraction, exchange="all_gather")
     raise UsageError(
         f"--gradient_compression={shown(text)} is not known: give powersgd:RANK, such "
         "as powersgd:4, with a whole number of 1 or more; int8; topk:FRACTION, such as "

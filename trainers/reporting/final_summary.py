@@ -39,7 +39,7 @@ def print_final_summary(
     if speed["step_milliseconds"]:
         console.say(
             f"speed     {speed['examples_per_second']:,.1f} examples/s, "
-            f"{speed['step_milliseconds']['p50']:.2f} ms/step"
+            f"{metrics.throughput.milliseconds_per_step:.2f} ms/step"
         )
     idle = metrics.run_idle.in_words()
     if idle is not None:

@@ -227,16 +227,33 @@ class ThroughputMeter:
     def __init__(self) -> None:
         self._step_seconds: list[np.ndarray] = []
         self._examples_per_second: list[float] = []
+        self._milliseconds_per_step: list[float] = []
 
     def __call__(self, report: StepEvent) -> None:
         self._step_seconds.append(report.results.step_seconds)
         examples = report.results.sums["examples"].sum()
         self._examples_per_second.append(float(examples / report.call_seconds))
+        steps = max(report.results.applied_steps, 1)
+        self._milliseconds_per_step.append(1e3 * report.call_seconds / steps)
+
+    @property
+    def milliseconds_per_step(self) -> float:
+        """Median time of a step over calls, which belongs to the median speed.
+
+        The percentiles of single steps do not: asynchronous updates come in bursts, and
+        end together at the end of each call. With 8 workers on 2 cores the median time
+        between two updates was 1.2 ms, at 11.5 ms for each of all updates.
+        """
+        return float(np.median(self._milliseconds_per_step[self._num_skipped :]))
+
+    @property
+    def _num_skipped(self) -> int:
+        # At least one call remains.
+        return min(_WARM_UP_CALLS, max(len(self._step_seconds) - 1, 0))
 
     def summary(self) -> dict[str, Any]:
         """Returns the median speed over calls and percentiles of the step times."""
-        # At least one call remains.
-        skip = min(_WARM_UP_CALLS, max(len(self._step_seconds) - 1, 0))
+        skip = self._num_skipped
         if not self._step_seconds:
             return {"examples_per_second": None, "step_milliseconds": None}
         milliseconds = 1e3 * np.concatenate(self._step_seconds[skip:])

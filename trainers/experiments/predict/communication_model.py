@@ -108,6 +108,8 @@ class Exchange:
         """
         if self.kind == "ring":
             return bytes_per_replica / (2 * (num_replicas - 1) / num_replicas)
+        if self.kind == "all_gather":
+            return bytes_per_replica / (num_replicas - 1)
         return bytes_per_replica / 2
 
 
@@ -128,6 +130,13 @@ def _ring(replicas: int, servers: int) -> tuple[float, ...]:
     return 2 * (replicas - 1), parts, 0.0, parts
 
 
+def _all_gather(replicas: int, servers: int) -> tuple[float, ...]:
+    """Around a ring, each replica passes on what all others send."""
+    del servers
+    others = replicas - 1.0
+    return others, others, 0.0, others
+
+
 def _servers(replicas: int, servers: int) -> tuple[float, ...]:
     """A worker reads all weights and sends all gradients.
 
@@ -143,4 +152,9 @@ def _servers(replicas: int, servers: int) -> tuple[float, ...]:
 
 # For each kind of exchange a function of the numbers of replicas and servers. It
 # returns the attributes of `Traffic`, bytes as multiples of those of a gradient.
-_FORMULAS = {"reduce_to_one": _reduce_to_one, "ring": _ring, "servers": _servers}
+_FORMULAS = {
+    "reduce_to_one": _reduce_to_one,
+    "ring": _ring,
+    "all_gather": _all_gather,
+    "servers": _servers,
+}

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
+from strategies.gradient_compression.choice import NONE, Compression
 from trainers.config.config import Config
 from trainers.config.data import DataConfig
 from trainers.config.model import ModelConfig
@@ -77,6 +78,9 @@ class Experiment:
 def arms_of(config: Config) -> tuple[Arm, ...]:
     """Returns the arms to predict: --strategies, with each update mode.
 
+    With --gradient_compression, strategies that take it have an arm without it and one
+    with it, whose name ends with it.
+
     Raises:
       UsageError: A strategy does not fit the settings, or does not exchange gradients.
     """
@@ -88,7 +92,24 @@ def arms_of(config: Config) -> tuple[Arm, ...]:
                 f"--strategies={strategy.strategy} cannot be predicted: there is a "
                 "model for strategies whose replicas exchange gradients; leave it out."
             )
-    return arms
+    return tuple(each for arm in arms for each in _with_and_without_compression(arm))
+
+
+def _with_and_without_compression(arm: Arm) -> tuple[Arm, ...]:
+    compression = arm.config.strategy.compression
+    if compression is None:
+        return (arm,)
+    whole = arm.config.replace(gradient_compression=NONE)
+    return (
+        dataclasses.replace(arm, config=whole),
+        dataclasses.replace(arm, name=name_with(compression, arm.name)),
+    )
+
+
+def name_with(compression: Compression, arm: str) -> str:
+    """Returns the name of an arm with a compression of its gradients."""
+    # It is also the name of a folder, without a colon.
+    return f"{arm}-{compression.setting.replace(':', '-')}"
 
 
 def on_one_device(config: Config) -> tuple[Experiment, ...]:
@@ -154,6 +175,9 @@ def _with(count: int, arm: Arm, most: int) -> Iterator[tuple[Config, str]]:
     half = whole.replace(global_batch_size=max(size // 2, most))
     if half != whole:
         yield half, "own"
+    # What a compression computes depends on the shapes of the model's own gradients.
+    if whole.strategy.compression is not None:
+        return
     yield _with_ballast(whole), "ballast"
     yield _small(whole), "small"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from strategies.gradient_compression.choice import Compression
 from trainers.experiments.predict.communication_model import Exchange
 from trainers.experiments.predict.compute_model import Compute, Measurement
 from trainers.experiments.predict.experiments import ALONE, REFERENCE, Experiment
@@ -31,6 +32,7 @@ class FittedArm:
       model: Model fitted to all of them.
       errors: Relative error of each measurement, predicted by a model that was fitted
         to the other measurements.
+      compression: Compression of its gradients; None if they are sent as they are.
     """
 
     name: str
@@ -38,6 +40,7 @@ class FittedArm:
     measurements: Sequence[Measurement]
     model: Model
     errors: Sequence[float]
+    compression: Compression | None = None
 
     @property
     def median_error(self) -> float:
@@ -48,10 +51,10 @@ class FittedArm:
         return float(np.max(np.abs(self.errors)))
 
     @property
-    def ballast_error(self) -> float:
+    def ballast_error(self) -> float | None:
         """Largest error of runs with ballast, which determine the cost of a byte."""
         pairs = zip(self.measurements, self.errors, strict=True)
-        return max(abs(error) for m, error in pairs if m.size == "ballast")
+        return max((abs(e) for m, e in pairs if m.size == "ballast"), default=None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,12 +131,17 @@ def executed_with_links(
 
 def measured(experiment: Experiment, executed: Executed) -> Measurement:
     """Returns the measurement of a run that a model is fitted to."""
+    throughput = executed.run.result["throughput"]
     # The median is robust against a few slow steps.
-    milliseconds = executed.run.result["throughput"]["step_milliseconds"]["p50"]
+    seconds = throughput["step_milliseconds"]["p50"] / 1e3
+    if not experiment.config.strategy.is_synchronous:
+        # Updates come in bursts: most are close to the one before.
+        batch = experiment.config.length.global_batch_size
+        seconds = batch / throughput["examples_per_second"]
     return Measurement(
         num_replicas=experiment.num_replicas,
         examples=experiment.examples,
-        step_seconds=milliseconds / 1e3,
+        step_seconds=seconds,
         gradient_bytes=exchange_of(experiment, executed).gradient_bytes,
         size=experiment.size,
         bandwidth_mbit=experiment.bandwidth_mbit,
@@ -143,8 +151,9 @@ def measured(experiment: Experiment, executed: Executed) -> Measurement:
 def exchange_of(experiment: Experiment, executed: Executed) -> Exchange:
     """Returns how a run exchanged gradients and of how many bytes; 0 if alone."""
     strategy = experiment.config.strategy
+    compression = strategy.compression
     exchange = Exchange(
-        kind=strategy.traits.exchange,
+        kind=strategy.traits.exchange if compression is None else compression.exchange,
         is_synchronous=strategy.is_synchronous,
         gradient_bytes=0.0,
         num_servers=strategy.num_ps or 1,
@@ -169,4 +178,5 @@ def _fit_arm(
         measurements=measurements,
         model=Model.fitted(measurements, compute, exchange, cores),
         errors=leave_one_out(measurements, compute, exchange, cores),
+        compression=first.config.strategy.compression,
     )

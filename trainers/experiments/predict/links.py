@@ -75,7 +75,9 @@ def has_size_of_links(experiment: Experiment, gradient_bytes: float) -> bool:
       gradient_bytes: Bytes of its gradients, ballast included.
     """
     if experiment.size == "own":
-        return gradient_bytes >= _LEAST_BALLAST_BYTES
+        # Compressed gradients have no run with ballast that could take the place.
+        is_compressed = experiment.config.strategy.compression is not None
+        return is_compressed or gradient_bytes >= _LEAST_BALLAST_BYTES
     return gradient_bytes < 2 * _LEAST_BALLAST_BYTES
 
 

@@ -15,11 +15,12 @@ from trainers.experiments.predict.content import (
     content_of_a_prediction,
     content_of_an_arm,
 )
+from trainers.experiments.predict.crossing import crossings
 from trainers.experiments.predict.experiments import REFERENCE, most_predicted
 from trainers.experiments.predict.fitting import Fitted, FittedArm
 from trainers.experiments.predict.links import BANDWIDTHS_MBIT
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # Notes on costs that the runs cannot identify, for the costs that a network has too.
 _COSTS = {
@@ -56,6 +57,8 @@ class Report:
             if arm.model.link is not None
             for rate in BANDWIDTHS_MBIT
         ]
+        counts = config.prediction.replica_counts
+        self._crossings = list(crossings(fitted.arms, counts, self._predict))
 
     def lines(self) -> Iterator[str]:
         """Yields the lines to print: model errors, a table, and the best arms."""
@@ -65,17 +68,23 @@ class Report:
             f"{1e3 * compute.seconds_per_example:.3g} ms an example"
         )
         for arm in self._fitted.arms:
+            with_ballast = ""
+            if arm.ballast_error is not None:
+                with_ballast = (
+                    f", and with more bytes to send {100 * arm.ballast_error:.0f} %"
+                )
             yield (
                 f"error     {arm.name}: {100 * arm.median_error:.0f} % in the middle "
                 f"of {len(arm.errors)} runs, each predicted from the others; at most "
-                f"{100 * arm.largest_error:.0f} %, and with more bytes to send "
-                f"{100 * arm.ballast_error:.0f} %"
+                f"{100 * arm.largest_error:.0f} %{with_ballast}"
             )
         yield self._bounds_in_words()
         yield from self._table()
         yield from self._table_of_emulated()
         for count in self._config.prediction.replica_counts:
             yield f"best      {count} replicas: {self._best(count)}"
+        for crossing in self._crossings:
+            yield f"compress  {crossing.in_words()}"
         yield from self._notes()
 
     def content(self, command: str) -> dict[str, Any]:
@@ -109,6 +118,7 @@ class Report:
                 content_of_a_prediction(p)
                 for p in (*self._predictions, *self._at_emulated)
             ],
+            "crossings": [crossing.content() for crossing in self._crossings],
         }
 
     def _predict(self, arm: FittedArm, count: int, bandwidth: float) -> Prediction:

@@ -8,6 +8,7 @@ import pathlib
 import jsonschema
 import pytest
 
+from strategies.gradient_compression.choice import parse_compression
 from tests.trainers.experiments.predict.test_performance_model import (
     ASYNCHRONOUS,
     COMPUTE,
@@ -154,6 +155,63 @@ def test_measured_networks_are_predicted_too() -> None:
     faster, slower = (found["multi_worker_mirrored", 2, g] for g in (1.0, 0.1))
     assert slower - faster == pytest.approx(320 - 32)
     assert content["bounds"]["measured_bandwidths_mbit"] == [100.0]
+
+
+def test_a_compression_pays_below_the_bandwidth_of_equal_steps() -> None:
+    """8 ms more of software, and a hundredth of the bytes.
+
+    With 2 replicas, 4 MB are 32 Mbit, and processors take 1.5 ns a byte of them, so
+    that 0.99 (6 + 32 / Gbit/s) = 8 ms.
+    """
+    whole = fitted_arm("multi_worker_mirrored", RING, LINK)
+    fewer = dataclasses.replace(RING, gradient_bytes=RING.gradient_bytes / 100)
+
+    def compressed(software_seconds: float) -> FittedArm:
+        model = dataclasses.replace(
+            model_of(fewer, LINK), seconds_per_update=software_seconds
+        )
+        return dataclasses.replace(
+            whole,
+            name="multi_worker_mirrored-topk-0.01",
+            model=model,
+            measurements=[m for m in whole.measurements if m.size == "own"] * 2,
+            errors=[0.0] * 6,
+            compression=parse_compression("topk:0.01"),
+        )
+
+    software = whole.model.seconds_per_update
+    expected = 0.99 * 32 / (8 - 0.99 * 6)
+    for extra, below, words in (
+        (8e-3, expected, f"faster below {expected:.2g} Gbit/s"),
+        (1.0, None, "not faster from 0.1 Gbit/s up"),
+        (0.0, None, "faster on every network"),
+    ):
+        report = report_of(whole, compressed(software + extra))
+        text = "\n".join(report.lines())
+        name = "multi_worker_mirrored-topk-0.01"
+        assert f"compress  2 replicas: {name}, {words}" in text
+        assert "compress  512" not in text
+        content = report.content("command")
+        jsonschema.validate(content, SCHEMA)
+        (crossing,) = content["crossings"]
+        assert crossing["below_gbit"] == (below and pytest.approx(below, rel=1e-3))
+
+
+def test_arms_with_compression_are_beside_those_without() -> None:
+    arms = arms_of(CONFIG.replace(gradient_compression="powersgd:4"))
+    compressions = {arm.name: arm.config.strategy.gradient_compression for arm in arms}
+    assert compressions == {
+        "multi_worker_mirrored": "none",
+        "multi_worker_mirrored-powersgd-4": "powersgd:4",
+        "parameter_server-sync": "none",
+        "parameter_server-async": "none",
+    }
+    runs = of_an_arm(arms[1], num_gpus=0)
+    assert [(e.num_replicas, e.examples, e.size) for e in runs] == [
+        *((2, 32, "own"), (2, 16, "own"), (3, 64 / 3, "own")),
+        *((4, 16, "own"), (4, 8, "own")),
+    ]
+    assert all(has_size_of_links(e, 10.0) for e in runs)
 
 
 def test_what_the_runs_do_not_tell_is_said() -> None:
