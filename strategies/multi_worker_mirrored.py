@@ -20,6 +20,7 @@ from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.cluster.startup_watchdog import StartUpWatch
+from strategies.collectives.chief_values import ChiefValues
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.collectives.sharded_update import ShardedUpdate
 from strategies.collectives.update_exchange import SummedGradients, UpdateExchange
@@ -40,7 +41,6 @@ from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.replicated import (
     all_reduce_packed,
     compile_replicated,
-    sum_by_type,
 )
 from strategies.local_sgd.worker_averages import WorkerAverages
 
@@ -92,10 +92,7 @@ class MultiWorkerMirrored(Strategy):
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 resolver_of(cluster), communication
             )
-        # Traced once, because this barrier follows every checkpoint.
-        self._meet = tf.function(
-            lambda: self._sum_of_chief([tf.zeros([])]), autograph=False
-        )
+        self._chief_values = ChiefValues(self._strategy, self._worker)
         self._num_local = self._strategy.num_replicas_in_sync // self._num_workers
 
     @classmethod
@@ -186,31 +183,12 @@ class MultiWorkerMirrored(Strategy):
             self.broadcast_from_chief([])
 
     def broadcast_from_chief(self, variables: Sequence[tf.Variable]) -> None:
-        """Broadcasts by a sum to which only the chief contributes.
-
-        No file system needs to be shared.
-        """
         if not variables:
-            self._meet()
+            self._chief_values.meet()
             return
-        share = tf.function(lambda: self._sum_of_chief(variables), autograph=False)
-        shared = share()
+        self._chief_values.assign(variables)
         self._start_up.end()
         self._silence_watch.start()
-        for variable, value in zip(variables, shared, strict=True):
-            variable.assign(self._strategy.experimental_local_results(value)[0])
-
-    def _sum_of_chief(self, variables: Sequence[tf.Variable]) -> list[Any]:
-        holds = tf.constant(self._worker == 0)
-
-        def on_each_replica() -> list[tf.Tensor]:
-            context = tf.distribute.get_replica_context()
-            is_first = holds & tf.equal(context.replica_id_in_sync_group, 0)
-            # `tf.where`, not a product: 0 times inf would be nan.
-            mine = [tf.where(is_first, v, tf.zeros_like(v)) for v in variables]
-            return sum_by_type(context, mine)
-
-        return self._strategy.run(on_each_replica)
 
     def close(self) -> None:
         self._start_up.end()
