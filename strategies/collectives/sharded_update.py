@@ -102,6 +102,7 @@ class ShardedUpdate(UpdateExchange):
         self._is_used: list[bool] = []
         self._is_whole = True
         self._make_whole = tf.function(self._gather_state, autograph=False)
+        self._read_weights = tf.function(self._shard.read_weights, autograph=False)
 
     def average(self) -> None:
         """Makes the optimizer's variables whole, so that they can be saved.
@@ -149,10 +150,11 @@ class ShardedUpdate(UpdateExchange):
         return StepsOnCopies(loop, self._take_slices, leave=lambda: None)
 
     def _take_slices(self) -> None:
-        """Keeps only this worker's slices of the optimizer's variables, if whole."""
+        """Keeps only this worker's slices of the optimizer's variables and weights."""
         if self._is_whole:
             self._shard.take()
             self._is_whole = False
+        self._read_weights()
 
     def _local(self, values: Any) -> Any:
         """Returns what the one replica of this process has."""

@@ -140,7 +140,13 @@ class ModelUpdate:
 
     def shard(self, spans: Sequence[Span]) -> OptimizerShard:
         weights = self._model.trainable_variables
-        return OptimizerShard(self._optimizer, weights, spans, self._clip_global_norm)
+        return OptimizerShard(
+            self._optimizer,
+            weights,
+            spans,
+            self._clip_global_norm,
+            lambda: self._layer_state.assigned,
+        )
 
     def assign_layer_state(self, state: Any) -> None:
         self._layer_state.assign(state)
