@@ -37,6 +37,8 @@ COMPILED_LOOP = "tests/conformance/test_compiled_loop.py"
 WARM_START = "tests/strategies/processes/test_warm_start.py"
 ORDER = "tests/trainers/inputs/test_shuffling.py"
 AS_KERAS = "tests/updates/test_as_keras.py"
+COMPRESSION = "tests/cluster/test_gradient_compression.py"
+SHARDED_STATE = "tests/cluster/test_sharded_optimizer_state.py"
 RESULTS = "tests/conformance/mutations.json"
 # Exit code of pytest if tests have failed: 2 and more mean that none could run.
 _TESTS_FAILED = 1
@@ -85,6 +87,9 @@ _TEMPLATE_PROCESS = "strategies/processes/template_process.py"
 _OPTIMIZERS = "trainers/model/optimizers.py"
 _OUTER = "strategies/local_sgd/outer_optimizer.py"
 _AVERAGES = "strategies/local_sgd/averages.py"
+_COMPRESSED = "strategies/gradient_compression/compressed_sum.py"
+_ERRORS = "strategies/gradient_compression/error_feedback.py"
+_SHARDED = "strategies/collectives/sharded_update.py"
 
 MUTATIONS = (
     Mutation(
@@ -428,6 +433,42 @@ MUTATIONS = (
         _AVERAGES,
         (("update.trainable_weights(),", "update.weights(),"),),
         "tests/conformance/test_parameter_averaging.py",
+    ),
+    Mutation(
+        "gradients lose what earlier steps have not sent",
+        _COMPRESSED,
+        (("[gradients[index] + own[0] for", "[gradients[index] for"),),
+        COMPRESSION,
+    ),
+    Mutation(
+        "each power iteration starts from the first basis",
+        "strategies/gradient_compression/powersgd.py",
+        (("state=[[_orthonormal(q)] for q in rights],", "state=state,"),),
+        COMPRESSION,
+    ),
+    Mutation(
+        "a resumed worker takes over the errors of the first one",
+        _ERRORS,
+        (("variable.assign(kept[self._first + local])", "variable.assign(kept[0])"),),
+        COMPRESSION,
+    ),
+    Mutation(
+        "parts of gradients are clipped by the norm of a part",
+        _SHARDED,
+        (("        squares = sums.pop(_SQUARES)\n", "        sums.pop(_SQUARES)\n"),),
+        SHARDED_STATE,
+    ),
+    Mutation(
+        "parts of the optimizer's state are zero in a checkpoint",
+        _SHARDED,
+        (("whole[index].assign(value)", "whole[index].assign(0 * value)"),),
+        SHARDED_STATE,
+    ),
+    Mutation(
+        "a resumed worker updates its slices of the first weights",
+        _SHARDED,
+        (("        self._read_weights()\n", ""),),
+        SHARDED_STATE,
     ),
     Mutation(
         "an update without late workers is not that of a whole batch",
