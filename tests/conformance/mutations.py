@@ -453,6 +453,12 @@ MUTATIONS = (
         COMPRESSION,
     ),
     Mutation(
+        "workers do not take over the chief's values",
+        "strategies/collectives/chief_values.py",
+        (("        if not different:\n", "        if True:\n"),),
+        SHARDED_STATE,
+    ),
+    Mutation(
         "parts of gradients are clipped by the norm of a part",
         _SHARDED,
         (("        squares = sums.pop(_SQUARES)\n", "        sums.pop(_SQUARES)\n"),),
