@@ -43,6 +43,13 @@ class FittedArm:
     compression: Compression | None = None
 
     @property
+    def label(self) -> str:
+        """Name in tables, where the arm follows the one without compression."""
+        if self.compression is None:
+            return self.name
+        return f"with {self.compression.setting}"
+
+    @property
     def median_error(self) -> float:
         return float(np.median(np.abs(self.errors)))
 

@@ -199,7 +199,7 @@ class Report:
                     _milliseconds(parts.compute),
                     _milliseconds(parts.latency + parts.transfer),
                 ]
-            rows.append([each.arm.name, str(each.num_replicas), *cells])
+            rows.append([each.arm.label, str(each.num_replicas), *cells])
         return table_lines(rows)
 
     def _table_of_emulated(self) -> list[str]:
@@ -212,7 +212,7 @@ class Report:
             cells = [
                 "-" if p.parts is None else _milliseconds(p.parts.total) for p in row
             ]
-            rows.append([row[0].arm.name, str(row[0].num_replicas), *cells])
+            rows.append([row[0].arm.label, str(row[0].num_replicas), *cells])
         return table_lines(rows) if rows[1:] else []
 
     def _best(self, count: int) -> str:

@@ -191,6 +191,8 @@ def test_a_compression_pays_below_the_bandwidth_of_equal_steps() -> None:
         name = "multi_worker_mirrored-topk-0.01"
         assert f"compress  2 replicas: {name}, {words}" in text
         assert "compress  512" not in text
+        rows = [line.split()[:3] for line in text.splitlines()]
+        assert rows.count(["with", "topk:0.01", "2"]) == 2
         content = report.content("command")
         jsonschema.validate(content, SCHEMA)
         (crossing,) = content["crossings"]
