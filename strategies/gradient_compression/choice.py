@@ -23,7 +23,7 @@ class Compression:
       method: Name of the method.
       rank: Rank of the matrices of powersgd; zero for other methods.
       fraction: Part of the entries that topk sends; zero for other methods.
-      exchange: Exchange of what is sent, as in `Traits.exchange`.
+      exchange: Exchange of the compressed values, as in `Traits.exchange`.
     """
 
     setting: str

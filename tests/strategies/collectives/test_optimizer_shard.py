@@ -87,6 +87,7 @@ def test_parts_of_all_workers_are_the_whole_update(
         spans = [span for bucket in buckets for span in bucket.spans(worker)]
         shards.append((own, spans, OptimizerShard(built(kind, own), own, spans, None)))
         shards[-1][2].take()
+        shards[-1][2].read_weights()
         weights.append(own)
     for step in range(NUM_STEPS):
         gradients = gradients_of(step)
