@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from strategies.collectives.gathering import gathered
 from strategies.common.private_apis.collectives import local_replica
 from strategies.common.types import Update
-from strategies.local_sgd.replica_variables import gathered
 
 
 class ReplicaErrors:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
+from strategies.collectives.gathering import gathered
 from strategies.common.types import Update
 from strategies.inner_loop.reduction import mean_of_copies
 from strategies.inner_loop.replicated import sum_by_type
@@ -208,18 +209,16 @@ class WorkerCopies:
             self._assign(variable, [kept[first + i] for i in range(num_local)])
 
     def _gather_and_average(self) -> None:
-        for variable, kept, gathered in zip(
-            self._variables, self._kept, self._gathered(), strict=True
+        values = gathered(self._strategy, lambda context: self._variables)
+        for variable, kept, of_all in zip(
+            self._variables, self._kept, values, strict=True
         ):
-            rows = self._strategy.experimental_local_results(gathered)
+            rows = self._strategy.experimental_local_results(of_all)
             # All local replicas gathered the same rows; one copy is stored.
             kept.assign(rows[0])
             means = [mean_of_copies(tf.unstack(copies)) for copies in rows]
             self._assign(variable, means)
         self._kept_at.assign(self._update.applied_updates())
-
-    def _gathered(self) -> Sequence[tf.Tensor]:
-        return gathered(self._strategy, lambda context: self._variables)
 
     def _assign(self, variable: tf.Variable, values: Sequence[tf.Tensor]) -> None:
         """Assigns one value to each component on a device of this process."""
@@ -227,36 +226,3 @@ class WorkerCopies:
         for component, value in zip(components, values, strict=True):
             with tf.device(component.device):
                 component.assign(value)
-
-
-def gathered(
-    strategy: tf.distribute.Strategy,
-    own_values: Callable[[tf.distribute.ReplicaContext], Sequence[tf.Variable]],
-) -> Sequence[tf.Tensor]:
-    """Returns the values of all replicas, [replicas, ...] for each variable.
-
-    Every replica holds the result.
-
-    Args:
-      strategy: Strategy with the replicas, in one or several processes.
-      own_values: Function that returns the variables of the calling replica.
-    """
-
-    # A sum takes the place of an all-gather: a replica contributes its values at its
-    # own index and zeros at all others.
-    def on_each_replica() -> Sequence[tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        replicas = tf.range(strategy.num_replicas_in_sync)
-        is_own = tf.equal(replicas, context.replica_id_in_sync_group)
-        rows = [
-            tf.where(
-                # [replicas, 1, ..., 1] selects one row of [1, ...].
-                tf.reshape(is_own, [-1, *(1 for _ in variable.shape)]),
-                tf.convert_to_tensor(variable)[tf.newaxis],
-                tf.zeros([], variable.dtype),
-            )
-            for variable in own_values(context)
-        ]
-        return sum_by_type(context, rows)
-
-    return strategy.run(on_each_replica)
