@@ -55,6 +55,8 @@ while True:
         break
     except ConnectionRefusedError:
         time.sleep(0.01)
+control = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+assert control.rstrip(b"\\0") == b"cubic", control
 block = bytes(1 << 18)
 while True:
     connection.sendall(block)
