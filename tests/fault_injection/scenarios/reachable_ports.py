@@ -99,17 +99,18 @@ def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
         assert len(ports) >= len(tasks), f"{len(tasks)} tasks listen at {ports}"
         reached = reachable(ports)
         assert not reached, f"{reached} can be reached"
-        launcher.send_signal(signal.SIGKILL)
-        killed, killed_at = time.monotonic(), time.time()
-        psutil.wait_procs(tasks, timeout=processes.PATIENCE_SECONDS)
-        seconds = time.monotonic() - killed
-        left = [
-            process.pid
-            for process in psutil.process_iter()
-            # The number of a network that is gone goes to one that is made later, such
-            # as another test's.
-            if _network_of(process) in networks and process.create_time() < killed_at
-        ]
+        # The number of a network that is gone goes to one that is made later, such as
+        # another test's. While this file is open, the network is not gone.
+        with open(f"/proc/{tasks[0].pid}/ns/net", "rb"):
+            launcher.send_signal(signal.SIGKILL)
+            killed = time.monotonic()
+            psutil.wait_procs(tasks, timeout=processes.PATIENCE_SECONDS)
+            seconds = time.monotonic() - killed
+            left = [
+                process.pid
+                for process in psutil.process_iter()
+                if _network_of(process) in networks
+            ]
         assert not left, f"processes {left} are left in that network"
         return seconds
 
