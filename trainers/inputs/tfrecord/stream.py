@@ -314,8 +314,6 @@ class StreamBatches:
             return full.concatenate(rest)
 
         def own_rows(span: _Span) -> _Span:
-            if num_shards == 1:
-                return span
             start, stop, num_rows = shard_rows(
                 span.global_size, shard_index, num_shards
             )
@@ -403,14 +401,7 @@ class _Rows(NamedTuple):
 
     def part(self, start: Any, stop: Any) -> _Rows:
         """Returns a range of records, or of steps."""
-        size = tf.shape(self.indices, tf.int64)[0]
-        is_whole = tf.equal(start, 0) & (True if stop is None else stop >= size)
-        # A slice copies every record.
-        return tf.cond(
-            is_whole,
-            lambda: self,
-            lambda: _Rows(*(values[start:stop] for values in self)),
-        )
+        return _Rows(*(values[start:stop] for values in self))
 
     def in_steps(self, size: tf.Tensor) -> _Rows:
         """Returns the records as steps of `size` records each."""
