@@ -266,6 +266,33 @@ def tasks_of(launcher: int) -> list[psutil.Process]:
     ]
 
 
+@contextlib.contextmanager
+def networks_kept(
+    tasks: Sequence[psutil.Process],
+) -> Iterator[Callable[[], list[int]]]:
+    """Keeps the networks of tasks, and yields a function that lists who is in them.
+
+    The kernel gives the number of a network that is gone to the next one, such as that
+    of a test beside this one.
+    """
+    paths = [f"/proc/{task.pid}/ns/net" for task in tasks]
+    networks = {os.readlink(path) for path in paths}
+
+    def process_ids() -> list[int]:
+        found = []
+        for pid in psutil.pids():
+            # Some have ended meanwhile, others are not ours to ask.
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/{pid}/ns/net") in networks:
+                    found.append(pid)
+        return found
+
+    with contextlib.ExitStack() as opened:
+        for path in paths:
+            opened.enter_context(open(path, "rb"))
+        yield process_ids
+
+
 def is_template(process: psutil.Process) -> bool:
     try:
         return process.name() == TEMPLATE

@@ -125,6 +125,7 @@ def _connected(
             network,
             ip,
             [
+                # The route that comes with an address names no congestion control.
                 f"address add {address_and_mask} dev {_CABLE} noprefixroute",
                 f"link set {_CABLE} up",
                 f"route add {_NETWORK} dev {_CABLE} src {address} "

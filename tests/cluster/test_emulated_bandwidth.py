@@ -242,11 +242,15 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
             ports = [f"port{number}" for number in range(len(tasks))]
             assert interfaces(switch) == sorted(["lo", "switch", *ports])
             made = set(psutil.net_if_addrs()) & {*ports, "switch", "cable"}
-            killed_at = time.time()
-            running.launcher.kill()
-            running.launcher.wait()
-            _, alive = psutil.wait_procs(tasks, timeout=PATIENCE_SECONDS)
-            assert alive == []
+            with processes.networks_kept(tasks) as processes_inside:
+                running.launcher.kill()
+                running.launcher.wait()
+                _, alive = psutil.wait_procs(tasks, timeout=PATIENCE_SECONDS)
+                assert alive == []
+                deadline = time.monotonic() + PATIENCE_SECONDS
+                while left := processes_inside():
+                    assert time.monotonic() < deadline, left
+                    time.sleep(0.05)
             # A port vanishes with its other end, when the kernel removes the host.
             deadline = time.monotonic() + PATIENCE_SECONDS
             while interfaces(switch) != ["lo", "switch"]:
@@ -254,13 +258,6 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
                 time.sleep(0.05)
     # None of it was ever an interface of the machine.
     assert made == set()
-    # The kernel gives the number of a removed network to the next one, which a test
-    # beside this one may have made since.
-    started = {
-        p.pid: p.info["create_time"] for p in psutil.process_iter(["create_time"])
-    }
-    holders = [pid for pid in started if network_of(pid) in networks]
-    assert [pid for pid in holders if started[pid] < killed_at] == []
 
 
 @contextlib.contextmanager
@@ -284,12 +281,6 @@ def interfaces(network: int) -> list[str]:
         words, pass_fds=(network,), capture_output=True, text=True, check=True
     )
     return sorted(re.split("[@ ]", line)[0] for line in done.stdout.splitlines())
-
-
-def network_of(pid: int) -> str | None:
-    with contextlib.suppress(OSError):
-        return os.readlink(f"/proc/{pid}/ns/net")
-    return None
 
 
 @needs_networks

@@ -99,28 +99,15 @@ def _attempt(chosen: random.Random, folder: pathlib.Path) -> float:
         assert len(ports) >= len(tasks), f"{len(tasks)} tasks listen at {ports}"
         reached = reachable(ports)
         assert not reached, f"{reached} can be reached"
-        # The number of a network that is gone goes to one that is made later, such as
-        # another test's. While this file is open, the network is not gone.
-        with open(f"/proc/{tasks[0].pid}/ns/net", "rb"):
+        with processes.networks_kept(tasks) as processes_inside:
+            assert {task.pid for task in tasks} <= set(processes_inside())
             launcher.send_signal(signal.SIGKILL)
             killed = time.monotonic()
             psutil.wait_procs(tasks, timeout=processes.PATIENCE_SECONDS)
             seconds = time.monotonic() - killed
-            left = [
-                process.pid
-                for process in psutil.process_iter()
-                if _network_of(process) in networks
-            ]
+            left = processes_inside()
         assert not left, f"processes {left} are left in that network"
         return seconds
-
-
-def _network_of(process: psutil.Process) -> str | None:
-    """None for a process that has ended, or is not ours to ask."""
-    try:
-        return os.readlink(f"/proc/{process.pid}/ns/net")
-    except OSError:
-        return None
 
 
 SCENARIOS = (
