@@ -51,7 +51,7 @@ from strategies.common.private_apis.variables import (
     variables_as_numbers,
 )
 from tests.processes import ROOT
-from trainers.inputs.tfrecord.reader import count_records
+from trainers.inputs.tfrecord.reader import size_of
 from trainers.user_code.own_step.update_catcher import UpdateCatcher
 
 
@@ -276,7 +276,7 @@ def test_a_record_with_a_valid_length_that_is_untrue_ends_the_process(
     path = tmp_path / "untrue.tfrecord"
     path.write_bytes(length + checksum_of_record(length) + b"abc")
     with pytest.raises(UsageError, match=f"record 0 at byte 0: it claims {2**40} byte"):
-        count_records(path)
+        size_of(path)
     program = """
 import sys, tensorflow as tf
 try:

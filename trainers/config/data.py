@@ -63,9 +63,10 @@ class DataConfig:
         "batch, file gives it files of its own, which makes other global batches.",
         choices=("exact", "example", "file"),
     )
-    shuffle_buffer_examples: int = setting(
-        10_000,
-        "Examples of a stream that are shuffled at a time, in each process.",
+    shuffle_buffer_examples: int | None = setting(
+        None,
+        "Examples of a stream that are shuffled at a time, in each process. Default: "
+        "10,000, or as many as have 128 MiB.",
         minimum=1,
         used_by={"sharding": ("example", "file")},
         has_flag=False,

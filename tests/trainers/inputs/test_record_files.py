@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from strategies.common.errors import UsageError
 from tests.trainers.inputs.record_factory import read_records, write
 from trainers.inputs.tfrecord import reader
-from trainers.inputs.tfrecord.reader import count_records, read_pieces
+from trainers.inputs.tfrecord.reader import FileSize, read_pieces, size_of
 
 
 def payloads_of(path: Path) -> list[bytes]:
@@ -35,7 +35,7 @@ def refusal(path: Path) -> str:
 def count_refusal(path: Path) -> str:
     """The same where only lengths are looked at."""
     with pytest.raises(UsageError) as raised:
-        count_records(path)
+        size_of(path)
     return str(raised.value)
 
 
@@ -79,7 +79,7 @@ def test_records_of_about_a_piece_are_read_back(tmp_path, difference):
     offsets = np.cumsum([0, *(16 + size for size in sizes[:-1])])
     for file in (path, compress(path)):
         assert read_records(file) == list(zip(payloads, offsets.tolist(), strict=True))
-        assert count_records(file) == len(payloads)
+        assert size_of(file).num_records == len(payloads)
         pieces = list(read_pieces(file))
         assert len(pieces) > 1
         firsts = np.cumsum([0, *(len(p.payloads) for p in pieces[:-1])])
@@ -200,7 +200,9 @@ def test_what_is_not_a_record_file_is_refused(tmp_path, content, expected):
 @settings(deadline=None, max_examples=30)
 def test_counting_comes_to_what_reading_does(tmp_path_factory, payloads):
     path = write(tmp_path_factory.getbasetemp() / "counted.tfrecord", payloads)
-    assert count_records(path) == count_records(compress(path)) == len(payloads)
+    num_bytes = path.stat().st_size
+    size = FileSize(num_records=len(payloads), num_bytes=num_bytes)
+    assert size_of(path) == size_of(compress(path)) == size
 
 
 def test_counting_looks_at_every_length(tmp_path):
@@ -210,7 +212,7 @@ def test_counting_looks_at_every_length(tmp_path):
     path = write(tmp_path / "a.tfrecord", [random.bytes(size) for size in sizes])
     content = path.read_bytes()
     starts = np.cumsum([0, *(16 + size for size in sizes[:-1])])
-    assert count_records(path) == 50
+    assert size_of(path).num_records == 50
     for index in (0, 1, 24, 49):
         damaged = bytearray(content)
         damaged[starts[index] + 2] ^= 1
@@ -228,7 +230,7 @@ def test_counting_finds_a_cut_wherever_reading_does(tmp_path):
     for size in range(1, len(content)):
         path.write_bytes(content[:size])
         if size in (19, 35):
-            assert count_records(path) == len(read_records(path))
+            assert size_of(path).num_records == len(read_records(path))
         else:
             assert count_refusal(path) == refusal(path)
 
@@ -282,7 +284,7 @@ def test_a_length_that_looks_like_gzip_is_a_length(tmp_path):
     path = write(tmp_path / "a.tfrecord", [bytes(0x088B1F)])
     assert path.read_bytes()[:3] == b"\x1f\x8b\x08"
     assert payloads_of(path) == [bytes(0x088B1F)]
-    assert count_records(path) == 1
+    assert size_of(path).num_records == 1
 
 
 def test_what_cannot_be_opened_is_refused(tmp_path):

@@ -166,6 +166,20 @@ def test_a_buffer_of_one_leaves_records_in_the_order_of_their_files(
     assert flat(counted(read(stream, 0, EPOCH))) == list(range(24))
 
 
+def test_by_default_a_buffer_has_128_mib_at_most(tmp_path: Path) -> None:
+    """Records of 3 MB compress to little, and count as decompressed."""
+    sample = tf.train.Example()
+    sample.features.feature["image"].bytes_list.value.append(bytes(3_000_000))
+    paths = (tmp_path / f"{part}.tfrecord.gz" for part in range(2))
+    for path in paths:
+        write(path, [sample.SerializeToString()] * 2)
+    evaluation = write_folder(tmp_path / "evaluation", (4,))
+    settings = {"eval_data_path": str(evaluation), "num_classes": 2}
+    stream = open_stream(tmp_path, "example", **settings)
+    assert stream.shuffle_buffer_examples == 2**27 // 3_000_000
+    assert open_stream(evaluation, "example").shuffle_buffer_examples == 10_000
+
+
 def test_without_a_seed_files_are_read_by_turns_in_their_order(folder: Path) -> None:
     """All files have fewer records than a turn."""
     stream = open_stream(folder, "example")

@@ -82,8 +82,21 @@ def read_pieces(path: Path) -> Iterator[Records]:
             )
 
 
-def count_records(path: Path) -> int:
-    """Returns the number of records in a file, by their lengths only.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FileSize:
+    """Size of a file of records.
+
+    Attributes:
+      num_records: Number of records.
+      num_bytes: Bytes of all records and of the frames around them, decompressed.
+    """
+
+    num_records: int
+    num_bytes: int
+
+
+def size_of(path: Path) -> FileSize:
+    """Returns the size of a file of records, by the lengths of records only.
 
     It checks every length, and that the last record ends at the end of the file. It
     does not check data; in an uncompressed file it does not even read data.
@@ -94,7 +107,7 @@ def count_records(path: Path) -> int:
     with _opened(path) as walk:
         while walk.skip():
             pass
-        return walk.number
+        return FileSize(num_records=walk.number, num_bytes=walk.offset)
 
 
 @contextlib.contextmanager
@@ -121,6 +134,7 @@ class RecordWalk:
 
     Attributes:
       number: Number of records before the position.
+      offset: First byte of the next record.
       is_compressed: True if the file is decompressed while it is read.
     """
 
@@ -136,9 +150,8 @@ class RecordWalk:
         self._stream = stream
         self._size = size
         self.number = 0
+        self.offset = 0
         self.is_compressed = size is None
-        # First byte of the next record.
-        self._offset = 0
 
     def take(self, max_records: int, max_bytes: int) -> list[tuple[bytes, int]]:
         """Returns data and first byte of the next records; none at the end.
@@ -156,7 +169,7 @@ class RecordWalk:
             self._check_complete(length, checksum)
             if masked_crc32c(data) != checksum:
                 self._fail("its data is damaged")
-            taken.append((data, self._offset))
+            taken.append((data, self.offset))
             max_bytes -= length
             self._advance(length)
         return taken
@@ -192,7 +205,7 @@ class RecordWalk:
         if not has_checksum(header):
             self._fail("its length is damaged")
         (length,) = LENGTH.unpack_from(header)
-        if self._size is not None and self._offset + EXTRA_BYTES + length > self._size:
+        if self._size is not None and self.offset + EXTRA_BYTES + length > self._size:
             self._check_complete(length, b"")
         return int(length)
 
@@ -219,13 +232,13 @@ class RecordWalk:
 
     def _advance(self, length: int) -> None:
         self.number += 1
-        self._offset += EXTRA_BYTES + length
+        self.offset += EXTRA_BYTES + length
 
     def _fail(self, problem: str) -> NoReturn:
         advice = "write or copy the file again"
         if self.number == 0:
             advice = "if it is a TFRecord file at all, write or copy it again"
-        place = place_of(self._path, self.number, self._offset, self.is_compressed)
+        place = place_of(self._path, self.number, self.offset, self.is_compressed)
         raise UsageError(f"{place}: {problem}: {advice}.")
 
 

@@ -29,13 +29,17 @@ from strategies.inner_loop.sharding import shard_rows
 from trainers.inputs.batches import batch_of_steps, steps_at_once
 from trainers.inputs.shuffling import Order
 from trainers.inputs.tfrecord.framing import is_compressed
-from trainers.inputs.tfrecord.reader import count_records
+from trainers.inputs.tfrecord.reader import FileSize, size_of
 from trainers.inputs.tfrecord.schema import RecordSchema
 
 # Both numbers are part of the order of records. More files at a time mix records
 # better, and each holds some megabytes.
 _FILES_AT_A_TIME = 8
 _RECORDS_OF_A_TURN = 16
+# Bounds of the default. A buffer of 860 MB, 8,000 records, made reading slower by 1.4
+# than one of 128 MiB (docs/performance.md).
+_SHUFFLE_BUFFER_EXAMPLES = 10_000
+_SHUFFLE_BUFFER_BYTES = 128 << 20
 # Separates these random numbers from others with the key (seed, epoch).
 _PURPOSE = 0x73687566666C65
 
@@ -46,7 +50,7 @@ def open_stream(
     *,
     num_classes: int,
     by_file: bool,
-    shuffle_buffer_examples: int,
+    shuffle_buffer_examples: int | None,
 ) -> RecordStream:
     """Counts the records of all files by their lengths, which are checked.
 
@@ -55,13 +59,16 @@ def open_stream(
       schema: Schema of the records.
       num_classes: Upper bound of labels, not included.
       by_file: True if each process reads different files.
-      shuffle_buffer_examples: Number of examples in the shuffle buffer.
+      shuffle_buffer_examples: Number of examples in the shuffle buffer; None for as
+        many as have 128 MiB by the average length of all records, 10,000 at most.
 
     Raises:
       UsageError: A file cannot be read, is empty, truncated, or a length is damaged.
     """
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         opened = tuple(threads.map(_open_file, files))
+    if shuffle_buffer_examples is None:
+        shuffle_buffer_examples = _default_shuffle_buffer([f.size for f in opened])
     return RecordStream(
         files=opened,
         schema=schema,
@@ -71,19 +78,26 @@ def open_stream(
     )
 
 
+def _default_shuffle_buffer(sizes: Sequence[FileSize]) -> int:
+    """Returns a number of examples that is the same for every process."""
+    num_bytes = sum(size.num_bytes for size in sizes)
+    fitting = _SHUFFLE_BUFFER_BYTES * sum(s.num_records for s in sizes) // num_bytes
+    return min(max(fitting, 1), _SHUFFLE_BUFFER_EXAMPLES)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StreamFile:
     """File whose lengths have been checked.
 
     Attributes:
       path: Path of the file.
-      num_records: Number of records.
+      size: Number of records and of their bytes.
       version: Size in bytes and time of the last change.
       compression: Compression type as `tf.data.TFRecordDataset` names it.
     """
 
     path: Path
-    num_records: int
+    size: FileSize
     version: tuple[int, int]
     compression: str
 
@@ -109,7 +123,7 @@ def _open_file(path: Path) -> StreamFile:
     version = _version_of(path)
     return StreamFile(
         path=path,
-        num_records=count_records(path),
+        size=size_of(path),
         version=version,
         compression="GZIP" if is_compressed(path) else "",
     )
@@ -149,7 +163,7 @@ class RecordStream:
 
     @property
     def num_examples(self) -> int:
-        return sum(file.num_records for file in self.files)
+        return sum(file.size.num_records for file in self.files)
 
     @property
     def example_bytes(self) -> None:
@@ -224,7 +238,7 @@ class RecordStream:
         )
         compression = tf.gather([file.compression for file in self.files], file)
         records = tf.data.TFRecordDataset(path, compression)
-        counts = [file.num_records for file in self.files]
+        counts = [file.size.num_records for file in self.files]
         starts = np.cumsum([0, *counts[:-1]], dtype=np.int64)
         return records.enumerate(tf.gather(starts, file))
 
@@ -346,7 +360,7 @@ class StreamBatches:
             own = _Rows(*rows).in_steps(num_rows)
             return self._wanted(_Span(first, global_size, num_rows, own))
 
-        examples = sum(self.stream.files[file].num_records for file in chosen)
+        examples = sum(self.stream.files[file].size.num_records for file in chosen)
         # Records that this shard has used before the first step, over all passes.
         before = self.first_step * (stop - start)
         passes = tf.data.Dataset.range(before // examples, tf.int64.max)
