@@ -145,6 +145,9 @@ def test_every_setting_of_a_group_exists(document: str) -> None:
     text = text_of(document)
     for group, name in re.findall(r"--set=([a-z]\w*)\.(\w+)=", text):
         assert (group, name) in GROUPED or group == "group", f"{group}.{name}"
+    for name, value in re.findall(r"--set=[a-z]\w*\.(\w+)=([^\s`|,):]+)", text):
+        if name in all_fields() and field_types(all_fields()[name][0])[name][0] is bool:
+            assert value in ("true", "false"), f"{name}={value}"
     for group, name in re.findall(rf"`({'|'.join(GROUPS)})\.(\w+)`", text):
         # `comparison.json` and the like are files.
         if name in all_fields():
