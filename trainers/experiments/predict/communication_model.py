@@ -94,6 +94,13 @@ class Exchange:
             bytes_on_a_link=link,
         )
 
+    @property
+    def overlaps_software(self) -> bool:
+        """True if software handles one message while another one is on the link."""
+        # A server has messages of all variables and workers; around a ring, each
+        # message waits for the one before.
+        return self.kind == "servers"
+
     def shares(self, num_replicas: int) -> int:
         """Returns the number of replicas that divide a global batch."""
         # An asynchronous replica computes a whole one for each of its updates.

@@ -3,6 +3,9 @@
   step time = compute(examples of a replica) + software + message x messages
               + byte x bytes of the processors + bytes on the busiest link / bandwidth
 
+Software and messages of servers take their time while a link is busy: of a run over
+links they are left out, and no run is faster than over loopback.
+
 The model is fitted to short runs. The terms of the network are those in Hockney, "The
 communication challenge for MPP: Intel Paragon and Meiko CS-2", 1994, added up over
 messages that wait for each other. Replicas on one machine share its cores, and the
@@ -92,7 +95,7 @@ class Model:
         for crowding in candidates(cores):
             rows, rest = [], []
             for m in measurements:
-                computing, *units = _units(m, exchange, crowding)
+                computing, *units = _exposed_units(m, exchange, crowding)
                 rows.append(units)
                 rest.append(m.step_seconds - computing * compute.of(m.examples, m.size))
             found.append((solve(rows, rest, weights), crowding))
@@ -122,7 +125,7 @@ class Model:
 
         All replicas share the cores of the machine where the model was fitted.
         """
-        computing, *units = _units(run, self.exchange, self.crowding)
+        computing, *units = _exposed_units(run, self.exchange, self.crowding)
         costs = zip(units, self._costs(), strict=True)
         of_computing = computing * self.compute.of(run.examples, run.size)
         seconds = of_computing + sum(unit * cost for unit, cost in costs)
@@ -151,13 +154,18 @@ class Model:
         over_link = wire
         if self.link is not None:
             over_link = num_bytes * costs[3] + wire * costs[4]
+        of_processors = num_bytes * costs[2]
+        transfer = max(of_processors, over_link)
+        software = update * costs[0]
+        if self.exchange.overlaps_software:
+            software = max(software - (transfer - of_processors), 0.0)
         return Parts(
             compute=computing * self.compute.of(examples),
-            software=update * costs[0],
+            software=software,
             # A message that software delays for longer is not faster than here.
             latency=message
             * max(network.seconds_per_message, self.local.seconds_per_message),
-            transfer=max(num_bytes * costs[2], over_link),
+            transfer=transfer,
         )
 
     def _costs(self) -> tuple[float, ...]:
@@ -210,6 +218,16 @@ def _units(
         0.0 if run.bandwidth_mbit is None else byte,
         link,
     )
+
+
+def _exposed_units(
+    run: Measurement, exchange: Exchange, crowding: CpuContention
+) -> tuple[float, ...]:
+    """Returns `_units`, without software and messages that a busy link hides."""
+    computing, update, message, *network = _units(run, exchange, crowding)
+    if run.bandwidth_mbit is not None and exchange.overlaps_software:
+        update = message = 0.0
+    return computing, update, message, *network
 
 
 def leave_one_out(

@@ -69,18 +69,21 @@ def ring(run: Measurement, compute: float, c: Costs) -> float:
 
 
 def servers(run: Measurement, compute: float, c: Costs) -> float:
-    """Each worker moves two gradients, and the server those of all workers."""
+    """Each worker moves two gradients, and the server those of all workers.
+
+    While a link is busy, software takes its time.
+    """
     n, size = run.num_replicas, run.gradient_bytes
     waiting = c.contention if n > CORES else 1.0
     sending = max(1, n / CORES) * waiting
     moved = sending * 2 * size + n * 2 * size
     work = max(1, n * c.busy_cores / CORES) * waiting * compute
-    work += sending * (c.update + 4 * c.message)
+    loopback = work + sending * (c.update + 4 * c.message) + c.byte * moved
     if run.bandwidth_mbit is None:
-        return work + c.byte * moved
+        return loopback
     # All workers read over the one link of the server, and then all of them write.
     seconds = 2 * n * size / (run.bandwidth_mbit * 1e6 / 8)
-    return work + c.link_byte * moved + c.wire * seconds
+    return max(loopback, work + c.link_byte * moved + c.wire * seconds)
 
 
 def asynchronous(run: Measurement, compute: float, c: Costs) -> float:
@@ -90,13 +93,13 @@ def asynchronous(run: Measurement, compute: float, c: Costs) -> float:
     sending = max(1, n / CORES) * waiting / n
     moved = sending * 2 * size + 2 * size
     work = max(1, n * c.busy_cores / CORES) * waiting / n * compute
-    work += sending * (c.update + 4 * c.message)
+    loopback = work + sending * (c.update + 4 * c.message) + c.byte * moved
     if run.bandwidth_mbit is None:
-        return work + c.byte * moved
+        return loopback
     way = size / (run.bandwidth_mbit * 1e6 / 8)
     # One worker waits for both ways, of many the busier way is always in use.
     seconds = way + way / n
-    return work + c.link_byte * moved + c.wire * seconds
+    return max(loopback, work + c.link_byte * moved + c.wire * seconds)
 
 
 def reduce_to_one(run: Measurement, compute: float, c: Costs) -> float:
@@ -385,12 +388,30 @@ def test_workers_that_do_not_wait_are_as_fast_as_the_link_of_their_server() -> N
     slow = Network(seconds_per_message=0, seconds_per_byte=1e-7)
     model = model_of(ASYNCHRONOUS, link)
     way = 4e6 * 1e-7
-    alone = 1e-3 + 64e-4 + 2e-3 + 4 * 1e-4 + 4 * 4e6 * 1e-9 + 2 * way
+    # The wire is busy for longer than the two milliseconds of software.
+    alone = 1e-3 + 64e-4 + 4 * 1e-4 + 4 * 4e6 * 1e-9 + 2 * way
     one = model.elsewhere(1, examples=64, network=slow)
     assert one.total == pytest.approx(alone)
     # The server sends to one while it receives from another.
     many = model.elsewhere(512, examples=64, network=slow)
     assert many.total == pytest.approx(way + 8e6 * 1e-9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds_per_byte", "exposed"), [(0.0, 2e-3), (1.275, 1.2e-3), (2.0, 0.0)]
+)
+def test_a_busy_link_hides_the_software_of_servers_but_not_that_of_a_ring(
+    nanoseconds_per_byte: float, exposed: float
+) -> None:
+    """Processors take 40 ms for bytes, which are hidden first, and 2 for software."""
+    network = Network(
+        seconds_per_message=0, seconds_per_byte=1e-15 + nanoseconds_per_byte * 1e-9
+    )
+    link = Link(seconds_per_byte=0.0, wire_factor=1.0)
+    parts = model_of(SERVERS, link).elsewhere(4, 16, network)
+    assert parts.software == pytest.approx(exposed, abs=1e-6)
+    parts = model_of(RING, link).elsewhere(4, 16, network)
+    assert parts.software == 2e-3
 
 
 def test_crowded_cores_slow_down_computing_and_sending() -> None:
