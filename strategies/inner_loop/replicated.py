@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Update
-from strategies.inner_loop.grouping import grouped
+from strategies.inner_loop.grouping import grouped, size_with_parts_for_all
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.sparse_rows import sum_sparse
 from strategies.inner_loop.step import Step
@@ -170,7 +170,8 @@ def _sum_buckets(
     for bucket in grouped(kinds, BUCKET_BYTES):
         indices = [dense[position] for position in bucket]
         values = [flat[index] for index in indices]
-        summed = _sum_buffer(context, values, kinds[bucket[0]][0])
+        dtype, _ = kinds[bucket[0]]
+        summed = _sum_buffer(context, values, dtype, is_ring=True)
         for index, value in zip(indices, summed, strict=True):
             flat[index] = value
     return tf.nest.pack_sequence_as(outputs, flat)
@@ -197,7 +198,7 @@ def sum_by_type(
     for dtype in dict.fromkeys(value.dtype for value in values):
         indices = [index for index, v in enumerate(values) if v.dtype == dtype]
         own = [values[index] for index in indices]
-        totals = _sum_buffer(context, own, dtype)
+        totals = _sum_buffer(context, own, dtype, is_ring=True)
         for index, total in zip(indices, totals, strict=True):
             summed[index] = total
     return summed
@@ -207,16 +208,34 @@ def _sum_buffer(
     context: tf.distribute.ReplicaContext,
     values: list[tf.Tensor],
     dtype: tf.DType,
+    *,
+    is_ring: bool = False,
 ) -> list[tf.Tensor]:
-    """Sums tensors over replicas through one vector of the given type."""
+    """Sums tensors over replicas through one vector of the given type.
+
+    Args:
+      context: Context of the calling replica.
+      values: Dense tensors.
+      dtype: Type of the vector.
+      is_ring: True if the sum may be of several processes.
+    """
+    missing = 0
+    if is_ring:
+        size = sum(value.shape.num_elements() or 0 for value in values)
+        replicas = context.num_replicas_in_sync
+        missing = size_with_parts_for_all(size, dtype.size, replicas) - size
     # A single tensor keeps its shape: a copy into a vector would gain nothing.
-    if len(values) == 1:
+    if len(values) == 1 and not missing:
         (value,) = values
         summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(value, dtype))
         return [tf.cast(summed, value.dtype)]
-    vector = tf.concat([tf.reshape(tf.cast(v, dtype), [-1]) for v in values], axis=0)
-    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
-    parts = tf.split(summed, [tf.size(value) for value in values])
+    vectors = [tf.reshape(tf.cast(value, dtype), [-1]) for value in values]
+    sizes = [tf.size(value) for value in values]
+    if missing:
+        vectors.append(tf.zeros([missing], dtype))
+        sizes.append(missing)
+    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.concat(vectors, axis=0))
+    parts = tf.split(summed, sizes)[: len(values)]
     return [
         tf.cast(tf.reshape(part, tf.shape(value)), value.dtype)
         for part, value in zip(parts, values, strict=True)

@@ -1,0 +1,109 @@
+"""A worker that dies before a sum, and the time until the others know."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from strategies.launcher.launch_config import local_cluster
+from tests import processes
+
+pytestmark = pytest.mark.slow
+
+# Worker 1 ends before the second sum. The others wait until it is gone, and print the
+# error of theirs.
+_SUM = """
+import json
+import os
+import sys
+import time
+
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from strategies.cluster.rendezvous import is_listening
+from strategies.inner_loop.replicated import sum_by_type
+
+whose, size, dtype, heartbeat_milliseconds = sys.argv[1:]
+cluster = json.loads(os.environ["TF_CONFIG"])
+context.context().configure_coordination_service(
+    service_type="standalone",
+    service_leader="/job:worker/replica:0/task:0",
+    heartbeat_timeout_in_ms=int(heartbeat_milliseconds),
+)
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+
+def on_each_replica():
+    context = tf.distribute.get_replica_context()
+    value = tf.ones([int(size)], dtype)
+    if whose == "theirs":
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+    return sum_by_type(context, [value])[0]
+
+
+@tf.function(autograph=False)
+def run():
+    return strategy.run(on_each_replica)
+
+
+total = strategy.experimental_local_results(run())[0].numpy().tolist()
+assert total == [strategy.num_replicas_in_sync] * int(size), total
+if cluster["task"]["index"] == 1:
+    os._exit(0)
+while is_listening(cluster["cluster"]["worker"][1]):
+    time.sleep(0.05)
+try:
+    run()
+except tf.errors.OpError as error:
+    print(error, flush=True)
+# Otherwise it would wait for the others.
+os._exit(0)
+"""
+
+
+def _errors_of_survivors(whose: str, size: int, dtype: str, workers: int) -> list[str]:
+    # Ours do not wait for it.
+    milliseconds = {"theirs": 4_000, "ours": 60_000}[whose]
+    words = [_SUM, whose, str(size), dtype, str(milliseconds)]
+    addresses = local_cluster({"worker": workers})
+    started = []
+    for index in range(workers):
+        task = {"type": "worker", "index": index}
+        config = json.dumps({"cluster": addresses, "task": task})
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", *words],
+                cwd=processes.ROOT,
+                env={**os.environ, "TF_CONFIG": config},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+        )
+    try:
+        printed = [p.communicate(timeout=processes.PATIENCE_SECONDS) for p in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [found for index, (found, _) in enumerate(printed) if index != 1]
+
+
+# Sizes whose parts TensorFlow gives to one or two workers of all.
+@pytest.mark.parametrize(
+    ("size", "dtype", "workers"), [(15, "float64", 2), (1, "float32", 3)]
+)
+def test_all_others_know_at_once(size: int, dtype: str, workers: int) -> None:
+    for error in _errors_of_survivors("ours", size, dtype, workers):
+        assert "aborted" in error
+        assert "heartbeat" not in error
+
+
+def test_without_a_part_for_each_worker_they_wait_for_its_heartbeat() -> None:
+    """The reason for zeros at the end of small sums (`size_with_parts_for_all`)."""
+    (error,) = _errors_of_survivors("theirs", 15, "float64", 2)
+    assert "heartbeat" in error
