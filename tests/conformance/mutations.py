@@ -38,6 +38,7 @@ WARM_START = "tests/strategies/processes/test_warm_start.py"
 ORDER = "tests/trainers/inputs/test_shuffling.py"
 AS_KERAS = "tests/updates/test_as_keras.py"
 COMPRESSION = "tests/cluster/test_gradient_compression.py"
+LOST_PEER = "tests/cluster/test_lost_peer.py"
 SHARDED_STATE = "tests/cluster/test_sharded_optimizer_state.py"
 RESULTS = "tests/conformance/mutations.json"
 # Exit code of pytest if tests have failed: 2 and more mean that none could run.
@@ -457,6 +458,12 @@ MUTATIONS = (
         "strategies/collectives/chief_values.py",
         (("        if not different:\n", "        if True:\n"),),
         SHARDED_STATE,
+    ),
+    Mutation(
+        "small sums leave some workers without a part",
+        "strategies/inner_loop/grouping.py",
+        (("        size += 1\n", "        break\n"),),
+        LOST_PEER,
     ),
     Mutation(
         "parts of gradients are clipped by the norm of a part",

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives.buckets import Bucket, unpack_part
-from strategies.inner_loop.grouping import grouped
+from strategies.inner_loop.grouping import grouped, size_with_parts_for_all
 
 
 def test_buckets_are_in_the_order_of_the_backward_pass_by_type() -> None:
@@ -44,3 +44,25 @@ def test_parts_are_equal_and_have_every_element_once(num_parts: int) -> None:
     assert sorted(seen) == sorted(
         (i, e) for i, s in sizes for e in range(s.num_elements())
     )
+
+
+@pytest.mark.parametrize(
+    ("size", "num_replicas", "expected"),
+    [
+        # Parts of 16 and of 1 elements.
+        *((1, 2, 17), (16, 2, 17), (17, 2, 17)),
+        # 16 elements for each would be 64 bytes, which become 128, and one part of 32.
+        (32, 2, 33),
+        # 48 and 16 elements.
+        (64, 2, 64),
+        # Two parts of 16, and one of 1.
+        (1, 3, 33),
+        (1_000_000, 64, 1_000_000),
+        # One replica has all, whatever it is.
+        *((0, 1, 1), (5, 1, 5)),
+    ],
+)
+def test_small_sums_are_filled_up_until_all_have_a_part(
+    size: int, num_replicas: int, expected: int
+) -> None:
+    assert size_with_parts_for_all(size, 4, num_replicas) == expected
