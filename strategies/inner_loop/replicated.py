@@ -234,7 +234,8 @@ def _sum_buffer(
     if missing:
         vectors.append(tf.zeros([missing], dtype))
         sizes.append(missing)
-    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.concat(vectors, axis=0))
+    vector = tf.concat(vectors, axis=0)
+    summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
     parts = tf.split(summed, sizes)[: len(values)]
     return [
         tf.cast(tf.reshape(part, tf.shape(value)), value.dtype)
