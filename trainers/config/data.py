@@ -66,7 +66,7 @@ class DataConfig:
     shuffle_buffer_examples: int | None = setting(
         None,
         "Examples of a stream that are shuffled at a time, in each process. Default: "
-        "10,000, or as many as have 128 MiB.",
+        "10,000, or as many as have 128 MiB if these are fewer.",
         minimum=1,
         used_by={"sharding": ("example", "file")},
         has_flag=False,

@@ -170,9 +170,8 @@ def test_by_default_a_buffer_has_128_mib_at_most(tmp_path: Path) -> None:
     """Records of 3 MB compress to little, and count as decompressed."""
     sample = tf.train.Example()
     sample.features.feature["image"].bytes_list.value.append(bytes(3_000_000))
-    paths = (tmp_path / f"{part}.tfrecord.gz" for part in range(2))
-    for path in paths:
-        write(path, [sample.SerializeToString()] * 2)
+    for part in range(2):
+        write(tmp_path / f"{part}.tfrecord.gz", [sample.SerializeToString()] * 2)
     evaluation = write_folder(tmp_path / "evaluation", (4,))
     settings = {"eval_data_path": str(evaluation), "num_classes": 2}
     stream = open_stream(tmp_path, "example", **settings)

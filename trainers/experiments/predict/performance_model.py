@@ -3,8 +3,8 @@
   step time = compute(examples of a replica) + software + message x messages
               + byte x bytes of the processors + bytes on the busiest link / bandwidth
 
-Software and messages of servers take their time while a link is busy: of a run over
-links they are left out, and no run is faster than over loopback.
+Servers run software and handle messages while a link is busy: in a run over links
+neither adds to the step, and no run is faster than over loopback.
 
 The model is fitted to short runs. The terms of the network are those in Hockney, "The
 communication challenge for MPP: Intel Paragon and Meiko CS-2", 1994, added up over
@@ -158,6 +158,7 @@ class Model:
         transfer = max(of_processors, over_link)
         software = update * costs[0]
         if self.exchange.overlaps_software:
+            # The link hides the processors' work on bytes first.
             software = max(software - (transfer - of_processors), 0.0)
         return Parts(
             compute=computing * self.compute.of(examples),

@@ -36,8 +36,8 @@ from trainers.inputs.tfrecord.schema import RecordSchema
 # better, and each holds some megabytes.
 _FILES_AT_A_TIME = 8
 _RECORDS_OF_A_TURN = 16
-# Bounds of the default. A buffer of 860 MB, 8,000 records, made reading slower by 1.4
-# than one of 128 MiB (docs/performance.md).
+# Bounds of the default. With a buffer of 860 MB, 8,000 records, reading took 1.4 times
+# as long as with one of 128 MiB (docs/performance.md).
 _SHUFFLE_BUFFER_EXAMPLES = 10_000
 _SHUFFLE_BUFFER_BYTES = 128 << 20
 # Separates these random numbers from others with the key (seed, epoch).
@@ -91,7 +91,7 @@ class StreamFile:
 
     Attributes:
       path: Path of the file.
-      size: Number of records and of their bytes.
+      size: Number of records, and of their bytes.
       version: Size in bytes and time of the last change.
       compression: Compression type as `tf.data.TFRecordDataset` names it.
     """

@@ -71,7 +71,7 @@ def ring(run: Measurement, compute: float, c: Costs) -> float:
 def servers(run: Measurement, compute: float, c: Costs) -> float:
     """Each worker moves two gradients, and the server those of all workers.
 
-    While a link is busy, software takes its time.
+    Software runs while a link is busy.
     """
     n, size = run.num_replicas, run.gradient_bytes
     waiting = c.contention if n > CORES else 1.0
