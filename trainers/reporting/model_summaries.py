@@ -23,7 +23,6 @@ class Inspection:
         self._model = model
         # Read once: every summary shows the same examples.
         self._features, _ = first_examples(data.to_look_at, _NUM_SAMPLES)
-        self._histograms = tf.function(self._compute_histograms, autograph=False)
 
     def histograms(self) -> dict[str, np.ndarray]:
         """Returns bucket rows of every weight and of every layer's activations, by tag.
@@ -31,9 +30,8 @@ class Inspection:
         Activations require a functional or sequential model. A subclassed model has no
         accessible intermediate outputs, so only its weights are included.
         """
-        return {tag: rows.numpy() for tag, rows in self._histograms().items()}
-
-    def _compute_histograms(self) -> dict[str, tf.Tensor]:
+        # Without a graph of its own: TensorFlow took 0.35 s to optimize that of a small
+        # convnet, where all histograms together take 0.02 s.
         rows = {}
         for weight in self._model.trainable_variables:
             # Counted on the weight's device, so that only the buckets are transferred.
@@ -45,7 +43,7 @@ class Inspection:
             values = _activations(self._model, self._features)
             for name, value in values.items():
                 rows[f"activations/{name}"] = histogram(value)
-        return rows
+        return {tag: buckets.numpy() for tag, buckets in rows.items()}
 
 
 def _activations(model: keras.Model, features: Any) -> dict[str, tf.Tensor]:

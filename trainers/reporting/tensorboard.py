@@ -6,6 +6,7 @@ the same tag in tb/train, tb/eval and tb/evaluator, so that curves overlay.
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import time
@@ -14,11 +15,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from PIL import Image
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import summary as custom_scalars
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.hparams import api as hparams_api
 from tensorboard.plugins.hparams import plugin_data_pb2
+from tensorboard.plugins.image import metadata as image_metadata
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from strategies.common.files import is_url
@@ -133,7 +136,15 @@ class Summaries:
           pixels: uint8 [height, width, 3].
           step: Number of applied updates.
         """
-        self._write(split, step, lambda: tf.summary.image(tag, pixels[np.newaxis]))
+        png = io.BytesIO()
+        Image.fromarray(pixels).save(png, "png")
+        height, width, _ = pixels.shape
+        # tf.summary.image takes 0.1 s for its first picture, this 0.01 s.
+        content = tf.constant([str(width), str(height), png.getvalue()])
+        metadata = image_metadata.create_summary_metadata(None, None)
+        self._write(
+            split, step, lambda: tf.summary.write(tag, content, metadata=metadata)
+        )
 
     def texts(self, texts: Mapping[str, str]) -> None:
         """Writes Markdown texts that describe the run.
