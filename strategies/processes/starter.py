@@ -43,6 +43,9 @@ class Program:
 class ProcessStarter:
     """Starts every process as a new program."""
 
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """Begins what `prepare` with the same variables waits for."""
+
     def prepare(self, environment: Mapping[str, str]) -> None:
         """Does in advance what the first process with these variables waits for."""
 
@@ -102,6 +105,10 @@ class WarmStarter(ProcessStarter):
 
     def template_pids(self) -> list[int]:
         return [template.pid for template in self._templates.values()]
+
+    def begin(self, environment: Mapping[str, str]) -> None:
+        with contextlib.suppress(OSError):
+            self._template(environment)
 
     def prepare(self, environment: Mapping[str, str]) -> None:
         with contextlib.suppress(OSError):

@@ -196,6 +196,17 @@ def command_again(config: Config) -> str:
     return shlex.join(["python", "-m", "trainers.main", *words])
 
 
+def begin_starts(configs: Sequence[Config], starter: ProcessStarter) -> None:
+    """Begins what the first runs wait for, and does not wait for it.
+
+    Args:
+      configs: Configurations of the runs.
+      starter: Starter of their processes.
+    """
+    for config in configs:
+        starter.begin(_environment_of(config))
+
+
 def measure_run(
     config: Config,
     log: pathlib.Path,

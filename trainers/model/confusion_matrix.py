@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import pathlib
+import importlib.metadata
 from collections.abc import Sequence
 
 import numpy as np
@@ -91,9 +90,9 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str] | None) -> np.ndarra
 def _font(pixels: int) -> ImageFont.FreeTypeFont:
     """Returns the font of matplotlib's charts, which has most alphabets."""
     # Found and not imported: to import matplotlib takes 0.1 s.
-    package = importlib.util.find_spec("matplotlib")
-    folder = pathlib.Path(package.origin).parent / "mpl-data" / "fonts" / "ttf"
-    return ImageFont.truetype(folder / "DejaVuSans.ttf", pixels)
+    fonts = importlib.metadata.distribution("matplotlib")
+    path = fonts.locate_file("matplotlib/mpl-data/fonts/ttf/DejaVuSans.ttf")
+    return ImageFont.truetype(str(path), pixels)
 
 
 def _with_labels(

@@ -32,7 +32,9 @@ def histogram(values: tf.Tensor, wanted: tf.Tensor | bool = True) -> tf.Tensor:
     return counted(tf.reshape(values, [-1]), tf.convert_to_tensor(wanted))
 
 
-@functools.partial(tf.function, autograph=False)
+@functools.partial(
+    tf.function, autograph=False, experimental_attributes={"_noinline": True}
+)
 def _histogram(values: tf.Tensor, wanted: tf.Tensor) -> tf.Tensor:
     def count() -> tf.Tensor:
         numbers = tf.cast(values, tf.float64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import pathlib
 import shlex
@@ -30,6 +31,7 @@ from trainers.experiments.compare.schedule import Turn
 from trainers.experiments.compare.sequential import Look
 from trainers.experiments.compare.stages import Ended, run_stages
 from trainers.experiments.run_record import Run, commits_of, machines_of
+from trainers.experiments.runner import begin_starts
 from trainers.experiments.tune.report_part import (
     content_of,
     plan_in_words,
@@ -40,6 +42,11 @@ from trainers.experiments.tune.search import Found, Search, SearchFailedError
 from trainers.experiments.tune.study import journal_of
 from trainers.experiments.tune.tuning import Tuning, tuning_of
 from trainers.fault_tolerance.preemption import PreemptionSignals
+
+_IMPORTED_BY_A_REPORT = (
+    *("scipy.optimize", "scipy.stats"),
+    "trainers.experiments.compare.report",
+)
 
 
 def compare(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -132,6 +139,10 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     progress = Progress(console, left="left" if is_fixed else "to the next look")
     searched = None
     with starter_of(config) as starter, PreemptionSignals() as signals:
+        begin_starts([arm.config for arm in arms], starter)
+        # While a template imports TensorFlow, which leaves a core to this process.
+        for name in _IMPORTED_BY_A_REPORT:
+            importlib.import_module(name)
         if tuning is not None:
             search = Search(
                 folder.path, tuning, starter, lambda: signals.requested, console

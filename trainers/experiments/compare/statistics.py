@@ -16,9 +16,9 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
@@ -66,7 +66,7 @@ def paired(
         return Paired(num_pairs=1, mean=mean)
     deviation = float(values.std(ddof=1))
     error = deviation / np.sqrt(len(values))
-    reach = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * error)
+    reach = float(_scipy().stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * error)
     return Paired(
         num_pairs=len(values),
         mean=mean,
@@ -101,14 +101,18 @@ def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
         with warnings.catch_warnings():
             # SciPy warns of a degenerate distribution, which the second method handles.
             warnings.simplefilter("ignore")
-            low, high = stats.bootstrap(
-                (values,),
-                np.mean,
-                confidence_level=CONFIDENCE,
-                method=method,
-                # A fixed seed: the same runs give the same report.
-                rng=np.random.default_rng(0),
-            ).confidence_interval
+            low, high = (
+                _scipy()
+                .stats.bootstrap(
+                    (values,),
+                    np.mean,
+                    confidence_level=CONFIDENCE,
+                    method=method,
+                    # A fixed seed: the same runs give the same report.
+                    rng=np.random.default_rng(0),
+                )
+                .confidence_interval
+            )
         if np.isfinite(low) and np.isfinite(high):
             break
     return float(low), float(high)
@@ -147,7 +151,7 @@ def equivalence_p_value(summary: Paired, margin: float) -> float:
     if summary.deviation == 0:
         return 0.0 if distance > 0 else 1.0
     error = summary.deviation / np.sqrt(summary.num_pairs)
-    return float(stats.t.sf(distance / error, summary.num_pairs - 1))
+    return float(_scipy().stats.t.sf(distance / error, summary.num_pairs - 1))
 
 
 def detectable(summary: Paired, num_tests: int, level: float = SIGNIFICANCE) -> float:
@@ -163,15 +167,15 @@ def detectable(summary: Paired, num_tests: int, level: float = SIGNIFICANCE) -> 
         return 0.0
     freedom = summary.num_pairs - 1
     # Bonferroni's level, the strictest of Holm's, and two-sided.
-    critical = stats.t.ppf(1 - level / num_tests / 2, freedom)
+    critical = _scipy().stats.t.ppf(1 - level / num_tests / 2, freedom)
 
     def missing_power(shift: float) -> float:
         # The probability of a significant mean on the wrong side is left out. It adds
         # less than 1e-4 to the power, and SciPy 1.17 cannot always compute it: it is
         # nan for some large shifts.
-        return stats.nct.sf(critical, freedom, shift) - POWER
+        return _scipy().stats.nct.sf(critical, freedom, shift) - POWER
 
-    shift = optimize.brentq(missing_power, 0.0, 4 * critical + 10)
+    shift = _scipy().optimize.brentq(missing_power, 0.0, 4 * critical + 10)
     return float(shift * summary.deviation / np.sqrt(summary.num_pairs))
 
 
@@ -179,4 +183,12 @@ def _p_value(mean: float, error: float, num_pairs: int) -> float:
     if error == 0:
         # All pairs are equal, or all differ by the same amount.
         return 1.0 if mean == 0 else 0.0
-    return float(2 * stats.t.sf(abs(mean) / error, num_pairs - 1))
+    return float(2 * _scipy().stats.t.sf(abs(mean) / error, num_pairs - 1))
+
+
+def _scipy() -> Any:
+    # Imported late: SciPy takes half a second, which would delay an error message.
+    import scipy.optimize
+    import scipy.stats
+
+    return scipy
