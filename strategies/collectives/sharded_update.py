@@ -35,7 +35,7 @@ from strategies.common.types import (
     ReplicaOutputs,
     Update,
 )
-from strategies.inner_loop.grouping import grouped
+from strategies.inner_loop.grouping import compute_in_order, grouped
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import totals
 from strategies.inner_loop.replicated import BUCKET_BYTES, OwnShard, all_reduce_packed
@@ -176,9 +176,11 @@ class ShardedUpdate(UpdateExchange):
         if not outputs.gradients:
             return _Reduced(all_reduce_packed(context, outputs, None), zero)
         self._is_used = [gradient is not None for gradient in outputs.gradients]
+        vectors = [self._pack(bucket, outputs.gradients) for bucket in self._buckets]
+        compute_in_order(vectors)
         parts = [
-            self._sum_of_part(context, bucket, outputs.gradients)
-            for bucket in self._buckets
+            self._sum_of_part(context, bucket, vector)
+            for bucket, vector in zip(self._buckets, vectors, strict=True)
         ]
         # Every worker checks its own part; the sum tells all whether any is not finite.
         # A weight that lies in the parts of two workers has the sum of both.
@@ -206,13 +208,8 @@ class ShardedUpdate(UpdateExchange):
             for span, piece in zip(spans, unpack_part(part, spans), strict=True):
                 yield span.index, piece
 
-    def _sum_of_part(
-        self,
-        context: tf.distribute.ReplicaContext,
-        bucket: Bucket,
-        gradients: Sequence[Any],
-    ) -> tf.Tensor:
-        """Returns this worker's part of the sum of a bucket, a vector."""
+    def _pack(self, bucket: Bucket, gradients: Sequence[Any]) -> tf.Tensor:
+        """Returns the gradients of a bucket as a vector."""
         # Rows of sparse gradients lie in the parts of different workers, so that they
         # are sent as a whole table. A gradient that is missing is zero on all workers.
         dense = [
@@ -221,14 +218,17 @@ class ShardedUpdate(UpdateExchange):
             else tf.convert_to_tensor(gradients[index])
             for index, shape in zip(bucket.indices, bucket.shapes, strict=True)
         ]
-        vector = bucket.pack(dense)
+        return bucket.pack(dense)
+
+    def _sum_of_part(
+        self, context: tf.distribute.ReplicaContext, bucket: Bucket, vector: tf.Tensor
+    ) -> tf.Tensor:
+        """Returns this worker's part of the sum of a packed bucket, a vector."""
         rows = tf.reshape(vector, [bucket.num_parts, bucket.part_size])
         sent = rows if self._send_as is None else tf.cast(rows, self._send_as)
         received = exchange_rows(context, sent)
         # One after the other, in the workers' order: equal to the last bit in all runs.
-        return functools.reduce(
-            operator.add, tf.unstack(tf.cast(received, vector.dtype))
-        )
+        return functools.reduce(operator.add, tf.unstack(tf.cast(received, rows.dtype)))
 
     def _apply(self, update: Update, reduced: _Reduced) -> dict[str, tf.Tensor]:
         local: _Reduced = self._local(reduced)

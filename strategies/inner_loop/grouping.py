@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import tensorflow as tf
+
+from strategies.common.private_apis.graphs import run_after
 
 
 def grouped(
@@ -62,3 +64,47 @@ def size_with_parts_for_all(size: int, element_bytes: int, num_replicas: int) ->
     while part(size) * (num_replicas - 1) >= size:
         size += 1
     return size
+
+
+def compute_in_order(buffers: Sequence[tf.Tensor]) -> None:
+    """Makes each buffer ready before what only later buffers need is computed.
+
+    Of the operations that become ready at once, an executor with one thread continues
+    with one and puts the others aside; it takes up last what it put aside first. Which
+    one it continues with differs from start to start. If it was the gradient of the
+    layer before, the first buffer was ready after all others, and nothing was left to
+    compute while it was sent. At 1 Gbit/s two workers of one core each trained a
+    convnet of 2.2 MB at 2,500 to 2,900 or at 3,600 to 3,900 examples a second.
+
+    The buffer is sent before the executor continues if an operation without cost lies
+    in between. Cheap operations are run at once and put the others aside
+    (tensorflow/core/common_runtime/executor.cc, `ExecutorState::ScheduleReady`).
+
+    Args:
+      buffers: Tensors of one graph that is being built, in the order of sending.
+    """
+    done: set[tf.Operation] = set()
+    previous: tf.Operation | None = None
+    for buffer in buffers:
+        own = _ancestors(buffer.op, done)
+        for operation in own if previous is not None else ():
+            # The others wait for these.
+            if any(tensor.op in done for tensor in operation.inputs):
+                run_after(operation, previous)
+        done |= own
+        previous = buffer.op
+
+
+def _ancestors(
+    operation: tf.Operation, known: Collection[tf.Operation]
+) -> set[tf.Operation]:
+    """Returns an operation and all that it depends on, except known ones."""
+    found: set[tf.Operation] = set()
+    waiting = [operation]
+    while waiting:
+        each = waiting.pop()
+        if each not in found and each not in known:
+            found.add(each)
+            waiting += [tensor.op for tensor in each.inputs]
+            waiting += each.control_inputs
+    return found

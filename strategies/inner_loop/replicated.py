@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Update
-from strategies.inner_loop.grouping import grouped, size_with_parts_for_all
+from strategies.inner_loop.grouping import (
+    compute_in_order,
+    grouped,
+    size_with_parts_for_all,
+)
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.sparse_rows import sum_sparse
 from strategies.inner_loop.step import Step
@@ -167,13 +171,15 @@ def _sum_buckets(
         (wire_type(flat[index]), flat[index].shape.num_elements() or 0)
         for index in dense
     ]
-    for bucket in grouped(kinds, BUCKET_BYTES):
-        indices = [dense[position] for position in bucket]
-        values = [flat[index] for index in indices]
-        dtype, _ = kinds[bucket[0]]
-        summed = _sum_buffer(context, values, dtype, is_ring=True)
-        for index, value in zip(indices, summed, strict=True):
-            flat[index] = value
+    buckets = grouped(kinds, BUCKET_BYTES)
+    packed = [
+        _pack([flat[dense[i]] for i in bucket], kinds[bucket[0]][0], context)
+        for bucket in buckets
+    ]
+    compute_in_order([each.vector for each in packed])
+    for bucket, each in zip(buckets, packed, strict=True):
+        for position, value in zip(bucket, _sum_packed(context, each), strict=True):
+            flat[dense[position]] = value
     return tf.nest.pack_sequence_as(outputs, flat)
 
 
@@ -206,7 +212,7 @@ def sum_by_type(
 
 def _sum_buffer(
     context: tf.distribute.ReplicaContext,
-    values: list[tf.Tensor],
+    values: Sequence[tf.Tensor],
     dtype: tf.DType,
     *,
     is_ring: bool = False,
@@ -219,25 +225,64 @@ def _sum_buffer(
       dtype: Type of the vector.
       is_ring: True if the sum may be of several processes.
     """
+    return _sum_packed(context, _pack(values, dtype, context if is_ring else None))
+
+
+class _Packed(NamedTuple):
+    """Tensors that are sent together.
+
+    Attributes:
+      values: The tensors.
+      vector: One vector of all of them, or a single tensor in its own shape.
+      sizes: Number of elements of each tensor and of the zeros behind them; empty for a
+        single tensor in its own shape.
+    """
+
+    values: Sequence[tf.Tensor]
+    vector: tf.Tensor
+    sizes: Sequence[tf.Tensor | int]
+
+
+def _pack(
+    values: Sequence[tf.Tensor],
+    dtype: tf.DType,
+    ring: tf.distribute.ReplicaContext | None,
+) -> _Packed:
+    """Packs tensors.
+
+    Args:
+      values: Dense tensors.
+      dtype: Type of the vector.
+      ring: Context of the calling replica; None if all replicas are in one process.
+    """
     missing = 0
-    if is_ring:
+    if ring is not None:
         size = sum(value.shape.num_elements() or 0 for value in values)
-        replicas = context.num_replicas_in_sync
+        replicas = ring.num_replicas_in_sync
         missing = size_with_parts_for_all(size, dtype.size, replicas) - size
     # A single tensor keeps its shape: a copy into a vector would gain nothing.
     if len(values) == 1 and not missing:
-        (value,) = values
-        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(value, dtype))
-        return [tf.cast(summed, value.dtype)]
+        return _Packed(values, tf.cast(values[0], dtype), [])
     vectors = [tf.reshape(tf.cast(value, dtype), [-1]) for value in values]
     sizes = [tf.size(value) for value in values]
     if missing:
         vectors.append(tf.zeros([missing], dtype))
         sizes.append(missing)
-    vector = tf.concat(vectors, axis=0)
+    return _Packed(values, tf.concat(vectors, axis=0), sizes)
+
+
+def _sum_packed(
+    context: tf.distribute.ReplicaContext, packed: _Packed
+) -> list[tf.Tensor]:
+    """Returns the sums of packed tensors over all replicas."""
+    # An operation that costs nothing in between: see `compute_in_order`.
+    vector = tf.expand_dims(packed.vector, 0)
     summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
-    parts = tf.split(summed, sizes)[: len(values)]
+    summed = tf.squeeze(summed, 0)
+    if not packed.sizes:
+        return [tf.cast(summed, packed.values[0].dtype)]
+    parts = tf.split(summed, packed.sizes)[: len(packed.values)]
     return [
         tf.cast(tf.reshape(part, tf.shape(value)), value.dtype)
-        for part, value in zip(parts, values, strict=True)
+        for part, value in zip(parts, packed.values, strict=True)
     ]
