@@ -274,8 +274,9 @@ IMPORT_BY_NAME = {
     "models/factories.py",
     # One module, which would load Keras.
     "trainers/api.py",
-    # What a template imports in advance.
+    # What a template, or a process that waits for one, imports in advance.
     *("strategies/processes/template_process.py", "trainers/cli/warm_start.py"),
+    "trainers/modes/compare.py",
 }
 
 

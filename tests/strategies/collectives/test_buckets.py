@@ -7,7 +7,13 @@ import pytest
 import tensorflow as tf
 
 from strategies.collectives.buckets import Bucket, unpack_part
-from strategies.inner_loop.grouping import grouped, size_with_parts_for_all
+from strategies.common.types import ReplicaOutputs
+from strategies.inner_loop.grouping import (
+    compute_in_order,
+    grouped,
+    size_with_parts_for_all,
+)
+from strategies.inner_loop.replicated import BUCKET_BYTES, all_reduce_packed
 
 
 def test_buckets_are_in_the_order_of_the_backward_pass_by_type() -> None:
@@ -66,3 +72,95 @@ def test_small_sums_are_filled_up_until_all_have_a_part(
     size: int, num_replicas: int, expected: int
 ) -> None:
     assert size_with_parts_for_all(size, 4, num_replicas) == expected
+
+
+def last_and_first_gradient(
+    features: tf.Tensor, first: tf.Tensor, last: tf.Tensor
+) -> list[tf.Tensor]:
+    """Returns the gradients of two dense layers in the order of the backward pass."""
+    with tf.GradientTape() as tape:
+        tape.watch([first, last])
+        loss = tf.reduce_sum(tf.tanh(tf.tanh(features @ first) @ last))
+    return tape.gradient(loss, [last, first])
+
+
+LAYERS = (
+    tf.constant([[1.0, 2.0]]),
+    tf.constant([[0.1, -0.2], [0.3, 0.4]]),
+    tf.constant([[0.5], [-0.6]]),
+)
+
+
+def test_only_the_first_gradient_is_computed_before_it_is_sent() -> None:
+    """What both need comes before; what only the second needs waits for the first."""
+    ordered: list[tf.Tensor] = []
+
+    @tf.function(autograph=False)
+    def gradients(*layers: tf.Tensor) -> list[tf.Tensor]:
+        ordered[:] = last_and_first_gradient(*layers)
+        compute_in_order(ordered)
+        return ordered
+
+    graph = gradients.get_concrete_function(*LAYERS).graph
+    first, second = (tensor.op for tensor in ordered)
+    needed = depended_on(first)
+    assert second not in needed
+    waits = [op for op in graph.get_operations() if first in op.control_inputs]
+    assert waits
+    assert not needed & set(waits)
+    # Every operation with an input from before the first gradient waits for it; the
+    # others, which have only constants as inputs, take no time.
+    for operation in depended_on(second) - needed:
+        inputs = {tensor.op for tensor in operation.inputs}
+        assert first in depended_on(operation) or not inputs & needed, operation.name
+
+
+def depended_on(operation: tf.Operation) -> set[tf.Operation]:
+    """Returns an operation and all that must have run before it."""
+    inputs = [tensor.op for tensor in operation.inputs]
+    before = [depended_on(each) for each in (*inputs, *operation.control_inputs)]
+    return {operation}.union(*before)
+
+
+def test_an_order_changes_no_gradient() -> None:
+    def gradients(*layers: tf.Tensor) -> list[tf.Tensor]:
+        buffers = last_and_first_gradient(*layers)
+        compute_in_order(buffers)
+        return buffers
+
+    ordered = tf.function(gradients, autograph=False)(*LAYERS)
+    for got, want in zip(ordered, last_and_first_gradient(*LAYERS), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_buffers_of_one_operation_have_no_order() -> None:
+    """Gradients of a compiled replica are outputs of one operation."""
+
+    @tf.function(autograph=False)
+    def halves(values: tf.Tensor) -> list[tf.Tensor]:
+        buffers = tf.split(values, 2)
+        compute_in_order(buffers)
+        return buffers
+
+    first, second = halves(tf.constant([1.0, 2.0]))
+    np.testing.assert_array_equal([*first, *second], [1, 2])
+
+
+def test_gradients_between_workers_are_computed_in_the_order_of_sending() -> None:
+    """Each of these two has a bucket of its own; tests of one thread would be slow."""
+    size = BUCKET_BYTES // 4
+
+    @tf.function(autograph=False)
+    def summed(factor: tf.Tensor) -> ReplicaOutputs:
+        last = tf.fill([size], factor)
+        first = tf.sqrt(tf.fill([size], factor))
+        made[:] = last.op, first.op
+        context = tf.distribute.get_replica_context()
+        outputs = ReplicaOutputs([first, last], {}, {"loss": factor})
+        return all_reduce_packed(context, outputs, None)
+
+    made: list[tf.Operation] = []
+    summed.get_concrete_function(tf.constant(4.0))
+    last, first = made
+    assert last in depended_on(first)
+    assert first not in depended_on(last)

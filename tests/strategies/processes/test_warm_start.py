@@ -96,6 +96,18 @@ def warm(folder: pathlib.Path) -> Iterator[ProcessStarter]:
         yield starter
 
 
+def test_a_template_can_be_begun_without_waiting_for_its_imports(
+    folder: pathlib.Path,
+) -> None:
+    environment = environment_of(folder)
+    with WarmStarter("preloaded") as starter:
+        starter.begin(environment)
+        begun = starter.template_pids()
+        starter.prepare(environment)
+        assert len(begun) == 1
+        assert starter.template_pids() == begun
+
+
 def environment_of(folder: pathlib.Path, **variables: str) -> dict[str, str]:
     path = os.pathsep.join([str(folder), str(processes.ROOT)])
     return {**processes.environment(), "PYTHONPATH": path, **variables}
