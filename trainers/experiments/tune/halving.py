@@ -66,6 +66,38 @@ def halve(
     return trials, left[0] if left else None
 
 
+def with_given(
+    trials: Sequence[Trial],
+    best: Trial | None,
+    given: float,
+    steps: int,
+    loss: float | None,
+) -> tuple[list[Trial], Trial | None]:
+    """Lets the value before the search compete with the best of the longest runs.
+
+    It need not be one of the values, and short runs may have passed over it.
+
+    Args:
+      trials: All trials.
+      best: Best trial; None if no run of a rung completed.
+      given: Value before the search.
+      steps: Length of the longest runs, in updates.
+      loss: Final loss of the given value after so many; None if its run did not
+        complete.
+
+    Returns:
+      All trials, by their values, and the best. Of equal ones it is the given value.
+    """
+    if loss is None:
+        return [*trials], best
+    own = next((trial for trial in trials if trial.value == given), Trial(given))
+    own.losses[steps] = loss
+    others = [trial for trial in trials if trial is not own]
+    rival = math.inf if best is None else best.losses[steps]
+    is_best = rival is None or loss <= rival
+    return sorted([*others, own], key=lambda t: t.value), own if is_best else best
+
+
 def value_for_all(arms: Sequence[Sequence[Trial]], steps: int) -> float | None:
     """Returns a value that is as good as the best one for every arm; None without any.
 

@@ -26,9 +26,7 @@ def plan_in_words(tuning: Tuning, num_arms: int) -> str:
 
 def content_of(tuning: Tuning, found: Sequence[Found]) -> dict[str, Any]:
     """Returns `tuning` of comparison.json."""
-    # Without the runs of given values that are none of the values tried.
     arms = [_arm(tuning, each) for each in found]
-    searched = sum(run["steps"] for a in arms for t in a["trials"] for run in t["runs"])
     return {
         "setting": tuning.setting,
         "option": option(tuning.setting),
@@ -37,7 +35,7 @@ def content_of(tuning: Tuning, found: Sequence[Found]) -> dict[str, Any]:
         "rungs": [{"num_values": r.num_values, "steps": r.steps} for r in tuning.rungs],
         "compared_steps": tuning.rungs[-1].steps,
         "steps": {
-            "search": searched,
+            "search": sum(each.search_steps for each in found),
             "with_given_values": sum(steps for each in found for _, steps in each.runs),
             "grid": len(found) * tuning.grid_steps,
         },

@@ -17,7 +17,7 @@ from trainers.config.groups import option
 from trainers.experiments.arms import Arm
 from trainers.experiments.run_record import Run, read_run
 from trainers.experiments.runner import measure_run
-from trainers.experiments.tune.halving import Trial, halve, value_for_all
+from trainers.experiments.tune.halving import Trial, halve, value_for_all, with_given
 from trainers.experiments.tune.tuning import Tuning
 
 # What the short runs leave out. The training does not depend on it.
@@ -49,6 +49,8 @@ class Found:
       chosen: Trial of the chosen value: the best, or another as good for all arms.
       trials: Trials of all values.
       runs: All runs by value and length, in updates.
+      search_steps: Length of all runs in updates, without one that only the given value
+        needed.
     """
 
     arm: Arm
@@ -58,6 +60,7 @@ class Found:
     chosen: Trial
     trials: Sequence[Trial]
     runs: Mapping[tuple[Any, int], Run]
+    search_steps: int
 
 
 class Search:
@@ -121,18 +124,25 @@ class Search:
         trials, best = halve(
             tuning.values, tuning.rungs, measure, lambda v: tuning.distance(v, given)
         )
+        search_steps = sum(steps for _, steps in runs)
+        # The arm without the search, at the same length.
+        steps = tuning.rungs[-1].steps
+        competes = tuning.allows(given)
+        given_loss = measure(given, steps) if best or competes else None
+        if competes:
+            trials, best = with_given(trials, best, given, steps, given_loss)
         if best is None:
             raise self._failure(arm, list(runs.values()))
         # Which value all arms share is known after the last of them.
         found = Found(
             arm=arm,
             given=given,
-            # The arm without the search, at the same length.
-            given_loss=measure(given, tuning.rungs[-1].steps),
+            given_loss=given_loss,
             best=best,
             chosen=best,
             trials=trials,
             runs=runs,
+            search_steps=search_steps,
         )
         return self._with(found, best.value)
 

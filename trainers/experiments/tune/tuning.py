@@ -90,6 +90,10 @@ class Tuning:
             return 0.0
         return abs(math.log(value / given) if self.is_logarithmic else value - given)
 
+    def allows(self, value: Any) -> bool:
+        """Returns whether a value lies within the bounds."""
+        return value is not None and self.values[0] <= value <= self.values[-1]
+
     def in_words(self) -> str:
         """Returns the search in the form of its flags."""
         low, high = self.values[0], self.values[-1]

@@ -20,7 +20,7 @@ from tests.trainers.experiments.compare.test_stopping import run_of
 from trainers.config.comparison import ComparisonConfig
 from trainers.experiments.compare.comparisons import RunsByArm, compare_with_control
 from trainers.experiments.compare.sequential import Look
-from trainers.experiments.tune.halving import Trial, halve, value_for_all
+from trainers.experiments.tune.halving import Trial, halve, value_for_all, with_given
 from trainers.experiments.tune.tuning import Rung, Tuning
 
 RECORDED = json.loads(
@@ -257,6 +257,35 @@ def test_a_run_that_did_not_complete_loses_and_ties_go_to_the_nearer() -> None:
         assert [len(trial.losses) for trial in trials] == [2, 1, 2, 1]
     nothing = halve([1.0, 2.0], [Rung(2, 5)], lambda *_: None, lambda value: 0.0)
     assert nothing[1] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "loss", "values", "best"),
+    [
+        (0.3, 0.4, [0.1, 0.3, 1.0], 0.3),
+        # The nearest of equal ones.
+        (0.3, 0.5, [0.1, 0.3, 1.0], 0.3),
+        (0.3, 0.6, [0.1, 0.3, 1.0], 0.1),
+        (0.3, None, [0.1, 1.0], 0.1),
+        # Tried, and passed over after the short runs.
+        (1.0, 0.4, [0.1, 1.0], 1.0),
+        (0.1, 0.5, [0.1, 1.0], 0.1),
+    ],
+)
+def test_the_given_value_competes_after_the_longest_runs(
+    given: float, loss: float | None, values: list[float], best: float
+) -> None:
+    trials = [Trial(0.1, {4: 0.9, 8: 0.5}), Trial(1.0, {4: 2.0})]
+    all_trials, found = with_given(trials, trials[0], given, 8, loss)
+    assert [trial.value for trial in all_trials] == values
+    assert found is not None
+    assert found.value == best
+    assert found.losses[8] == (loss if best == given else 0.5)
+
+
+def test_the_given_value_is_the_best_if_all_others_diverge() -> None:
+    _, found = with_given([Trial(9.0, {4: None})], None, 0.1, 8, 0.5)
+    assert found == Trial(0.1, {8: 0.5})
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,27 @@ def test_seeds_that_are_added_have_the_same_values(
         assert run["learning_rate"] == 0.1
 
 
+def test_a_given_value_between_worse_ones_is_kept(tmp_path: pathlib.Path) -> None:
+    done = processes.run(
+        *WITHOUT_TUNING,
+        "--optimizer=sgd",
+        # The lower one learns nothing in these few steps, and the upper one diverges.
+        "--tune=learning_rate:1e-9..1e30",
+        "--tune_runs=2",
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    tuning = conclusion_of(tmp_path / "comparison")["tuning"]
+    # Two runs of half the steps for each arm.
+    assert tuning["steps"] == {"search": 80, "with_given_values": 120, "grid": 160}
+    for arm in tuning["arms"]:
+        assert [trial["value"] for trial in arm["trials"]] == [1e-9, 0.01, 1e30]
+        assert (arm["best"], arm["tuned"]) == (0.01, 0.01)
+        assert arm["tuned_loss"] == arm["given_loss"]
+        run = settings_of(tmp_path / "comparison/runs" / arm["name"] / "seed-0")
+        assert run["learning_rate"] == 0.01
+
+
 def test_an_arm_that_always_diverges_ends_it_in_one_line(
     tmp_path: pathlib.Path,
 ) -> None:
