@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,6 +17,7 @@ from strategies.inner_loop.grouping import (
     size_with_parts_for_all,
 )
 from strategies.inner_loop.replicated import BUCKET_BYTES, all_reduce_packed
+from tests import processes
 
 
 def test_buckets_are_in_the_order_of_the_backward_pass_by_type() -> None:
@@ -82,6 +86,54 @@ def last_and_first_gradient(
         tape.watch([first, last])
         loss = tf.reduce_sum(tf.tanh(tf.tanh(features @ first) @ last))
     return tape.gradient(loss, [last, first])
+
+
+# Prints the order in which an executor with one thread computes two buffers and sends
+# them, for both orders of sending.
+ONE_THREAD = """
+import json
+import tensorflow as tf
+from strategies.inner_loop.grouping import compute_in_order
+
+tf.config.threading.set_inter_op_parallelism_threads(1)
+noted = []
+
+def noting(value, name):
+    def note(number):
+        noted.append(name)
+        return number
+    noted_value = tf.numpy_function(note, [value], tf.float32, stateful=False)
+    return tf.ensure_shape(noted_value, value.shape)
+
+def traced(order):
+    @tf.function(autograph=False)
+    def step(value):
+        buffers = {name: noting(value + 1, name) for name in "ab"}
+        compute_in_order([buffers[name] for name in order])
+        return [
+            noting(tf.expand_dims(buffers[name], 0), f"{name} sent") for name in order
+        ]
+    return step
+
+for order in ("ab", "ba"):
+    step = traced(order)
+    # Operations count as expensive until they have been measured.
+    for _ in range(20):
+        noted.clear()
+        step(tf.ones([4]))
+    print(json.dumps(noted))
+"""
+
+
+def test_a_buffer_is_sent_before_the_next_is_computed_by_one_thread() -> None:
+    """A fact about TensorFlow's executor: operations without cost go first."""
+    done = processes.run_words([sys.executable, "-c", ONE_THREAD])
+    assert done.returncode == 0, done.stderr
+    orders = [json.loads(line) for line in done.stdout.splitlines()]
+    assert orders == [
+        ["a", "a sent", "b", "b sent"],
+        ["b", "b sent", "a", "a sent"],
+    ]
 
 
 LAYERS = (
