@@ -82,8 +82,7 @@ def with_given(
       best: Best trial; None if no run of a rung completed.
       given: Value before the search.
       steps: Length of the longest runs, in updates.
-      loss: Final loss of the given value after so many; None if its run did not
-        complete.
+      loss: Final loss of the given value in such a run; None if that did not complete.
 
     Returns:
       All trials, by their values, and the best. Of equal ones it is the given value.

@@ -49,8 +49,8 @@ class Found:
       chosen: Trial of the chosen value: the best, or another as good for all arms.
       trials: Trials of all values.
       runs: All runs by value and length, in updates.
-      search_steps: Length of all runs in updates, without one that only the given value
-        needed.
+      search_steps: Length of all runs in updates, without a further run of the given
+        value.
     """
 
     arm: Arm
