@@ -224,6 +224,7 @@ class ShardedUpdate(UpdateExchange):
         self, context: tf.distribute.ReplicaContext, bucket: Bucket, vector: tf.Tensor
     ) -> tf.Tensor:
         """Returns this worker's part of the sum of a packed bucket, a vector."""
+        # Costs nothing, which `compute_in_order` needs before the exchange.
         rows = tf.reshape(vector, [bucket.num_parts, bucket.part_size])
         sent = rows if self._send_as is None else tf.cast(rows, self._send_as)
         received = exchange_rows(context, sent)

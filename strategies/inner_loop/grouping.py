@@ -84,15 +84,13 @@ def compute_in_order(buffers: Sequence[tf.Tensor]) -> None:
       buffers: Tensors of one graph that is being built, in the order of sending.
     """
     done: set[tf.Operation] = set()
-    previous: tf.Operation | None = None
-    for buffer in buffers:
+    for index, buffer in enumerate(buffers):
         own = _ancestors(buffer.op, done)
-        for operation in own if previous is not None else ():
-            # The others wait for these.
+        for operation in own:
+            # The others wait for these. There are none for the first buffer.
             if any(tensor.op in done for tensor in operation.inputs):
-                run_after(operation, previous)
+                run_after(operation, buffers[index - 1].op)
         done |= own
-        previous = buffer.op
 
 
 def _ancestors(

@@ -178,9 +178,8 @@ def _sum_buckets(
     ]
     compute_in_order([each.vector for each in packed])
     for bucket, each in zip(buckets, packed, strict=True):
-        # An operation that costs nothing in between: see `compute_in_order`.
-        row = each._replace(vector=tf.expand_dims(each.vector, 0))
-        for position, value in zip(bucket, _sum_packed(context, row), strict=True):
+        summed = _sum_packed(context, each, is_ring=True)
+        for position, value in zip(bucket, summed, strict=True):
             flat[dense[position]] = value
     return tf.nest.pack_sequence_as(outputs, flat)
 
@@ -227,7 +226,8 @@ def _sum_buffer(
       dtype: Type of the vector.
       is_ring: True if the sum may be of several processes.
     """
-    return _sum_packed(context, _pack(values, dtype, context if is_ring else None))
+    packed = _pack(values, dtype, context if is_ring else None)
+    return _sum_packed(context, packed, is_ring=is_ring)
 
 
 class _Packed(NamedTuple):
@@ -274,21 +274,20 @@ def _pack(
 
 
 def _sum_packed(
-    context: tf.distribute.ReplicaContext, packed: _Packed
+    context: tf.distribute.ReplicaContext, packed: _Packed, *, is_ring: bool
 ) -> list[tf.Tensor]:
     """Returns the sums of packed tensors over all replicas, in their own shapes."""
-    values, vector, sizes = packed
+    vector = packed.vector
+    if is_ring:
+        # An operation that costs nothing in between: see `compute_in_order`.
+        vector = tf.expand_dims(vector, 0)
     summed = context.all_reduce(tf.distribute.ReduceOp.SUM, vector)
-    # A bucket that is sent has one axis more, the first.
-    if sizes:
-        parts = tf.split(summed, sizes, axis=-1)[: len(values)]
-        sums = [
-            tf.reshape(part, tf.shape(value))
-            for part, value in zip(parts, values, strict=True)
-        ]
-    else:
-        is_alike = summed.shape.rank == values[0].shape.rank
-        sums = [summed if is_alike else tf.squeeze(summed, 0)]
+    if is_ring:
+        summed = tf.squeeze(summed, 0)
+    if not packed.sizes:
+        return [tf.cast(summed, packed.values[0].dtype)]
+    parts = tf.split(summed, packed.sizes)[: len(packed.values)]
     return [
-        tf.cast(total, value.dtype) for total, value in zip(sums, values, strict=True)
+        tf.cast(tf.reshape(part, tf.shape(value)), value.dtype)
+        for part, value in zip(parts, packed.values, strict=True)
     ]

@@ -90,8 +90,8 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str] | None) -> np.ndarra
 def _font(pixels: int) -> ImageFont.FreeTypeFont:
     """Returns the font of matplotlib's charts, which has most alphabets."""
     # Found and not imported: to import matplotlib takes 0.1 s.
-    fonts = importlib.metadata.distribution("matplotlib")
-    path = fonts.locate_file("matplotlib/mpl-data/fonts/ttf/DejaVuSans.ttf")
+    package = importlib.metadata.distribution("matplotlib")
+    path = package.locate_file("matplotlib/mpl-data/fonts/ttf/DejaVuSans.ttf")
     return ImageFont.truetype(str(path), pixels)
 
 

@@ -139,7 +139,9 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     progress = Progress(console, left="left" if is_fixed else "to the next look")
     searched = None
     with starter_of(config) as starter, PreemptionSignals() as signals:
-        begin_starts([arm.config for arm in arms], starter)
+        # A comparison that is continued may have no runs left.
+        if not begun.is_continued:
+            begin_starts([arm.config for arm in arms], starter)
         # While a template imports TensorFlow, which leaves a core to this process.
         for name in _IMPORTED_BY_A_REPORT:
             importlib.import_module(name)

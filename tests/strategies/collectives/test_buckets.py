@@ -199,7 +199,7 @@ def test_buffers_of_one_operation_have_no_order() -> None:
 
 
 def test_gradients_between_workers_are_computed_in_the_order_of_sending() -> None:
-    """Each of these two has a bucket of its own; tests of one thread would be slow."""
+    """Each of the two gradients has a separate bucket."""
     size = BUCKET_BYTES // 4
 
     @tf.function(autograph=False)

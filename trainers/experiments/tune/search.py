@@ -128,7 +128,7 @@ class Search:
         # The arm without the search, at the same length.
         steps = tuning.rungs[-1].steps
         competes = tuning.allows(given)
-        given_loss = measure(given, steps) if best or competes else None
+        given_loss = measure(given, steps) if best is not None or competes else None
         if competes:
             trials, best = with_given(trials, best, given, steps, given_loss)
         if best is None:
