@@ -7,12 +7,10 @@ Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from strategies.collectives.update_exchange import UpdateExchange, ring_factor
-from strategies.common.errors import UsageError
 from strategies.common.types import (
     Communication,
     LoopFunction,
@@ -22,15 +20,18 @@ from strategies.common.types import (
 )
 from strategies.gradient_compression.choice import Compression
 from strategies.gradient_compression.error_feedback import ReplicaErrors
+from strategies.gradient_compression.finiteness import (
+    with_own_totals,
+    with_totals_of_sum,
+)
 from strategies.gradient_compression.method import Collectives
-from strategies.gradient_compression.methods import method_of
-from strategies.inner_loop.reduction import totals
+from strategies.gradient_compression.methods import compressed_gradients, method_of
 from strategies.inner_loop.replicated import (
     OwnShard,
     all_reduce_packed,
     compile_replicated,
 )
-from strategies.inner_loop.results import OWN_TOTALS, in_a_vector
+from strategies.inner_loop.results import in_a_vector
 from strategies.inner_loop.steps_on_copies import StepsOnCopies
 
 
@@ -62,18 +63,7 @@ class CompressedSum(UpdateExchange):
         self._strategy = strategy
         self._method = method = method_of(compression)
         self._update = update
-        # By the index of the gradient, which is the same on every replica.
-        specs = dict(enumerate(update.dense_gradients()))
-        self._specs = {
-            index: spec
-            for index, spec in specs.items()
-            if spec is not None and method.compresses(spec)
-        }
-        if not self._specs:
-            raise UsageError(
-                f"--gradient_compression={compression.setting} compresses no gradient "
-                f"of this model: {method.remedy([s for s in specs.values() if s])}."
-            )
+        self._specs = compressed_gradients(compression, method, update)
         self._errors = ReplicaErrors(
             strategy,
             worker,
@@ -105,7 +95,8 @@ class CompressedSum(UpdateExchange):
         others = ring_factor(num_replicas) * (gradient_bytes - whole)
         sent = others + self._method.bytes_sent(specs, num_replicas)
         return Communication(
-            algorithm=self._method.algorithm, bytes_per_step_per_replica=round(sent)
+            algorithm=f"{self._method.name}, {self._method.collectives}",
+            bytes_per_step_per_replica=round(sent),
         )
 
     def _all_reduce(
@@ -123,12 +114,14 @@ class CompressedSum(UpdateExchange):
             return all_reduce_packed(context, outputs, None)
         # Error feedback: what earlier steps have not sent goes with this gradient.
         values = [gradients[index] + own[0] for index, own in places]
-        others = _without(outputs, dict(places), values)
+        indices = [index for index, _ in places]
+        others = with_own_totals(outputs, dict(zip(indices, values, strict=True)))
+        others = _without(others, indices)
         collectives = Collectives(context)
         # Read before the assignments below, which the same graph has.
         state = [[tf.identity(v) for v in own[1:]] for _, own in places]
         reduced = self._method.reduce(collectives, values, state, others)
-        summed = _with(reduced.others, [index for index, _ in places], reduced.sums)
+        summed = with_totals_of_sum(_with(reduced.others, indices, reduced.sums))
 
         # The update is skipped by the same condition (`inner_loop.step.run_step`): the
         # errors of a skipped step may not be finite.
@@ -148,25 +141,10 @@ class CompressedSum(UpdateExchange):
         return summed
 
 
-def _without(
-    outputs: ReplicaOutputs, places: dict[int, Any], values: Sequence[tf.Tensor]
-) -> ReplicaOutputs:
-    """Returns outputs without some gradients, with a sum that says if all are finite.
-
-    Args:
-      outputs: Outputs of one replica.
-      places: Indices of the gradients to leave out.
-      values: Values that are sent in their place.
-    """
-    whole = list(outputs.gradients)
-    for index, value in zip(places, values, strict=True):
-        whole[index] = value
+def _without(outputs: ReplicaOutputs, places: Sequence[int]) -> ReplicaOutputs:
+    """Returns outputs without the gradients at some indices."""
     rest = [None if i in places else g for i, g in enumerate(outputs.gradients)]
-    # Zero, or NaN if a value is not finite, which then reaches every replica: the
-    # approximation may have left it out.
-    own_totals = 0 * totals(outputs._replace(gradients=whole))
-    sums = {**outputs.sums, OWN_TOTALS: own_totals}
-    return outputs._replace(gradients=rest, sums=sums)
+    return outputs._replace(gradients=rest)
 
 
 def _with(
@@ -176,7 +154,4 @@ def _with(
     gradients = list(summed.gradients)
     for index, value in zip(places, sums, strict=True):
         gradients[index] = value
-    whole = summed._replace(gradients=gradients)
-    # Of the sum, too, which may overflow where no part of it does.
-    changes = summed.sums[OWN_TOTALS] + totals(whole)
-    return whole._replace(sums={**summed.sums, OWN_TOTALS: changes})
+    return summed._replace(gradients=gradients)

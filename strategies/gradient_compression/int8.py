@@ -9,7 +9,12 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs
-from strategies.gradient_compression.method import Collectives, Method, Reduced
+from strategies.gradient_compression.method import (
+    Collectives,
+    Encoded,
+    Method,
+    Reduced,
+)
 
 # A scale of 4 bytes for 256 numbers adds 1.6 % to the bytes. Smaller tensors are sent
 # as they are.
@@ -43,7 +48,8 @@ class Int8(Method):
     more than uncompressed gradients for eight.
     """
 
-    algorithm = "int8, all-to-all and ring all-gather"
+    name = "int8"
+    collectives = "all-to-all and ring all-gather"
 
     def compresses(self, spec: tf.TensorSpec) -> bool:
         return spec.shape.num_elements() >= _BLOCK
@@ -87,6 +93,17 @@ class Int8(Method):
             state=state,
         )
 
+    def encode(self, value: tf.Tensor, state: Sequence[tf.Tensor]) -> Encoded:
+        blocks = _in_blocks([value], num_parts=1)
+        sent = _quantized(blocks)
+        (error,) = _as_values(blocks - _numbers(sent, blocks.dtype), [value])
+        return Encoded(sent, error, state)
+
+    def decode(self, parts: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
+        dtype = tf.float64 if spec.dtype == tf.float64 else tf.float32
+        (value,) = _as_values(_numbers(Quantized(*parts), dtype), [spec])
+        return value
+
 
 def _num_blocks(size: int) -> int:
     return -(-size // _BLOCK)
@@ -109,7 +126,9 @@ def _in_blocks(values: Sequence[tf.Tensor], num_parts: int) -> tf.Tensor:
     return tf.reshape(tf.concat(vectors, axis=0), [num_parts, -1, _BLOCK])
 
 
-def _as_values(blocks: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _as_values(
+    blocks: tf.Tensor, values: Sequence[tf.Tensor | tf.TensorSpec]
+) -> list[tf.Tensor]:
     """Returns the tensors that `_in_blocks` has put into blocks."""
     vector = tf.reshape(blocks, [-1])
     found, start = [], 0

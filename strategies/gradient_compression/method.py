@@ -65,17 +65,35 @@ class Reduced(NamedTuple):
     state: Sequence[Sequence[tf.Tensor]]
 
 
+class Encoded(NamedTuple):
+    """One gradient as a worker sends it to the server that has the weight.
+
+    Attributes:
+      parts: Tensors to send.
+      error: Rest of the value: the value less what `Method.decode` makes of the parts.
+      state: New state of the method.
+    """
+
+    parts: Sequence[tf.Tensor]
+    error: tf.Tensor
+    state: Sequence[tf.Tensor]
+
+
 class Method(abc.ABC):
     """Way to send an approximation of gradients.
 
-    The sum over replicas of `Reduced.errors`, and `Reduced.sums`, together are the sum
-    of the values: nothing is lost, only sent later.
+    Between replicas, `reduce` sums in collectives. To a server, each worker sends what
+    `encode` returns, and the server adds up what `decode` returns. In both ways the
+    sum and the errors of all replicas together are the sum of the values: nothing is
+    lost, only sent later.
 
     Attributes:
-      algorithm: Name of the method with its collectives, for `Communication`.
+      name: Name of the method with its parameter.
+      collectives: Name of the collectives of `reduce`.
     """
 
-    algorithm: str
+    name: str
+    collectives: str
 
     @abc.abstractmethod
     def compresses(self, spec: tf.TensorSpec) -> bool:
@@ -116,3 +134,28 @@ class Method(abc.ABC):
           state: State of the method for each value.
           others: Outputs that are not compressed.
         """
+
+    @abc.abstractmethod
+    def encode(self, value: tf.Tensor, state: Sequence[tf.Tensor]) -> Encoded:
+        """Returns one gradient as it is sent to a server.
+
+        Args:
+          value: Gradient of this worker, with what was left of earlier ones.
+          state: State of the method for this gradient.
+        """
+
+    @abc.abstractmethod
+    def decode(self, parts: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
+        """Returns the gradient that the parts of `encode` stand for.
+
+        Args:
+          parts: Parts as received.
+          spec: Shape and type of the gradient.
+        """
+
+    def encoded_bytes(self, spec: tf.TensorSpec) -> int:
+        """Returns the bytes of the parts of a gradient."""
+        with tf.Graph().as_default():
+            value = tf.zeros(spec.shape, spec.dtype)
+            parts = self.encode(value, self.initial_state(spec, seed=0)).parts
+        return sum(part.dtype.size * part.shape.num_elements() for part in parts)

@@ -15,6 +15,7 @@ from strategies.collectives.update_exchange import ring_factor
 from strategies.common.types import ReplicaOutputs
 from strategies.gradient_compression.method import (
     Collectives,
+    Encoded,
     Method,
     Reduced,
 )
@@ -26,11 +27,16 @@ class PowerSgd(Method):
     P is an orthonormal basis of what the sum of all M makes of the Q of the step
     before, and Q is the sum of all M^T P: two all-reduces, one after the other. As P is
     linear in M, each replica's error is its M without its projection on P.
+
+    To a server each worker sends P and Q of its own M: a common basis would take a
+    second exchange in each step.
     """
+
+    collectives = "ring all-reduce"
 
     def __init__(self, rank: int):
         self._rank = rank
-        self.algorithm = f"PowerSGD of rank {rank}, ring all-reduce"
+        self.name = f"PowerSGD of rank {rank}"
 
     def compresses(self, spec: tf.TensorSpec) -> bool:
         if spec.shape.rank < 2:
@@ -73,7 +79,7 @@ class PowerSgd(Method):
     ) -> Reduced:
         # A convolution's kernel is a matrix from inputs in its window to output
         # channels.
-        matrices = [tf.reshape(value, [-1, value.shape[-1]]) for value in values]
+        matrices = [_as_matrix(value) for value in values]
         lefts = [m @ q for m, (q,) in zip(matrices, state, strict=True)]
         # P travels with all that is not compressed, in one collective.
         others = others._replace(gradients=[*others.gradients, *lefts])
@@ -105,6 +111,23 @@ class PowerSgd(Method):
             ],
             state=[[_orthonormal(q)] for q in rights],
         )
+
+    def encode(self, value: tf.Tensor, state: Sequence[tf.Tensor]) -> Encoded:
+        matrix, (start,) = _as_matrix(value), state
+        basis = _orthonormal(matrix @ start)
+        own = tf.matmul(matrix, basis, transpose_a=True)
+        error = matrix - tf.matmul(basis, own, transpose_b=True)
+        return Encoded(
+            [basis, own], tf.reshape(error, value.shape), [_orthonormal(own)]
+        )
+
+    def decode(self, parts: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
+        basis, own = parts
+        return tf.reshape(tf.matmul(basis, own, transpose_b=True), spec.shape)
+
+
+def _as_matrix(value: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(value, [-1, value.shape[-1]])
 
 
 def _matrix_shape(spec: tf.TensorSpec) -> tuple[int, int]:

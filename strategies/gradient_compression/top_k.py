@@ -12,7 +12,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs
-from strategies.gradient_compression.method import Collectives, Method, Reduced
+from strategies.gradient_compression.method import (
+    Collectives,
+    Encoded,
+    Method,
+    Reduced,
+)
 
 _POSITION_BYTES = 4
 
@@ -24,9 +29,11 @@ class TopK(Method):
     the replicas.
     """
 
+    collectives = "ring all-gather"
+
     def __init__(self, fraction: float):
         self._fraction = fraction
-        self.algorithm = f"largest {100 * fraction:g} % of entries, ring all-gather"
+        self.name = f"largest {100 * fraction:g} % of entries"
 
     def compresses(self, spec: tf.TensorSpec) -> bool:
         return 0 < spec.shape.num_elements() < 1 << 31
@@ -47,19 +54,12 @@ class TopK(Method):
         others: ReplicaOutputs,
     ) -> Reduced:
         others = collectives.all_reduce(others)
-        vectors = [tf.reshape(value, [-1]) for value in values]
+        encoded = [
+            self.encode(value, own) for value, own in zip(values, state, strict=True)
+        ]
         words: list[tf.Tensor] = []
-        errors = []
-        for value, vector in zip(values, vectors, strict=True):
-            count = self._num_entries(value.shape)
-            # The order of entries does not matter: each has its position with it.
-            _, positions = tf.math.top_k(tf.abs(vector), count, sorted=False)
-            entries = tf.cast(tf.gather(vector, positions), _wire_type(vector.dtype))
+        for (positions, entries), _, _ in encoded:
             words += [positions, tf.reshape(tf.bitcast(entries, tf.int32), [-1])]
-            # Exactly zero where an entry was sent: no subtraction, no rounding.
-            zeros = tf.zeros([count], vector.dtype)
-            left = tf.tensor_scatter_nd_update(vector, positions[:, tf.newaxis], zeros)
-            errors.append(tf.reshape(left, value.shape))
         gathered = collectives.all_gather(tf.concat(words, axis=0))
         # Positions and entries of each value in turn, as they were packed.
         parts = tf.split(gathered, [word.shape[0] for word in words], axis=1)
@@ -71,9 +71,26 @@ class TopK(Method):
                     parts[::2], parts[1::2], values, strict=True
                 )
             ],
-            errors=errors,
+            errors=[each.error for each in encoded],
             state=state,
         )
+
+    def encode(self, value: tf.Tensor, state: Sequence[tf.Tensor]) -> Encoded:
+        vector = tf.reshape(value, [-1])
+        count = self._num_entries(value.shape)
+        # The order of entries does not matter: each has its position with it.
+        _, positions = tf.math.top_k(tf.abs(vector), count, sorted=False)
+        entries = tf.cast(tf.gather(vector, positions), _wire_type(vector.dtype))
+        # Exactly zero where an entry was sent: no subtraction, no rounding.
+        zeros = tf.zeros([count], vector.dtype)
+        left = tf.tensor_scatter_nd_update(vector, positions[:, tf.newaxis], zeros)
+        return Encoded([positions, entries], tf.reshape(left, value.shape), state)
+
+    def decode(self, parts: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
+        positions, entries = parts
+        vector = tf.zeros([spec.shape.num_elements()], _wire_type(spec.dtype))
+        vector = tf.tensor_scatter_nd_add(vector, positions[:, tf.newaxis], entries)
+        return tf.cast(tf.reshape(vector, spec.shape), spec.dtype)
 
     def _num_entries(self, shape: tf.TensorShape) -> int:
         # Rounded up, so that every tensor sends an entry.
