@@ -129,6 +129,17 @@ def _check_gradient_compression(config: StrategyConfig) -> None:
     if config.compression is None:
         return
     setting = f"--gradient_compression={config.gradient_compression}"
+    if not config.is_synchronous:
+        raise UsageError(
+            f"{setting} does not fit {_flags_of(config)}, whose workers do not sum "
+            "gradients: add --update=sync, or leave it out."
+        )
+    if config.backup_workers:
+        raise UsageError(
+            f"{setting} does not fit --backup_workers={config.backup_workers}, whose "
+            "dropped gradients would take along what is to be sent later: leave one of "
+            "them out."
+        )
     if config.averaged == "parameters":
         raise UsageError(
             f"{setting} does not fit {_flags_of(config, 'average')}, which sends no "

@@ -25,6 +25,7 @@ from strategies.common.types import (
 )
 from strategies.config import StrategyConfig
 from strategies.ps.async_coordinator import AsynchronousSteps
+from strategies.ps.compressed_push import CompressedGradients, WholeGradients
 from strategies.ps.server import serve
 from strategies.ps.sync_coordinator import SynchronousSteps
 from strategies.ps.tensor_packing import read_here
@@ -60,6 +61,7 @@ class ParameterServer(Strategy):
         server_jobs=("worker", "ps"),
         updates=("async", "sync"),
         exchange="servers",
+        own_settings=("gradient_compression",),
         summary="Weights on parameter servers, gradients from workers.",
     )
 
@@ -88,6 +90,7 @@ class ParameterServer(Strategy):
             self._attempts = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._cached_data: dict[object, Any] = {}
         self._synchronous: SynchronousSteps | None = None
+        self._gradients = WholeGradients()
 
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> ParameterServer:
@@ -151,22 +154,38 @@ class ParameterServer(Strategy):
                 self._attempts,
                 self._free_workers,
             )
+        if self._config.compression is not None:
+            self._gradients = CompressedGradients(
+                self._config.compression, update, self._num_workers
+            )
         self._synchronous = SynchronousSteps(
             self._coordinator,
             "/job:chief/replica:0/task:0/device:CPU:0",
             self._servers,
             self._num_workers,
             self._config.num_required(self._num_workers),
+            self._gradients,
             replica_step,
             update,
         )
         return self._synchronous
 
     def communication(self, gradient_bytes: int) -> Communication | None:
+        # As many bytes of weights are read as whole gradients have.
         return Communication(
-            algorithm="weights read from and gradients sent to parameter servers",
-            bytes_per_step_per_replica=2 * gradient_bytes,
+            algorithm="weights read from and gradients sent to parameter servers"
+            + self._gradients.description,
+            bytes_per_step_per_replica=gradient_bytes
+            + self._gradients.bytes_sent(gradient_bytes),
         )
+
+    def replica_state(self) -> Sequence[tf.Variable]:
+        return self._gradients.variables()
+
+    def gather_replica_state(self) -> None:
+        # Workers store what they have left of their gradients when their loop ends.
+        if self.replica_state():
+            self._free_workers()
 
     def close(self) -> None:
         # A dead worker never returns its closure, so that the wait is limited.

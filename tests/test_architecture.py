@@ -79,8 +79,11 @@ FLOORS = (
     ("models", "strategies/common", "strategies/common/private_apis"),
     ("strategies/cluster", "strategies/devices", "strategies/inner_loop"),
     ("strategies/collectives",),
-    ("strategies/local_sgd", "strategies/processes", "strategies/ps"),
-    ("strategies/gradient_compression", "strategies/launcher"),
+    (
+        *("strategies/gradient_compression", "strategies/local_sgd"),
+        "strategies/processes",
+    ),
+    ("strategies/launcher", "strategies/ps"),
     ("strategies", "strategies/hello_cluster"),
     ("trainers/config",),
     ("trainers/inputs", "trainers/run_dir"),

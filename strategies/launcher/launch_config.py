@@ -70,6 +70,8 @@ class Plan:
       serving: Jobs that only run a TensorFlow server for the chief.
       computing: Jobs with tasks that compute; these tasks divide the cores.
       logs: Folder for the output of the tasks, used once it exists.
+      has_begun: Function that returns whether the run has begun. The output of a run
+        that is refused is not kept.
       gpus: Names of this machine's GPUs in CUDA_VISIBLE_DEVICES; the computing tasks
         divide them.
       forward_output: True to print the output of tasks other than the chief, too.
@@ -92,6 +94,7 @@ class Plan:
     serving: Sequence[str]
     computing: Sequence[str]
     logs: pathlib.Path
+    has_begun: Callable[[], bool] = lambda: True
     gpus: Sequence[str] = ()
     forward_output: bool = False
     confine: str = AUTO

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
@@ -50,6 +50,7 @@ class LaunchedTask:
         resources: Mapping[str, str],
         cores: Sequence[int],
         log: pathlib.Path,
+        has_begun: Callable[[], bool],
         is_shown: bool,
     ):
         """Starts the process.
@@ -63,7 +64,8 @@ class LaunchedTask:
             more.
           resources: Environment variables of this task only.
           cores: Cores that the process may use; empty for the launcher's.
-          log: File for the output, used once its folder exists.
+          log: File for the output, used once its folder exists and the run has begun.
+          has_begun: Function that returns whether the run has begun.
           is_shown: True to print the output to the terminal, too. The chief's output is
             always printed.
         """
@@ -73,6 +75,7 @@ class LaunchedTask:
         self._is_shown = is_shown and not cluster.is_chief
         self._is_told = False
         self._log = log
+        self._has_begun = has_begun
         self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         # Later entries win: the user may change the allocator, but not the cluster.
         environment = {
@@ -177,7 +180,7 @@ class LaunchedTask:
             self._output.close()
 
     def _read(self) -> None:
-        """Keeps the last lines, and logs all lines once the log's folder exists."""
+        """Keeps the last lines, and logs all lines once the run has begun."""
         # Lines that are not in the log yet.
         waiting: list[str] = []
         for line in self._output or ():
@@ -187,10 +190,14 @@ class LaunchedTask:
             # if the line cannot be shown.
             with contextlib.suppress(OSError):
                 self._show(line)
-            if self._log.parent.is_dir():
+            if self._is_logged():
                 self._append(waiting)
-        if waiting and self._log.parent.is_dir():
+        if waiting and self._is_logged():
             self._append(waiting)
+
+    def _is_logged(self) -> bool:
+        # The chief of a refused run makes the folder, too, to shut down servers.
+        return self._log.parent.is_dir() and self._has_begun()
 
     def _show(self, line: str) -> None:
         if self.cluster.is_chief:

@@ -72,6 +72,7 @@ class TaskGroup:
             resources_of(self._plan, cluster),
             cores_of(self._plan, cluster),
             self._plan.logs / f"{cluster.task}.log",
+            self._plan.has_begun,
             self._plan.forward_output,
         )
 

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs
-from strategies.ps.tensor_packing import GradientPacking
+from strategies.ps.element_layout import ElementLayout
 
 # Attempt of artificial elements, which end a wait that nothing else would end.
 _ANY_ATTEMPT = np.iinfo(np.int64).max
@@ -61,7 +61,7 @@ class GradientQueues:
         self._num_workers = num_workers
         self._num_required = num_required
         self._structure: ReplicaOutputs | None = None
-        self._parcels: list[GradientPacking] = []
+        self._layouts: list[ElementLayout] = []
         self._queues: list[tf.queue.FIFOQueue] = []
 
     @property
@@ -91,11 +91,11 @@ class GradientQueues:
         values = self._by_server(outputs, counts)
         if not self._queues:
             self._structure = outputs
-            self._parcels = [GradientPacking.of(part) for part in values]
+            self._layouts = [ElementLayout(part) for part in values]
             self._queues = self._make_queues()
         packed = [
-            parcel.pack(part)
-            for parcel, part in zip(self._parcels, values, strict=True)
+            layout.pack(part)
+            for layout, part in zip(self._layouts, values, strict=True)
         ]
         sent = []
         # All values are computed before the first element is sent. An element in any
@@ -115,7 +115,7 @@ class GradientQueues:
         for index, server in enumerate(self._servers):
             with tf.device(server):
                 received, skipped, totals = self._collect(index, attempt, chosen)
-                values.append(self._parcels[index].unpack(totals))
+                values.append(self._layouts[index].summed.unpack(totals))
             # The first server chooses the workers for the other servers.
             if chosen is None:
                 chosen, late = received, skipped
@@ -124,7 +124,7 @@ class GradientQueues:
     def give_up(self) -> None:
         """Ends a `take` that waits, with a sum of NaN."""
         # The loop stops at a sum that is not finite, without an update.
-        nothing = [parcel.filled(float("nan")) for parcel in self._parcels]
+        nothing = [layout.filled(float("nan")) for layout in self._layouts]
         for server, queue, components in self._each(nothing):
             with tf.device(server):
                 for worker in range(self._num_workers):
@@ -138,9 +138,9 @@ class GradientQueues:
         """Makes the queue of each server, outside of the function being traced."""
         # Without a capacity, because at most one element of each worker is not late.
         queues = []
-        for server, parcel in zip(self._servers, self._parcels, strict=True):
+        for server, layout in zip(self._servers, self._layouts, strict=True):
             with tf.init_scope(), tf.device(server):
-                types = [tf.int64, tf.int64, *parcel.dtypes()]
+                types = [tf.int64, tf.int64, *layout.dtypes()]
                 queues.append(tf.queue.FIFOQueue(-1, types))
         return queues
 
@@ -188,7 +188,8 @@ class GradientQueues:
         Returns:
           The summed workers, bool [workers], the number of late elements, and the sums.
         """
-        parcel = self._parcels[index]
+        layout = self._layouts[index]
+        summed = layout.summed
         workers = tf.range(self._num_workers, dtype=tf.int64)
 
         def proceed(received: tf.Tensor, late: tf.Tensor, *totals: Any) -> tf.Tensor:
@@ -202,7 +203,9 @@ class GradientQueues:
             if chosen is not None:
                 wanted &= chosen[worker]
             added = tf.cond(
-                wanted, lambda: parcel.add(totals, parts), lambda: list(totals)
+                wanted,
+                lambda: summed.add(totals, layout.decoded(parts)),
+                lambda: list(totals),
             )
             late += tf.cast(sent < attempt, tf.float64)
             return (received | (tf.equal(workers, worker) & wanted), late, *added)
@@ -211,8 +214,8 @@ class GradientQueues:
         received, late, *totals = tf.while_loop(
             proceed,
             body,
-            (nobody, tf.zeros([], tf.float64), *parcel.filled(0.0)),
-            (nobody.shape, tf.TensorShape([]), *parcel.shapes()),
+            (nobody, tf.zeros([], tf.float64), *summed.filled(0.0)),
+            (nobody.shape, tf.TensorShape([]), *summed.shapes()),
         )
         return received, late, totals
 
@@ -220,7 +223,7 @@ class GradientQueues:
         """Takes an element and restores the static shapes of its parts."""
         # A queue forgets all shapes if one of them is not fully known.
         element = self._queues[index].dequeue()
-        shapes = [[], [], *self._parcels[index].shapes()]
+        shapes = [[], [], *self._layouts[index].shapes()]
         for part, shape in zip(element, shapes, strict=True):
             part.set_shape(shape)
         return element

@@ -29,11 +29,13 @@ from strategies.common.types import (
     SyncedFlags,
     Update,
 )
+from strategies.gradient_compression.finiteness import with_totals_of_sum
 from strategies.inner_loop.input import IndexedInput
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import scaled
-from strategies.inner_loop.results import WORKER_SECONDS
+from strategies.inner_loop.results import OWN_TOTALS, WORKER_SECONDS
 from strategies.inner_loop.step import Step
+from strategies.ps.compressed_push import WholeGradients
 from strategies.ps.gradient_queues import GradientQueues
 from strategies.ps.step_tokens import StepTokens
 from strategies.ps.sync_worker import WorkerLoop, WorkersUnderWay
@@ -50,6 +52,7 @@ class SynchronousSteps:
         servers: Sequence[str],
         num_workers: int,
         num_required: int,
+        gradients: WholeGradients,
         replica_step: ReplicaFunction,
         update: Update,
     ):
@@ -61,6 +64,7 @@ class SynchronousSteps:
           servers: Device of each parameter server.
           num_workers: Number of workers.
           num_required: Number of workers that an update waits for.
+          gradients: Form in which workers send gradients.
           replica_step: Function that computes the outputs of one worker.
           update: Update that applies their sum.
         """
@@ -79,6 +83,7 @@ class SynchronousSteps:
             coordinator.strategy,
             self._turns,
             self._queues,
+            gradients,
             num_required,
             replica_step,
             update,
@@ -167,6 +172,8 @@ class SynchronousSteps:
         with tf.control_dependencies([applied]):
             attempt = self._turns.next_attempt()
         outputs, counts, late = self._queues.take(attempt)
+        if OWN_TOTALS in outputs.sums:
+            outputs = with_totals_of_sum(outputs)
         num_rows, global_size, versions = tf.unstack(counts[:3])
         sums = {
             **outputs.sums,

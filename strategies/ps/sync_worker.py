@@ -20,6 +20,7 @@ from strategies.common.types import (
 )
 from strategies.inner_loop.results import time_after
 from strategies.inner_loop.totals import totals_of
+from strategies.ps.compressed_push import WholeGradients
 from strategies.ps.gradient_queues import GradientQueues
 from strategies.ps.step_tokens import FINISHED, NOT_STARTED, StepTokens
 from strategies.ps.worker_input import opened
@@ -33,6 +34,7 @@ class WorkerLoop:
         strategy: tf.distribute.Strategy,
         turns: StepTokens,
         queues: GradientQueues,
+        gradients: WholeGradients,
         num_required: int,
         replica_step: ReplicaFunction,
         update: Update,
@@ -43,6 +45,7 @@ class WorkerLoop:
           strategy: Strategy that runs the step.
           turns: Number of the present attempt, and the tokens.
           queues: Queues that receive the outputs.
+          gradients: Form in which gradients are sent.
           num_required: Number of shards in a global batch; further workers are backups.
           replica_step: Function that computes the outputs of one shard.
           update: Update that counts applied updates.
@@ -50,6 +53,7 @@ class WorkerLoop:
         self._strategy = strategy
         self._turns = turns
         self._queues = queues
+        self._gradients = gradients
         self._num_required = num_required
         self._replica_step = replica_step
         self._update = update
@@ -63,35 +67,45 @@ class WorkerLoop:
         self.graph = tf.compat.v1.get_default_graph()
         cached_data = opened(batches)
 
-        def wait(done: tf.Tensor) -> tf.Tensor:
+        def wait(done: tf.Tensor, left: Any) -> tuple[tf.Tensor, Any]:
             with tf.control_dependencies([self._turns.wait(tokens)]):
-                return tf.identity(done)
+                return tf.identity(done), left
 
-        def body(done: tf.Tensor) -> tf.Tensor:
+        def body(done: tf.Tensor, left: Any) -> tuple[tf.Tensor, Any]:
             turn = self._turns.present()
             # `done` is the last computed attempt. The number decides, not the token: a
             # worker waits only if there is no newer attempt.
             return tf.cond(
                 tf.equal(turn, done),
-                lambda: wait(done),
+                lambda: wait(done, left),
                 lambda: tf.cond(
                     tf.equal(turn, FINISHED),
-                    lambda: turn,
-                    lambda: self._take_part(cached_data, shard_index, turn),
+                    lambda: (turn, left),
+                    lambda: self._take_part(cached_data, shard_index, turn, left),
                 ),
             )
 
-        return tf.while_loop(
-            lambda done: tf.not_equal(done, FINISHED),
+        done, left = tf.while_loop(
+            lambda done, left: tf.not_equal(done, FINISHED),
             body,
-            [tf.constant(NOT_STARTED, tf.int64)],
+            (tf.constant(NOT_STARTED, tf.int64), self._gradients.start()),
             parallel_iterations=1,
         )
+        # No update follows the end of a loop, until the next one begins.
+        with tf.control_dependencies([done]):
+            version = self._update.applied_updates()
+        with tf.control_dependencies(
+            [self._gradients.store(left, version, shard_index)]
+        ):
+            return tf.identity(done)
 
     def _take_part(
-        self, cached_data: Any, shard_index: tf.Tensor, turn: tf.Tensor
-    ) -> tf.Tensor:
-        """Computes a shard on the present weights, sends it, and returns the turn."""
+        self, cached_data: Any, shard_index: tf.Tensor, turn: tf.Tensor, left: Any
+    ) -> tuple[tf.Tensor, Any]:
+        """Computes a shard on the present weights and sends it.
+
+        Returns the turn, and what is left of the gradients.
+        """
         # Weights are read after the turn and after their version.
         with tf.control_dependencies([turn]):
             version = self._update.applied_updates()
@@ -114,9 +128,10 @@ class WorkerLoop:
             own = tf.stack([arrived - begin, computed - arrived])
             seconds = tf.reshape(is_own[:, tf.newaxis] * own, [-1])
             counts = tf.concat([counts, seconds], axis=0)
+        outputs, left = self._gradients.compress(outputs, left, version, shard_index)
         sent = self._queues.send(turn, shard_index, outputs, counts)
         with tf.control_dependencies([sent]):
-            return tf.identity(turn)
+            return tf.identity(turn), left
 
     def _shard_of(
         self, cached_data: Any, step: tf.Tensor, shard_index: tf.Tensor

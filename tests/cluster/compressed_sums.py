@@ -75,6 +75,24 @@ class Int8:
         return total, errors
 
 
+def rounded_once(values: Sequence[np.ndarray]) -> Summed:
+    """Each worker's 8-bit integers, added up by a server that does not round."""
+    sent = [rounded(value) for value in values]
+    return sum(sent), [v - s for v, s in zip(values, sent, strict=True)]
+
+
+class OneWay:
+    """Each worker by itself, as if there were no other, added up by a server."""
+
+    def __init__(self, methods: Sequence[Method]):
+        """Takes the method of each worker."""
+        self._methods = methods
+
+    def __call__(self, values: Sequence[np.ndarray]) -> Summed:
+        each = [m([v]) for m, v in zip(self._methods, values, strict=True)]
+        return sum(sent for sent, _ in each), [error for _, (error,) in each]
+
+
 def rounded(value: np.ndarray) -> np.ndarray:
     """To 127 steps on either side of zero, of one size for 256 numbers."""
     found = []

@@ -92,6 +92,7 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
         serving=traits.server_jobs,
         computing=("worker",),
         logs=folder.path / "logs",
+        has_begun=lambda: folder.holds_a_run,
         gpus=gpus,
         confine=config.strategy.isolate_network,
         emulated_bandwidth_mbit=bandwidth,
