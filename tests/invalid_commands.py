@@ -423,6 +423,18 @@ BEFORE_TENSORFLOW = [
         "--gradient_compression=int8",
         "--shard_optimizer_state",
     ),
+    *(
+        row(
+            f"--strategy=parameter_server --gradient_compression=topk:0.1 {flags}",
+            "--gradient_compression=topk:0.1",
+            remedy,
+        )
+        for flags, remedy in (
+            ("", "add --update=sync"),
+            ("--update=async", "add --update=sync"),
+            ("--update=sync --backup_workers=1", "--backup_workers=1"),
+        )
+    ),
     row(
         "--shard_optimizer_state --strategy=mirrored",
         "--shard_optimizer_state",
@@ -884,8 +896,7 @@ NOT_USED = [
         row(f"{flags} --gradient_compression=int8", "=int8", "=multi_worker_mirrored")
         for flags in (
             *("--strategy=one_device", "--strategy=mirrored"),
-            *("--strategy=parameter_server", "--strategy=tower --update=async"),
-            "--strategy=parameter_server --update=sync",
+            "--strategy=tower --update=async",
         )
     ),
     row(

@@ -38,6 +38,7 @@ WARM_START = "tests/strategies/processes/test_warm_start.py"
 ORDER = "tests/trainers/inputs/test_shuffling.py"
 AS_KERAS = "tests/updates/test_as_keras.py"
 COMPRESSION = "tests/cluster/test_gradient_compression.py"
+COMPRESSED_PUSH = "tests/cluster/test_compressed_push.py"
 LOST_PEER = "tests/cluster/test_lost_peer.py"
 SHARDED_STATE = "tests/cluster/test_sharded_optimizer_state.py"
 RESULTS = "tests/conformance/mutations.json"
@@ -90,6 +91,7 @@ _OUTER = "strategies/local_sgd/outer_optimizer.py"
 _AVERAGES = "strategies/local_sgd/averages.py"
 _COMPRESSED = "strategies/gradient_compression/compressed_sum.py"
 _ERRORS = "strategies/gradient_compression/error_feedback.py"
+_PUSH = "strategies/ps/compressed_push.py"
 _SHARDED = "strategies/collectives/sharded_update.py"
 
 MUTATIONS = (
@@ -452,6 +454,34 @@ MUTATIONS = (
         _ERRORS,
         (("variable.assign(kept[self._first + local])", "variable.assign(kept[0])"),),
         COMPRESSION,
+    ),
+    Mutation(
+        "gradients for servers lose what earlier steps have not sent",
+        _PUSH,
+        (
+            (
+                "values[index] = gradients[index] + error",
+                "values[index] = gradients[index]",
+            ),
+        ),
+        COMPRESSED_PUSH,
+    ),
+    Mutation(
+        "an attempt is computed again with the errors of the skipped one",
+        _PUSH,
+        (
+            (
+                "left.version), lambda: left.before)",
+                "left.version), lambda: left.after)",
+            ),
+        ),
+        COMPRESSED_PUSH,
+    ),
+    Mutation(
+        "workers forget at an evaluation what they have not sent",
+        _PUSH,
+        (("tf.cond(has_any, write,", "tf.cond(tf.constant(False), write,"),),
+        COMPRESSED_PUSH,
     ),
     Mutation(
         "workers do not take over the chief's values",

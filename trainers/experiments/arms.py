@@ -121,16 +121,18 @@ def expand_update_modes(config: Config, shared: Config) -> tuple[Arm, ...]:
     """
     arms = []
     for strategy in config.comparison.strategies or ():
-        base = under(strategy, shared)
         updates = registry.traits(strategy).updates
-        if updates and base.strategy.update is None:
+        if updates and shared.strategy.update is None:
             arms += [
-                Arm(name=f"{strategy}-{update}", config=base.replace(update=update))
+                Arm(
+                    name=f"{strategy}-{update}",
+                    config=under(strategy, shared, update=update),
+                )
                 # "sync" comes before "async".
                 for update in sorted(updates, reverse=True)
             ]
         else:
-            arms.append(Arm(name=strategy, config=base))
+            arms.append(Arm(name=strategy, config=under(strategy, shared)))
     return tuple(arms)
 
 
@@ -154,27 +156,32 @@ def _from_flags(text: str, shared: Config) -> Arm:
         raise UsageError(f"{flag}: {error}; close the quotes.") from error
 
 
-def under(strategy: str, shared: Config) -> Config:
+def under(strategy: str, shared: Config, **settings: Any) -> Config:
     """Returns the shared settings with a strategy, without settings it does not accept.
 
     Each strategy keeps the settings of strategies and devices that it accepts.
     one_device does not accept --num_replicas=4 and is compared nevertheless.
 
+    Args:
+      strategy: Name of the strategy.
+      shared: Settings that all arms share.
+      **settings: Settings of this arm, which it keeps in any case.
+
     Raises:
       UsageError: The settings are invalid even without any of strategies and devices.
     """
-    settings = shared.to_dict()
+    own = {"strategy": strategy, **settings}
+    given = shared.to_dict()
     of_no_use = {
-        name: all_fields()[name][1].default
-        for name in unused(settings, {**settings, "strategy": strategy})
+        name: all_fields()[name][1].default for name in unused(given, {**given, **own})
     }
     try:
-        return shared.replace(strategy=strategy, **of_no_use)
+        return shared.replace(**{**of_no_use, **own})
     except UsageError as error:
         refusal = error
     for changes in _relaxed_overrides(shared):
         try:
-            return shared.replace(strategy=strategy, **{**of_no_use, **changes})
+            return shared.replace(**{**of_no_use, **changes, **own})
         except UsageError:
             continue
     # The first error describes the user's own settings, not a reduced form of them.

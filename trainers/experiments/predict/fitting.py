@@ -158,9 +158,12 @@ def measured(experiment: Experiment, executed: Executed) -> Measurement:
 def exchange_of(experiment: Experiment, executed: Executed) -> Exchange:
     """Returns how a run exchanged gradients and of how many bytes; 0 if alone."""
     strategy = experiment.config.strategy
-    compression = strategy.compression
+    kind, compression = strategy.traits.exchange, strategy.compression
+    # Servers decode what each worker sends, without another exchange between replicas.
+    if compression is not None and kind == "ring":
+        kind = compression.exchange
     exchange = Exchange(
-        kind=strategy.traits.exchange if compression is None else compression.exchange,
+        kind=kind,
         is_synchronous=strategy.is_synchronous,
         gradient_bytes=0.0,
         num_servers=strategy.num_ps or 1,

@@ -206,6 +206,7 @@ def test_arms_with_compression_are_beside_those_without() -> None:
         "multi_worker_mirrored": "none",
         "multi_worker_mirrored-powersgd-4": "powersgd:4",
         "parameter_server-sync": "none",
+        "parameter_server-sync-powersgd-4": "powersgd:4",
         "parameter_server-async": "none",
     }
     runs = of_an_arm(arms[1], num_gpus=0)
