@@ -30,7 +30,7 @@ def with_own_totals(
 
 
 def with_totals_of_sum(summed: ReplicaOutputs) -> ReplicaOutputs:
-    """Returns summed outputs whose totals are those of the sum and of all its parts.
+    """Returns summed outputs whose totals cover the sum and all its parts.
 
     The sum may overflow where no part of it does.
     """

@@ -27,8 +27,8 @@ def compressed_gradients(
 ) -> dict[int, tf.TensorSpec]:
     """Returns shape and type of the gradients that are compressed, by their index.
 
-    All others are sent as they are: sparse gradients, and those that the method does
-    not make smaller.
+    All others are sent as they are: sparse gradients, and gradients that the method
+    does not make smaller.
 
     Args:
       compression: Setting of the method, for a message.

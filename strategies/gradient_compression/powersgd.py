@@ -28,8 +28,8 @@ class PowerSgd(Method):
     before, and Q is the sum of all M^T P: two all-reduces, one after the other. As P is
     linear in M, each replica's error is its M without its projection on P.
 
-    To a server each worker sends P and Q of its own M: a common basis would take a
-    second exchange in each step.
+    To a server each worker sends P and Q of the worker's M: a common basis would take
+    a second exchange in each step.
     """
 
     collectives = "ring all-reduce"

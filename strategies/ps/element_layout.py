@@ -68,7 +68,7 @@ class ElementLayout:
         return self._sent.pack(_flat(values))
 
     def decoded(self, components: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
-        """Returns components as they are summed, from those that were sent."""
+        """Returns components as they are summed, from components as sent."""
         if not any(self._compressed):
             return components
         received = iter(self._sent.unpack(components))

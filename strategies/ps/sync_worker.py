@@ -104,7 +104,7 @@ class WorkerLoop:
     ) -> tuple[tf.Tensor, Any]:
         """Computes a shard on the present weights and sends it.
 
-        Returns the turn, and what is left of the gradients.
+        Returns the turn, and the loop variables of the compression.
         """
         # Weights are read after the turn and after their version.
         with tf.control_dependencies([turn]):
