@@ -24,7 +24,7 @@ _NEVER = -2
 
 
 class WholeGradients:
-    """Gradients that are sent as they are, without anything left."""
+    """Gradients that are sent as they are, without anything feedback."""
 
     @property
     def description(self) -> str:
@@ -48,35 +48,39 @@ class WholeGradients:
         return ()
 
     def compress(
-        self, outputs: ReplicaOutputs, left: Any, version: tf.Tensor, worker: tf.Tensor
+        self,
+        outputs: ReplicaOutputs,
+        feedback: Any,
+        version: tf.Tensor,
+        worker: tf.Tensor,
     ) -> tuple[ReplicaOutputs, Any]:
         """Returns the outputs to send, and the loop variables after them.
 
         Args:
           outputs: Outputs of one worker.
-          left: Loop variables of the worker.
+          feedback: Loop variables of the worker.
           version: Number of updates applied to the weights that were read, int64.
           worker: Index of the worker, int64.
         """
-        del left, version, worker
+        del feedback, version, worker
         return outputs, ()
 
-    def store(self, left: Any, version: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
+    def store(self, feedback: Any, version: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
         """Stores loop variables on the servers when a worker's loop ends.
 
         Returns true if there were any, a bool scalar.
 
         Args:
-          left: Loop variables of the worker.
+          feedback: Loop variables of the worker.
           version: Number of applied updates, int64.
           worker: Index of the worker, int64.
         """
-        del left, version, worker
+        del feedback, version, worker
         return tf.constant(False)
 
 
-class _Left(NamedTuple):
-    """Loop variables of one worker.
+class _Feedback(NamedTuple):
+    """Error feedback of one worker, as variables of its loop.
 
     An attempt is computed again if its update was skipped: from the same errors.
 
@@ -133,14 +137,18 @@ class CompressedGradients(WholeGradients):
     def variables(self) -> Sequence[tf.Variable]:
         return [self._stored_at, *(v for row in self._stored for v in row)]
 
-    def start(self) -> _Left:
+    def start(self) -> _Feedback:
         never = tf.constant(_NEVER, tf.int64)
-        return _Left(never, self._initial(), self._initial())
+        return _Feedback(never, self._initial(), self._initial())
 
     def compress(
-        self, outputs: ReplicaOutputs, left: Any, version: tf.Tensor, worker: tf.Tensor
+        self,
+        outputs: ReplicaOutputs,
+        feedback: Any,
+        version: tf.Tensor,
+        worker: tf.Tensor,
     ) -> tuple[ReplicaOutputs, Any]:
-        before = self._at(left, version, worker)
+        before = self._at(feedback, version, worker)
         gradients, after = list(outputs.gradients), list(before)
         values = {}
         for position, (index, spec) in enumerate(self._specs.items()):
@@ -155,13 +163,13 @@ class CompressedGradients(WholeGradients):
             after[position] = [encoded.error, *encoded.state]
         if values:
             outputs = with_own_totals(outputs, values)
-        return outputs._replace(gradients=gradients), _Left(version, before, after)
+        return outputs._replace(gradients=gradients), _Feedback(version, before, after)
 
-    def store(self, left: Any, version: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
+    def store(self, feedback: Any, version: tf.Tensor, worker: tf.Tensor) -> tf.Tensor:
         def write() -> tf.Tensor:
             # A worker that is killed between two rows leaves none that count.
             with tf.control_dependencies([self._mark(worker, _NEVER)]):
-                values = self._at(left, version, worker)
+                values = self._at(feedback, version, worker)
                 rows = [
                     _write_row(variable, worker, value)
                     for variables, own in zip(self._stored, values, strict=True)
@@ -172,7 +180,7 @@ class CompressedGradients(WholeGradients):
             with tf.control_dependencies([marked]):
                 return tf.constant(True)
 
-        has_any = tf.not_equal(left.version, _NEVER)
+        has_any = tf.not_equal(feedback.version, _NEVER)
         return tf.cond(has_any, write, lambda: tf.constant(False))
 
     def _initial(self) -> list[list[tf.Tensor]]:
@@ -182,7 +190,7 @@ class CompressedGradients(WholeGradients):
         ]
 
     def _at(
-        self, left: _Left, version: tf.Tensor, worker: tf.Tensor
+        self, feedback: _Feedback, version: tf.Tensor, worker: tf.Tensor
     ) -> list[list[tf.Tensor]]:
         """Returns errors and states with which a step at a version begins.
 
@@ -201,8 +209,8 @@ class CompressedGradients(WholeGradients):
 
         return tf.case(
             [
-                (tf.equal(version, left.version), lambda: left.before),
-                (tf.equal(version, left.version + 1), lambda: left.after),
+                (tf.equal(version, feedback.version), lambda: feedback.before),
+                (tf.equal(version, feedback.version + 1), lambda: feedback.after),
             ],
             default=elsewhere,
         )

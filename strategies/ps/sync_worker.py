@@ -67,26 +67,26 @@ class WorkerLoop:
         self.graph = tf.compat.v1.get_default_graph()
         cached_data = opened(batches)
 
-        def wait(done: tf.Tensor, left: Any) -> tuple[tf.Tensor, Any]:
+        def wait(done: tf.Tensor, feedback: Any) -> tuple[tf.Tensor, Any]:
             with tf.control_dependencies([self._turns.wait(tokens)]):
-                return tf.identity(done), left
+                return tf.identity(done), feedback
 
-        def body(done: tf.Tensor, left: Any) -> tuple[tf.Tensor, Any]:
+        def body(done: tf.Tensor, feedback: Any) -> tuple[tf.Tensor, Any]:
             turn = self._turns.present()
             # `done` is the last computed attempt. The number decides, not the token: a
             # worker waits only if there is no newer attempt.
             return tf.cond(
                 tf.equal(turn, done),
-                lambda: wait(done, left),
+                lambda: wait(done, feedback),
                 lambda: tf.cond(
                     tf.equal(turn, FINISHED),
-                    lambda: (turn, left),
-                    lambda: self._take_part(cached_data, shard_index, turn, left),
+                    lambda: (turn, feedback),
+                    lambda: self._take_part(cached_data, shard_index, turn, feedback),
                 ),
             )
 
-        done, left = tf.while_loop(
-            lambda done, left: tf.not_equal(done, FINISHED),
+        done, feedback = tf.while_loop(
+            lambda done, feedback: tf.not_equal(done, FINISHED),
             body,
             (tf.constant(NOT_STARTED, tf.int64), self._gradients.start()),
             parallel_iterations=1,
@@ -95,16 +95,16 @@ class WorkerLoop:
         with tf.control_dependencies([done]):
             version = self._update.applied_updates()
         with tf.control_dependencies(
-            [self._gradients.store(left, version, shard_index)]
+            [self._gradients.store(feedback, version, shard_index)]
         ):
             return tf.identity(done)
 
     def _take_part(
-        self, cached_data: Any, shard_index: tf.Tensor, turn: tf.Tensor, left: Any
+        self, cached_data: Any, shard_index: tf.Tensor, turn: tf.Tensor, feedback: Any
     ) -> tuple[tf.Tensor, Any]:
         """Computes a shard on the present weights and sends it.
 
-        Returns the turn, and the loop variables of the compression.
+        Returns the turn, and the error feedback.
         """
         # Weights are read after the turn and after their version.
         with tf.control_dependencies([turn]):
@@ -128,10 +128,12 @@ class WorkerLoop:
             own = tf.stack([arrived - begin, computed - arrived])
             seconds = tf.reshape(is_own[:, tf.newaxis] * own, [-1])
             counts = tf.concat([counts, seconds], axis=0)
-        outputs, left = self._gradients.compress(outputs, left, version, shard_index)
+        outputs, feedback = self._gradients.compress(
+            outputs, feedback, version, shard_index
+        )
         sent = self._queues.send(turn, shard_index, outputs, counts)
         with tf.control_dependencies([sent]):
-            return tf.identity(turn), left
+            return tf.identity(turn), feedback
 
     def _shard_of(
         self, cached_data: Any, step: tf.Tensor, shard_index: tf.Tensor

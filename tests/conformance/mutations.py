@@ -471,8 +471,8 @@ MUTATIONS = (
         _PUSH,
         (
             (
-                "left.version), lambda: left.before)",
-                "left.version), lambda: left.after)",
+                "feedback.version), lambda: feedback.before)",
+                "feedback.version), lambda: feedback.after)",
             ),
         ),
         COMPRESSED_PUSH,
