@@ -129,7 +129,9 @@ def _check_gradient_compression(config: StrategyConfig) -> None:
     if config.compression is None:
         return
     setting = f"--gradient_compression={config.gradient_compression}"
-    if not config.is_synchronous:
+    # Any other strategy refuses the setting itself, with either update mode.
+    takes_it = "gradient_compression" in config.traits.own_settings
+    if takes_it and not config.is_synchronous:
         raise UsageError(
             f"{setting} does not fit {_flags_of(config)}, whose workers do not sum "
             "gradients: add --update=sync, or leave it out."

@@ -425,14 +425,14 @@ BEFORE_TENSORFLOW = [
     ),
     *(
         row(
-            f"--strategy=parameter_server --gradient_compression=topk:0.1 {flags}",
+            f"--strategy=parameter_server --gradient_compression=topk:0.1{flags}",
             "--gradient_compression=topk:0.1",
             remedy,
         )
         for flags, remedy in (
             ("", "add --update=sync"),
-            ("--update=async", "add --update=sync"),
-            ("--update=sync --backup_workers=1", "--backup_workers=1"),
+            (" --update=async", "add --update=sync"),
+            (" --update=sync --backup_workers=1", "--backup_workers=1"),
         )
     ),
     row(
