@@ -475,9 +475,10 @@ def test_asynchronous_workers_take_slow_steps_side_by_side(
     result = processes.train(
         tmp_path / "run",
         *("--strategy=parameter_server", "--update=async", "--num_workers=2"),
-        *("--model=mlp", "--hidden_units=1024", "--train_steps=13"),
+        *("--model=mlp", "--hidden_units=1024", "--train_steps=25"),
         *("--eval_every_steps=none", "--emulated_bandwidth_mbit=4"),
     )
     # None of the others is stale where one worker waits until the other has finished:
-    # in the first call, of one step, and at the end of each later one.
-    assert result["staleness"]["histogram"].get("0", 0) <= 7
+    # in the first call, of one step, and at the end of each later one. On idle cores
+    # they are 6 of 25, and 14 with two steps in a call.
+    assert result["staleness"]["histogram"].get("0", 0) <= 10
