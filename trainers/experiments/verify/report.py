@@ -199,15 +199,18 @@ def _why_not_comparable(finding: Finding) -> str:
     if strategy.gradient_reduction == "sum":
         return (
             "--set=strategy.gradient_reduction=sum takes the sum of the replicas' "
-            "gradients for "
-            "their mean: it is another training, by intention"
+            "gradients for their mean: it is another training, by intention"
         )
     if strategy.averaged == "parameters":
         return (
             "replicas change copies of the weights of their own between two averages "
-            f"(--sync_every_steps={strategy.steps_between_averages}): it "
-            "is another "
+            f"(--sync_every_steps={strategy.steps_between_averages}): it is another "
             "training, by intention"
+        )
+    if strategy.compression is not None:
+        return (
+            f"--gradient_compression={strategy.gradient_compression} sums "
+            "approximations of gradients: it is another training, by intention"
         )
     if strategy.is_synchronous and strategy.traits.matches_one_device:
         return (

@@ -101,6 +101,20 @@ def test_strategies_of_several_processes(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.cluster
+def test_compressed_gradients_are_why_nothing_is_compared(
+    tmp_path: pathlib.Path,
+) -> None:
+    flags = ("--update=sync", "--gradient_compression=int8", "--hidden_units=64")
+    strategies = "--strategies=multi_worker_mirrored,parameter_server"
+    done, found = verify(tmp_path, strategies, *SMALL, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name, entry in entries(found).items():
+        assert entry["verdict"] == "not comparable"
+        assert f"{name}: --gradient_compression=int8 sums " in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.exhaustive
 def test_one_asynchronous_worker_is_comparable(tmp_path: pathlib.Path) -> None:
     flags = ("--strategies=parameter_server", "--update=async", "--num_workers=1")
