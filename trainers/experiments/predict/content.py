@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trainers.experiments.predict.fitting import FittedArm
 from trainers.experiments.predict.performance_model import Parts
+
+# Of the points of `python -m benchmarks.growth` with shorter predictions, most of which
+# are software, four of seven were off by more than 25 %; of the 43 others two.
+SHORT_STEP_SECONDS = 10e-3
 
 # Names in predict.json of the costs that a model has.
 _FIELDS = {
@@ -81,3 +86,18 @@ def content_of_a_prediction(prediction: Prediction) -> dict[str, Any]:
         if parts is None
         else {k: 1e3 * v for k, v in dataclasses.asdict(parts).items()},
     }
+
+
+def note_on_short_steps(predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Yields a note that names the arms with steps too short to rely on, if any."""
+    short = {
+        p.arm.name
+        for p in predictions
+        if p.parts is not None and p.parts.total < SHORT_STEP_SECONDS
+    }
+    if short:
+        yield (
+            f"note      {', '.join(sorted(short))}: steps below "
+            f"{1e3 * SHORT_STEP_SECONDS:g} ms are mostly messages and software, and "
+            "such predictions were far off (docs/prediction.md)"
+        )

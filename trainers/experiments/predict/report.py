@@ -14,6 +14,7 @@ from trainers.experiments.predict.content import (
     Prediction,
     content_of_a_prediction,
     content_of_an_arm,
+    note_on_short_steps,
 )
 from trainers.experiments.predict.crossing import crossings
 from trainers.experiments.predict.experiments import REFERENCE, most_predicted
@@ -240,6 +241,7 @@ class Report:
             unknown = [arm.name for arm in arms if cost in arm.model.not_identifiable]
             if unknown:
                 yield f"note      {', '.join(unknown)}: {words}"
+        yield from note_on_short_steps([*self._predictions, *self._at_emulated])
         if inside:
             yield (
                 f"note      {', '.join(inside)}: one process, so that its replicas "

@@ -217,6 +217,15 @@ def test_arms_with_compression_are_beside_those_without() -> None:
     assert all(has_size_of_links(e, 10.0) for e in runs)
 
 
+@pytest.mark.parametrize(("batch", "is_short"), [(64, False), (8, True)])
+def test_short_steps_are_named(batch: int, is_short: bool) -> None:
+    report = report_of(fitted_arm("multi_worker_mirrored", RING), batch=batch)
+    words = "note      multi_worker_mirrored: steps below 10 ms are mostly messages"
+    steps = [p["step_milliseconds"] for p in report.content("command")["predictions"]]
+    assert (min(ms for ms in steps if ms is not None) < 10) == is_short
+    assert (words in "\n".join(report.lines())) == is_short
+
+
 def test_what_the_runs_do_not_tell_is_said() -> None:
     arm = fitted_arm("mirrored", RING)
     model = dataclasses.replace(arm.model, not_identifiable=("update", "message"))
