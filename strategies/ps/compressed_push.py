@@ -180,8 +180,11 @@ class CompressedGradients(WholeGradients):
             with tf.control_dependencies([marked]):
                 return tf.constant(True)
 
-        has_any = tf.not_equal(feedback.version, _NEVER)
-        return tf.cond(has_any, write, lambda: tf.constant(False))
+        # Restored weights have their own errors in the rows, which these would replace.
+        is_valid = tf.equal(version, feedback.version) | tf.equal(
+            version, feedback.version + 1
+        )
+        return tf.cond(is_valid, write, lambda: tf.constant(False))
 
     def _initial(self) -> list[list[tf.Tensor]]:
         return [

@@ -480,7 +480,7 @@ MUTATIONS = (
     Mutation(
         "workers forget at an evaluation what they have not sent",
         _PUSH,
-        (("tf.cond(has_any, write,", "tf.cond(tf.constant(False), write,"),),
+        (("tf.cond(is_valid, write,", "tf.cond(tf.constant(False), write,"),),
         COMPRESSED_PUSH,
     ),
     Mutation(
