@@ -20,12 +20,13 @@ from strategies.common.types import (
 )
 from strategies.gradient_compression.choice import Compression
 from strategies.gradient_compression.error_feedback import ReplicaErrors
-from strategies.gradient_compression.finiteness import (
+from strategies.gradient_compression.method import Collectives
+from strategies.gradient_compression.methods import compressed_gradients, method_of
+from strategies.inner_loop.reduction import (
+    bytes_of,
     with_own_totals,
     with_totals_of_sum,
 )
-from strategies.gradient_compression.method import Collectives
-from strategies.gradient_compression.methods import compressed_gradients, method_of
 from strategies.inner_loop.replicated import (
     OwnShard,
     all_reduce_packed,
@@ -91,8 +92,7 @@ class CompressedSum(UpdateExchange):
     def communication(self, gradient_bytes: int) -> Communication:
         num_replicas = self._strategy.num_replicas_in_sync
         specs = list(self._specs.values())
-        whole = sum(spec.dtype.size * spec.shape.num_elements() for spec in specs)
-        others = ring_factor(num_replicas) * (gradient_bytes - whole)
+        others = ring_factor(num_replicas) * (gradient_bytes - bytes_of(specs))
         sent = others + self._method.bytes_sent(specs, num_replicas)
         return Communication(
             algorithm=f"{self._method.name}, {self._method.collectives}",

@@ -14,6 +14,7 @@ from strategies.gradient_compression.method import (
     Encoded,
     Method,
     Reduced,
+    wide_type,
 )
 
 # A scale of 4 bytes for 256 numbers adds 1.6 % to the bytes. Smaller tensors are sent
@@ -100,8 +101,8 @@ class Int8(Method):
         return Encoded(sent, error, state)
 
     def decode(self, parts: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
-        dtype = tf.float64 if spec.dtype == tf.float64 else tf.float32
-        (value,) = _as_values(_numbers(Quantized(*parts), dtype), [spec])
+        blocks = _numbers(Quantized(*parts), wide_type(spec.dtype))
+        (value,) = _as_values(blocks, [spec])
         return value
 
 

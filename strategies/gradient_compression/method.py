@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.common.private_apis.collectives import exchange_rows, gather_by_key
 from strategies.common.types import ReplicaOutputs
+from strategies.inner_loop.reduction import bytes_of
 from strategies.inner_loop.replicated import all_reduce_packed, sum_by_type
 
 
@@ -158,4 +159,9 @@ class Method(abc.ABC):
         with tf.Graph().as_default():
             value = tf.zeros(spec.shape, spec.dtype)
             parts = self.encode(value, self.initial_state(spec, seed=0)).parts
-        return sum(part.dtype.size * part.shape.num_elements() for part in parts)
+        return bytes_of(parts)
+
+
+def wide_type(dtype: tf.DType) -> tf.DType:
+    """Returns the type to compute in: at least single precision."""
+    return tf.float64 if dtype == tf.float64 else tf.float32

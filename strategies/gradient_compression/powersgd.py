@@ -18,6 +18,7 @@ from strategies.gradient_compression.method import (
     Encoded,
     Method,
     Reduced,
+    wide_type,
 )
 
 
@@ -143,6 +144,5 @@ def _orthonormal(matrix: tf.Tensor) -> tf.Tensor:
     that a gradient of zero does not end a power iteration.
     """
     # There is no decomposition of half-precision matrices.
-    wide = matrix if matrix.dtype == tf.float64 else tf.cast(matrix, tf.float32)
-    basis, _ = tf.linalg.qr(wide)
+    basis, _ = tf.linalg.qr(tf.cast(matrix, wide_type(matrix.dtype)))
     return tf.cast(basis, matrix.dtype)

@@ -17,6 +17,7 @@ from strategies.gradient_compression.method import (
     Encoded,
     Method,
     Reduced,
+    wide_type,
 )
 
 _POSITION_BYTES = 4
@@ -41,7 +42,7 @@ class TopK(Method):
     def bytes_sent(self, specs: Sequence[tf.TensorSpec], num_replicas: int) -> float:
         sizes = [
             self._num_entries(spec.shape)
-            * (_wire_type(spec.dtype).size + _POSITION_BYTES)
+            * (wide_type(spec.dtype).size + _POSITION_BYTES)
             for spec in specs
         ]
         return (num_replicas - 1) * sum(sizes)
@@ -80,7 +81,7 @@ class TopK(Method):
         count = self._num_entries(value.shape)
         # The order of entries does not matter: each has its position with it.
         _, positions = tf.math.top_k(tf.abs(vector), count, sorted=False)
-        entries = tf.cast(tf.gather(vector, positions), _wire_type(vector.dtype))
+        entries = tf.cast(tf.gather(vector, positions), wide_type(vector.dtype))
         # Exactly zero where an entry was sent: no subtraction, no rounding.
         zeros = tf.zeros([count], vector.dtype)
         left = tf.tensor_scatter_nd_update(vector, positions[:, tf.newaxis], zeros)
@@ -88,18 +89,13 @@ class TopK(Method):
 
     def decode(self, parts: Sequence[tf.Tensor], spec: tf.TensorSpec) -> tf.Tensor:
         positions, entries = parts
-        vector = tf.zeros([spec.shape.num_elements()], _wire_type(spec.dtype))
+        vector = tf.zeros([spec.shape.num_elements()], wide_type(spec.dtype))
         vector = tf.tensor_scatter_nd_add(vector, positions[:, tf.newaxis], entries)
         return tf.cast(tf.reshape(vector, spec.shape), spec.dtype)
 
     def _num_entries(self, shape: tf.TensorShape) -> int:
         # Rounded up, so that every tensor sends an entry.
         return math.ceil(self._fraction * shape.num_elements())
-
-
-def _wire_type(dtype: tf.DType) -> tf.DType:
-    """Returns the type in which entries are sent, of whole 32-bit words."""
-    return tf.float64 if dtype == tf.float64 else tf.float32
 
 
 def _sum_of(positions: tf.Tensor, words: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
@@ -110,7 +106,7 @@ def _sum_of(positions: tf.Tensor, words: tf.Tensor, like: tf.Tensor) -> tf.Tenso
       words: Entries as int32 words, [replicas, words].
       like: Tensor with the shape and type of the sum.
     """
-    dtype = _wire_type(like.dtype)
+    dtype = wide_type(like.dtype)
     total = tf.zeros([like.shape.num_elements()], dtype)
     for at, own in zip(tf.unstack(positions), tf.unstack(words), strict=True):
         # One replica after the other: the same order of a sum on every replica.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs
+from strategies.inner_loop.results import OWN_TOTALS
 
 
 def all_reduce_gradients(parts: Sequence[ReplicaOutputs]) -> ReplicaOutputs:
@@ -128,6 +129,33 @@ def _total(value: Any) -> tf.Tensor:
         return tf.cast(tf.reduce_sum(value), tf.float64)
 
 
+def with_own_totals(
+    outputs: ReplicaOutputs, values: Mapping[int, tf.Tensor] | None = None
+) -> ReplicaOutputs:
+    """Returns outputs with a sum that says whether this replica's numbers are finite.
+
+    Args:
+      outputs: Outputs of one replica.
+      values: Values to check in the place of some gradients, by index.
+    """
+    whole = list(outputs.gradients)
+    for index, value in (values or {}).items():
+        whole[index] = value
+    # Zero, or NaN if a value is not finite: 0 * inf is NaN. The sum is NaN on every
+    # replica then, so that all replicas skip the update.
+    own_totals = 0 * totals(outputs._replace(gradients=whole))
+    return outputs._replace(sums={**outputs.sums, OWN_TOTALS: own_totals})
+
+
+def with_totals_of_sum(summed: ReplicaOutputs) -> ReplicaOutputs:
+    """Returns summed outputs whose totals cover the sum and all its parts.
+
+    The sum may overflow where no part of it does.
+    """
+    changes = summed.sums[OWN_TOTALS] + totals(summed)
+    return summed._replace(sums={**summed.sums, OWN_TOTALS: changes})
+
+
 def mean_of_copies(copies: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the mean of tensors; the mean of equal tensors is exactly their value."""
     # The sum of three equal numbers may lose the last bit, so that only differences
@@ -138,6 +166,10 @@ def mean_of_copies(copies: Sequence[tf.Tensor]) -> tf.Tensor:
     return first + tf.add_n([other - first for other in others]) / len(copies)
 
 
-def bytes_of(variables: Sequence[tf.Variable]) -> int:
-    """Returns the bytes of one copy of each variable, as sent between tasks."""
-    return sum(v.dtype.size * v.shape.num_elements() for v in variables)
+def bytes_of(tensors: Iterable[tf.Variable | tf.Tensor | tf.TensorSpec]) -> int:
+    """Returns the bytes of one copy of each tensor, as sent between tasks.
+
+    Args:
+      tensors: Variables, tensors or specs of known shape.
+    """
+    return sum(t.dtype.size * t.shape.num_elements() for t in tensors)

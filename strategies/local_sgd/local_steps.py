@@ -11,8 +11,7 @@ from strategies.common.types import (
     ReplicaFunction,
     ReplicaOutputs,
 )
-from strategies.inner_loop.reduction import scaled, totals
-from strategies.inner_loop.results import OWN_TOTALS
+from strategies.inner_loop.reduction import scaled, with_own_totals
 
 
 def local_step(replica_step: ReplicaFunction, num_replicas: int) -> ReplicaFunction:
@@ -55,9 +54,7 @@ def sum_what_is_reported(
     # the value of the first replica: the other replicas contribute zero.
     own = tf.nest.flatten(outputs.state)
     whole = [None if value.dtype.is_floating else value for value in own]
-    # Zero, or NaN if a value is not finite: 0 * inf is NaN. The sum is NaN on every
-    # replica then, so that all replicas skip the update.
-    sums = {**outputs.sums, OWN_TOTALS: 0 * totals(outputs)}
+    sums = with_own_totals(outputs).sums
     summed = all_reduce_gradients(ReplicaOutputs(gradients=[], state=whole, sums=sums))
     state = [
         value if total is None else total

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from strategies.common.types import ReplicaOutputs, Update
 from strategies.gradient_compression.choice import Compression
-from strategies.gradient_compression.finiteness import with_own_totals
 from strategies.gradient_compression.methods import compressed_gradients, method_of
+from strategies.inner_loop.reduction import bytes_of, with_own_totals
 from strategies.ps.element_layout import CompressedGradient
 
 # No step begins at this number of applied updates, nor at the one after it.
@@ -130,16 +130,15 @@ class CompressedGradients(WholeGradients):
 
     def bytes_sent(self, gradient_bytes: int) -> int:
         specs = self._specs.values()
-        whole = sum(spec.dtype.size * spec.shape.num_elements() for spec in specs)
         encoded = sum(map(self._method.encoded_bytes, specs))
-        return gradient_bytes - whole + encoded
+        return gradient_bytes - bytes_of(specs) + encoded
 
     def variables(self) -> Sequence[tf.Variable]:
         return [self._stored_at, *(v for row in self._stored for v in row)]
 
     def start(self) -> _Feedback:
-        never = tf.constant(_NEVER, tf.int64)
-        return _Feedback(never, self._initial(), self._initial())
+        initial = self._initial()
+        return _Feedback(tf.constant(_NEVER, tf.int64), initial, initial)
 
     def compress(
         self,

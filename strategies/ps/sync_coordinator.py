@@ -29,10 +29,9 @@ from strategies.common.types import (
     SyncedFlags,
     Update,
 )
-from strategies.gradient_compression.finiteness import with_totals_of_sum
 from strategies.inner_loop.input import IndexedInput
 from strategies.inner_loop.loop import InnerLoop
-from strategies.inner_loop.reduction import scaled
+from strategies.inner_loop.reduction import scaled, with_totals_of_sum
 from strategies.inner_loop.results import OWN_TOTALS, WORKER_SECONDS
 from strategies.inner_loop.step import Step
 from strategies.ps.compressed_push import WholeGradients

@@ -18,18 +18,13 @@ from tests.cluster.compressed_sums import (
     PowerSgd,
     TopK,
     rounded_once,
-    with_error_feedback,
 )
 from tests.cluster.test_averaged_parameters import assert_same_training, variables_of
 from tests.cluster.test_emulated_bandwidth import needs_networks, training
 from tests.cluster.test_gradient_compression import (
     LINEAR,
-    NUM_STEPS,
-    ROUNDING,
     WORKERS,
-    errors_in_checkpoint,
-    gradients_of_replicas,
-    recorded,
+    assert_error_feedback,
 )
 from tests.markers import further
 from tests.processes import metrics_so_far, result_of, train
@@ -81,29 +76,7 @@ def test_sums_and_errors_are_those_of_the_papers(
     )
     # A method keeps its basis from one step to the next.
     methods, sent_bytes = copy.deepcopy(METHODS[setting])
-    gradients = gradients_of_replicas()
-    kept = errors_in_checkpoint(run, NUM_STEPS)
-    assert set(kept) == set(methods)
-    for name in linear_loss.SHAPES:
-        of_weight = [[worker[name] for worker in step] for step in gradients]
-        got = recorded(run, name)
-        exact = [sum(workers) for workers in of_weight]
-        scale = np.abs(exact).max()
-        if name not in methods:
-            np.testing.assert_allclose(got, exact, rtol=0, atol=ROUNDING * scale)
-            continue
-        sums, errors = with_error_feedback(methods[name], of_weight)
-        np.testing.assert_allclose(got, sums, rtol=0, atol=ROUNDING * scale)
-        np.testing.assert_allclose(
-            kept[name], errors, rtol=0, atol=ROUNDING * scale * NUM_STEPS
-        )
-        assert not np.allclose(got, exact, rtol=1e-3, atol=1e-3 * scale)
-        np.testing.assert_allclose(
-            sum(got) + sum(kept[name]),
-            sum(exact),
-            rtol=0,
-            atol=ROUNDING * scale * NUM_STEPS,
-        )
+    assert_error_feedback(run, methods)
     communication = result["communication"]
     assert communication["bytes_per_step_per_replica"] == WEIGHT_BYTES + sent_bytes
     assert communication["algorithm"].startswith("weights read from and gradients sent")

@@ -112,13 +112,13 @@ def errors_in_checkpoint(run: pathlib.Path, step: int) -> dict[str, np.ndarray]:
     return {names[v.shape]: v for v in kept if v.shape in names}
 
 
-@pytest.mark.parametrize("setting", METHODS)
-def test_sums_and_errors_are_those_of_the_papers(
-    setting: str, tmp_path: pathlib.Path
-) -> None:
-    run = tmp_path / "run"
-    result = train(run, *LINEAR, f"--gradient_compression={setting}")
-    methods, sent_bytes = METHODS[setting]
+def assert_error_feedback(run: pathlib.Path, methods: Mapping[str, Method]) -> None:
+    """Compares the recorded sums and the last errors with NumPy's.
+
+    Args:
+      run: folder of a run with the flags `LINEAR`.
+      methods: of each tensor that is compressed, by its name.
+    """
     gradients = gradients_of_replicas()
     kept = errors_in_checkpoint(run, NUM_STEPS)
     assert set(kept) == set(methods)
@@ -143,6 +143,16 @@ def test_sums_and_errors_are_those_of_the_papers(
             rtol=0,
             atol=ROUNDING * scale * NUM_STEPS,
         )
+
+
+@pytest.mark.parametrize("setting", METHODS)
+def test_sums_and_errors_are_those_of_the_papers(
+    setting: str, tmp_path: pathlib.Path
+) -> None:
+    run = tmp_path / "run"
+    result = train(run, *LINEAR, f"--gradient_compression={setting}")
+    methods, sent_bytes = METHODS[setting]
+    assert_error_feedback(run, methods)
     assert result["communication"]["bytes_per_step_per_replica"] == sent_bytes
     assert result["communication"]["algorithm"].startswith(
         {"p": "PowerSGD of rank 3", "i": "int8", "t": "largest 6 %"}[setting[0]]
