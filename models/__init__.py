@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from models import catalogue, factories
 
 if TYPE_CHECKING:
-    from models.base import ModelSpec
+    from models.classification import ModelSpec
 
 # Modules of this folder that define no model.
 _NOT_MODELS = {
-    *("__init__", "base", "catalogue", "embedding", "factories", "keras_applications"),
+    *("__init__", "base", "objective", "classification", "embedding"),
+    *("catalogue", "factories", "keras_applications"),
 }
 
 

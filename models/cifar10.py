@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from models.base import Examples, Settings, classifier, require_quantities
+from models.base import Examples, Settings
+from models.classification import classifier, require_quantities
 
 # tf.nn.l2_loss is half the sum of squares, and the tutorial multiplies it by 0.004;
 # Keras's L2 multiplies the whole sum.

@@ -6,8 +6,9 @@ import functools
 
 import keras
 
-from models.base import Examples, ModelSpec, Settings, classifier, require_quantities
+from models.base import Examples, Settings
 from models.catalogue import PREFIX
+from models.classification import ModelSpec, classifier, require_quantities
 
 
 def spec_of(name: str) -> ModelSpec:

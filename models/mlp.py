@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import keras
 
-from models.base import Examples, Settings, classifier, require_quantities
+from models.base import Examples, Settings
+from models.classification import classifier, require_quantities
 
 
 def build(data: Examples, settings: Settings) -> keras.Model:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from models.base import Examples, Settings, classifier
+from models.base import Examples, Settings
+from models.classification import classifier
 from models.embedding import ShardedEmbedding
 from models.mlp import hidden_layers
 

@@ -86,7 +86,7 @@ FLOORS = (
     ("strategies/launcher", "strategies/ps"),
     ("strategies", "strategies/hello_cluster"),
     ("trainers/config",),
-    ("trainers/inputs", "trainers/run_dir"),
+    ("trainers/inputs", "trainers/run_dir", "trainers/model/optimizers"),
     ("trainers/inputs/tfrecord", "trainers/model"),
     ("trainers/user_code",),
     ("trainers/user_code/own_step",),

@@ -83,7 +83,7 @@ class TrainingResult:
                 f"--run_dir={folder.path} has no result.json that can be read: train "
                 "it to its end first."
             )
-        return cls(folder.path, result, folder.read_metrics())
+        return cls(folder.path, result, folder.metrics.rows())
 
     @property
     def status(self) -> str:

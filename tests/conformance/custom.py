@@ -8,7 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.base import Build, Examples, ModelSpec, PerExample, Settings
+from models.base import Build, Examples, Settings
+from models.classification import ModelSpec
+from models.objective import PerExample
 from strategies import registry
 from strategies.cluster.spec import Cluster
 from trainers.inputs.sources import ArraySource, Data

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from models.base import ModelSpec
+from models.classification import ModelSpec
 from strategies import registry
 from strategies.cluster.spec import Cluster
 from strategies.common.types import LoopFunction, SummaryLevel

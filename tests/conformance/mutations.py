@@ -86,7 +86,9 @@ _SHUFFLING = "trainers/inputs/shuffling.py"
 _RNG = "trainers/model/rng.py"
 _COMPILED = "strategies/inner_loop/compiled_loop.py"
 _TEMPLATE_PROCESS = "strategies/processes/template_process.py"
-_OPTIMIZERS = "trainers/model/optimizers.py"
+_LOSS_SUMS = "trainers/model/loss_sums.py"
+_OPTIMIZER = "trainers/model/optimizers/build.py"
+_LEARNING_RATE = "trainers/model/optimizers/learning_rate.py"
 _OUTER = "strategies/local_sgd/outer_optimizer.py"
 _AVERAGES = "strategies/local_sgd/averages.py"
 _COMPRESSED = "strategies/gradient_compression/compressed_sum.py"
@@ -192,7 +194,7 @@ MUTATIONS = (
     ),
     Mutation(
         "every replica counts the whole regularizer",
-        _TRAIN_STEP,
+        _LOSS_SUMS,
         (
             (
                 "return tf.cast(batch.num_rows, dtype) * total",
@@ -357,13 +359,13 @@ MUTATIONS = (
     # All strategies have the following ones alike: a comparison among them is blind.
     Mutation(
         "weight decay is doubled",
-        _OPTIMIZERS,
+        _OPTIMIZER,
         (("config.weight_decay or None", "2 * config.weight_decay or None"),),
         AS_KERAS,
     ),
     Mutation(
         "the cosine has half of its amplitude",
-        _OPTIMIZERS,
+        _LEARNING_RATE,
         (
             (
                 "(1 + tf.cos(tf.constant(3.141592653589793) * progress)) / 2",
@@ -374,19 +376,19 @@ MUTATIONS = (
     ),
     Mutation(
         "the schedule is a step ahead",
-        _OPTIMIZERS,
+        _LEARNING_RATE,
         (("step = tf.cast(step, tf.float32)", "step = tf.cast(step + 1, tf.float32)"),),
         AS_KERAS,
     ),
     Mutation(
         "the cosine does not know of the warm-up",
-        _OPTIMIZERS,
+        _LEARNING_RATE,
         (("(step - warmup) / decay_steps", "step / self._train_steps"),),
         AS_KERAS,
     ),
     Mutation(
         "the second drop of the step schedule comes late",
-        _OPTIMIZERS,
+        _LEARNING_RATE,
         (("progress < 0.75", "progress < 0.85"),),
         AS_KERAS,
     ),

@@ -13,7 +13,8 @@ import dataclasses
 import keras
 
 import models
-from models.base import Examples, ModelSpec, Settings
+from models.base import Examples, Settings
+from models.classification import ModelSpec
 
 
 def smooth(name: str) -> ModelSpec:

@@ -16,7 +16,7 @@ from tests.conformance.harness import Layout, Subject, small_config
 from tests.processes import result_of, run, train
 from tests.trainers.user_code import half
 from trainers.inputs.shuffling import Order
-from trainers.model.optimizers import LossScale, needs_loss_scale
+from trainers.model.optimizers.loss_scale import LossScale, needs_loss_scale
 
 LAYOUT = Layout(num_examples=48, global_batch_size=12)
 NUM_STEPS = 6

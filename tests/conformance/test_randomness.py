@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.base import PerExample
+from models.objective import PerExample
 from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import subjects
 from tests.markers import chosen

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import models
-from models.base import ModelSpec
+from models.classification import ModelSpec
 from tests.conformance.harness import (
     LAYOUTS,
     UPDATES,

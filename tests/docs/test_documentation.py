@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from models.base import ModelSpec
+from models.classification import ModelSpec
 from strategies import registry
 from strategies.common.errors import ExitCode
 from strategies.common.fields import choices_of, field_types

@@ -10,7 +10,7 @@ import tensorflow as tf
 from models.cifar10 import LocalResponseNormalization, build
 from trainers.config.model import ModelConfig
 from trainers.inputs.sources import ArraySource, Data
-from trainers.model.train_step import regularization_losses
+from trainers.model.loss_sums import regularization_losses
 
 
 def make_model(dropout: float = 0.0) -> keras.Model:

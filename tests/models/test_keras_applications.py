@@ -10,7 +10,7 @@ import pytest
 
 import models
 from models import catalogue
-from models.base import ModelSpec
+from models.classification import ModelSpec
 from strategies.common.errors import UsageError
 from trainers.config.config import Config
 from trainers.config.model import ModelConfig

@@ -41,7 +41,8 @@ MODELS = {
 
 # Weights are float64, and their distance is measured in how far they have moved. Rates
 # are single precision; and of the two betas of Keras's Adam (1 - beta_2 is 1e-5 larger
-# than it is to be), which tests/trainers/model/test_adam.py compares with the formula.
+# than it is to be), which tests/trainers/model/optimizers/test_adam.py compares with
+# the formula.
 TOLERANCE = 2e-7
 TOLERANCE_OF_ADAM = 2e-5
 # Single precision, which has a relative error of 6e-8, of what begins at the peak.

@@ -195,7 +195,7 @@ def _machine(hardware: Mapping[str, Any]) -> str:
 
 def _metrics(folder: RunDir) -> list[dict[str, Any]]:
     try:
-        return folder.read_metrics()
+        return folder.metrics.rows()
     # A run that ended early has no metrics.jsonl.
     except OSError:
         return []

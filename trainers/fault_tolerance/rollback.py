@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from strategies.base import Strategy
 from strategies.common.errors import DivergedError
-from trainers.model.optimizers import LearningRateScale
+from trainers.model.optimizers.learning_rate import LearningRateScale
 from trainers.run_dir.checkpoint_manifest import DamagedError
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.train_state import RollbackHistory

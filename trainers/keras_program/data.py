@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import Weighted
+from models.objective import Weighted
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.fit_data import FitData, whole_arrays
 from trainers.inputs.sources import (

@@ -23,7 +23,7 @@ from strategies.common.private_apis.variables import lend_variables
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
-from trainers.model.several_optimizers import SeveralOptimizers, parts_of
+from trainers.model.optimizers.several import SeveralOptimizers, parts_of
 from trainers.user_code import PerBatchError, wrap_user_errors
 from trainers.user_code.checks import check_batch_dimension, has_own_step
 from trainers.user_code.model import CustomModel, build_with, few_examples

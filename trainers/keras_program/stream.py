@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.base import Weighted
+from models.objective import Weighted
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from strategies.inner_loop.sharding import shard_rows

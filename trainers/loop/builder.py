@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import keras
 
 import models
-from models.base import Objective, TrainableModel
+from models.base import TrainableModel
+from models.objective import Objective
 from strategies import registry
 from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
@@ -30,16 +31,17 @@ from trainers.loop.precision import check_precision, follow_floatx, set_precisio
 from trainers.model.gradient_accumulation import Accumulation, check_accumulable
 from trainers.model.gradient_noise_scale import WithStatistics
 from trainers.model.layer_switches import disable_layers, perturb_weights
-from trainers.model.optimizers import (
-    LearningRate,
-    LearningRateScale,
-    LossScale,
+from trainers.model.optimizers.build import (
     adopt_optimizer,
     build_optimizer,
-    needs_loss_scale,
-    rate_of,
     update_where_variables_are,
 )
+from trainers.model.optimizers.learning_rate import (
+    LearningRate,
+    LearningRateScale,
+    rate_of,
+)
+from trainers.model.optimizers.loss_scale import LossScale, needs_loss_scale
 from trainers.model.overlapping_layer_state import layer_state_of
 from trainers.model.padding_weights import WithBallast
 from trainers.model.train_step import TrainStep, with_totals

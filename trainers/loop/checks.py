@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import keras
 
-from models.base import Objective
 from models.embedding import ShardedEmbedding
+from models.objective import Objective
 from strategies.base import Strategy
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import flat_layers
@@ -15,7 +15,7 @@ from trainers.inputs.sources import Data
 from trainers.inputs.tfrecord.stream import RecordStream
 from trainers.loop.parts import TrainingParts
 from trainers.model.layer_state import sums_over_replicas
-from trainers.model.optimizers import (
+from trainers.model.optimizers.properties import (
     ELEMENTWISE,
     has_conditional_update,
     updates_each_element,

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import Objective
+from models.objective import Objective
 from strategies.common.private_apis.models import flat_layers
 from strategies.inner_loop.reduction import bytes_of
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import keras
 
-from models.base import Objective
+from models.objective import Objective
 from strategies.base import Strategy
 from strategies.common.types import SpanShape
 from trainers.config.config import Config

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.base import add_steps
+from models.objective import add_steps
 from strategies.base import Strategy
 from strategies.common.types import BoundedInput, ReplicaFunction
 from trainers.inputs.any_batches import batches_of

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import Objective
 from models.embedding import ShardedEmbedding
+from models.objective import Objective
 from strategies.base import Strategy
 from strategies.common.types import GlobalBatches, LoopFunction, ReplicaFunction
 from strategies.inner_loop.reduction import bytes_of
@@ -20,16 +20,13 @@ from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
 from trainers.loop.compilation import Compilation
 from trainers.loop.evaluation import Evaluation
+from trainers.model.eval_step import EvalStep
 from trainers.model.layer_state import LayerState
-from trainers.model.optimizers import LearningRateScale, LossScale
+from trainers.model.optimizers.learning_rate import LearningRateScale
+from trainers.model.optimizers.loss_scale import LossScale
 from trainers.model.replayed_random_numbers import ReplayedRandomNumbers
 from trainers.model.sparse_gradients import embeddings_of
-from trainers.model.train_step import (
-    EvalStep,
-    StepSettings,
-    TrainStep,
-    with_totals,
-)
+from trainers.model.train_step import StepSettings, TrainStep, with_totals
 from trainers.model.update import ModelUpdate
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.step import PipelineStep

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image, ImageDraw, ImageFont
 
-from models.base import ClassPredictions
+from models.objective import ClassPredictions
 from strategies.common.types import Batch
 from strategies.inner_loop.sharding import row_weights
 

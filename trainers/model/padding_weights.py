@@ -13,7 +13,8 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from models.base import Build, Examples, Objective, Settings, TrainableModel
+from models.base import Build, Examples, Settings, TrainableModel
+from models.objective import Objective
 from strategies.common.private_apis.models import takes_weights
 from strategies.inner_loop.reduction import bytes_of
 from trainers.model.sparse_gradients import embeddings_of

@@ -9,14 +9,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import Objective, Predict, Summed, Values
+from models.objective import Objective, Predict
 from strategies.common.types import Batch, Read, ReplicaFunction, ReplicaOutputs
-from strategies.inner_loop.reduction import scaled, with_known_shapes
-from strategies.inner_loop.sharding import row_weights
+from strategies.inner_loop.reduction import with_known_shapes
 from strategies.inner_loop.totals import WithTotals
-from trainers.model.confusion_matrix import CONFUSION, MOST_CLASSES, confusion_of
 from trainers.model.layer_state import LayerState
-from trainers.model.optimizers import LOSS_SCALE, LossScale
+from trainers.model.loss_sums import (
+    added_losses,
+    regularized,
+    reported,
+    scale_by_examples,
+    weighted_sums,
+)
+from trainers.model.optimizers.loss_scale import LossScale, scaled_loss, unscaled
 from trainers.model.replayed_random_numbers import (
     ReplayedRandomNumbers,
     replayed_or_not,
@@ -265,181 +270,5 @@ def with_totals(
     return WithTotals(step, count)
 
 
-def scaled_loss(
-    loss: tf.Tensor,
-    sums: dict[str, tf.Tensor],
-    scale: tf.Tensor | None,
-    batch: Batch,
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Returns a loss times a scale, and sums that tell the scale of each example."""
-    if scale is None:
-        return loss, sums
-    # Exact for a power of two, so that the mean over all examples is the scale.
-    of_rows = tf.cast(scale, tf.float64) * tf.cast(batch.num_rows, tf.float64)
-    return loss * tf.cast(scale, loss.dtype), {**sums, LOSS_SCALE: of_rows}
-
-
-def unscaled(gradients: Sequence[Any], scale: tf.Tensor | None) -> list[Any]:
-    """Divides the gradients of a loss times a scale by the scale."""
-    if scale is None:
-        return list(gradients)
-    return [scaled(gradient, 1 / scale) for gradient in gradients]
-
-
 def _read_each(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
     return [tf.convert_to_tensor(variable) for variable in variables]
-
-
-class EvalStep:
-    """The sums of one evaluation batch; no gradients, nothing random.
-
-    The loss has what layers add and the regularization of weights in it, as in
-    training and as Keras's `evaluate` has it.
-    """
-
-    def __init__(
-        self,
-        model: Predict,
-        objective: Objective,
-        variables: Sequence[keras.Variable] = (),
-    ):
-        """Traces nothing yet.
-
-        Args:
-          model: Model to call.
-          objective: Loss and metrics.
-          variables: Trained variables, which may be regularized.
-        """
-        self._model = model
-        self._objective = objective
-        self._variables = variables
-
-    def __call__(self, batch: Batch) -> ReplicaOutputs:
-        mapped = regularized(self._model, self._objective, [])
-        with keras.StatelessScope(mapped, collect_losses=True) as scope:
-            judged = self._objective.judged(self._model, batch)
-            added = added_losses(self._objective, self._variables, scope)
-            sums = weighted_sums(judged.values, batch)
-            sums["loss"] += scale_by_examples(added, batch, sums["loss"].dtype)
-        sums = reported(sums, batch)
-        if judged.classes is not None and judged.classes.num_classes <= MOST_CLASSES:
-            sums[CONFUSION] = confusion_of(judged.classes, batch)
-        return ReplicaOutputs(gradients=[], state={}, sums=sums)
-
-
-def weighted_sums(values: Values, batch: Batch) -> dict[str, tf.Tensor]:
-    """Sums values over the rows that count.
-
-    Args:
-      values: Loss and metrics by name, each [rows] or already summed.
-      batch: Batch that marks the rows that count.
-
-    Returns:
-      Sums by name: scalars, except those that were already summed.
-    """
-
-    def of_rows_that_count(value: tf.Tensor | Summed) -> tf.Tensor:
-        if not isinstance(value, Summed):
-            return tf.reduce_sum(value * row_weights(batch, value))
-        # The row of an empty shard is the only one that does not count.
-        return value.total * tf.cast(batch.num_rows > 0, value.total.dtype)
-
-    return {name: of_rows_that_count(value) for name, value in values.items()}
-
-
-def reported(sums: dict[str, tf.Tensor], batch: Batch) -> dict[str, tf.Tensor]:
-    """Returns sums and the number of examples, in float64 so that counts are exact.
-
-    Args:
-      sums: Numerators of means over examples, by name.
-      batch: Batch of the sums.
-    """
-    reported = {name: tf.cast(value, tf.float64) for name, value in sums.items()}
-    reported["examples"] = tf.cast(batch.num_rows, tf.float64)
-    return reported
-
-
-def added_losses(
-    objective: Objective,
-    variables: Sequence[keras.Variable],
-    scope: keras.StatelessScope,
-) -> list[tf.Tensor]:
-    """Returns the losses to add to that of an objective.
-
-    Args:
-      objective: Objective, which may have them in its loss already.
-      variables: Trainable variables.
-      scope: Scope in which the layers ran.
-    """
-    if objective.has_layer_losses:
-        return []
-    return layer_losses(variables, scope)
-
-
-def regularized(
-    model: Any, objective: Objective, mapped: Sequence[tuple[keras.Variable, Any]]
-) -> list[tuple[keras.Variable, Any]]:
-    """Returns regularized variables with their own values, for a StatelessScope.
-
-    `Model.losses`, which an objective's loss may have in it, asks the scope for the
-    value of each (keras/src/layers/layer.py, `_get_regularization_losses`).
-
-    Args:
-      model: Model of the objective.
-      objective: Objective of the step.
-      mapped: Values that the scope has anyway.
-    """
-    if not objective.has_layer_losses:
-        return []
-    known = {id(variable) for variable, _ in mapped}
-    return [pair for pair in regularized_weights(model) if id(pair[0]) not in known]
-
-
-def regularized_weights(model: Any) -> list[tuple[keras.Variable, Any]]:
-    """Returns each regularized variable of a model with its own value."""
-    return [
-        (variable, variable.value)
-        for variable in model.trainable_variables
-        if variable.regularizer is not None
-    ]
-
-
-def layer_losses(
-    variables: Sequence[keras.Variable], scope: keras.StatelessScope
-) -> list[tf.Tensor]:
-    """Returns the losses that layers added in this call, and weight regularization.
-
-    `Model.losses` would contain both, but inside a StatelessScope it passes None to the
-    regularizer of every variable that the scope does not map (Keras 3.15,
-    keras/src/layers/layer.py, `_get_regularization_losses`).
-
-    Args:
-      variables: Trainable variables.
-      scope: Scope in which the layers ran.
-    """
-    return [*scope.losses, *regularization_losses(variables)]
-
-
-def scale_by_examples(
-    added: Sequence[tf.Tensor], batch: Batch, dtype: Any
-) -> tf.Tensor:
-    """Returns the sum over rows that corresponds to losses that are means over a batch.
-
-    Args:
-      added: Scalar losses, each a mean over a batch.
-      batch: Batch with the number of rows that count.
-      dtype: Type of the result.
-    """
-    total = tf.zeros([], dtype)
-    for loss in added:
-        total += tf.cast(loss, dtype)
-    return tf.cast(batch.num_rows, dtype) * total
-
-
-def regularization_losses(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
-    """Returns the regularization loss of each variable that has a regularizer."""
-    return [
-        variable.regularizer(variable)
-        for variable in variables
-        if variable.regularizer is not None
-    ]

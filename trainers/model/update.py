@@ -15,9 +15,8 @@ from strategies.inner_loop.reduction import clipped, with_known_shapes
 from strategies.inner_loop.results import in_a_vector
 from trainers.model.histograms import histogram
 from trainers.model.layer_state import LayerState
-from trainers.model.optimizers import LOSS_SCALE, LossScale
+from trainers.model.optimizers.loss_scale import LOSS_SCALE, LossScale, unscaled
 from trainers.model.sparse_gradients import as_dense, embeddings_of, sum_duplicates
-from trainers.model.train_step import unscaled
 from trainers.run_dir.step_recording import unique_names
 
 # Prefixes of the names that `ModelUpdate.observe` returns in addition to norms.

@@ -7,7 +7,7 @@ import pathlib
 from contextlib import AbstractContextManager
 from typing import Any
 
-from models.base import means_over_examples
+from models.objective import means_over_examples
 from strategies.cluster.failure_detection import monitor_workers
 from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console

@@ -8,21 +8,21 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from models.base import Objective
+from models.objective import Objective
 from strategies.common.types import Batch
 from strategies.inner_loop.reduction import sum_gradients
 from trainers.model.layer_state import LayerState
-from trainers.model.replayed_random_numbers import (
-    ReplayedRandomNumbers,
-    replayed_or_not,
-)
-from trainers.model.rng import keyed_states
-from trainers.model.train_step import (
+from trainers.model.loss_sums import (
     layer_losses,
     reported,
     scale_by_examples,
     weighted_sums,
 )
+from trainers.model.replayed_random_numbers import (
+    ReplayedRandomNumbers,
+    replayed_or_not,
+)
+from trainers.model.rng import keyed_states
 from trainers.pipeline_parallel.stages import Stage
 
 # Name of a tensor -> gradients that the stages which took the tensor have sent back.

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import Objective
+from models.objective import Objective
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import (
     sum_gradients,
@@ -23,8 +23,9 @@ from strategies.inner_loop.reduction import (
 from strategies.inner_loop.results import PIPELINE_SECONDS, STAGE_BUSY_SECONDS
 from strategies.inner_loop.sharding import take_micro_batch
 from trainers.model.layer_state import LayerState
+from trainers.model.optimizers.loss_scale import scaled_loss, unscaled
 from trainers.model.rng import seed_states
-from trainers.model.train_step import StepSettings, scaled_loss, unscaled
+from trainers.model.train_step import StepSettings
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.schedule import Piece, order_of_pieces
 from trainers.pipeline_parallel.stage_step import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from models.base import add_steps
+from models.objective import add_steps
 from trainers.loop.loop import StepEvent
 from trainers.loop.timing import Clock
 from trainers.model.gradient_noise_scale import without_statistics

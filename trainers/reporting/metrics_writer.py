@@ -67,7 +67,7 @@ class MetricsWriter:
         """Restores the last values of a resumed run from metrics.jsonl."""
         self.final = {}
         self._least_eval_loss = math.inf
-        for row in self._folder.read_metrics():
+        for row in self._folder.metrics.rows():
             self.final.update(_final_values(row))
             self._is_best(row.get("eval_loss"))
 

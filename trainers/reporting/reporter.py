@@ -199,7 +199,7 @@ class Reporter(NullReporter):
 
     def resume_after_rollback(self, step: int) -> None:
         self._console.stop_progress()
-        self._folder.drop_metrics_after(step)
+        self._folder.metrics.drop_after(step)
         self._restore_reports(self._restored or {})
 
     def require_folder(self) -> None:

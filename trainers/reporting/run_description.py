@@ -10,7 +10,7 @@ import tensorflow as tf
 from strategies.common.private_apis.variables import copies_of
 from strategies.inner_loop.reduction import bytes_of
 from trainers.loop.parts import TrainingParts
-from trainers.model.several_optimizers import parts_of
+from trainers.model.optimizers.several import parts_of
 from trainers.reporting.tensorboard import table
 
 

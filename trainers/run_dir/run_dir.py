@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -15,26 +13,21 @@ from typing import Any
 from strategies.common.errors import UsageError
 from strategies.common.files import (
     FolderLock,
-    append_whole,
     check_own,
     check_writable,
     is_there,
     new_folder,
     read_small,
     unusable,
-    without_nan,
     write_atomically,
     write_json,
 )
 from strategies.common.strict_json import parse_json
-from strategies.common.text import as_argument
 from trainers.config.config import Config
-from trainers.config.data import DataConfig
 from trainers.config.file import config_from_file
-from trainers.config.groups import option
-from trainers.config.model import ModelConfig
-from trainers.config.optimizer import OptimizerConfig
 from trainers.run_dir.checkpoint_names import checkpoints_in
+from trainers.run_dir.continuation import check_same_training
+from trainers.run_dir.metrics_file import MetricsFile
 
 SCHEMA_VERSION = 1
 
@@ -53,17 +46,6 @@ _PARTS = (
         "trackers/*",
     ),
 )
-
-# Settings that a resumed run cannot change, because they determine the training.
-_FIXED = ["seed", "global_batch_size", "gradient_reduction"] + [
-    field.name
-    for group in (ModelConfig, DataConfig, OptimizerConfig)
-    for field in dataclasses.fields(group)
-]
-
-# Also fixed if the learning rate schedule is not constant, because it depends on the
-# last step.
-_FIXED_WITH_A_SCHEDULE = ["train_steps", "epochs"]
 
 
 class FolderGoneError(UsageError):
@@ -90,7 +72,7 @@ class RunDir:
         self.exports = path / "export"
         self.trackers = path / "trackers"
         self._config = path / "config.json"
-        self._metrics = path / "metrics.jsonl"
+        self.metrics = MetricsFile(path / "metrics.jsonl")
         self._result = path / "result.json"
         self._has_events = tensorboard_dir is None
         names = ("checkpoints", "logs", *(["tb"] if self._has_events else []))
@@ -231,7 +213,7 @@ class RunDir:
 
     def reached_step(self) -> int:
         """Returns the newest known step, from the metrics or from a checkpoint."""
-        rows = self.read_metrics()
+        rows = self.metrics.rows()
         return max(self.saved_step(), rows[-1]["step"] if rows else 0)
 
     def with_decisions(self, config: Config) -> Config:
@@ -290,7 +272,7 @@ class RunDir:
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         self.require()
-        append_whole(self._metrics, json.dumps(without_nan(row)) + "\n")
+        self.metrics.append(row)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Writes result.json, the last file of a run."""
@@ -316,44 +298,16 @@ class RunDir:
                 f"--run_dir={self.path} has been filled by another process meanwhile: "
                 "give every run a folder of its own."
             )
-        kept = self._metrics_until(first_step)
+        kept = self.metrics.rows_until(first_step)
         self._result.unlink(missing_ok=True)
         # config.json is the first file, because a folder without it is not a run.
         resolved = config.replace(run_dir=str(self.path), resume="never")
         write_json(self._config, resolved.by_group())
         for path in self._folders:
             path.mkdir(exist_ok=True)
-        write_atomically(self._metrics, kept)
+        self.metrics.write(kept)
         # A program may train again in the same folder.
         self._must_be_new = False
-
-    def drop_metrics_after(self, step: int) -> None:
-        """Removes the metrics of later steps.
-
-        Args:
-          step: Last step to keep.
-        """
-        write_atomically(self._metrics, self._metrics_until(step))
-
-    def _metrics_until(self, step: int) -> str:
-        rows = (row for row in self.read_metrics() if row["step"] <= step)
-        return "".join(json.dumps(row) + "\n" for row in rows)
-
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """Returns the rows of metrics.jsonl, without lines that are not complete."""
-        if not self._metrics.exists():
-            return []
-        rows = []
-        text = self._metrics.read_text(encoding="utf-8", errors="replace")
-        for line in text.split("\n"):
-            try:
-                row = json.loads(line)
-            # A killed run may leave its last line truncated.
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict) and isinstance(row.get("step"), int):
-                rows.append(row)
-        return rows
 
     def _check_empty(self) -> None:
         if not self.path.exists():
@@ -376,27 +330,10 @@ class RunDir:
             if is_there(path) and not path.is_dir():
                 raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), str(path))
         # A wrong kind of file is reported here, before TensorFlow is loaded.
-        for path in (self._metrics, self._result):
+        for path in (self.metrics.path, self._result):
             if path.is_dir():
                 raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
-        was, now = self.read_config().to_dict(), config.to_dict()
-        has_schedule = config.optimizer.learning_rate_schedule != "constant"
-        fixed = _FIXED + (_FIXED_WITH_A_SCHEDULE if has_schedule else [])
-        if config.model.script is not None:
-            # The program decides the others, and config.json has what it decided.
-            fixed = [n for n in fixed if n in config.given or n.startswith("script")]
-        differences = ", ".join(
-            f"{option(name)}={as_argument(now[name])} (was {as_argument(was[name])})"
-            for name in fixed
-            if was[name] != now[name]
-            # The run's own decision is kept (`with_decisions`).
-            and (name, now[name]) != ("jit_compile", "auto")
-        )
-        if differences:
-            raise UsageError(
-                f"--resume=auto cannot continue {self.path} with {differences}: use "
-                "the run's own settings, or another --run_dir."
-            )
+        check_same_training(self.path, self.read_config(), config)
 
 
 def default_path(config: Config) -> pathlib.Path:

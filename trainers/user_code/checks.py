@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2, types_pb2
 
-from models.base import Objective, labels_of
+from models.objective import Objective, labels_of
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.inputs.sources import ArraySource, Data

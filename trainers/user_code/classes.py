@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import ClassPredictions, ClassPredictionsFunction
+from models.objective import ClassPredictions, ClassPredictionsFunction
 
 _LOSSES = keras.losses
 

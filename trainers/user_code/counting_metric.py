@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.base import Summed
+from models.objective import Summed
 from strategies.common.private_apis.compiled import OutputMetric
 from trainers.user_code import PerBatchError
 from trainers.user_code.independence import agree

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import (
+from models.objective import (
     AsCompiled,
     ClassPredictionsFunction,
     EvalOutputs,
@@ -34,12 +34,7 @@ from trainers.user_code.classes import classes_of
 from trainers.user_code.independence import Judge, check_independence
 from trainers.user_code.metrics import Metrics, resolve_metrics
 from trainers.user_code.probe import Probe
-from trainers.user_code.unreduced import (
-    RowWeights,
-    Unreduced,
-    num_rows,
-    of_rows,
-)
+from trainers.user_code.unreduced import RowWeights, Unreduced, num_rows, of_rows
 
 _ACCURACY = ("accuracy", "acc")
 

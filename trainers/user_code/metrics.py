@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.base import AsCompiled, means_over_examples
+from models.objective import AsCompiled, means_over_examples
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.compiled import (
     OutputMetric,

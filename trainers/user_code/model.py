@@ -13,7 +13,8 @@ import keras
 import tensorflow as tf
 
 from models import factories
-from models.base import Build, Examples, Objective, Settings
+from models.base import Build, Examples, Settings
+from models.objective import Objective
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.variables import make_anew
 from strategies.common.text import one_line

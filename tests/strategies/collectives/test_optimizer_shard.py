@@ -12,8 +12,9 @@ import tensorflow as tf
 from strategies.collectives.buckets import Bucket
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.inner_loop.grouping import grouped
-from trainers.model import optimizers
-from trainers.model.optimizers import ELEMENTWISE, updates_each_element
+from trainers.model.optimizers.adagrad import Adagrad
+from trainers.model.optimizers.adam import Adam, AdamW
+from trainers.model.optimizers.properties import ELEMENTWISE, updates_each_element
 
 NUM_STEPS = 5
 SHAPES = ([7, 5], [5], [3, 3, 2], [1])
@@ -59,7 +60,7 @@ def built(
     return optimizer
 
 
-OWN = (optimizers.Adam, optimizers.AdamW, optimizers.Adagrad)
+OWN = (Adam, AdamW, Adagrad)
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import models
-from models.base import classifier
+from models.classification import classifier
 from strategies import registry
 from strategies.common.errors import UsageError
 from strategies.config import StrategyConfig

@@ -15,7 +15,7 @@ from tests.markers import further
 from tests.trainers.run_dir.test_checkpoints import Run
 from trainers.fault_tolerance.rollback import Rollbacks
 from trainers.main import main
-from trainers.model.optimizers import LearningRateScale
+from trainers.model.optimizers.learning_rate import LearningRateScale
 
 # A step makes -2.5 w of a weight w, as 1 - 0.01 * 350 is that, and float32 ends after
 # some fifty. With half the rate it makes -0.75 w. Gradients count for little here.

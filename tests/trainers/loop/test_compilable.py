@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import pytest
 
-from models.base import AsCompiled
+from models.objective import AsCompiled
 from trainers.loop.compilable import obstacles_of_model, obstacles_of_objective
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.base import ClassPredictions
+from models.objective import ClassPredictions
 from trainers.user_code.classes import classes_of
 
 IDS = np.array([0, 2, 1, 2])

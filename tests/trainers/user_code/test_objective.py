@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.base import Summed
+from models.objective import Summed
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import mask_of
 from tests.trainers.user_code import factories

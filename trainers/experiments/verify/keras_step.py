@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from models.base import AsCompiled
+from models.objective import AsCompiled
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.config.config import Config

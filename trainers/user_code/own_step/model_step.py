@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.base import LATEST, Summed, Values, separated
+from models.objective import LATEST, Summed, Values, separated
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.user_code.counting_metric import change_of, total_of

@@ -14,15 +14,9 @@ from typing import Any, NamedTuple
 
 import keras
 
-from models.base import (
-    LATEST,
-    EvalOutputs,
-    Totals,
-    Values,
-    means_over_examples,
-)
+from models.objective import LATEST, EvalOutputs, Totals, Values, means_over_examples
 from strategies.common.errors import UsageError
-from trainers.model.train_step import regularized_weights
+from trainers.model.loss_sums import regularized_weights
 from trainers.user_code.own_step.model_step import STATE, ModelStep
 
 

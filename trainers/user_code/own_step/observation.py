@@ -9,14 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.types import Batch
+from trainers.model.loss_sums import regularized_weights
 from trainers.model.rng import keyed_states, seed_states
-from trainers.model.train_step import regularized_weights
 from trainers.user_code.independence import agree
-from trainers.user_code.own_step.model_step import (
-    ModelStep,
-    flat_logs,
-    results_noted,
-)
+from trainers.user_code.own_step.model_step import ModelStep, flat_logs, results_noted
 from trainers.user_code.own_step.update_catcher import CaughtUpdate
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainers.model.optimizers import Adam, AdamW
+from trainers.model.optimizers.adam import Adam, AdamW
 
 # Of 20 updates, each a few roundings. In double precision Keras's own rounds its betas
 # to single, and differs by 4e-7 from the formula, which ours is compared with there.

@@ -12,7 +12,7 @@ from tests import processes
 from tests.event_files import read_events
 from trainers.config.optimizer import OptimizerConfig
 from trainers.main import main
-from trainers.model.optimizers import LearningRate
+from trainers.model.optimizers.learning_rate import LearningRate
 
 
 @pytest.mark.parametrize(

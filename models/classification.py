@@ -1,0 +1,152 @@
+"""Classifiers: cross entropy, accuracy, and the classes of predictions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import keras
+import tensorflow as tf
+
+from models.base import Build, Examples, Settings
+from models.objective import (
+    AsCompiled,
+    ClassPredictions,
+    Objective,
+    PerExample,
+    PredictionObjective,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """A model and its objective; satisfies `TrainableModel`.
+
+    Attributes:
+      build: Function that builds the Keras model.
+      make_loss: Function from the label smoothing to a function of (labels [n], logits
+        [n, num_classes]) that returns each example's loss [n].
+      metrics: Functions of the same arguments by name, [n]; a metric is their mean
+        over all examples.
+      as_compiled: Function from the label smoothing to arguments of
+        `keras.Model.compile`; None if Keras has no counterpart.
+    """
+
+    build: Build
+    make_loss: Callable[[float], PerExample]
+    metrics: Mapping[str, PerExample]
+    as_compiled: Callable[[float], AsCompiled] | None = None
+
+    def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
+        """See `TrainableModel`."""
+        compiled = self.as_compiled
+        return PredictionObjective(
+            loss=self.make_loss(label_smoothing),
+            metrics=self.metrics,
+            classes=largest_logit,
+            compiled=None if compiled is None else compiled(label_smoothing),
+        )
+
+    @property
+    def compiled_optimizer(self) -> None:
+        """See `TrainableModel`."""
+
+
+def make_cross_entropy(label_smoothing: float) -> PerExample:
+    """Returns a function for the cross entropy of each example, without reduction.
+
+    Keras's own mean reduction divides by the number of replicas inside a distribution
+    strategy; shards divide by the global number of examples instead.
+
+    Args:
+      label_smoothing: Fraction of each label that is spread over all classes (Szegedy
+        et al., Rethinking the Inception Architecture, 2015, section 7).
+    """
+
+    def loss(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        logits = _at_least_float32(logits)
+        if not label_smoothing:
+            return keras.losses.sparse_categorical_crossentropy(
+                labels, logits, from_logits=True
+            )
+        # Keras's sparse cross entropy does not smooth labels.
+        return keras.losses.categorical_crossentropy(
+            tf.one_hot(labels, logits.shape[-1], dtype=logits.dtype),
+            logits,
+            from_logits=True,
+            label_smoothing=label_smoothing,
+        )
+
+    return loss
+
+
+def cross_entropy_as_compiled(label_smoothing: float) -> AsCompiled:
+    """Returns what a program with `fit` has for `make_cross_entropy`, and accuracy.
+
+    Smoothing needs one-hot labels there.
+
+    Args:
+      label_smoothing: Label smoothing as in `make_cross_entropy`.
+    """
+    if not label_smoothing:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        return AsCompiled(loss=loss, metrics=["accuracy"])
+    return AsCompiled(
+        loss=keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=label_smoothing
+        ),
+        metrics=["accuracy"],
+        labels=lambda labels, predictions: keras.ops.one_hot(
+            labels, predictions.shape[-1]
+        ),
+    )
+
+
+def is_correct(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """Returns 1 where the largest logit is the label's, else 0: float32 [n]."""
+    return tf.cast(tf.equal(tf.argmax(logits, axis=-1), labels), tf.float32)
+
+
+def largest_logit(labels: tf.Tensor, logits: tf.Tensor) -> ClassPredictions:
+    """Predicts the class of the largest logit for each example."""
+    predictions = tf.argmax(logits, axis=-1)
+    return ClassPredictions(tf.cast(labels, tf.int64), predictions, logits.shape[-1])
+
+
+def _at_least_float32(logits: tf.Tensor) -> tf.Tensor:
+    """Casts half precision to float32, as it is too coarse for sums of exponentials."""
+    return tf.cast(logits, tf.float32) if logits.dtype.size < 4 else logits
+
+
+def require_quantities(model: str, data: Examples) -> None:
+    """Checks that features are quantities, because the order of two ids means nothing.
+
+    Raises:
+      ValueError: The features are ids of categories.
+    """
+    if data.num_categories is not None:
+        raise ValueError(
+            f"--model={model} takes quantities such as pixels; the data set's features "
+            "are ids of categories: use --model=wide_embedding, or another --dataset."
+        )
+
+
+def classifier(build: Build) -> ModelSpec:
+    """Returns a model that is trained by cross entropy and evaluated by accuracy."""
+
+    def build_for_classes(data: Examples, settings: Settings) -> keras.Model:
+        # 0 marks data whose labels are not ids of classes.
+        if not data.num_classes:
+            raise ValueError(
+                "--model must be your own for this data set: those of this project "
+                "take one array of features, and ids of classes from 0 as labels; "
+                "give --model=package.module:factory, or other data."
+            )
+        return build(data, settings)
+
+    return ModelSpec(
+        build=build_for_classes,
+        make_loss=make_cross_entropy,
+        metrics={"accuracy": is_correct},
+        as_compiled=cross_entropy_as_compiled,
+    )

@@ -1,0 +1,276 @@
+"""The interface of objectives: the minimized loss and the reported metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+# A function of labels and predictions, each a tensor or a structure of tensors [n,
+# ...], that returns a value per example, [n].
+PerExample = Callable[[Any, Any], tf.Tensor]
+
+
+class Predict(Protocol):
+    """A Keras model, or a function with the same call."""
+
+    def __call__(self, features: Any, training: bool) -> Any:
+        """Returns the predictions of a batch of features."""
+
+
+class ClassPredictions(NamedTuple):
+    """True and predicted classes of n examples.
+
+    Attributes:
+      labels: True classes, int64 [n] from 0 to num_classes - 1; other values are not
+        counted.
+      predictions: Predicted classes, int64 [n] from 0 to num_classes - 1.
+      num_classes: Number of classes.
+    """
+
+    labels: tf.Tensor
+    predictions: tf.Tensor
+    num_classes: int
+
+
+class Weighted(NamedTuple):
+    """Labels of n examples with sample weights, in place of labels alone.
+
+    Attributes:
+      labels: Tensor or structure of tensors [n, ...].
+      weights: Tensor [n] or [n, ...], or one for each output in the labels' structure.
+    """
+
+    labels: Any
+    weights: Any
+
+
+def separated(labels: Any) -> tuple[Any, Any]:
+    """Returns labels and sample weights; None in place of weights of 1 each."""
+    return labels if isinstance(labels, Weighted) else (labels, None)
+
+
+def labels_of(labels: Any) -> Any:
+    """Returns labels without the sample weights that may be with them."""
+    return separated(labels)[0]
+
+
+class Summed(NamedTuple):
+    """A tensor that is already summed over n examples, among values of each example.
+
+    Attributes:
+      total: Sum over the examples, such as the counts that a metric keeps.
+    """
+
+    total: tf.Tensor
+
+
+# Start of the names of sums that are not summed over steps: the last step's counts, as
+# `fit` reports numbers that are no metrics.
+LATEST = "latest/"
+
+
+# The value of each example, [n], or their sum.
+Values = Mapping[str, "tf.Tensor | Summed"]
+
+
+def add_steps(sums: MutableMapping[str, Any], steps: Mapping[str, np.ndarray]) -> None:
+    """Adds the sums of further steps to sums over examples.
+
+    Args:
+      sums: Sums by name, to which is added.
+      steps: Sums of each step by name, [steps, ...].
+    """
+    for name, values in steps.items():
+        if name.startswith(LATEST):
+            sums[name] = values[-1]
+        else:
+            sums[name] = sums.get(name, 0) + values.sum(axis=0)
+
+
+def means_over_examples(sums: Mapping[str, Any]) -> dict[str, float]:
+    """Divides sums by their common denominator, `examples`.
+
+    Args:
+      sums: Sums over examples by name, and the number of examples as `examples`.
+    """
+    examples = sums["examples"]
+    return {
+        name: float(value / examples)
+        for name, value in sums.items()
+        if name != "examples"
+    }
+
+
+class EvalOutputs(NamedTuple):
+    """Results of evaluating n examples.
+
+    Attributes:
+      values: The `loss` and each metric by name, as `Objective.values` returns them.
+      classes: True and predicted classes; None if the model is no classifier.
+    """
+
+    values: Values
+    classes: ClassPredictions | None
+
+
+# A function of the same arguments as `PerExample`.
+ClassPredictionsFunction = Callable[[Any, Any], "ClassPredictions | None"]
+
+
+Totals = Callable[[Predict, Any], Mapping[str, "tf.Tensor"]]
+
+
+class Objective(Protocol):
+    """The loss that is minimized, and the metrics that are reported."""
+
+    def values(self, model: Predict, batch: Any, training: bool) -> Values:
+        """Returns the `loss` per example, [n], and each metric, by name.
+
+        Args:
+          model: Model to call with `batch.features`.
+          batch: Batch of n examples, a `strategies.common.types.Batch`.
+          training: True if the model is to behave as in training.
+        """
+
+    def of_predictions(
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        totals: Mapping[str, Any] | None = None,
+    ) -> Values:
+        """Returns the same values, computed from the model's predictions.
+
+        Args:
+          labels: Labels of n examples.
+          predictions: Predictions for the same examples.
+          global_size: Examples of the global batch; None if these are all.
+          totals: Totals of the global batch; None if these examples are all.
+        """
+
+    def judged(self, model: Predict, batch: Any) -> EvalOutputs:
+        """Evaluates a batch, with true and predicted classes; nothing is trained."""
+
+    @property
+    def has_layer_losses(self) -> bool:
+        """True if the loss has what layers add and the regularization of weights."""
+
+    @property
+    def totals(self) -> Totals | None:
+        """Function for what `values` needs of the whole global batch; None for nothing.
+
+        It takes a model and a batch, and returns scalar sums over the rows, by name.
+        """
+
+    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Returns the loss and metrics of any number of examples.
+
+        Args:
+          sums: Sums of `values` over the examples by name, NumPy arrays or numbers, and
+            the number of examples as `examples`. Other sums become means too.
+        """
+
+    @property
+    def compiled(self) -> AsCompiled | None:
+        """Objective for `keras.Model.compile`; None if Keras has no counterpart."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class AsCompiled:
+    """Arguments of `keras.Model.compile` that make `fit` minimize the same.
+
+    Attributes:
+      loss: A name, function or object, or a structure of them.
+      loss_weights: The weights of several losses; None for 1 each.
+      metrics: A list, or a structure of lists; None for none.
+      weighted_metrics: The same, for metrics that sample weights apply to.
+      labels: Function from labels and predictions to the labels of that loss; None if
+        the loss takes the data's labels.
+    """
+
+    loss: Any
+    loss_weights: Any = None
+    metrics: Any = None
+    weighted_metrics: Any = None
+    labels: Callable[[Any, Any], Any] | None = None
+
+
+def judged_by(
+    objective: Objective,
+    classes: ClassPredictionsFunction | None,
+    model: Predict,
+    batch: Any,
+) -> EvalOutputs:
+    """Evaluates an objective of labels and predictions on a batch.
+
+    Args:
+      objective: A function of labels and predictions.
+      classes: Finds classes in the same; None where the model is no classifier.
+      model: Model or function as in `Objective.values`.
+      batch: Batch as in `Objective.values`.
+    """
+    predictions = model(batch.features, training=False)
+    values = objective.of_predictions(
+        batch.labels, predictions, batch.global_size, batch.totals
+    )
+    if classes is None:
+        return EvalOutputs(values, None)
+    return EvalOutputs(values, classes(labels_of(batch.labels), predictions))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PredictionObjective:
+    """An objective that depends only on labels and predictions.
+
+    Attributes:
+      loss: Loss per example, a function of labels and predictions, [n].
+      metrics: Metrics per example by name, functions of the same, [n] each.
+      classes: Predicted classes, a function of the same; None without classes.
+      compiled: Arguments for Keras as in `Objective.compiled`.
+    """
+
+    loss: PerExample
+    metrics: Mapping[str, PerExample]
+    classes: ClassPredictionsFunction | None = None
+    compiled: AsCompiled | None = None
+
+    def values(
+        self, model: Predict, batch: Any, training: bool
+    ) -> Mapping[str, tf.Tensor]:
+        """Returns the `loss` and each metric per example; see `Objective`."""
+        predictions = model(batch.features, training=training)
+        return self.of_predictions(batch.labels, predictions)
+
+    def of_predictions(
+        self,
+        labels: Any,
+        predictions: Any,
+        global_size: Any = None,
+        totals: Mapping[str, Any] | None = None,
+    ) -> Mapping[str, tf.Tensor]:
+        """See `Objective`."""
+        del global_size, totals
+        functions = {"loss": self.loss, **self.metrics}
+        return {name: f(labels, predictions) for name, f in functions.items()}
+
+    def judged(self, model: Predict, batch: Any) -> EvalOutputs:
+        """See `Objective`."""
+        return judged_by(self, self.classes, model, batch)
+
+    @property
+    def has_layer_losses(self) -> bool:
+        """See `Objective`."""
+        return False
+
+    @property
+    def totals(self) -> None:
+        """See `Objective`."""
+        return None
+
+    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """See `Objective`."""
+        return means_over_examples(sums)

@@ -1,0 +1,55 @@
+"""Replica step of an evaluation: sums of the loss and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+
+from models.objective import Objective, Predict
+from strategies.common.types import Batch, ReplicaOutputs
+from trainers.model.confusion_matrix import CONFUSION, MOST_CLASSES, confusion_of
+from trainers.model.loss_sums import (
+    added_losses,
+    regularized,
+    reported,
+    scale_by_examples,
+    weighted_sums,
+)
+
+
+class EvalStep:
+    """The sums of one evaluation batch; no gradients, nothing random.
+
+    The loss has what layers add and the regularization of weights in it, as in
+    training and as Keras's `evaluate` has it.
+    """
+
+    def __init__(
+        self,
+        model: Predict,
+        objective: Objective,
+        variables: Sequence[keras.Variable] = (),
+    ):
+        """Traces nothing yet.
+
+        Args:
+          model: Model to call.
+          objective: Loss and metrics.
+          variables: Trained variables, which may be regularized.
+        """
+        self._model = model
+        self._objective = objective
+        self._variables = variables
+
+    def __call__(self, batch: Batch) -> ReplicaOutputs:
+        mapped = regularized(self._model, self._objective, [])
+        with keras.StatelessScope(mapped, collect_losses=True) as scope:
+            judged = self._objective.judged(self._model, batch)
+            added = added_losses(self._objective, self._variables, scope)
+            sums = weighted_sums(judged.values, batch)
+            sums["loss"] += scale_by_examples(added, batch, sums["loss"].dtype)
+        sums = reported(sums, batch)
+        if judged.classes is not None and judged.classes.num_classes <= MOST_CLASSES:
+            sums[CONFUSION] = confusion_of(judged.classes, batch)
+        return ReplicaOutputs(gradients=[], state={}, sums=sums)

@@ -1,0 +1,79 @@
+"""Builds the optimizer of a run, or takes over that of the user."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.common.private_apis.optimizers import (
+    build_optimizer_anew,
+    count_atomically,
+    stop_reducing_gradients,
+)
+from trainers.config.optimizer import OptimizerConfig
+from trainers.model.optimizers.adagrad import Adagrad
+from trainers.model.optimizers.adam import Adam, AdamW
+from trainers.model.optimizers.learning_rate import LearningRate
+from trainers.model.optimizers.several import parts_of
+
+
+def build_optimizer(
+    config: OptimizerConfig, learning_rate: LearningRate, model: keras.Model
+) -> keras.optimizers.Optimizer:
+    """Returns an optimizer with its variables built, which applies gradients as given.
+
+    Args:
+      config: Update rule and its settings.
+      learning_rate: Learning rate by step.
+      model: Model whose trainable variables the optimizer updates.
+    """
+    settings: dict[str, Any] = {
+        "learning_rate": learning_rate,
+        "weight_decay": config.weight_decay or None,
+    }
+    optimizers = {
+        "sgd": lambda: keras.optimizers.SGD(**settings),
+        "momentum": lambda: keras.optimizers.SGD(momentum=config.momentum, **settings),
+        "adagrad": lambda: Adagrad(**settings),
+        "adam": lambda: Adam(**settings),
+        "adamw": lambda: AdamW(**{**settings, "weight_decay": config.weight_decay}),
+    }
+    optimizer = optimizers[config.optimizer]()
+    optimizer.build(model.trainable_variables)
+    # The strategy has already summed the gradients; Keras would sum them again.
+    stop_reducing_gradients(optimizer)
+    count_atomically(optimizer)
+    return optimizer
+
+
+def adopt_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> None:
+    """Makes an optimizer of the user's train under a strategy, in whose scope this is.
+
+    Args:
+      optimizer: Optimizer, perhaps with the state of an earlier training.
+      model: Model whose trainable variables it updates.
+    """
+    for part, variables in parts_of(optimizer, model.trainable_variables):
+        build_optimizer_anew(part, variables)
+        # The strategy has already summed the gradients; Keras would sum them again.
+        stop_reducing_gradients(part)
+        count_atomically(part)
+
+
+def update_where_variables_are(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes an optimizer compute each variable's update on the variable's device.
+
+    Otherwise one device computes all updates, and the values travel there and back.
+
+    Args:
+      optimizer: Optimizer to change.
+    """
+    update_step = optimizer.update_step
+
+    def on_its_device(gradient: Any, variable: tf.Variable, learning_rate: Any) -> None:
+        with tf.device(variable.device):
+            update_step(gradient, variable, learning_rate)
+
+    optimizer.update_step = on_its_device

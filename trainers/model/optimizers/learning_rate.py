@@ -1,0 +1,117 @@
+"""Learning rate by step, and its factor after a rollback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.common.private_apis.optimizers import schedule_of
+from trainers.config.optimizer import OptimizerConfig
+from trainers.model.optimizers.several import parts_of
+
+
+def rate_of(optimizer: keras.optimizers.Optimizer, step: int) -> float:
+    """Returns the learning rate of an optimizer for the update after a step.
+
+    Args:
+      optimizer: Optimizer whose rate is a number that may be changed, or a schedule.
+      step: Number of updates that the optimizer has applied.
+    """
+    # The first of several is reported.
+    optimizer, _ = parts_of(optimizer, [])[0]
+    schedule = schedule_of(optimizer)
+    rate = optimizer.learning_rate if schedule is None else schedule(step)
+    return float(keras.ops.convert_to_numpy(rate))
+
+
+class LearningRateScale:
+    """Factor of the learning rate: 1 unless the run was rolled back."""
+
+    def __init__(self, may_change: bool):
+        """Creates the variable of the factor, in a strategy's scope.
+
+        Args:
+          may_change: True if the factor can change after steps are traced. If not, the
+            steps contain the number as a constant and read no variable.
+        """
+        self.variable = tf.Variable(
+            1.0,
+            trainable=False,
+            name="learning_rate_factor",
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        self._may_change = may_change
+        self._held = 1.0
+
+    def assign(self, factor: float) -> None:
+        """Sets the factor in this process only.
+
+        Args:
+          factor: New factor.
+        """
+        self.variable.assign(factor)
+        self.hold()
+
+    def hold(self) -> None:
+        """Reads the number from the variable, before steps are traced."""
+        self._held = float(self.variable.numpy())
+
+    def times(self, rate: tf.Tensor) -> tf.Tensor:
+        """Returns the learning rate multiplied by the factor.
+
+        Args:
+          rate: Scalar learning rate.
+        """
+        if self._may_change:
+            return rate * tf.convert_to_tensor(self.variable)
+        # No multiplication in the graph of a run without rollback.
+        return rate if self._held == 1.0 else rate * self._held
+
+
+class LearningRate(keras.optimizers.schedules.LearningRateSchedule):
+    """Learning rate by step: a linear warm-up, then the configured schedule.
+
+    With peak rate r (`OptimizerConfig.peak_learning_rate`), w warm-up steps, n steps in
+    total and x = (step - w) / (n - w): warm-up is r (step + 1) / w; cosine is r (1 +
+    cos(pi x)) / 2 (Loshchilov and Hutter, SGDR, 2016, without restarts); step is r,
+    then r/10 from x = 0.5 and r/100 from x = 0.75.
+    """
+
+    def __init__(
+        self,
+        config: OptimizerConfig,
+        train_steps: int,
+        global_batch_size: int,
+        factor: LearningRateScale | None = None,
+    ):
+        self._config = config
+        self._rate_factor = factor
+        self._peak = config.peak_learning_rate(global_batch_size)
+        self._train_steps = train_steps
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        warmup = self._config.warmup_steps
+        step = tf.cast(step, tf.float32)
+        decay_steps = max(self._train_steps - warmup, 1)
+        progress = tf.clip_by_value((step - warmup) / decay_steps, 0.0, 1.0)
+        factor = _FACTORS[self._config.learning_rate_schedule](progress)
+        if warmup:
+            factor = tf.where(step < warmup, (step + 1) / warmup, factor)
+        rate = self._peak * factor
+        return rate if self._rate_factor is None else self._rate_factor.times(rate)
+
+    def get_config(self) -> dict[str, Any]:
+        raise NotImplementedError("The run's config.json describes the schedule.")
+
+
+def _cosine(progress: tf.Tensor) -> tf.Tensor:
+    return (1 + tf.cos(tf.constant(3.141592653589793) * progress)) / 2
+
+
+def _step(progress: tf.Tensor) -> tf.Tensor:
+    return tf.where(progress < 0.5, 1.0, tf.where(progress < 0.75, 0.1, 0.01))
+
+
+_FACTORS = {"constant": tf.ones_like, "cosine": _cosine, "step": _step}

@@ -1,0 +1,127 @@
+"""Factor of the loss that keeps float16 gradients from vanishing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from strategies.common.private_apis.models import flat_layers
+from strategies.common.types import Batch
+from strategies.inner_loop.reduction import scaled
+
+# Named in the sums of a step, so that it is reported as a mean over its examples.
+LOSS_SCALE = "loss_scale"
+
+
+class LossScale:
+    """Factor of the loss that keeps float16 gradients from vanishing.
+
+    Numbers below 6e-8 are zero in float16, and many gradients are (Micikevicius et al.,
+    Mixed Precision Training, 2018). The loss is multiplied by a power of two before it
+    is differentiated, and each replica's gradients are divided by it, which rounds
+    nothing: their sum is that of scaled gradients, divided afterwards. If a number in
+    the sum is not finite, a step is computed once more, on the same batch, at half the
+    scale: it was not applied, and no example is lost. After GROWTH_STEPS finite ones
+    the scale is doubled. Start, factor and steps are Keras's defaults for
+    `keras.optimizers.LossScaleOptimizer`, which continues with the next batch instead.
+    """
+
+    GROWTH_STEPS = 2000
+    START_EXPONENT = 15
+    # Below the least, float16 has no room for gradients of one; that is divergence.
+    EXPONENTS = range(-14, 41)
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer):
+        """Adds two variables to an optimizer, so that checkpoints have them.
+
+        They are whole numbers, of which no strategy takes a mean over replicas.
+        """
+        self._exponent, self._finite_steps = (
+            optimizer.add_variable(
+                shape=(),
+                initializer=keras.initializers.Constant(value),
+                dtype="int64",
+                aggregation="only_first_replica",
+                name=name,
+            )
+            for name, value in (
+                ("loss_scale_exponent", self.START_EXPONENT),
+                ("loss_scale_finite_steps", 0),
+            )
+        )
+
+    def read(self) -> tf.Tensor:
+        """Returns the present scale, a float32 scalar."""
+        exponent = tf.convert_to_tensor(self._exponent.value)
+        # From a table: a power may be rounded.
+        powers = tf.constant([2.0**exponent for exponent in self.EXPONENTS])
+        return tf.gather(powers, exponent - self.EXPONENTS.start)
+
+    def adapt(
+        self, used: tf.Tensor, is_finite: tf.Tensor, overflowed: tf.Tensor
+    ) -> tf.Tensor:
+        """Takes up how a step has ended, once for all replicas.
+
+        Args:
+          used: The scale of the step, a float64 scalar. Others may have changed it
+            since, if updates do not wait for each other.
+          is_finite: Bool scalar, True if the step was applied.
+          overflowed: Bool scalar, True if it was not, though its loss was finite.
+
+        Returns:
+          Whether to compute the step once more, a bool scalar; it is known when the
+          scale has been changed.
+        """
+        used = tf.cast(tf.round(tf.math.log(used) / math.log(2)), tf.int64)
+        present = tf.convert_to_tensor(self._exponent.value)
+        count = tf.convert_to_tensor(self._finite_steps.value)
+        again = overflowed & (used > self.EXPONENTS.start)
+        lowers = again & tf.equal(present, used)
+        grows = is_finite & (count + 1 >= self.GROWTH_STEPS)
+        higher = tf.minimum(present + 1, self.EXPONENTS.stop - 1)
+        exponent = tf.where(lowers, used - 1, tf.where(grows, higher, present))
+        count = tf.where(is_finite & ~grows, count + 1, 0)
+        changes = [
+            self._exponent.value.assign(exponent, read_value=False),
+            self._finite_steps.value.assign(count, read_value=False),
+        ]
+        with tf.control_dependencies([c for c in changes if c is not None]):
+            return tf.identity(again)
+
+
+def needs_loss_scale(model: keras.Model) -> bool:
+    """Returns whether gradients pass through float16 on their way to larger weights.
+
+    Gradients of float16 weights cannot be divided by a scale without losing the
+    precision that it has saved; Keras does not scale their loss either.
+    """
+    weights = {variable.dtype for variable in model.trainable_variables}
+    layers = flat_layers(model)
+    return "float16" not in weights and any(
+        layer.compute_dtype == "float16" for layer in layers
+    )
+
+
+def scaled_loss(
+    loss: tf.Tensor,
+    sums: dict[str, tf.Tensor],
+    scale: tf.Tensor | None,
+    batch: Batch,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Returns a loss times a scale, and sums that tell the scale of each example."""
+    if scale is None:
+        return loss, sums
+    # Exact for a power of two, so that the mean over all examples is the scale.
+    of_rows = tf.cast(scale, tf.float64) * tf.cast(batch.num_rows, tf.float64)
+    return loss * tf.cast(scale, loss.dtype), {**sums, LOSS_SCALE: of_rows}
+
+
+def unscaled(gradients: Sequence[Any], scale: tf.Tensor | None) -> list[Any]:
+    """Divides the gradients of a loss times a scale by the scale."""
+    if scale is None:
+        return list(gradients)
+    return [scaled(gradient, 1 / scale) for gradient in gradients]
