@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -44,10 +44,7 @@ def open_stream(
             lambda: _all_epochs(lambda: data_adapter(x, class_weight, shuffle)),
             output_signature=dataset.element_spec,
         )
-    # Its shapes and types are needed before there is a step.
-    first = next(iter(dataset), None)
-    if first is None:
-        raise UsageError(f"fit has no batches in its {name}.")
+    full = _full_batch(list(itertools.islice(dataset, 2)), name)
     if steps is None:
         steps = adapter.num_batches
     if steps is None:
@@ -58,7 +55,22 @@ def open_stream(
             )
         # The last step of the run has to be known at its start.
         steps = sum(1 for _ in dataset)
-    return _stream(endless, first, steps, name)
+    return _stream(endless, full, steps, name)
+
+
+def _full_batch(batches: Sequence[Any], name: str) -> Any:
+    """Returns the larger of the first two batches.
+
+    Shapes, types and the size of a batch are needed before there is a step. The first
+    batch may be what is left over at the end of the data: Keras shuffles the batches of
+    a PyDataset.
+
+    Raises:
+      UsageError: There are no batches.
+    """
+    if not batches:
+        raise UsageError(f"fit has no batches in its {name}.")
+    return max(batches, key=lambda batch: tensors_of(batch)[0].shape[:1].as_list())
 
 
 def _all_epochs(make_adapter: Callable[[], Any]) -> Iterator[Any]:
@@ -81,32 +93,37 @@ def _of_generator(x: Iterable[Any], steps: int | None, name: str) -> ProgramStre
             "steps_per_epoch (or validation_steps), or a keras.utils.PyDataset."
         )
     batches = iter(x)
-    first = next(batches, None)
-    if first is None:
-        raise UsageError(f"fit has no batches in its {name}.")
-    # A list is a tuple here, and an array is features without labels.
-    first = tuple(first) if isinstance(first, list) else first
-    first = tf.nest.map_structure(tf.convert_to_tensor, first)
+    first_two = [_tensors(batch) for batch in itertools.islice(batches, 2)]
+    full = _full_batch(first_two, name)
     spec = tf.nest.map_structure(
-        lambda rows: tf.TensorSpec([None, *rows.shape[1:]], rows.dtype), first
+        lambda rows: tf.TensorSpec([None, *rows.shape[1:]], rows.dtype), full
     )
     # It can be read once: by the run that began it.
     endless = tf.data.Dataset.from_generator(
-        lambda: itertools.chain([first], batches), output_signature=spec
+        lambda: itertools.chain(first_two, batches), output_signature=spec
     )
-    return _stream(endless, first, steps, name)
+    return _stream(endless, full, steps, name)
+
+
+def _tensors(batch: Any) -> Any:
+    """Returns a batch of a generator, in which a list is a tuple, as tensors."""
+    batch = tuple(batch) if isinstance(batch, list) else batch
+    return tf.nest.map_structure(tf.convert_to_tensor, batch)
 
 
 def _stream(
-    endless: tf.data.Dataset, first: Any, steps: int, name: str
+    endless: tf.data.Dataset, full: Any, steps: int, name: str
 ) -> ProgramStream:
-    sizes = {rows.shape[0] if rows.shape.rank else None for rows in tensors_of(first)}
+    sizes = {rows.shape[0] if rows.shape.rank else None for rows in tensors_of(full)}
     if len(sizes) != 1 or None in sizes:
         raise UsageError(
             f"fit has {name} in which the elements are no batches, of shapes "
-            f"{', '.join(str(rows.shape) for rows in tensors_of(first))}: call batch()."
+            f"{', '.join(str(rows.shape) for rows in tensors_of(full))}: call batch()."
         )
     (size,) = sizes
     return ProgramStream(
-        endless=endless, first=first, batch_size=int(size or 0), steps_per_epoch=steps
+        endless=endless,
+        full_batch=full,
+        batch_size=int(size or 0),
+        steps_per_epoch=steps,
     )

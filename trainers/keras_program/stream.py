@@ -48,13 +48,13 @@ class ProgramStream:
     Attributes:
       endless: Batches of all epochs, one after the other: tuples of features, labels
         and perhaps sample weights.
-      first: First batch.
-      batch_size: Examples of the first batch; later ones may have fewer.
+      full_batch: Batch of the usual size.
+      batch_size: Examples of that batch; others may have fewer.
       steps_per_epoch: Number of batches of an epoch.
     """
 
     endless: tf.data.Dataset
-    first: Any
+    full_batch: Any
     batch_size: int
     steps_per_epoch: int
 
@@ -78,7 +78,7 @@ class ProgramStream:
         Args:
           count: Number of examples.
         """
-        return tf.nest.map_structure(lambda rows: rows[:count], _parts(self.first))
+        return tf.nest.map_structure(lambda rows: rows[:count], _parts(self.full_batch))
 
     def batches(self, order: Order, first_step: int, last_step: int) -> StreamBatches:
         """Returns the batches of a range of steps.
@@ -115,7 +115,7 @@ class StreamBatches:
 
     @property
     def window_steps(self) -> int:
-        tensors = tensors_of(self.stream.first)
+        tensors = tensors_of(self.stream.full_batch)
         size = sum(rows.dtype.size * rows.shape.num_elements() for rows in tensors)
         # Not the steps from the present one on: windows after a rollback have one shape
         # with those before.
@@ -126,7 +126,7 @@ class StreamBatches:
         """Yields windows; the last one may have fewer steps.
 
         Raises:
-          UsageError: A batch is larger than the first one, or its rows have other
+          UsageError: A batch is larger than the first two, or its rows have other
             shapes.
         """
         num_rows = self.window_steps * self.stream.batch_size
@@ -140,9 +140,9 @@ class StreamBatches:
             starts = np.pad(starts, (0, self.window_steps - len(some)), mode="edge")
             if starts[-1] > num_rows:
                 raise UsageError(
-                    f"fit has a batch of {max(sizes)} examples after a first batch of "
-                    f"{self.stream.batch_size}, which parameter servers do not take: "
-                    "put the largest batch first."
+                    f"fit has a batch of {max(sizes)} examples after batches of at "
+                    f"most {self.stream.batch_size}, which parameter servers do not "
+                    "take: put the largest batch first."
                 )
             features, labels = tf.nest.map_structure(
                 lambda *rows: _joined(rows, num_rows), *map(_parts, some)

@@ -88,7 +88,7 @@ def test_all_windows_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("sizes", "widths", "words"),
     [
-        ((4, 8), (3, 3), "8 examples after a first batch of 4"),
+        ((4, 2, 8), (3, 3, 3), "8 examples after batches of at most 4"),
         ((4, 4), (3, 5), r"shapes \(3,\) and \(5,\)"),
     ],
 )
@@ -102,7 +102,29 @@ def test_windows_refuse_batches_that_do_not_fit(
         output_signature=(tf.TensorSpec((None, None)), tf.TensorSpec((None,))),
     )
     with pytest.raises(UsageError, match=words):
-        next(_batches(data, 0, 2).windows())
+        next(_batches(data, 0, len(sizes)).windows())
+
+
+@pytest.mark.parametrize("kind", ["dataset", "generator"])
+def test_a_remainder_that_comes_first_is_not_taken_for_a_batch(kind: str) -> None:
+    """Keras shuffles the batches of a PyDataset, the last and smallest among them."""
+    sizes = (2, 4, 4)
+    rows = np.arange(10)
+    parts = np.split(rows, np.cumsum(sizes)[:-1])
+    if kind == "generator":
+        data = ((part, part) for part in parts)
+        opened = open_stream(data, None, False, len(sizes), "training data")
+    else:
+        data = tf.data.Dataset.from_generator(
+            lambda: ((part, part) for part in parts),
+            output_signature=(tf.TensorSpec([None], tf.int64),) * 2,
+        )
+        opened = open_stream(data, None, False, None, "training data")
+    assert (opened.batch_size, opened.steps_per_epoch) == (4, 3)
+    order = Order(num_examples=12, global_batch_size=4, seed=None)
+    (window,) = opened.batches(order, 0, 3).windows()
+    assert window.starts.tolist() == [0, *np.cumsum(sizes)]
+    assert window.features[:10].numpy().tolist() == rows.tolist()
 
 
 def test_backup_workers_do_not_read_streams(tmp_path: pathlib.Path) -> None:
