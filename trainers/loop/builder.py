@@ -16,7 +16,6 @@ from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from strategies.common.fields import LARGEST_WHOLE_NUMBER
 from strategies.common.text import one_line
-from strategies.common.types import ReplicaFunction
 from trainers import inputs
 from trainers.config.config import Config
 from trainers.config.run import DEFAULT_TRAIN_STEPS
@@ -28,8 +27,8 @@ from trainers.loop.compilation import Scope, compilation_of
 from trainers.loop.evaluation import Evaluation
 from trainers.loop.parts import ONLY_PHASE, ModelParts, Phase, RateByStep, TrainingParts
 from trainers.loop.precision import check_precision, follow_floatx, set_precision
-from trainers.model.gradient_accumulation import Accumulation, check_accumulable
-from trainers.model.gradient_noise_scale import WithStatistics
+from trainers.loop.replica_step import replica_step, shared_tables
+from trainers.model.gradient_accumulation import check_accumulable
 from trainers.model.layer_switches import disable_layers, perturb_weights
 from trainers.model.optimizers.build import (
     adopt_optimizer,
@@ -44,15 +43,12 @@ from trainers.model.optimizers.learning_rate import (
 from trainers.model.optimizers.loss_scale import LossScale, needs_loss_scale
 from trainers.model.overlapping_layer_state import layer_state_of
 from trainers.model.padding_weights import WithBallast
-from trainers.model.train_step import TrainStep, with_totals
 from trainers.model.update import make_step_counter
 from trainers.pipeline_parallel.build import build_pipeline
-from trainers.pipeline_parallel.step import PipelineStep
 from trainers.run_dir.export import load_initial_weights
 from trainers.user_code.checks import check_numbers
 from trainers.user_code.model import custom_model
 from trainers.user_code.own_step.objective import OwnStep
-from trainers.user_code.own_step.train_step import OwnTrainStep
 
 
 def create_strategy(config: Config, cluster: Cluster) -> Strategy:
@@ -162,10 +158,11 @@ def assemble_parts(
         order=order,
         train_steps=train_steps,
         loop_function=compile_with(
-            _replica_step(
-                train_step, model_parts.model, model_parts.objective, config, strategy
+            replica_step(train_step, model_parts, config, strategy),
+            model_parts.update(
+                compiled_config,
+                shared_tables(train_step, model_parts, compiled_config, strategy, data),
             ),
-            model_parts.update(compiled_config),
         ),
         evaluation=Evaluation(
             strategy,
@@ -181,29 +178,6 @@ def assemble_parts(
     if compilation.scope is Scope.REPLICA:
         checks.check_compilable(parts, train_step)
     return parts
-
-
-def _replica_step(
-    train_step: TrainStep | PipelineStep,
-    model: keras.Model,
-    objective: Objective,
-    config: Config,
-    strategy: Strategy,
-) -> ReplicaFunction:
-    """Returns the step of one replica, with accumulation and statistics if wanted."""
-    step: ReplicaFunction = train_step
-    num_parts = config.strategy.gradient_accumulation_steps
-    if isinstance(train_step, OwnTrainStep):
-        checks.check_own_step(train_step.own, config)
-        if num_parts == 1 and not config.report.replica_statistics:
-            return train_step.in_turn()
-    if num_parts > 1:
-        step = Accumulation(train_step, num_parts)
-    if config.report.replica_statistics:
-        checks.check_dense(model)
-        num_shards = config.strategy.num_shards(strategy.num_replicas)
-        step = WithStatistics(step, num_shards)
-    return with_totals(step, model, objective)
 
 
 def _train_steps(config: Config, order: Order) -> int:

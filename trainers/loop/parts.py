@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -105,11 +105,15 @@ class ModelParts:
             read=strategy.read,
         )
 
-    def update(self, config: Config) -> ModelUpdate:
+    def update(
+        self, config: Config, shared_tables: Collection[int] = ()
+    ) -> ModelUpdate:
         """Returns the weight update, which follows the all-reduce.
 
         Args:
           config: Configuration of the run.
+          shared_tables: Places of the gradients that `fit` sums over examples, where
+            the user's optimizer gets the rows of all others as `fit` has them.
         """
         return ModelUpdate(
             self.model,
@@ -120,7 +124,7 @@ class ModelParts:
             record_gradients=config.report.record_steps,
             sparse_gradients=config.optimizer.sparse_gradients,
             loss_scale=self.loss_scale,
-            merge_rows=not self.has_compiled_optimizer,
+            merge_rows=shared_tables if self.has_compiled_optimizer else None,
             times_phases=config.report.step_phases,
         )
 

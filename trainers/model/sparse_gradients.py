@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from models.embedding import ShardedEmbedding
 from strategies.common.private_apis.models import flat_layers
+from strategies.common.types import Batch, ReplicaFunction
+from strategies.inner_loop.updates_in_turn import UpdatesInTurn
 
 
 def embeddings_of(model: keras.Model) -> list[ShardedEmbedding]:
@@ -35,6 +37,79 @@ def sum_duplicates(gradient: Any) -> Any:
     indices, positions = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(indices))
     return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def tables_shared_by_examples(
+    step: ReplicaFunction, model: keras.Model, one: Batch, two: Batch
+) -> Collection[int]:
+    """Returns which gradients have as many rows for two examples as for one.
+
+    They are those of tables whose rows do not depend on the example, such as a table
+    of positions: the gradient of a whole batch has each row once, summed over the
+    examples. Replicas have it once each. Of all other tables, every example has rows.
+
+    Args:
+      step: Step of one replica, which is traced and not run.
+      model: Model of the step.
+      one: An example.
+      two: Two examples.
+
+    Returns:
+      Places among the trainable variables.
+    """
+    if not any(_may_be_a_table(layer) for layer in flat_layers(model)):
+        return ()
+    weights = [v.value for v in model.trainable_variables]
+    counts = [_numbers_of_rows(step, weights, batch) for batch in (one, two)]
+    return [
+        place
+        for place, (of_one, of_two) in enumerate(zip(*counts, strict=True))
+        if of_one is not None and of_one == of_two
+    ]
+
+
+def _may_be_a_table(layer: keras.layers.Layer) -> bool:
+    # A layer of the user's own may gather rows of a weight.
+    is_own = not type(layer).__module__.startswith("keras.")
+    return is_own or isinstance(layer, keras.layers.Embedding)
+
+
+def _numbers_of_rows(
+    step: ReplicaFunction, weights: Sequence[tf.Variable], batch: Batch
+) -> list[int | None]:
+    """Returns the number of rows of each sparse gradient; None for other gradients."""
+    counts: list[int | None] = []
+
+    def trace(batch: Batch) -> None:
+        gradients = _gradients(step, weights, batch)
+        counts.extend(
+            g.indices.shape[0] if isinstance(g, tf.IndexedSlices) else None
+            for g in gradients
+        )
+
+    tf.function(trace, autograph=False).get_concrete_function(batch)
+    return counts
+
+
+def _gradients(
+    step: ReplicaFunction, weights: Sequence[tf.Variable], batch: Batch
+) -> Sequence[Any]:
+    """Returns the gradients of a replica, or those of its loss if it returns none."""
+    if not isinstance(step, UpdatesInTurn):
+        outputs = step(batch)
+        if outputs.loss is not None:
+            return tf.gradients(outputs.loss, weights)
+        return outputs.gradients
+    passes: list[Sequence[Any]] = []
+    former: list[Sequence[tf.Tensor]] = []
+    for index in range(step.num_passes):
+        passes.append(step.compute(index, former)(batch).gradients)
+        if index + 1 < step.num_passes:
+            former.append([tf.identity(v) for v in step.changed(index)])
+    return [
+        next((one for one in of_variable if one is not None), None)
+        for of_variable in zip(*passes, strict=True)
+    ]
 
 
 def as_dense(gradients: Sequence[Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -37,7 +37,7 @@ class ModelUpdate:
         record_gradients: bool = False,
         sparse_gradients: bool = True,
         loss_scale: LossScale | None = None,
-        merge_rows: bool = True,
+        merge_rows: Collection[int] | None = None,
         times_phases: bool = False,
     ):
         """Stores the variables that an update changes.
@@ -54,9 +54,9 @@ class ModelUpdate:
           record_gradients: True if an observed step keeps its gradients.
           sparse_gradients: True if gradients of embeddings hold the used rows only.
           loss_scale: Factor of the loss that is differentiated; None for one.
-          merge_rows: True to add up the rows of a sparse gradient that have one index,
-            before the optimizer sees them. `fit` does not: the optimizers of Keras that
-            square gradients square each row by itself
+          merge_rows: Places of the sparse gradients whose rows of one index are added
+            up before the optimizer sees them; None for all. `fit` adds up none: the
+            optimizers of Keras that square gradients square each row by itself
             (tests/test_tensorflow_facts.py).
           times_phases: True if steps report the times of their phases.
         """
@@ -76,8 +76,9 @@ class ModelUpdate:
 
     def prepare(self, outputs: ReplicaOutputs) -> ReplicaOutputs:
         gradients = list(outputs.gradients)
-        if self._merge_rows:
-            gradients = [sum_duplicates(gradient) for gradient in gradients]
+        merged = self._merge_rows
+        for place in range(len(gradients)) if merged is None else merged:
+            gradients[place] = sum_duplicates(gradients[place])
         # After the sum: clipping before it would bound each replica's part, and the sum
         # could be up to N times larger.
         if self._clip_global_norm is not None:

@@ -29,7 +29,7 @@ from trainers.model.replayed_random_numbers import (
 from trainers.model.rng import keyed_states, seed_states
 from trainers.modes.training_run import TrainingRun
 from trainers.user_code.own_step.model_step import all_metrics, as_fit_has_it
-from trainers.user_code.own_step.objective import loss_name_of
+from trainers.user_code.own_step.objective import loss_metric_of, loss_name_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,7 +202,8 @@ class _Watcher(keras.callbacks.Callback):
         Logs are means since the begin of the epoch: a mean's sum and count tell what
         was added since.
         """
-        name = loss_name_of(self._run.parts.objective)
+        objective = self._run.parts.objective
+        name = loss_metric_of(objective)
         for metric in all_metrics(self.model):
             if metric.name == name and isinstance(metric, keras.metrics.Mean):
                 total, count = float(metric.total.numpy()), float(metric.count.numpy())
@@ -210,7 +211,7 @@ class _Watcher(keras.callbacks.Callback):
                 self._seen[name] = total, count
                 if count > seen_count:
                     return (total - seen_total) / (count - seen_count)
-        return float(logs.get(name, math.nan))
+        return float(logs.get(loss_name_of(objective), math.nan))
 
 
 def _no_steps() -> StepResults:

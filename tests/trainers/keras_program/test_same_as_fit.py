@@ -34,6 +34,7 @@ _DETERMINISTIC = {
     "transfer_learning": (),
     "losses_of_batches": (),
     "data_frame": (),
+    "embedded_positions": (),
 }
 _OPTIMIZERS = (
     *("sgd", "adam", "adamw", "nadam", "adamax", "adagrad", "adadelta", "rmsprop"),
@@ -123,6 +124,7 @@ def _tolerance_of(name: str) -> float:
         (
             *("several_inputs_and_outputs", "sample_weights", "tagging_with_masks"),
             *("moving_average_of_weights", "py_dataset", "fine_tuning"),
+            "embedded_positions",
         ),
     ),
 )

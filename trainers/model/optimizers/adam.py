@@ -26,14 +26,12 @@ class _OnePass:
         """Updates one variable; overrides the method of Keras.
 
         Args:
-          gradient: Tensor, or IndexedSlices, which Keras's own update handles.
+          gradient: Tensor or IndexedSlices. Adam moves every row of a table in every
+            step, as Keras's update does.
           variable: Variable to update.
           learning_rate: Scalar.
         """
         adam: Any = self
-        if isinstance(gradient, tf.IndexedSlices):
-            super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
-            return
         first, second = (
             _beside(variable, moment) for moment in adam_moments(adam, variable)
         )
@@ -43,6 +41,10 @@ class _OnePass:
             tf.constant(number, dtype)
             for number in (adam.beta_1, adam.beta_2, adam.epsilon)
         )
+        if isinstance(gradient, tf.IndexedSlices):
+            # On the variable's device, so that only its rows cross the network.
+            with tf.device(variable.device):
+                gradient = tf.convert_to_tensor(gradient)
         # Number of this update, from 1, for the bias correction.
         number = tf.cast(adam.iterations + 1, dtype)
         tf.raw_ops.ResourceApplyAdam(

@@ -128,6 +128,14 @@ def loss_name_of(objective: Any) -> str:
     return objective.train.loss_name if isinstance(objective, OwnStep) else "loss"
 
 
+def loss_metric_of(objective: Any) -> str | None:
+    """Returns the name of the metric that keeps the loss; None if none does."""
+    if not isinstance(objective, OwnStep):
+        return "loss"
+    source = objective.train.sources.get(objective.train.loss_name)
+    return None if source is None else objective.train.metrics[source[0]].metric.name
+
+
 def remark_of(objective: Any) -> str | None:
     """Returns the remark of a step of the model's own; None for other objectives."""
     return objective.remark if isinstance(objective, OwnStep) else None

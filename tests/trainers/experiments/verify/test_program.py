@@ -30,7 +30,7 @@ VERIFIED = (
 )
 
 
-@pytest.mark.parametrize("program", chosen(VERIFIED, ("classifier_with_callbacks",)))
+@pytest.mark.parametrize("program", chosen(VERIFIED, ("variational_autoencoder",)))
 def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> None:
     done, found = verify(
         tmp_path,
