@@ -8,6 +8,7 @@ changes work for any model, including a model of the user.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,14 +24,16 @@ Kind = Callable[[keras.layers.Layer], bool]
 def disable_layers(model: keras.Model, kinds: Sequence[str]) -> None:
     """Makes layers of some kinds behave in training as in inference.
 
-    The variables of the layers do not change.
+    The variables of the layers do not change. A layer that does not take `training`
+    is the same in both, such as one that samples in an autoencoder.
 
     Args:
       model: Model with all its layers built.
       kinds: Kinds of layers, as in `model.disable_layers`.
     """
     for layer in flat_layers(model):
-        if any(_KINDS[kind](layer) for kind in kinds):
+        takes_training = "training" in inspect.signature(layer.call).parameters
+        if takes_training and any(_KINDS[kind](layer) for kind in kinds):
             # `call` and not `__call__`: the layer itself must see training=False,
             # regardless of the argument that its caller passes.
             layer.call = _as_in_inference(layer.call)

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import ExitCode
-from strategies.common.types import Batch, StepResults, SyncedFlags
+from strategies.common.types import Batch, GlobalBatches, StepResults, SyncedFlags
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.keras_program.stream import ProgramStream
 from trainers.loop.evaluation import Evaluated
@@ -51,7 +51,7 @@ class KerasTraining(TrainingRun):
             numbers = ReplayedRandomNumbers() if replays else None
             with replayed_or_not(numbers, watcher.examples):
                 self.epochs.history = self.epochs.fit(
-                    _as_fit_takes_it(self.parts.batches(first).dataset(0, 1)),
+                    _as_fit_takes_it(watcher.counted(self.parts.batches(first))),
                     epochs=arguments.initial_epoch
                     + math.ceil((last - first) / per_epoch),
                     initial_epoch=arguments.initial_epoch,
@@ -97,9 +97,25 @@ class _Watcher(keras.callbacks.Callback):
         # Each report reads a metric, which a step of fit does not.
         self._every = 1 if config.record_steps else config.summary_every_steps
         self._seeds = seed_states(run.parts.model) if config.record_steps else []
+        # Of steps whose batches have been read, which may be ahead of `fit`.
+        self._examples_of_step: dict[int, int] = {}
         # Indices of the examples of the present batch.
         self.examples = tf.Variable(
             tf.zeros([1], tf.int64), shape=[None], trainable=False
+        )
+
+    def counted(self, batches: GlobalBatches) -> tf.data.Dataset:
+        """Returns whole batches, and counts the examples of each when it is read."""
+
+        def note(step: np.ndarray, num_rows: np.ndarray) -> None:
+            self._examples_of_step[int(step)] = int(num_rows)
+
+        def noting(batch: Batch) -> Batch:
+            tf.numpy_function(note, [batch.step, batch.num_rows], [])
+            return batch
+
+        return batches.dataset(0, 1).map(
+            tf.autograph.experimental.do_not_convert(noting)
         )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -154,12 +170,9 @@ class _Watcher(keras.callbacks.Callback):
             self._run.reporter.write_evaluation(event, Evaluated(means, None))
 
     def _report(self, logs: Mapping[str, Any], now: float) -> None:
-        run, order = self._run, self._run.parts.order
-        first = self._step - len(self._seconds)
-        examples = [
-            order.first_example_of_step(step + 1) - order.first_example_of_step(step)
-            for step in range(first, self._step)
-        ]
+        run = self._run
+        steps = range(self._step - len(self._seconds), self._step)
+        examples = [self._examples_of_step.pop(step) for step in steps]
         loss = self._loss(logs)
         results = dataclasses.replace(
             _no_steps(),

@@ -54,3 +54,20 @@ def test_statistics_stay_without_batch_normalization() -> None:
     first, second = outputs(model)
     assert np.array_equal(mean.numpy(), before)
     assert not np.array_equal(first, second)
+
+
+class Sampling(keras.layers.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed = keras.random.SeedGenerator(0)
+
+    def call(self, mean):
+        return mean + keras.random.normal(keras.ops.shape(mean), seed=self.seed)
+
+
+def test_a_layer_that_samples_in_inference_too_stays_as_it_is() -> None:
+    features = keras.Input((4, 5))
+    model = keras.Model(features, Sampling()(features))
+    disable_layers(model, ("dropout",))
+    first, second = outputs(model)
+    assert not np.array_equal(first, second)

@@ -12,6 +12,7 @@ from tests import processes
 from tests.keras_corpus import path_of
 from tests.markers import chosen, further
 from tests.trainers.experiments.verify.mutated_projects import Fault, plant, verify
+from trainers.run_dir.step_recording import Recording
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +95,31 @@ def test_a_fault_that_all_strategies_share_is_found(
     (entry,) = found["strategies"]
     assert entry["verdict"] == one_device, done.stdout + done.stderr
     assert done.returncode == (4 if one_device == "different" else 0)
+
+
+_UNEVEN = """
+import keras, numpy as np, tensorflow as tf
+
+rows = np.random.default_rng(0).random((20, 3))
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(tf.data.Dataset.from_tensor_slices((rows, rows[:, 0])).batch(8), epochs=2)
+"""
+
+
+def test_fit_counts_the_examples_of_a_smaller_batch(tmp_path: pathlib.Path) -> None:
+    """A difference is put down to lost examples if two runs count them otherwise."""
+    program = tmp_path / "uneven.py"
+    program.write_text(_UNEVEN)
+    done, _ = verify(
+        tmp_path,
+        *(f"--script={program}", "--strategies=one_device", "--train_steps=6"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for arm in ("keras", "one_device"):
+        recording = Recording(tmp_path / "verified" / "runs" / arm)
+        examples = [recording.read(step).examples for step in range(1, 7)]
+        assert examples == [8, 8, 4, 8, 8, 4], arm
 
 
 def test_a_comparison_begins_with_fit(tmp_path: pathlib.Path) -> None:
