@@ -27,9 +27,15 @@ _TRUNCATED_AT = 2.0
 
 
 class ReplayedRandomNumbers:
-    """Replacement of what draws random numbers in Keras, for the steps of a model."""
+    """Replacement of what draws random numbers in Keras, for the steps of a model.
+
+    Attributes:
+      are_of_examples: False once numbers were drawn for other rows than those of the
+        examples, such as two for each.
+    """
 
     def __init__(self) -> None:
+        self.are_of_examples = True
         # Examples by thread: MirroredStrategy traces each replica in a thread and
         # switches between the threads inside a model that communicates.
         self._under_way: dict[int, tf.Tensor] = {}
@@ -67,7 +73,12 @@ class ReplayedRandomNumbers:
         if examples is None:
             return None
         key = hashing.key_of(*(tf.cast(word, tf.int64) for word in tf.unstack(seed)))
-        return getattr(_Draw(key, tf.convert_to_tensor(examples)), name, None)
+        draw = _Draw(key, tf.convert_to_tensor(examples), self._note_rows)
+        return getattr(draw, name, None)
+
+    def _note_rows(self, size: Any, num_examples: int | None) -> None:
+        if tf.get_static_value(tf.convert_to_tensor(size)) != num_examples:
+            self.are_of_examples = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,10 +88,13 @@ class _Draw:
     Attributes:
       key: Key of the call, uint64.
       examples: Indices of a replica's examples, int64 [rows].
+      note_rows: Function that takes the number of rows of the numbers and that of the
+        examples, None if it is not known.
     """
 
     key: tf.Tensor
     examples: tf.Tensor
+    note_rows: Callable[[Any, int | None], None]
 
     def uniform(
         self, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None
@@ -160,6 +174,7 @@ class _Draw:
         Args:
           size: Number of rows, a number if the model fixes it.
         """
+        self.note_rows(size, self.examples.shape[0])
         positions = tf.range(tf.cast(size, tf.int64))
         if isinstance(size, int) and size != self.examples.shape[0]:
             return positions

@@ -208,7 +208,9 @@ def where_it_begins(judgement: Judgement) -> str:
 
 # Keyed by the first quantity that differs: all quantities computed before it agree.
 _BEGINS = {
-    "loss": "replicas compute another loss from the same weights",
+    "loss": "replicas compute another loss from the same weights, as they should where "
+    "examples of a batch are compared with each other, or where random numbers belong "
+    "to no example",
     "gradients": "the losses of replicas are summed rightly and their gradients are "
     "not: some are lost, weighted or changed on the way to the sum",
     "weights": "summed gradients agree, and what the update makes of them does not",

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.common.types import Batch
 from trainers.model.loss_sums import regularized_weights
+from trainers.model.replayed_random_numbers import ReplayedRandomNumbers
 from trainers.model.rng import keyed_states, seed_states
 from trainers.user_code.independence import agree
 from trainers.user_code.own_step.model_step import ModelStep, flat_logs, results_noted
@@ -25,7 +26,8 @@ class Observed(NamedTuple):
       written: Paths of trainable variables that were assigned.
       gradients: A number of each gradient, for all examples and each half, float64
         [3, n].
-      doubled: The same for the first half given twice, float64 [n].
+      is_repeatable: True if the same examples give the same gradients again, and all
+        random numbers of Keras belong to single examples.
       changes: For all examples and each half: changes of the metrics' variables.
     """
 
@@ -33,26 +35,29 @@ class Observed(NamedTuple):
     reads_after: int
     written: Sequence[str]
     gradients: np.ndarray
-    doubled: np.ndarray
+    is_repeatable: bool
     changes: Sequence[Sequence[Sequence[np.ndarray]]]
 
 
 def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
     """Runs a step on some examples and on halves of them; nothing is changed."""
-    # All examples, each half of them, and the first half twice: these tell apart what
-    # more examples add to a mean, to a sum, and where random numbers are drawn.
+    # All examples, each half of them, and all again: these tell apart what more
+    # examples add to a mean, to a sum, and where random numbers are drawn.
     half = max(tf.nest.flatten(few.features)[0].shape[0] // 2, 1)
     halves = [range(half), range(half, 2 * half)]
     if tf.nest.flatten(few.features)[0].shape[0] == 1:
         halves = [range(1)]
     whole = [row for rows in halves for row in rows]
-    parts = [whole, *halves, [*halves[0], *halves[0]]]
+    parts = [whole, *halves, whole]
+    # An example gets the same ones in a half as among all.
+    numbers = ReplayedRandomNumbers()
     kept: list[Any] = []
 
     def run(batch: Batch) -> Any:
         states = seed_states(step.model)
         keyed = keyed_states(states, 0, batch)
-        with results_noted(step.metrics) as noted:
+        replayed = numbers.replayed(batch.indices)
+        with results_noted(step.metrics) as noted, replayed:
             scope, logs = step.run(batch, [*keyed, *regularized_weights(step.model)])
             results = flat_logs(step.model.get_metrics_result(), step.name)
         # At the end of an epoch Keras prefers the results of metrics with the same
@@ -67,14 +72,14 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
     outputs = [traced(_rows(few, rows)) for rows in parts]
     scope, sources = kept
     changes, gradients = zip(*outputs, strict=True)
-    *sums, doubled = (tf.nest.flatten(one) for one in gradients)
+    *sums, again = (tf.nest.flatten(one) for one in gradients)
     trained = step.model.trainable_variables
     seen = Observed(
         updates=scope.updates,
         reads_after=scope.reads_after,
         written=[v.path for v in trained if scope.was_assigned(v)],
         gradients=np.array(sums, np.float64),
-        doubled=np.array(doubled, np.float64),
+        is_repeatable=numbers.are_of_examples and agree(again, sums[0]),
         changes=tf.nest.map_structure(lambda one: one.numpy(), list(changes[:-1])),
     )
     return seen, sources

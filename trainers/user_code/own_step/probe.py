@@ -12,7 +12,6 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
-from trainers.user_code.independence import agree
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     OwnMetric,
@@ -58,26 +57,25 @@ def own_step(model: keras.Model, few: Batch, evaluates: bool) -> OwnStep:
 def _remark(step: ModelStep, seen: Observed) -> str | None:
     """Returns a warning if a step does not divide into shards.
 
-    Without random numbers, and without layers that normalize over a batch, the gradient
-    of a batch is the mean or the sum of the gradients of its halves.
+    Without random numbers that belong to no example, and without layers that normalize
+    over a batch, the gradient of a batch is the mean or the sum of the gradients of its
+    halves.
     """
-    alone = seen.gradients[1]
-    is_random = not (agree(seen.doubled, alone) or agree(seen.doubled, 2 * alone))
     is_linear = are_means(seen.gradients) or are_sums(seen.gradients)
     normalizes = any(
         isinstance(layer, keras.layers.BatchNormalization)
         for layer in flat_layers(step.model)
     )
-    if is_random or normalizes:
+    if normalizes or not seen.is_repeatable:
         return None
     title = f"{type(step.model).__name__}.train_step"
     if not is_linear:
         return (
             f"{title}: the gradient of a batch is neither the mean nor the sum of its "
-            "halves' gradients. Its loss is no mean over examples, or gradients are "
-            "clipped before the optimizer gets them (let it clip: clipnorm, "
-            "global_clipnorm, clipvalue). Replicas compute it of their shards, so that "
-            "their number matters"
+            "halves' gradients. Its loss is no mean over examples (perhaps it compares "
+            "them with each other), or gradients are clipped before the optimizer gets "
+            "them (let it clip: clipnorm, global_clipnorm, clipvalue). Replicas "
+            "compute it of their shards, so that their number matters"
         )
     names = [
         own.metric.name

@@ -1,0 +1,94 @@
+"""A step of a model's own that replicas cannot divide is named before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, ops
+
+from strategies.common.types import Batch
+from trainers.user_code.own_step.probe import own_step
+
+
+class Projected(keras.Model):
+    """Trains one layer by a loss of its outputs for noisy features."""
+
+    def __init__(self, loss: Callable[[Any], Any]):
+        super().__init__()
+        self.noise = layers.GaussianNoise(0.1)
+        self.project = layers.Dense(3)
+        self.projection_loss = loss
+
+    def call(self, x):
+        return self.project(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            noisy = self.noise(data, training=True)
+            loss = self.projection_loss(ops.normalize(self.project(noisy), axis=1))
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights, strict=True)
+        )
+        return {"loss": loss}
+
+
+def of_each(outputs):
+    return ops.mean(ops.square(outputs - 1))
+
+
+def of_others_in_the_batch(outputs):
+    """Chen et al., A Simple Framework for Contrastive Learning, 2020."""
+    similarities = ops.matmul(outputs, ops.transpose(outputs))
+    places = ops.arange(ops.shape(outputs)[0])
+    return ops.mean(
+        keras.losses.sparse_categorical_crossentropy(
+            places, similarities, from_logits=True
+        )
+    )
+
+
+def with_numbers_of_no_example(outputs):
+    """As noise on the labels of real and made images, one after the other."""
+    both = ops.concatenate([outputs, outputs], axis=0)
+    noise = keras.random.uniform((2 * outputs.shape[0], 1), seed=1)
+    return ops.mean(ops.square(both - noise))
+
+
+def with_numbers_of_tensorflow(outputs):
+    return ops.mean(ops.square(outputs - tf.random.uniform(tf.shape(outputs))))
+
+
+def remark_of(loss: Callable[[Any], Any]) -> str | None:
+    features = np.random.default_rng(0).standard_normal((4, 5)).astype("float32")
+    model = Projected(loss)
+    model.compile(optimizer="sgd")
+    size = tf.constant(4, tf.int64)
+    few = Batch(
+        step=tf.zeros([], tf.int64),
+        replica=tf.zeros([], tf.int64),
+        global_size=size,
+        num_rows=size,
+        indices=tf.range(size),
+        features=tf.constant(features),
+        labels=(),
+    )
+    return own_step(model, few, evaluates=False).remark
+
+
+def test_a_loss_of_the_others_in_a_batch_is_named() -> None:
+    remark = remark_of(of_others_in_the_batch)
+    assert remark is not None
+    assert "Projected.train_step" in remark
+
+
+@pytest.mark.parametrize(
+    "loss", [of_each, with_numbers_of_no_example, with_numbers_of_tensorflow]
+)
+def test_nothing_is_said_of_random_numbers(loss: Callable[[Any], Any]) -> None:
+    assert remark_of(loss) is None
