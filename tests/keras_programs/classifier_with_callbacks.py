@@ -32,9 +32,13 @@ history = model.fit(
     epochs=4,
     validation_split=0.1,
     callbacks=[
-        keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True),
+        keras.callbacks.EarlyStopping(
+            monitor="val_accuracy", patience=2, restore_best_weights=True
+        ),
         keras.callbacks.ReduceLROnPlateau(patience=1),
-        keras.callbacks.ModelCheckpoint(f"{folder}/best.keras", save_best_only=True),
+        keras.callbacks.ModelCheckpoint(
+            f"{folder}/best.keras", monitor="val_top", save_best_only=True
+        ),
         keras.callbacks.CSVLogger(f"{folder}/log.csv"),
     ],
 )

@@ -89,6 +89,9 @@ class Execution:
     def run_all(self, runs: Sequence[tuple[str, Config]]) -> list[Executed]:
         """Runs configurations side by side, for results that do not depend on time.
 
+        Those of a program run one after another: its callbacks may write files and read
+        them again, such as `BackupAndRestore`, and all runs share a working directory.
+
         Args:
           runs: Name and configuration of each run, as for `run`.
 
@@ -102,6 +105,8 @@ class Execution:
             # Here and not in a thread, with which a template would end.
             self._starter.prepare(_environment_of(config))
         running: list[str] = []
+        are_programs = any(config.model.script is not None for _, config in runs)
+        at_a_time = 1 if are_programs else _runs_at_a_time()
 
         def run(name: str, config: Config) -> Executed:
             running.append(name)
@@ -112,7 +117,7 @@ class Execution:
 
         with (
             self._console.live(lambda: f"running   {', '.join(running)}"),
-            ThreadPoolExecutor(_runs_at_a_time()) as pool,
+            ThreadPoolExecutor(at_a_time) as pool,
         ):
             return list(pool.map(run, *zip(*runs, strict=True)))
 

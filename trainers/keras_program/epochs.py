@@ -6,6 +6,7 @@ then sent to the others.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -70,13 +71,24 @@ class Epochs:
             [*(arguments.callbacks if is_chief else []), self.history],
             add_history=True,
             model=parts.model,
-            epochs=arguments.epochs,
+            epochs=self.last_epoch,
             steps=self.steps_per_epoch,
             verbose=arguments.verbose,
         )
         self._has_callbacks = bool(arguments.callbacks)
         self._own = list(arguments.callbacks) if is_chief else []
         self._state_of_callbacks: Mapping[str, Any] | None = None
+
+    @property
+    def last_epoch(self) -> int:
+        """Number of the epoch in which training ends, as `fit` counts `epochs`.
+
+        It is not the program's own if --train_steps is given.
+        """
+        num_steps = self._parts.train_steps - self.first_step
+        return self.arguments.initial_epoch + math.ceil(
+            num_steps / self.steps_per_epoch
+        )
 
     @property
     def first_step(self) -> int:

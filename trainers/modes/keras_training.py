@@ -40,9 +40,8 @@ class KerasTraining(TrainingRun):
         """Calls `fit`; see `TrainingRun`."""
         if self.epochs is None or self.epochs.fit is None:
             raise RuntimeError("only a program calls fit")
-        arguments, order = self.epochs.arguments, self.parts.order
-        first, last = order.first_step, self.parts.train_steps
-        per_epoch = self.epochs.steps_per_epoch
+        arguments, first = self.epochs.arguments, self.epochs.first_step
+        num_steps = self.parts.train_steps - first
         self.metrics.clock.started()
         self.reporter.start_progress(first)
         with PreemptionSignals() as signals:
@@ -52,11 +51,10 @@ class KerasTraining(TrainingRun):
             with replayed_or_not(numbers, watcher.examples):
                 self.epochs.history = self.epochs.fit(
                     _as_fit_takes_it(watcher.counted(self.parts.batches(first))),
-                    epochs=arguments.initial_epoch
-                    + math.ceil((last - first) / per_epoch),
+                    epochs=self.epochs.last_epoch,
                     initial_epoch=arguments.initial_epoch,
                     # The data set has all steps of the run, and no ends of epochs.
-                    steps_per_epoch=min(per_epoch, last - first),
+                    steps_per_epoch=min(self.epochs.steps_per_epoch, num_steps),
                     verbose=arguments.verbose,
                     callbacks=[*arguments.callbacks, watcher],
                     **self._validation(),

@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from models import factories
 from models.base import Build, Examples, Settings
-from models.objective import Objective
+from models.objective import Objective, labels_of
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.models import build_metrics
 from strategies.common.private_apis.variables import make_anew
 from strategies.common.text import one_line
 from strategies.common.types import Batch
@@ -91,6 +92,7 @@ class CustomModel:
         check_ids(loss, names, self.data, few, predictions)
         with labels_blamed(few):
             objective = objective_of(model, self.loss, self.metrics, *examples)
+        build_metrics(model, labels_of(few.labels), predictions())
         return dataclasses.replace(
             objective, weighs_rows=_weighs(objective, model, few)
         )
