@@ -100,12 +100,12 @@ class TrainingResult:
 
     @property
     def eval_loss(self) -> float | None:
-        """At the end; None if it was not measured."""
+        """Loss of evaluation at the end; None if it was not measured."""
         return self.final["eval_loss"]
 
     @property
     def eval_accuracy(self) -> float | None:
-        """At the end; None if it was not measured."""
+        """Accuracy of evaluation at the end; None if it was not measured."""
         return self.final["eval_accuracy"]
 
     @property

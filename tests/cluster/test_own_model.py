@@ -16,7 +16,7 @@ pytestmark = pytest.mark.cluster
 OWN_MODEL = """
 import keras
 
-from models.base import classifier
+from models.classification import classifier
 
 
 class Block(keras.layers.Layer):

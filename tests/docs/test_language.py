@@ -13,9 +13,9 @@ from tests.processes import ROOT
 # Largest accepted number of places for each rule and part. A change may lower a number
 # and never raise it.
 LIMITS = {
-    "opening": {"strategies": 0, "models": 0, "trainers": 5},
-    "fragment": {"strategies": 0, "models": 0, "trainers": 4},
-    "phrase": {"strategies": 0, "models": 0, "trainers": 13, "documents": 0},
+    "opening": {"strategies": 0, "models": 0, "trainers": 2},
+    "fragment": {"strategies": 0, "models": 0, "trainers": 0},
+    "phrase": {"strategies": 0, "models": 0, "trainers": 0, "documents": 0},
 }
 
 CLAUSE = r"what|how|which|whether|who|whom|whose|where|when|why"

@@ -21,7 +21,7 @@ from tests.trainers.experiments.verify.mutated_projects import plant
 _MODEL = """
 import keras
 
-from models.base import classifier
+from models.classification import classifier
 
 
 def build(data, settings):

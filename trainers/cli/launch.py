@@ -114,7 +114,7 @@ _LEAST_BYTES_OF_A_TASK = 200 << 20
 
 
 def _check_memory(num_tasks: int, config: Config) -> None:
-    """Raises UsageError if there are more processes than memory, whatever they run."""
+    """Raises UsageError if there are more processes than memory for any model."""
     memory = psutil.virtual_memory().total + psutil.swap_memory().total
     if num_tasks * _LEAST_BYTES_OF_A_TASK > memory:
         given = {n: getattr(config.strategy, n) for n in ("num_workers", "num_ps")}

@@ -161,7 +161,7 @@ class DataConfig:
 
     @property
     def is_custom(self) -> bool:
-        """Whether the examples are the user's own."""
+        """True if the examples are the user's own."""
         return factories.is_factory(self.dataset)
 
     @property

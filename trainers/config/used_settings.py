@@ -1,4 +1,4 @@
-"""Settings that have an effect, and those that are given in vain.
+"""Settings that have an effect, and settings that have none.
 
 `--num_ps=2` says nothing to --strategy=mirrored. A run that ignored it would look as if
 it had done what was asked for, so that it is refused. Each field declares what it needs
@@ -25,8 +25,8 @@ _DECIDE_AN_EVALUATION = ("mode", "strategy")
 def check_used(config: Config) -> None:
     """Checks that each setting that is given has an effect.
 
-    Where several strategies are run with the same settings, one that makes use of it is
-    enough. What arms of their own use is left to `check_used_by_one`.
+    Where several strategies run with the same settings, a setting needs an effect on
+    one of them. `check_used_by_one` checks the settings of a single arm.
 
     Raises:
       UsageError: A setting has no effect; the message says where it would have one.

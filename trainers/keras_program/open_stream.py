@@ -62,7 +62,7 @@ def _full_batch(batches: Sequence[Any], name: str) -> Any:
     """Returns the larger of the first two batches.
 
     Shapes, types and the size of a batch are needed before there is a step. The first
-    batch may be what is left over at the end of the data: Keras shuffles the batches of
+    batch may be the smaller one from the end of the data: Keras shuffles the batches of
     a PyDataset.
 
     Raises:

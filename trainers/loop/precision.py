@@ -28,7 +28,7 @@ def follow_floatx() -> None:
 
 
 def check_precision(config: ModelConfig) -> None:
-    """Refuses a module's types that contradict those of a flag.
+    """Refuses a module's types that contradict the types of a flag.
 
     Raises:
       UsageError: They do.

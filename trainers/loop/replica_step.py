@@ -55,11 +55,11 @@ def shared_tables(
     strategy: Strategy,
     data: Data,
 ) -> Collection[int]:
-    """Returns the tables of which every part of a batch has the gradient of all rows.
+    """Returns the tables that get a gradient of all rows from every part of a batch.
 
     The user's optimizer gets the rows of a gradient one by one, as from `fit`. Where
-    replicas or micro-batches divide a batch, it would get those of a table of positions
-    once from each, and Keras's optimizers would square them one by one.
+    replicas or micro-batches divide a batch, each of them has all rows of a table of
+    positions, and Keras's optimizers would square the parts of a row one by one.
 
     Args:
       train_step: Step of one replica.

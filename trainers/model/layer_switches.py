@@ -25,7 +25,7 @@ def disable_layers(model: keras.Model, kinds: Sequence[str]) -> None:
     """Makes layers of some kinds behave in training as in inference.
 
     The variables of the layers do not change. A layer that does not take `training`
-    is the same in both, such as one that samples in an autoencoder.
+    is the same in both, such as the sampling layer of an autoencoder.
 
     Args:
       model: Model with all its layers built.

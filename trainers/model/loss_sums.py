@@ -21,7 +21,7 @@ def weighted_sums(values: Values, batch: Batch) -> dict[str, tf.Tensor]:
       batch: Batch that marks the rows that count.
 
     Returns:
-      Sums by name: scalars, except those that were already summed.
+      Sums by name: scalars, except for sums that were passed as such.
     """
 
     def of_rows_that_count(value: tf.Tensor | Summed) -> tf.Tensor:

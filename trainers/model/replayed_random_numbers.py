@@ -30,8 +30,8 @@ class ReplayedRandomNumbers:
     """Replacement of what draws random numbers in Keras, for the steps of a model.
 
     Attributes:
-      are_of_examples: False once numbers were drawn for other rows than those of the
-        examples, such as two for each.
+      are_of_examples: False once numbers were drawn for rows that are not the examples,
+        such as two rows for each.
     """
 
     def __init__(self) -> None:

@@ -44,9 +44,9 @@ def tables_shared_by_examples(
 ) -> Collection[int]:
     """Returns which gradients have as many rows for two examples as for one.
 
-    They are those of tables whose rows do not depend on the example, such as a table
-    of positions: the gradient of a whole batch has each row once, summed over the
-    examples. Replicas have it once each. Of all other tables, every example has rows.
+    The rows of their tables do not depend on the example, as in a table of positions:
+    the gradient of a whole batch has each row once, summed over the examples, and each
+    replica has each row once. In all other tables, every example has its rows.
 
     Args:
       step: Step of one replica, which is traced and not run.
@@ -94,7 +94,7 @@ def _numbers_of_rows(
 def _gradients(
     step: ReplicaFunction, weights: Sequence[tf.Variable], batch: Batch
 ) -> Sequence[Any]:
-    """Returns the gradients of a replica, or those of its loss if it returns none."""
+    """Returns the gradients of a replica, taken from its loss if it returns none."""
     if not isinstance(step, UpdatesInTurn):
         outputs = step(batch)
         if outputs.loss is not None:

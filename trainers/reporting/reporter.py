@@ -1,4 +1,4 @@
-"""Reporter of the chief: the files of a run and what is printed about it."""
+"""Reporter of the chief: the files of a run and its printed lines."""
 
 from __future__ import annotations
 

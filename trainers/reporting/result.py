@@ -194,5 +194,5 @@ def _communication(communication: Communication | None) -> Mapping[str, Any] | N
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no word for what is not a number."""
+    """Returns a value, or None for infinities and NaN, which JSON cannot express."""
     return value if math.isfinite(value) else None

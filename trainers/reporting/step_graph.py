@@ -54,7 +54,7 @@ class _Drawing:
         self._names = names
 
     def add(self, node: Any, name: str, inputs: Mapping[str, str]) -> None:
-        """Draws a node, and what is in its functions.
+        """Draws a node and the nodes in its functions.
 
         Args:
           node: NodeDef of the graph or of a function.

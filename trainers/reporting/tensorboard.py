@@ -189,16 +189,16 @@ class Summaries:
         self._attempt(write)
 
     def hparam_columns(self, settings: Sequence[str], metrics: Sequence[str]) -> None:
-        """Writes which columns the HParams dashboard has, the first setting first.
+        """Writes the columns of the HParams dashboard, the first setting first.
 
-        The dashboard sorts settings by name, but those that differ between runs come
-        before the others, which is said of the first setting alone
+        The dashboard sorts settings by name and puts settings that differ between runs
+        before the others; only the first setting is marked as such
         (tensorboard/plugins/hparams/backend_context.py,
         `_sort_and_reduce_to_hparams_limit`).
 
         Args:
           settings: Names of the row's settings.
-          metrics: Names of what is evaluated.
+          metrics: Names of the loss and the metrics of evaluations.
         """
         summary = hparams_api.hparams_config_pb(
             hparams=[hparams_api.HParam(name) for name in settings],
@@ -219,7 +219,7 @@ class Summaries:
         Train and eval have a run each in TensorBoard, with the same tags.
 
         Args:
-          metrics: Names of what is evaluated.
+          metrics: Names of the loss and the metrics of evaluations.
         """
         evaluated = {name: f"^{re.escape(name)}$" for name in metrics}
         content = layout_pb2.Layout(

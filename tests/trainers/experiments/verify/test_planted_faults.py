@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 NORMALIZED_MODEL = """
 import keras
 
-from models.base import classifier
+from models.classification import classifier
 
 
 def build(data, settings):
