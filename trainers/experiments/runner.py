@@ -89,8 +89,8 @@ class Execution:
     def run_all(self, runs: Sequence[tuple[str, Config]]) -> list[Executed]:
         """Runs configurations side by side, for results that do not depend on time.
 
-        Runs of a program follow one another: its callbacks may write files and read them
-        again, such as `BackupAndRestore`, and all runs share a working directory.
+        Runs of a program follow one another: its callbacks may write files and read
+        them again, such as `BackupAndRestore`, and all share a working directory.
 
         Args:
           runs: Name and configuration of each run, as for `run`.

@@ -156,7 +156,7 @@ class TrainingRun:
                 return "completed", ExitCode.DONE
 
     def _report_stop(self, event: StepEvent) -> None:
-        """Writes the metrics and the checkpoint of the step at which a callback stops."""
+        """Writes the metrics and the checkpoint of the step where a callback stops."""
         if event.step % self.parts.config.report.summary_every_steps:
             self.reporter.write_metrics(event)
         self._save_checkpoint()
