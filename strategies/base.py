@@ -55,6 +55,8 @@ class Traits:
         inside a branch of one of them.
       updates_in_turn: True if a step may have several updates, each of which needs the
         weights after the one before.
+      sums_in_forward_pass: True if replicas sum within their forward pass where a layer
+        asks for it, as `BatchNormalization(synchronized=True)` does.
       compiles_loop: True if XLA can compile its whole inner loop (`compile_loop`).
       exchange: Gradient exchange: `reduce_to_one`; `ring`; `all_gather`; `servers`,
         from which weights are read; or `none` without an exchange.
@@ -77,6 +79,7 @@ class Traits:
     supports_streaming: bool = False
     applies_in_branches: bool = False
     updates_in_turn: bool = False
+    sums_in_forward_pass: bool = False
     compiles_loop: bool = False
     exchange: str = "none"
     averages: tuple[str, ...] = ("gradients",)

@@ -40,6 +40,7 @@ class Mirrored(Strategy):
         matches_one_device=True,
         supports_streaming=True,
         updates_in_turn=True,
+        sums_in_forward_pass=True,
         exchange="reduce_to_one",
         own_settings=("cross_device_reduction",),
         summary="A copy of the weights per device, gradients summed across devices.",

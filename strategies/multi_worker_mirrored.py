@@ -55,6 +55,7 @@ class MultiWorkerMirrored(Strategy):
         matches_one_device=True,
         supports_streaming=True,
         updates_in_turn=True,
+        sums_in_forward_pass=True,
         averages=("gradients", "parameters"),
         roles=("worker",),
         optional_roles=("chief", "evaluator"),

@@ -60,6 +60,7 @@ class ParameterAveraging(Strategy):
         synchronous=True,
         multi_process=False,
         matches_one_device=False,
+        sums_in_forward_pass=True,
         averages=("parameters",),
         summary="A copy of the weights per device, trained alone, averaged at times.",
     )

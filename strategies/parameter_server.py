@@ -154,6 +154,8 @@ class ParameterServer(Strategy):
                 self._attempts,
                 self._free_workers,
             )
+        # Workers still run the steps of a program's last `fit`, and take no others.
+        self._free_workers()
         if self._config.compression is not None:
             self._gradients = CompressedGradients(
                 self._config.compression, update, self._num_workers

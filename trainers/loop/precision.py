@@ -35,8 +35,10 @@ def check_precision(config: ModelConfig) -> None:
     """
     policy = keras.config.dtype_policy().name
     if config.is_custom and policy != config.dtype != ModelConfig().dtype:
+        where = f"the module of --model={config.model}"
+        if config.script is not None:
+            where = f"--script={config.script}"
         raise UsageError(
-            f"--dtype={config.dtype} contradicts {policy}, which the module of "
-            f"--model={config.model} sets for keras.config.dtype_policy: leave one of "
-            "them out."
+            f"--dtype={config.dtype} contradicts {policy}, which {where} sets for "
+            "keras.config.dtype_policy: leave one of them out."
         )

@@ -19,6 +19,7 @@ import tensorflow as tf
 from strategies.common.errors import ExitCode
 from strategies.common.types import Batch, GlobalBatches, StepResults, SyncedFlags
 from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.keras_program.loss_of_fit import LossOfFit
 from trainers.keras_program.stream import ProgramStream
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
@@ -28,7 +29,7 @@ from trainers.model.replayed_random_numbers import (
 )
 from trainers.model.rng import keyed_states, seed_states
 from trainers.modes.training_run import TrainingRun
-from trainers.user_code.own_step.model_step import all_metrics, as_fit_has_it
+from trainers.user_code.own_step.model_step import as_fit_has_it
 from trainers.user_code.own_step.objective import loss_metric_of, loss_name_of
 
 
@@ -42,13 +43,20 @@ class KerasTraining(TrainingRun):
             raise RuntimeError("only a program calls fit")
         arguments, first = self.epochs.arguments, self.epochs.first_step
         num_steps = self.parts.train_steps - first
+        ends_in_epoch = num_steps % self.epochs.steps_per_epoch > 0
+        if self.parts.config.report.record_steps or ends_in_epoch:
+            # Otherwise callbacks are called, and training stops, after several steps.
+            self.parts.model.steps_per_execution = 1
         self.metrics.clock.started()
         self.reporter.start_progress(first)
         with PreemptionSignals() as signals:
             watcher = _Watcher(self, signals)
             replays = self.parts.config.model.replayable_random_numbers
             numbers = ReplayedRandomNumbers() if replays else None
-            with replayed_or_not(numbers, watcher.examples):
+            with (
+                watcher.losses.followed(),
+                replayed_or_not(numbers, watcher.examples),
+            ):
                 self.epochs.history = self.epochs.fit(
                     _as_fit_takes_it(watcher.counted(self.parts.batches(first))),
                     epochs=self.epochs.last_epoch,
@@ -90,7 +98,9 @@ class _Watcher(keras.callbacks.Callback):
         self._step = run.parts.order.first_step
         self._seconds: list[float] = []
         self._since = self._mark = time.perf_counter()
-        self._seen: dict[str, tuple[float, float]] = {}
+        # Batches of the epoch so far.
+        self._batches = 0
+        self.losses = LossOfFit(run.parts.model, loss_metric_of(run.parts.objective))
         config = run.parts.config.report
         # Each report reads a metric, which a step of fit does not.
         self._every = 1 if config.record_steps else config.summary_every_steps
@@ -117,8 +127,8 @@ class _Watcher(keras.callbacks.Callback):
         )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Keras has reset its metrics."""
-        self._seen = {}
+        """Begins to count batches and time."""
+        self._batches = 0
         self._since = self._mark = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -142,14 +152,23 @@ class _Watcher(keras.callbacks.Callback):
         return Batch(step, tf.zeros([], tf.int64), size, size, indices, None, None)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Counts a step, and reports the steps since the last report if it is time."""
+        """Counts steps, and reports the steps since the last report if it is time.
+
+        Args:
+          batch: Index of the batch in its epoch. Several follow the last one if the
+            program is compiled with `steps_per_execution`.
+          logs: Means since the begin of the epoch, by name.
+        """
         now = time.perf_counter()
-        self._seconds.append(now - self._mark)
-        self._step += 1
+        num_steps = batch + 1 - self._batches
+        self._batches = batch + 1
+        self._seconds += [(now - self._mark) / num_steps] * num_steps
+        passed = self._step // self._every
+        self._step += num_steps
         parts = self._run.parts
         is_last = self._step == parts.train_steps
         ends_epoch = batch + 1 == self.params["steps"]
-        if is_last or ends_epoch or self._step % self._every == 0:
+        if is_last or ends_epoch or self._step // self._every > passed:
             self._report(logs or {}, now)
         # fit ends after this batch, and validates as at the end of an epoch.
         if is_last or self._signals.requested:
@@ -169,9 +188,13 @@ class _Watcher(keras.callbacks.Callback):
 
     def _report(self, logs: Mapping[str, Any], now: float) -> None:
         run = self._run
-        steps = range(self._step - len(self._seconds), self._step)
-        examples = [self._examples_of_step.pop(step) for step in steps]
-        loss = self._loss(logs)
+        first = self._step - len(self._seconds)
+        examples = [
+            self._examples_of_step.pop(step) for step in range(first, self._step)
+        ]
+        loss = self.losses.take()
+        if loss is None:
+            loss = float(logs.get(loss_name_of(run.parts.objective), math.nan))
         results = dataclasses.replace(
             _no_steps(),
             applied_steps=len(examples),
@@ -194,7 +217,7 @@ class _Watcher(keras.callbacks.Callback):
         if run.parts.config.report.record_steps:
             run.reporter.record_step(event)
         every = run.parts.config.report.summary_every_steps
-        if self._step % every == 0 or event.is_last:
+        if self._step // every > first // every or event.is_last:
             run.reporter.write_metrics(event)
         self._seconds = []
         self._since = time.perf_counter()
@@ -206,23 +229,6 @@ class _Watcher(keras.callbacks.Callback):
             results=results,
             call_seconds=seconds,
         )
-
-    def _loss(self, logs: Mapping[str, Any]) -> float:
-        """Returns the mean loss of the batches since the last report.
-
-        Logs are means since the begin of the epoch: a mean's sum and count tell what
-        was added since.
-        """
-        objective = self._run.parts.objective
-        name = loss_metric_of(objective)
-        for metric in all_metrics(self.model):
-            if metric.name == name and isinstance(metric, keras.metrics.Mean):
-                total, count = float(metric.total.numpy()), float(metric.count.numpy())
-                seen_total, seen_count = self._seen.get(name, (0.0, 0.0))
-                self._seen[name] = total, count
-                if count > seen_count:
-                    return (total - seen_total) / (count - seen_count)
-        return float(logs.get(loss_name_of(objective), math.nan))
 
 
 def _no_steps() -> StepResults:

@@ -25,6 +25,7 @@ from trainers.modes.training_run import TrainingRun
 from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.null_reporter import NullReporter
 from trainers.reporting.reporter import Reporter
+from trainers.reporting.result import Origin
 from trainers.reporting.step_phases import PhaseMeter
 from trainers.reporting.tracking.tracking import Tracking
 from trainers.run_dir.run_dir import FolderGoneError, RunDir
@@ -71,6 +72,8 @@ class TrainingTask:
             self._shutdown_servers,
         )
         self._clock = Clock(self._watchdog.note)
+        # Of the first training of several; later ones begin with trained weights.
+        self._origin: Origin | None = None
         self._guards = contextlib.ExitStack()
 
     def __enter__(self) -> TrainingTask:
@@ -93,21 +96,24 @@ class TrainingTask:
         if self.config.report.step_phases:
             phases = PhaseMeter(self.cluster.task, parts, self._clock)
         metrics = RunMetrics(self._clock, parts.pipeline, results, phases)
-        reporter = (
-            Reporter(
-                parts,
-                self.cluster,
-                self.console,
-                self._folder,
-                self._tracking,
-                metrics,
-            )
-            if self.cluster.is_chief
-            else NullReporter(parts, self.cluster, self.console)
-        )
+        reporter = self._reporter(parts, metrics)
         kind = KerasTraining if by_keras else TrainingRun
         run = kind(parts, reporter, metrics, self._watchdog, self._folder, epochs)
         return run.run()
+
+    def _reporter(self, parts: TrainingParts, metrics: RunMetrics) -> NullReporter:
+        if not self.cluster.is_chief:
+            return NullReporter(parts, self.cluster, self.console)
+        self._origin = self._origin or Origin.of(parts)
+        return Reporter(
+            parts,
+            self.cluster,
+            self.console,
+            self._folder,
+            self._tracking,
+            metrics,
+            self._origin,
+        )
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._guards.__exit__(kind, error, trace)

@@ -79,12 +79,12 @@ def _verify(
     ]
     words = command_again(config)
     write_json(folder.result, content(keras, findings, reference, words))
-    num_steps = reference.recording.num_steps()
+    examples = reference.recording.examples()
     name = "Keras's own fit" if is_keras else reference.run.arm
-    console.say(f"largest relative difference from {name} in {num_steps} steps:")
+    console.say(f"largest relative difference from {name} in {len(examples)} steps:")
     for line in table(keras, findings):
         console.say(line)
-    console.item("tolerance", in_words(reference.config, num_steps))
+    console.item("tolerance", in_words(reference.config.model.dtype, examples))
     for name, words in explanations(keras, findings):
         console.say(f"{name}: {words}")
     console.item("result", folder.result)

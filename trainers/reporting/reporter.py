@@ -45,8 +45,9 @@ class Reporter(NullReporter):
         folder: RunDir,
         tracking: Tracking,
         metrics: RunMetrics,
+        origin: Origin,
     ):
-        """Stores its parts, and computes the digest of the initial weights.
+        """Stores its parts.
 
         Args:
           parts: Parts of the run, before a checkpoint is restored.
@@ -55,13 +56,14 @@ class Reporter(NullReporter):
           folder: Folder of the run.
           tracking: Trackers of the run.
           metrics: Measurements of the run.
+          origin: State in which the run began.
         """
         super().__init__(parts, cluster, console)
         report, guard = parts.config.report, parts.config.guard
         self._folder = folder
         self._tracking = tracking
         self._metrics = metrics
-        self._origin = Origin.of(parts)
+        self._origin = origin
         self._checkpoints = Checkpoints(
             folder.phase_path(parts.phase),
             model=parts.model,

@@ -7,6 +7,7 @@ import math
 import keras
 
 from strategies.common.console import Console
+from strategies.common.private_apis.models import flat_layers
 from strategies.devices.assignment import describe, substitution
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
@@ -17,6 +18,7 @@ from trainers.loop.memory_estimate import (
     warning_of,
 )
 from trainers.loop.parts import TrainingParts
+from trainers.model.layer_state import sums_over_replicas
 from trainers.run_dir.run_dir import RunDir
 from trainers.user_code.own_step.objective import remark_of
 
@@ -61,6 +63,7 @@ def print_startup_report(
     for words in (
         _other_optimizer(assembly),
         remark_of(assembly.objective) if strategy.num_replicas > 1 else None,
+        _unsynchronized(assembly) if strategy.num_replicas > 1 else None,
         substitution(assembly.config.strategy.device_choice),
     ):
         if words:
@@ -81,6 +84,23 @@ def print_startup_report(
             "embedding in every step; sgd and adagrad without --weight_decay change "
             "only the rows that were used"
         )
+
+
+def _unsynchronized(assembly: TrainingParts) -> str | None:
+    """Returns a warning if layers cannot sum over replicas as they ask, or None."""
+    if assembly.strategy.traits.sums_in_forward_pass:
+        return None
+    names = [
+        layer.name for layer in flat_layers(assembly.model) if sums_over_replicas(layer)
+    ]
+    if not names:
+        return None
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"layer {names[0]!r}{others} has synchronized=True, and replicas of "
+        f"{assembly.strategy.name} cannot sum while they compute: each normalizes its "
+        "own rows; mirrored and multi_worker_mirrored normalize the global batch"
+    )
 
 
 def _other_optimizer(assembly: TrainingParts) -> str | None:

@@ -137,6 +137,14 @@ class Recording:
                 **groups,
             )
 
+    def examples(self) -> list[int]:
+        """Returns the number of examples of each step, from the first one."""
+        found = []
+        for step in range(1, self.num_steps() + 1):
+            with np.load(self._path(step)) as file:
+                found.append(int(file["examples"]))
+        return found
+
     def write_keras(self, step: KerasStep) -> None:
         """Keeps what Keras computed."""
         self._folder.mkdir(exist_ok=True)

@@ -6,6 +6,8 @@ import contextlib
 import re
 from collections.abc import Iterator
 
+import keras
+
 from strategies.common.errors import UsageError
 from strategies.common.text import one_line, printable
 
@@ -15,6 +17,8 @@ _MOST_CHARACTERS = 300
 _AROUND = re.compile(
     r"Exception encountered when calling [\w.]+\(\)\. | Arguments received by .*"
 )
+# How TensorFlow names the type.
+_OF_DOUBLES = re.compile(r"\b(?:float64|double)\b")
 
 
 class PerBatchError(UsageError):
@@ -51,9 +55,13 @@ def failure_of(what: str, error: BaseException) -> UsageError:
     words = printable(_AROUND.sub("", one_line(error)))
     if len(words) > _MOST_CHARACTERS:
         words = words[:_MOST_CHARACTERS] + "..."
+    remedy = "correct it"
+    if keras.config.floatx() == "float64" and _OF_DOUBLES.search(words):
+        # Some layers and metrics of Keras 3.15 take no float64, such as RandomRotation.
+        remedy += ", or leave out --dtype=float64"
     return UsageError(
-        f"{what} failed ({type(error).__name__}: {words}): correct it; --verbose "
-        "shows where."
+        f"{what} failed ({type(error).__name__}: {words}): {remedy}; --verbose shows "
+        "where."
     )
 
 

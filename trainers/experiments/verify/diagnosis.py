@@ -220,8 +220,7 @@ _BEGINS = {
 def _other_initial_weights(
     subject: Executed, reference: Executed, judgement: Judgement
 ) -> str | None:
-    # The digest is that of a program's last `fit`, before which there may be rounding.
-    if judgement.first_passing is None or judgement.first_passing.step > 1:
+    if judgement.first_passing is None:
         return None
     digests = [run.run.initial_weights_sha256 for run in (subject, reference)]
     if digests[0] == digests[1]:
@@ -304,7 +303,7 @@ def _statistics(subject: Executed, reference: Executed) -> str | None:
     # Random layers before a normalization change its statistics.
     if expected.random_layers or not expected.layer_state:
         return None
-    accepted = tolerance(subject.config, 1)
+    accepted = tolerance(subject.config.model.dtype, [expected.examples])
     moving = [name for name in expected.layer_state if "moving_" in name]
     if not moving or any(
         np.linalg.norm(found.layer_state[name] - expected.layer_state[name])

@@ -120,11 +120,11 @@ def judge_keras(reference: Executed) -> KerasFinding:
     keras = reference.recording.read_keras()
     # A loss may be a mean over all numbers that are predicted.
     terms = math.sqrt(keras.values_per_example)
-    accepted = tolerance(reference.config, 1) * terms
+    step = reference.recording.read(1)
+    accepted = tolerance(reference.config.model.dtype, [step.examples]) * terms
     if keras.reason:
         verdict = Verdict.DIFFERENT if keras.refused else Verdict.NOT_COMPARABLE
         return KerasFinding(verdict=verdict, tolerance=accepted, reason=keras.reason)
-    step = reference.recording.read(1)
     here = {
         name: value / step.examples
         for name, value in {"loss": step.loss, **step.metrics}.items()

@@ -121,20 +121,20 @@ def content(
 ) -> dict[str, Any]:
     """Returns the content of verify.json, described by docs/verify.schema.json."""
     config = reference.config
-    num_steps = reference.recording.num_steps()
+    dtype, examples = config.model.dtype, reference.recording.examples()
     return {
         "schema_version": SCHEMA_VERSION,
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": command,
         "reference": reference.run.arm,
-        "steps": num_steps,
+        "steps": len(examples),
         "tolerance": {
-            "first_step": tolerance(config, 1),
+            "first_step": tolerance(dtype, examples[:1]),
             # The tolerance grows with the steps.
-            "last_step": tolerance(config, num_steps),
-            "dtype": config.model.dtype,
-            "examples_summed": config.length.global_batch_size,
-            "explanation": in_words(config, num_steps),
+            "last_step": tolerance(dtype, examples),
+            "dtype": dtype,
+            "examples_summed": max(examples),
+            "explanation": in_words(dtype, examples),
         },
         "initial_weights_sha256": reference.run.initial_weights_sha256,
         "config": config.to_dict(),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-
-from trainers.config.config import Config
+from collections.abc import Sequence
 
 # Spacing of the numbers next to 1: 2^-23, 2^-52, 2^-7, 2^-10.
 EPSILON = {
@@ -19,7 +18,7 @@ EPSILON = {
 _WIDTHS = 4.0
 
 
-def tolerance(config: Config, step: int) -> float:
+def tolerance(dtype: str, examples: Sequence[int]) -> float:
     """Returns the largest relative difference of a step that is called equivalent.
 
     Strategies differ in the order in which they add up the examples of a global batch.
@@ -30,27 +29,28 @@ def tolerance(config: Config, step: int) -> float:
     exp(-w^2 / 2) (Higham and Mary, A new approach to probabilistic rounding error
     analysis, 2019). Two orders of adding differ by at most twice that, w sqrt(n)
     epsilon. Every update adds such an error to the weights, which all later steps start
-    from. Up to step t with L examples each, n = L t terms have been added up.
+    from: n is the number of examples of all steps so far.
 
     In mixed precision sums are in float32, and only their results are rounded to 16
-    bits: L is 1.
+    bits: n is the number of steps.
 
     For 64 examples and 20 steps the tolerance is 1.7e-5 in float32 and 3.2e-14 in
     float64; two towers and one device differed by 7.7e-7 and 8.4e-16 there (convnet,
     Adam).
 
     Args:
-      config: Configuration with dtype and global batch.
-      step: Step, counted from one.
+      dtype: Value of --dtype.
+      examples: Number of examples of each step up to the one in question.
     """
-    dtype = config.model.dtype
-    length = 1 if dtype.startswith("mixed") else config.length.global_batch_size
-    return _WIDTHS * math.sqrt(length * step) * EPSILON[dtype]
+    num_terms = len(examples) if dtype.startswith("mixed") else sum(examples)
+    return _WIDTHS * math.sqrt(num_terms) * EPSILON[dtype]
 
 
-def in_words(config: Config, step: int) -> str:
-    """Returns the tolerance of a step with its explanation."""
+def in_words(dtype: str, examples: Sequence[int]) -> str:
+    """Returns the tolerance of the last of some steps with its explanation."""
+    sizes = sorted(set(examples))
+    size = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
     return (
-        f"{tolerance(config, step):.1e} at step {step}: rounding of "
-        f"{config.model.dtype} sums, {config.length.global_batch_size} examples a step"
+        f"{tolerance(dtype, examples):.1e} at step {len(examples)}: rounding of "
+        f"{dtype} sums, {size} examples a step"
     )

@@ -96,12 +96,14 @@ def judge(subject: Executed, reference: Executed, allowed: Allowed = ()) -> Judg
     passing = _first_passing(subject, steps, allowed) if allowed else beyond
     is_whole = common == reference.recording.num_steps()
     if passing is None and not is_whole:
+        examples = [step.examples_expected for step in steps]
+        examples.append(reference.recording.read(common + 1).examples)
         passing = ToleranceViolation(
             step=common + 1,
             quantity="loss",
             # The step has no loss to compare.
             difference=Difference(math.inf),
-            tolerance=tolerance(subject.config, common + 1),
+            tolerance=tolerance(subject.config.model.dtype, examples),
         )
     if passing is not None:
         verdict = Verdict.DIFFERENT
@@ -122,8 +124,10 @@ def judge(subject: Executed, reference: Executed, allowed: Allowed = ()) -> Judg
 def _first_passing(
     subject: Executed, steps: Sequence[StepAgreement], allowed: Allowed = ()
 ) -> ToleranceViolation | None:
+    examples: list[int] = []
     for step in steps:
-        accepted = tolerance(subject.config, step.step)
+        examples.append(step.examples_expected)
+        accepted = tolerance(subject.config.model.dtype, examples)
         explained = allowed[step.step - 1] if allowed else {}
         # In the order of computation, so that the first quantity is nearest to the
         # cause.

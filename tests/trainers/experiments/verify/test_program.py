@@ -27,7 +27,10 @@ VERIFIED = (
     *("half_precision", "moving_average_of_weights", "own_callbacks", "py_dataset"),
     *("segmentation", "gpt2", "gpt2_weighted_tokens", "data_frame"),
     *("grain_pipeline", "torch_loader", "transfer_learning"),
-    "losses_of_batches",
+    *("losses_of_batches", "low_rank_adapters"),
+)
+TWO_FITS = (
+    *("fine_tuning", "grain_pipeline", "transfer_learning", "low_rank_adapters"),
 )
 
 
@@ -44,9 +47,7 @@ def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> Non
     verdicts = {entry["name"]: entry["verdict"] for entry in found["strategies"]}
     assert set(verdicts) == {"one_device", "mirrored"}
     assert set(verdicts.values()) <= {"identical", "equivalent"}
-    assert found["steps"] == 8 * (
-        2 if program in ("fine_tuning", "grain_pipeline", "transfer_learning") else 1
-    )
+    assert found["steps"] == 8 * (2 if program in TWO_FITS else 1)
     assert "from Keras's own fit" in done.stdout
 
 
