@@ -109,11 +109,15 @@ def all_reduce_packed(
     # By identity: a tensor has no other mark of being a gradient once flattened.
     gradients = {id(gradient) for gradient in tf.nest.flatten(outputs.gradients)}
     dense = [g.dtype for g in outputs.gradients if isinstance(g, tf.Tensor)]
-    main = dense[0] if dense else tf.float64
+    # A model may have layers of several types.
+    others = max([tf.float32, *dense], key=lambda dtype: dtype.size)
+    if not dense:
+        others = tf.float64
 
     def wire_type(value: tf.Tensor) -> tf.DType:
-        wanted = (send_as if id(value) in gradients else None) or main
-        return wanted if value.dtype.is_floating else value.dtype
+        if not value.dtype.is_floating:
+            return value.dtype
+        return (send_as or value.dtype) if id(value) in gradients else others
 
     outputs = _sum_buckets(context, outputs, wire_type)
     # Last, because tables of embeddings are in the first layers.

@@ -127,8 +127,9 @@ class _Watcher(keras.callbacks.Callback):
         )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begins to count batches and time."""
+        """Begins to count batches and time, after a validation with the same metric."""
         self._batches = 0
+        self.losses.take()
         self._since = self._mark = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

@@ -216,3 +216,29 @@ def test_gradients_between_workers_are_computed_in_the_order_of_sending() -> Non
     last, first = made
     assert last in depended_on(first)
     assert first not in depended_on(last)
+
+
+@pytest.mark.parametrize(
+    ("types", "examples"),
+    [
+        # A model in float64 with adapters, which Keras makes in float32.
+        ((tf.float32, tf.float64), 1 / 3),
+        # float16 has no whole numbers above 2,048 that are odd.
+        ((tf.float16,), 4097.0),
+    ],
+)
+def test_no_value_loses_digits_to_a_gradient_of_another_type(
+    types: tuple[tf.DType, ...], examples: float
+) -> None:
+    gradients = [tf.cast(tf.constant([1 / 3], tf.float64), one) for one in types]
+
+    @tf.function(autograph=False)
+    def summed(*gradients: tf.Tensor) -> ReplicaOutputs:
+        context = tf.distribute.get_replica_context()
+        sums = {"examples": tf.constant(examples, tf.float64)}
+        return all_reduce_packed(context, ReplicaOutputs(gradients, {}, sums), None)
+
+    found = summed(*gradients)
+    for got, want in zip(found.gradients, gradients, strict=True):
+        np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(found.sums["examples"], examples)
