@@ -86,7 +86,10 @@ FLOORS = (
     ("strategies/launcher", "strategies/ps"),
     ("strategies", "strategies/hello_cluster"),
     ("trainers/config",),
-    ("trainers/inputs", "trainers/run_dir", "trainers/model/optimizers"),
+    (
+        *("trainers/inputs", "trainers/run_dir"),
+        *("trainers/model/optimizers", "trainers/model/random_numbers"),
+    ),
     ("trainers/inputs/tfrecord", "trainers/model"),
     ("trainers/user_code",),
     ("trainers/user_code/own_step",),

@@ -23,7 +23,7 @@ from tests.conformance.harness import (
 from tests.conformance.test_same_training import TOLERANCES, assert_same_training
 from tests.markers import chosen
 from trainers.loop.parts import TrainingParts
-from trainers.model.replayed_random_numbers import ReplayedRandomNumbers
+from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 
 SEVERAL_REPLICAS = chosen(
     [subject for subject in same_training() if subject[1] in (2, 3)],

@@ -14,8 +14,8 @@ from trainers.user_code.own_step.model_step import all_metrics
 class LossOfFit:
     """Mean loss of the batches since it was last read.
 
-    The metric of `fit` adds up the losses of an epoch. A difference of two
-    sums has lost digits of a small loss: with equal weights, the eighth batch of a series in
+    The metric of `fit` adds up the losses of an epoch. A difference of two sums has
+    lost digits of a small loss: with equal weights, the eighth batch of a series in
     order of time differed by 4e-14 in float64. So a second mean sees the same values.
     """
 

@@ -20,7 +20,7 @@ from strategies.base import Strategy
 from strategies.common.types import SpanShape
 from trainers.config.config import Config
 from trainers.loop.compilable import obstacles_of_model, obstacles_of_objective
-from trainers.model.rng import seed_states
+from trainers.model.random_numbers.seeds import seed_states
 
 
 class Scope(enum.Enum):

@@ -24,7 +24,7 @@ from trainers.model.eval_step import EvalStep
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers.learning_rate import LearningRateScale
 from trainers.model.optimizers.loss_scale import LossScale
-from trainers.model.replayed_random_numbers import ReplayedRandomNumbers
+from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import StepSettings, TrainStep, with_totals
 from trainers.model.update import ModelUpdate

@@ -22,7 +22,7 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
-from trainers.model.rng import seed_states
+from trainers.model.random_numbers.seeds import seed_states
 
 
 def sums_over_replicas(layer: keras.layers.Layer) -> bool:

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 from strategies.common.private_apis.models import flat_layers
-from trainers.model.rng import seed_states
+from trainers.model.random_numbers.seeds import seed_states
 
 Kind = Callable[[keras.layers.Layer], bool]
 

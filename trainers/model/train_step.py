@@ -22,11 +22,9 @@ from trainers.model.loss_sums import (
     weighted_sums,
 )
 from trainers.model.optimizers.loss_scale import LossScale, scaled_loss, unscaled
-from trainers.model.replayed_random_numbers import (
-    ReplayedRandomNumbers,
-    replayed_or_not,
-)
-from trainers.model.rng import keyed_states, seed_states
+from trainers.model.random_numbers.of_step import StepRandomNumbers
+from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
+from trainers.model.random_numbers.seeds import seed_states
 from trainers.model.sparse_gradients import as_dense, embeddings_of
 
 
@@ -87,8 +85,7 @@ class TrainStep:
         self._model = model
         self._objective = objective
         self._layer_state = layer_state
-        self._seed = settings.seed
-        self._random_numbers = settings.random_numbers
+        self._random_numbers = StepRandomNumbers(settings.seed, settings.random_numbers)
         self._sparse_gradients = settings.sparse_gradients
         self._gradient_scale = gradient_scale
         self._differentiate = differentiate
@@ -225,10 +222,10 @@ class TrainStep:
           batch: Rows of one replica.
           mapped: Values to use in place of variables.
         """
-        keyed = self._keyed_states(batch)
+        keyed = self._random_numbers.keyed(self._seed_states, batch)
         mapped = [*mapped, *regularized(self._model, self._objective, mapped)]
         with keras.StatelessScope([*keyed, *mapped], collect_losses=True) as scope:
-            with replayed_or_not(self._random_numbers, batch.indices):
+            with self._random_numbers.drawn(batch):
                 values = self._objective.values(self._model, batch, training=True)
             sums = weighted_sums(values, batch)
             added = added_losses(
@@ -242,11 +239,6 @@ class TrainStep:
             share *= tf.cast(self._gradient_scale, dtype)
         written = self._layer_state.collect_updates(scope, mapped)
         return share, written, reported(sums, batch)
-
-    def _keyed_states(self, batch: Batch) -> list[tuple[keras.Variable, tf.Tensor]]:
-        """Returns the counters of random layers; of replayed ones for any replica."""
-        of_any = self._random_numbers is not None
-        return keyed_states(self._seed_states, self._seed, batch, of_any)
 
 
 def with_totals(

@@ -6,10 +6,11 @@ order of the examples is that of the other runs, so that all train on the same b
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -23,11 +24,9 @@ from trainers.keras_program.loss_of_fit import LossOfFit
 from trainers.keras_program.stream import ProgramStream
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
-from trainers.model.replayed_random_numbers import (
-    ReplayedRandomNumbers,
-    replayed_or_not,
-)
-from trainers.model.rng import keyed_states, seed_states
+from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
+from trainers.model.random_numbers.seeds import keyed_states, seed_states, step_key
+from trainers.model.random_numbers.tensorflow_draws import TensorFlowDraws
 from trainers.modes.training_run import TrainingRun
 from trainers.user_code.own_step.model_step import as_fit_has_it
 from trainers.user_code.own_step.objective import loss_metric_of, loss_name_of
@@ -51,12 +50,7 @@ class KerasTraining(TrainingRun):
         self.reporter.start_progress(first)
         with PreemptionSignals() as signals:
             watcher = _Watcher(self, signals)
-            replays = self.parts.config.model.replayable_random_numbers
-            numbers = ReplayedRandomNumbers() if replays else None
-            with (
-                watcher.losses.followed(),
-                replayed_or_not(numbers, watcher.examples),
-            ):
+            with watcher.losses.followed(), self._random_numbers(watcher):
                 self.epochs.history = self.epochs.fit(
                     _as_fit_takes_it(watcher.counted(self.parts.batches(first))),
                     epochs=self.epochs.last_epoch,
@@ -71,6 +65,20 @@ class KerasTraining(TrainingRun):
                 return "preempted", signals.exit_code
         self._save_checkpoint()
         return "completed", ExitCode.DONE
+
+    @contextlib.contextmanager
+    def _random_numbers(self, watcher: _Watcher) -> Iterator[None]:
+        """Replaces random numbers by those of the other runs, if they are replayed."""
+        if not self.parts.config.model.replayable_random_numbers:
+            yield
+            return
+        numbers = ReplayedRandomNumbers()
+        draws = TensorFlowDraws(numbers)
+        with (
+            numbers.replayed(watcher.examples),
+            draws.keyed_in_steps(self.parts.model, watcher.key),
+        ):
+            yield
 
     def _validation(self) -> dict[str, Any]:
         if not self.parts.evaluation.num_examples or self.epochs is None:
@@ -104,13 +112,14 @@ class _Watcher(keras.callbacks.Callback):
         config = run.parts.config.report
         # Each report reads a metric, which a step of fit does not.
         self._every = 1 if config.record_steps else config.summary_every_steps
-        self._seeds = seed_states(run.parts.model) if config.record_steps else []
+        self._seeds = seed_states(run.parts.model)
         # Of steps whose batches have been read, which may be ahead of `fit`.
         self._examples_of_step: dict[int, int] = {}
-        # Indices of the examples of the present batch.
+        # Indices of the examples of the present batch, and the key of its step.
         self.examples = tf.Variable(
             tf.zeros([1], tf.int64), shape=[None], trainable=False
         )
+        self.key = tf.Variable(tf.zeros([2], tf.int64), trainable=False)
 
     def counted(self, batches: GlobalBatches) -> tf.data.Dataset:
         """Returns whole batches, and counts the examples of each when it is read."""
@@ -134,13 +143,14 @@ class _Watcher(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Draws the random numbers that replica 0 of the other runs draws."""
-        if not self._seeds:
+        if not self._run.parts.config.report.record_steps:
             return
         batch_of_step = self._batch_of_step()
         seed = self._run.parts.config.run.seed
         for state, value in keyed_states(self._seeds, seed, batch_of_step):
             state.assign(value)
         self.examples.assign(batch_of_step.indices)
+        self.key.assign(step_key(seed, batch_of_step))
 
     def _batch_of_step(self) -> Batch:
         """Returns what random numbers depend on, for the step that begins."""

@@ -18,11 +18,7 @@ from trainers.model.loss_sums import (
     scale_by_examples,
     weighted_sums,
 )
-from trainers.model.replayed_random_numbers import (
-    ReplayedRandomNumbers,
-    replayed_or_not,
-)
-from trainers.model.rng import keyed_states
+from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.pipeline_parallel.stages import Stage
 
 # Name of a tensor -> gradients that the stages which took the tensor have sent back.
@@ -54,15 +50,13 @@ class Forward:
         objective: Objective,
         layer_state: LayerState,
         seed_states: list[keras.Variable],
-        seed: int,
-        random_numbers: ReplayedRandomNumbers | None,
+        random_numbers: StepRandomNumbers,
     ):
         """Stores the arguments of `PipelineStep` for one stage."""
         self._stage = stage
         self._objective = objective
         self._layer_state = layer_state
         self._seed_states = seed_states
-        self._seed = seed
         self._random_numbers = random_numbers
         # tf.function names its graph after this attribute.
         self.__name__ = f"stage_{stage.index}"
@@ -73,15 +67,13 @@ class Forward:
             tensor if name in self._stage.received else tf.stop_gradient(tensor)
             for name, tensor in zip(self._stage.inputs, inputs, strict=True)
         ]
-        keyed = keyed_states(
-            self._seed_states, self._seed, part, self._random_numbers is not None
-        )
+        keyed = self._random_numbers.keyed(self._seed_states, part)
         sums: dict[str, tf.Tensor] = {}
         # Every stage has a part of the loss: its layers may add losses and
         # regularization.
         loss = tf.zeros([], keras.config.floatx())
         with keras.StatelessScope(keyed, collect_losses=True) as scope:
-            with replayed_or_not(self._random_numbers, part.indices):
+            with self._random_numbers.drawn(part):
                 outputs = self._stage.run(inputs, training=True)
             if self._stage.is_last:
                 values = self._objective.of_predictions(

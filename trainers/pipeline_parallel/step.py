@@ -24,7 +24,8 @@ from strategies.inner_loop.results import PIPELINE_SECONDS, STAGE_BUSY_SECONDS
 from strategies.inner_loop.sharding import take_micro_batch
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers.loss_scale import scaled_loss, unscaled
-from trainers.model.rng import seed_states
+from trainers.model.random_numbers.of_step import StepRandomNumbers
+from trainers.model.random_numbers.seeds import seed_states
 from trainers.model.train_step import StepSettings
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.pipeline_parallel.schedule import Piece, order_of_pieces
@@ -74,8 +75,9 @@ class PipelineStep:
                     objective,
                     layer_state,
                     states,
-                    settings.seed,
-                    settings.random_numbers,
+                    StepRandomNumbers(
+                        settings.seed, settings.random_numbers, stage.index
+                    ),
                 ),
                 autograph=False,
                 jit_compile=settings.jit_compile or None,

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainers.loop.loop import StepEvent
 from trainers.loop.parts import TrainingParts
-from trainers.model.rng import seed_states
+from trainers.model.random_numbers.seeds import seed_states
 from trainers.model.update import RECORDED
 from trainers.run_dir.step_recording import RecordedStep, Recording, unique_names
 

@@ -6,8 +6,6 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-import keras
-
 from strategies.common.errors import UsageError
 from strategies.common.text import one_line, printable
 
@@ -55,6 +53,9 @@ def failure_of(what: str, error: BaseException) -> UsageError:
     words = printable(_AROUND.sub("", one_line(error)))
     if len(words) > _MOST_CHARACTERS:
         words = words[:_MOST_CHARACTERS] + "..."
+    # A launcher imports this module too, and has no use for Keras.
+    import keras
+
     remedy = "correct it"
     if keras.config.floatx() == "float64" and _OF_DOUBLES.search(words):
         # Some layers and metrics of Keras 3.15 take no float64, such as RandomRotation.

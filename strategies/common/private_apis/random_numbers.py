@@ -1,16 +1,17 @@
-"""Private names of random numbers in Keras."""
+"""Private names of random numbers in Keras and TensorFlow."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.tensorflow import random
 from keras.src.random.seed_generator import draw_seed
+from tensorflow.python.ops import gen_random_ops
 
 _RANDOM_FUNCTIONS = (
     *("uniform", "normal", "truncated_normal", "randint", "categorical", "dropout"),
@@ -44,11 +45,62 @@ def random_functions_replaced(
 
         return draw
 
-    originals = {name: getattr(random, name) for name in _RANDOM_FUNCTIONS}
+    with _replaced(random, _RANDOM_FUNCTIONS, replacement):
+        yield
+
+
+# Operations that keep a counter, with an argument `seed` and one `seed2`.
+_STATEFUL_OPERATIONS = (
+    *("random_standard_normal", "random_uniform", "random_uniform_int"),
+    *("truncated_normal", "random_shuffle", "multinomial"),
+    *("random_gamma", "random_poisson_v2"),
+)
+
+
+@contextlib.contextmanager
+def stateful_draws_replaced(
+    instead: Callable[[str], Callable[..., Any] | None],
+) -> Iterator[None]:
+    """Replaces TensorFlow's stateful random operations, in the block.
+
+    All of `tf.random`, `tf.nn.dropout` and `tf.image.random_*` call them as attributes
+    of one module (tensorflow/python/ops/random_ops.py).
+
+    Args:
+      instead: Function from the name of an operation to another function without the
+        arguments `seed`, `seed2` and `name`; None to call TensorFlow's.
+    """
+
+    def replacement(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        names = inspect.signature(original)
+
+        @functools.wraps(original)
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            other = instead(name)
+            if other is None:
+                return original(*args, **kwargs)
+            given = names.bind(*args, **kwargs).arguments
+            for argument in ("seed", "seed2", "name"):
+                given.pop(argument, None)
+            return other(**given)
+
+        return draw
+
+    with _replaced(gen_random_ops, _STATEFUL_OPERATIONS, replacement):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(
+    module: Any,
+    names: Sequence[str],
+    replacement: Callable[[str, Callable[..., Any]], Callable[..., Any]],
+) -> Iterator[None]:
+    originals = {name: getattr(module, name) for name in names}
     for name, original in originals.items():
-        setattr(random, name, replacement(name, original))
+        setattr(module, name, replacement(name, original))
     try:
         yield
     finally:
         for name, original in originals.items():
-            setattr(random, name, original)
+            setattr(module, name, original)

@@ -286,12 +286,20 @@ def test_a_killed_program_ends_with_the_weights_of_one_left_alone(
     text = """
     import os, pathlib, signal
 
+    import tensorflow as tf
+
+    class Noise(keras.layers.Layer):
+        def call(self, values, training=False):
+            noise = tf.random.normal(tf.shape(values))
+            return values + noise if training else values
+
     class Kill(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 5 and not pathlib.Path("killed").exists():
                 pathlib.Path("killed").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    model = keras.Sequential([model, Noise()])
     model.compile("adam", "mse")
     model.fit(x, y, epochs=2, batch_size=16)
     model.compile("sgd", "mse")

@@ -15,11 +15,9 @@ from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.loop.parts import TrainingParts
 from trainers.model.layer_switches import disable_layers
-from trainers.model.replayed_random_numbers import (
-    ReplayedRandomNumbers,
-    replayed_or_not,
-)
-from trainers.model.rng import keyed_states, seed_states
+from trainers.model.random_numbers.of_step import StepRandomNumbers
+from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
+from trainers.model.random_numbers.seeds import seed_states
 from trainers.model.sparse_gradients import as_dense
 from trainers.run_dir.step_recording import KerasStep, Recording, unique_names
 
@@ -102,17 +100,19 @@ def _compute(
     model: keras.Model, compiled: AsCompiled, batch: Batch, config: Config
 ) -> Any:
     """Returns figures by name, gradients of trainable variables, and predictions."""
-    # The seeds that the run's own first step has, so that dropout masks are the same.
-    for state, seed in keyed_states(seed_states(model), config.run.seed, batch):
-        state.assign(seed)
     replays = config.model.replayable_random_numbers
-    numbers = ReplayedRandomNumbers() if replays else None
+    numbers = StepRandomNumbers(
+        config.run.seed, ReplayedRandomNumbers() if replays else None
+    )
+    # The seeds that the run's own first step has, so that dropout masks are the same.
+    for state, seed in numbers.keyed(seed_states(model), batch):
+        state.assign(seed)
     labels = tf.nest.map_structure(_as_fit_has_it, batch.labels)
     variables = [v.value for v in model.trainable_variables]
 
     def step(features: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
-            with replayed_or_not(numbers, batch.indices):
+            with numbers.drawn(batch):
                 predictions = model(features, training=True)
             if compiled.labels is not None:
                 labels = compiled.labels(labels, predictions)

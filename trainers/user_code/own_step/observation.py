@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from strategies.common.types import Batch
 from trainers.model.loss_sums import regularized_weights
-from trainers.model.replayed_random_numbers import ReplayedRandomNumbers
-from trainers.model.rng import keyed_states, seed_states
+from trainers.model.random_numbers.of_step import StepRandomNumbers
+from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
+from trainers.model.random_numbers.seeds import seed_states
 from trainers.user_code.independence import agree
 from trainers.user_code.own_step.model_step import ModelStep, flat_logs, results_noted
 from trainers.user_code.own_step.update_catcher import CaughtUpdate
@@ -50,14 +51,13 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
     whole = [row for rows in halves for row in rows]
     parts = [whole, *halves, whole]
     # An example gets the same ones in a half as among all.
-    numbers = ReplayedRandomNumbers()
+    replayed = ReplayedRandomNumbers()
+    numbers = StepRandomNumbers(0, replayed)
     kept: list[Any] = []
 
     def run(batch: Batch) -> Any:
-        states = seed_states(step.model)
-        keyed = keyed_states(states, 0, batch)
-        replayed = numbers.replayed(batch.indices)
-        with results_noted(step.metrics) as noted, replayed:
+        keyed = numbers.keyed(seed_states(step.model), batch)
+        with results_noted(step.metrics) as noted, numbers.drawn(batch):
             scope, logs = step.run(batch, [*keyed, *regularized_weights(step.model)])
             results = flat_logs(step.model.get_metrics_result(), step.name)
         # At the end of an epoch Keras prefers the results of metrics with the same
@@ -79,7 +79,7 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
         reads_after=scope.reads_after,
         written=[v.path for v in trained if scope.was_assigned(v)],
         gradients=np.array(sums, np.float64),
-        is_repeatable=numbers.are_of_examples and agree(again, sums[0]),
+        is_repeatable=replayed.are_of_examples and agree(again, sums[0]),
         changes=tf.nest.map_structure(lambda one: one.numpy(), list(changes[:-1])),
     )
     return seen, sources

@@ -13,7 +13,6 @@ from strategies.inner_loop.reduction import scaled
 from strategies.inner_loop.updates_in_turn import Former, UpdatesInTurn
 from trainers.model.loss_sums import regularized_weights, reported, weighted_sums
 from trainers.model.optimizers.loss_scale import scaled_loss
-from trainers.model.replayed_random_numbers import replayed_or_not
 from trainers.model.sparse_gradients import as_dense
 from trainers.model.train_step import TrainStep
 from trainers.user_code.own_step.objective import OwnStep
@@ -72,10 +71,10 @@ class OwnTrainStep(TrainStep):
         step = self._objective.train
         values = zip(self._layer_state.variables, state or [], strict=bool(state))
         mapped = [*values, *regularized_weights(self._model)]
-        keyed = self._keyed_states(batch)
+        keyed = self._random_numbers.keyed(self._seed_states, batch)
         with (
             self._layer_state.followed(mapped) as followed,
-            replayed_or_not(self._random_numbers, batch.indices),
+            self._random_numbers.drawn(batch),
         ):
             former = [
                 {

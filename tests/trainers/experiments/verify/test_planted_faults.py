@@ -123,7 +123,7 @@ CASES = {
     ),
     "identical dropout masks": Case(
         fault=Fault(
-            file="trainers/model/replayed_random_numbers.py",
+            file="trainers/model/random_numbers/replayed.py",
             right="return tf.where(is_whole | are_some, of_examples, positions)",
             wrong="return positions",
         ),

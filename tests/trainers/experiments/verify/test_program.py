@@ -27,14 +27,14 @@ VERIFIED = (
     *("half_precision", "moving_average_of_weights", "own_callbacks", "py_dataset"),
     *("segmentation", "gpt2", "gpt2_weighted_tokens", "data_frame"),
     *("grain_pipeline", "torch_loader", "transfer_learning"),
-    *("losses_of_batches", "low_rank_adapters"),
+    *("losses_of_batches", "low_rank_adapters", "noise_of_tensorflow"),
 )
 TWO_FITS = (
     *("fine_tuning", "grain_pipeline", "transfer_learning", "low_rank_adapters"),
 )
 
 
-@pytest.mark.parametrize("program", chosen(VERIFIED, ("variational_autoencoder",)))
+@pytest.mark.parametrize("program", chosen(VERIFIED, ("noise_of_tensorflow",)))
 def test_a_program_trains_as_by_fit(tmp_path: pathlib.Path, program: str) -> None:
     done, found = verify(
         tmp_path,

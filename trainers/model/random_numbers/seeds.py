@@ -41,11 +41,17 @@ def keyed_states(
     """
     if not states:
         return []
-    key = tf.constant([seed, 0], tf.int64)
-    replica = tf.zeros([], tf.int64) if of_any_replica else batch.replica
-    for value in (batch.step, replica):
-        key = tf.random.fold_in(key, value)
+    key = step_key(seed, batch, of_any_replica)
     return [
         (state, tf.random.fold_in(key, tf.constant(index, tf.int64)))
         for index, state in enumerate(states)
     ]
+
+
+def step_key(seed: int, batch: Batch, of_any_replica: bool = False) -> tf.Tensor:
+    """Returns the key of one replica's step, int64 [2]; see `keyed_states`."""
+    key = tf.constant([seed, 0], tf.int64)
+    replica = tf.zeros([], tf.int64) if of_any_replica else batch.replica
+    for value in (batch.step, replica):
+        key = tf.random.fold_in(key, value)
+    return key

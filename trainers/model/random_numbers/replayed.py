@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ import tensorflow as tf
 
 from strategies.common import hashing
 from strategies.common.private_apis.random_numbers import random_functions_replaced
+from trainers.model.random_numbers.per_thread import PerThread
 
 # In the middle between two numbers of 53 bits, so that no number is zero.
 _HALF_A_STEP = 2.0**-54
@@ -36,10 +36,9 @@ class ReplayedRandomNumbers:
 
     def __init__(self) -> None:
         self.are_of_examples = True
-        # Examples by thread: MirroredStrategy traces each replica in a thread and
-        # switches between the threads inside a model that communicates.
-        self._under_way: dict[int, tf.Tensor] = {}
-        self._replaced = contextlib.ExitStack()
+        self._examples: PerThread[tf.Tensor | tf.Variable] = PerThread(
+            lambda: random_functions_replaced(self.draw)
+        )
 
     @contextlib.contextmanager
     def replayed(self, examples: tf.Tensor | tf.Variable) -> Iterator[None]:
@@ -50,26 +49,17 @@ class ReplayedRandomNumbers:
         Args:
           examples: Indices in the data set of the rows of a replica, int64 [rows].
         """
-        thread = threading.get_ident()
-        # The first thread replaces functions of Keras, and the last one restores them.
-        if not self._under_way:
-            self._replaced.enter_context(random_functions_replaced(self._instead))
-        self._under_way[thread] = examples
-        try:
+        with self._examples.having(examples):
             yield
-        finally:
-            del self._under_way[thread]
-            if not self._under_way:
-                self._replaced.close()
 
-    def _instead(self, name: str, seed: tf.Tensor) -> Callable[..., tf.Tensor] | None:
+    def draw(self, name: str, seed: tf.Tensor) -> Callable[..., tf.Tensor] | None:
         """Returns a function to call in place of one of Keras's; None to call that.
 
         Args:
           name: Name of Keras's function.
           seed: Seed of this call, whole numbers [2].
         """
-        examples = self._under_way.get(threading.get_ident())
+        examples = self._examples.present()
         if examples is None:
             return None
         key = hashing.key_of(*(tf.cast(word, tf.int64) for word in tf.unstack(seed)))

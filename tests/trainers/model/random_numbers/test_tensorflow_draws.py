@@ -1,0 +1,136 @@
+"""Random numbers of TensorFlow's operations in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
+from trainers.model.random_numbers.tensorflow_draws import TensorFlowDraws
+
+# Statistics are held against a chance of 1e-6, so that no fixed seed is unlucky.
+UNLIKELY = 1e-6
+SIZE = 20_000
+
+
+def drawn(draw: Callable[[], tf.Tensor], step: int) -> np.ndarray:
+    """Draws in the step of a key, in a new graph as of another process."""
+    draws = TensorFlowDraws()
+
+    @tf.function(autograph=False)
+    def run(key: tf.Tensor) -> tf.Tensor:
+        with draws.keyed(key):
+            return draw()
+
+    return run(tf.constant([3, step], tf.int64)).numpy()
+
+
+ALPHA = [2.0]
+DRAWS: dict[str, tuple[Callable[[], tf.Tensor], scipy.stats.rv_continuous | None]] = {
+    "normal": (lambda: tf.random.normal([SIZE], 1.0, 2.0), scipy.stats.norm(1, 2)),
+    "uniform": (
+        lambda: tf.random.uniform([SIZE], -1, 3, tf.float64),
+        scipy.stats.uniform(-1, 4),
+    ),
+    "truncated": (
+        lambda: tf.random.truncated_normal([SIZE]),
+        scipy.stats.truncnorm(-2, 2),
+    ),
+    "gamma": (
+        lambda: tf.random.gamma([SIZE], ALPHA, dtype=tf.float64)[:, 0],
+        scipy.stats.gamma(2),
+    ),
+    "whole numbers": (lambda: tf.random.uniform([SIZE], 0, 9, tf.int32), None),
+    "poisson": (lambda: tf.random.poisson([SIZE], [4.0])[:, 0], None),
+    "classes": (lambda: tf.random.categorical([[0.0, 1.0]], SIZE)[0], None),
+    "shuffled": (lambda: tf.random.shuffle(tf.range(SIZE)), None),
+    "dropout": (lambda: tf.nn.dropout(tf.ones([SIZE]), 0.3), None),
+    "flips": (
+        lambda: tf.image.random_flip_left_right(
+            tf.reshape(tf.range(2.0 * SIZE), [SIZE, 1, 2, 1])
+        ),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_step_has_its_numbers_in_every_process(name: str) -> None:
+    draw, distribution = DRAWS[name]
+    numbers = drawn(draw, step=1)
+    np.testing.assert_array_equal(drawn(draw, step=1), numbers)
+    assert (drawn(draw, step=2) != numbers).any()
+    if distribution is not None:
+        assert scipy.stats.kstest(numbers, distribution.cdf).pvalue > UNLIKELY
+
+
+def test_whole_numbers_have_their_chances() -> None:
+    dice = np.bincount(drawn(DRAWS["whole numbers"][0], step=1))
+    assert scipy.stats.chisquare(dice).pvalue > UNLIKELY
+    ones = drawn(DRAWS["classes"][0], step=1).sum()
+    chance = np.e / (1 + np.e)
+    assert scipy.stats.binomtest(int(ones), SIZE, chance).pvalue > UNLIKELY
+    counts = drawn(DRAWS["poisson"][0], step=1)
+    # The mean of n Poisson numbers of 4 has the variance 4 / n.
+    assert abs(counts.mean() - 4) < 5 * np.sqrt(4 / SIZE)
+    np.testing.assert_array_equal(
+        np.sort(drawn(DRAWS["shuffled"][0], step=1)), np.arange(SIZE)
+    )
+
+
+def test_calls_of_a_step_are_independent() -> None:
+    def two() -> tf.Tensor:
+        return tf.stack([tf.random.normal([SIZE]), tf.random.normal([SIZE])])
+
+    assert scipy.stats.pearsonr(*drawn(two, step=1)).pvalue > UNLIKELY
+
+
+def test_turns_of_a_loop_draw_different_numbers() -> None:
+    """A key of the step would be the same in each of them."""
+
+    def turns() -> tf.Tensor:
+        return tf.map_fn(lambda _: tf.random.normal([4]), tf.range(3.0))
+
+    rows = drawn(turns, step=1)
+    assert len({tuple(row) for row in rows.tolist()}) == 3
+
+
+def test_afterwards_tensorflow_draws_as_before() -> None:
+    tf.random.set_seed(5)
+    before = tf.random.normal([3]).numpy()
+    with pytest.raises(RuntimeError), TensorFlowDraws().keyed(tf.zeros([2], tf.int64)):
+        raise RuntimeError
+    tf.random.set_seed(5)
+    np.testing.assert_array_equal(tf.random.normal([3]), before)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda rows: tf.random.normal([rows, 3]),
+        lambda rows: tf.random.uniform([rows, 3], 0, 100, tf.int32),
+        lambda rows: tf.random.truncated_normal([rows, 3]),
+        lambda rows: tf.random.categorical(tf.zeros([rows, 50]), 3),
+        lambda rows: tf.nn.dropout(tf.ones([rows, 64]), 0.5),
+    ],
+)
+def test_a_replayed_row_is_the_same_on_any_replica(
+    draw: Callable[[int], tf.Tensor],
+) -> None:
+    replayed = ReplayedRandomNumbers()
+    draws = TensorFlowDraws(replayed)
+
+    def of(examples: Sequence[int]) -> np.ndarray:
+        with (
+            replayed.replayed(tf.constant(examples, tf.int64)),
+            draws.keyed(tf.constant([1, 2], tf.int64)),
+        ):
+            return draw(len(examples)).numpy()
+
+    whole = of([4, 8, 15, 16])
+    np.testing.assert_array_equal(of([15, 16]), whole[2:])
+    assert (whole[:1] != whole[1:]).any()

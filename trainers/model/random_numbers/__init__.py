@@ -1,0 +1,1 @@
+"""Random numbers of a step, by seed, step and replica or example."""

@@ -1,0 +1,51 @@
+"""All random numbers of a replica's step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import keras
+import tensorflow as tf
+
+from strategies.common.types import Batch
+from trainers.model.random_numbers.replayed import (
+    ReplayedRandomNumbers,
+    replayed_or_not,
+)
+from trainers.model.random_numbers.seeds import keyed_states, step_key
+from trainers.model.random_numbers.tensorflow_draws import TensorFlowDraws
+
+
+class StepRandomNumbers:
+    """Random numbers of layers, of `keras.random` and of TensorFlow in a step."""
+
+    def __init__(
+        self, seed: int, replayed: ReplayedRandomNumbers | None, stage: int = 0
+    ):
+        """Replaces nothing yet.
+
+        Args:
+          seed: Seed of the run.
+          replayed: Random numbers of examples; None for numbers of replicas.
+          stage: Number of the stage of the model, whose steps have other numbers.
+        """
+        self._seed = seed
+        self._replayed = replayed
+        self._stage = stage
+        self._draws = TensorFlowDraws(replayed)
+
+    def keyed(
+        self, states: list[keras.Variable], batch: Batch
+    ) -> list[tuple[keras.Variable, tf.Tensor]]:
+        """Returns the values of counters of layers; see `keyed_states`."""
+        return keyed_states(states, self._seed, batch, self._replayed is not None)
+
+    @contextlib.contextmanager
+    def drawn(self, batch: Batch) -> Iterator[None]:
+        """Draws the numbers of a replica's step in the block, in this thread."""
+        key = step_key(self._seed, batch, self._replayed is not None)
+        if self._stage:
+            key = tf.random.fold_in(key, tf.constant(self._stage, tf.int64))
+        with replayed_or_not(self._replayed, batch.indices), self._draws.keyed(key):
+            yield
