@@ -43,7 +43,10 @@ from strategies.common.private_apis.optimizers import (
     schedule_of,
     stop_reducing_gradients,
 )
-from strategies.common.private_apis.random_numbers import random_functions_replaced
+from strategies.common.private_apis.random_numbers import (
+    random_functions_replaced,
+    stateful_draws_replaced,
+)
 from strategies.common.private_apis.variables import (
     lend_variables,
     make_anew,
@@ -875,6 +878,31 @@ def test_keras_draws_by_functions_that_can_be_replaced() -> None:
     assert seeds == [("normal", [3, 0]), ("normal", [5, 0])]
     # The generator has gone on.
     assert generator.state.numpy().tolist() == [5, 1]
+
+
+def test_tensorflow_draws_by_operations_that_can_be_replaced() -> None:
+    names = []
+
+    def instead(name: str) -> None:
+        names.append(name)
+
+    with stateful_draws_replaced(instead):
+        tf.random.normal([2], seed=3)
+        tf.random.uniform([2])
+        tf.random.uniform([2], 0, 9, tf.int32)
+        tf.random.truncated_normal([2])
+        tf.random.shuffle([1, 2])
+        tf.random.categorical([[0.0, 1.0]], 2)
+        tf.random.gamma([2], 1.0)
+        tf.random.poisson([2], 1.0)
+        tf.nn.dropout(tf.ones([2]), 0.5)
+    assert names == [
+        *("random_standard_normal", "random_uniform", "random_uniform_int"),
+        *("truncated_normal", "random_shuffle", "multinomial"),
+        *("random_gamma", "random_poisson_v2", "random_uniform"),
+    ]
+    tf.random.normal([2])
+    assert len(names) == 9
 
 
 def test_arrays_are_read_as_fit_reads_them() -> None:

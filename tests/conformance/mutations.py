@@ -41,6 +41,8 @@ COMPRESSION = "tests/cluster/test_gradient_compression.py"
 COMPRESSED_PUSH = "tests/cluster/test_compressed_push.py"
 LOST_PEER = "tests/cluster/test_lost_peer.py"
 SHARDED_STATE = "tests/cluster/test_sharded_optimizer_state.py"
+DRAWS = "tests/trainers/model/random_numbers/test_tensorflow_draws.py"
+BUCKETS = "tests/strategies/collectives/test_buckets.py"
 RESULTS = "tests/conformance/mutations.json"
 # Exit code of pytest if tests have failed: 2 and more mean that none could run.
 _TESTS_FAILED = 1
@@ -532,6 +534,29 @@ MUTATIONS = (
         "strategies/common/native_log.py",
         (("    atexit._run_exitfuncs()\n", ""),),
         "tests/cluster/test_own_model.py",
+    ),
+    Mutation(
+        "draws of TensorFlow have one key for all steps",
+        "trainers/model/random_numbers/tensorflow_draws.py",
+        (
+            (
+                "fold_in(step.key, tf.constant(",
+                "fold_in(tf.zeros_like(step.key), tf.constant(",
+            ),
+        ),
+        DRAWS,
+    ),
+    Mutation(
+        "turns of a loop draw the numbers of the step",
+        "trainers/model/random_numbers/tensorflow_draws.py",
+        (("if step is None or step.graph is not", "if step is None or None is"),),
+        DRAWS,
+    ),
+    Mutation(
+        "workers send a loss in the type of the first gradient",
+        _REPLICATED,
+        (("others = max([tf.float32, *dense], key", "others = min(dense, key"),),
+        BUCKETS,
     ),
 )
 

@@ -68,7 +68,7 @@ class KerasTraining(TrainingRun):
 
     @contextlib.contextmanager
     def _random_numbers(self, watcher: _Watcher) -> Iterator[None]:
-        """Replaces random numbers by those of the other runs, if they are replayed."""
+        """Draws the random numbers of the other arms, if they are replayed."""
         if not self.parts.config.model.replayable_random_numbers:
             yield
             return

@@ -280,6 +280,56 @@ def test_a_callback_that_raises_ends_the_run(tmp_path: pathlib.Path) -> None:
     assert "no such log" in done.stderr
 
 
+def test_a_layer_that_cannot_sum_over_replicas_is_named(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = """
+    layer = keras.layers.BatchNormalization(synchronized=True, name="norm")
+    model = keras.Sequential([model, layer])
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=20)
+    """
+    warned = {}
+    for name in ("tower", "mirrored"):
+        (tmp_path / name).mkdir()
+        flags = (f"--strategy={name}", "--num_replicas=2", "--train_steps=1")
+        done = _run(tmp_path / name, text, *flags)
+        assert done.returncode == 0, done.stderr
+        warned[name] = "layer 'norm' has synchronized=True" in done.stderr
+    assert warned == {"tower": True, "mirrored": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            """
+            keras.mixed_precision.set_global_policy("mixed_float16")
+            model.fit(x, y)
+            """,
+            ("--dtype=float64 contradicts mixed_float16", "--script="),
+        ),
+        # TensorFlow 2.21 has no InTopKV2 for float64.
+        (
+            """
+            top = keras.metrics.SparseTopKCategoricalAccuracy(2)
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+            model.compile("sgd", "sparse_categorical_crossentropy", metrics=[top])
+            model.fit(x, np.ones(60))
+            """,
+            ("InTopKV2", "leave out --dtype=float64"),
+        ),
+    ],
+    ids=["policy", "metric"],
+)
+def test_what_takes_no_double_precision_is_said(
+    tmp_path: pathlib.Path, text: str, words: tuple[str, ...]
+) -> None:
+    done = _run(tmp_path, text, "--strategy=one_device", "--dtype=float64")
+    assert done.returncode == 2, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
 def test_a_killed_program_ends_with_the_weights_of_one_left_alone(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -1,10 +1,10 @@
 """Random numbers of TensorFlow's own operations in the step of a model.
 
 The operation of `tf.random.normal` keeps a counter in its process. Workers that trace
-the same graph would draw the same numbers for different examples, a continued run would
-draw others than one that was not interrupted, and each pass of a step with several
-updates would draw again. `tf.nn.dropout` and `tf.random.shuffle` use such operations
-too. In a step they are replaced by their stateless counterparts.
+the same graph would draw the same numbers for different examples. A resumed run would
+draw other numbers than a run without interruption, and so would each pass of a step
+with several updates. `tf.nn.dropout` and `tf.random.shuffle` use such operations too.
+In a step they are replaced by their stateless counterparts.
 """
 
 from __future__ import annotations

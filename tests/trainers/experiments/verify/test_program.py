@@ -123,10 +123,49 @@ def test_fit_counts_the_examples_of_a_smaller_batch(tmp_path: pathlib.Path) -> N
         assert examples == [8, 8, 4, 8, 8, 4], arm
 
 
+_STEEP = """
+import keras, numpy as np
+
+sizes = np.repeat(10.0 ** np.arange(4, -6, -2.0), 8)
+rows = np.random.default_rng(0).random((40, 3)) * sizes[:, None]
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False)])
+model.compile(keras.optimizers.SGD(1e-9), "mse", steps_per_execution=2)
+model.fit(
+    rows, rows @ [[1.0], [2], [3]], batch_size=8, epochs=2, shuffle=False,
+    validation_data=(rows, rows[:, :1]),
+)
+"""
+
+
+def test_a_small_loss_after_large_ones_has_all_its_digits(
+    tmp_path: pathlib.Path,
+) -> None:
+    """`fit` adds them up, calls back after two steps, and validates in between."""
+    program = tmp_path / "steep.py"
+    program.write_text(_STEEP)
+    done, found = verify(
+        tmp_path,
+        *(f"--script={program}", "--strategies=one_device", "--train_steps=10"),
+        "--dtype=float64",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (one_device,) = found["strategies"]
+    # Two ways to sum 8 examples differ by a few units of the last place.
+    assert one_device["largest_relative_difference"]["loss"]["relative"] < 1e-15
+    losses = [
+        step.loss / step.examples
+        for step in map(
+            Recording(tmp_path / "verified" / "runs" / "keras").read, range(1, 11)
+        )
+    ]
+    assert max(losses) > 1e16 * min(losses)
+
+
 def test_a_comparison_begins_with_fit(tmp_path: pathlib.Path) -> None:
+    """Of a program whose second `fit` begins with weights that are not equal."""
     done = processes.run(
         *("--mode=compare", "--strategies=mirrored", "--seeds=1", "--train_steps=6"),
-        f"--script={path_of('regression')}",
+        f"--script={path_of('transfer_learning')}",
         f"--run_dir={tmp_path / 'compared'}",
     )
     assert done.returncode == 0, done.stdout + done.stderr
