@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from strategies.base import Strategy
 from strategies.cluster.spec import Cluster
+from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.config.config import Config
@@ -41,7 +42,11 @@ _DEFAULT_BATCH_SIZE = 32
 
 
 def train_program(
-    config: Config, cluster: Cluster, strategy: Strategy, train: Train
+    config: Config,
+    cluster: Cluster,
+    strategy: Strategy,
+    console: Console,
+    train: Train,
 ) -> ExitCode:
     """Runs the program of --script on this task, and returns the exit code.
 
@@ -49,12 +54,13 @@ def train_program(
       config: Configuration of the run.
       cluster: This process's place in the cluster.
       strategy: Strategy of the run.
+      console: Output of the process.
       train: Function that trains.
 
     Raises:
       UsageError: The program failed, or did what cannot be taken over.
     """
-    program = _Program(config, cluster, strategy, train)
+    program = _Program(config, cluster, strategy, console, train)
     if "dtype" in config.given:
         set_precision(config.model)
     # Every task makes the same model and data, unless the program chooses seeds.
@@ -74,11 +80,17 @@ class _Program:
     """The program of --script on one task."""
 
     def __init__(
-        self, config: Config, cluster: Cluster, strategy: Strategy, train: Train
+        self,
+        config: Config,
+        cluster: Cluster,
+        strategy: Strategy,
+        console: Console,
+        train: Train,
     ):
         self._config = config
         self._cluster = cluster
         self._strategy = strategy
+        self._console = console
         self._train = train
         self._path = config.model.script or ""
         self._num_fits = 0
@@ -116,7 +128,7 @@ class _Program:
         if not self._num_fits:
             raise UsageError(
                 f"--script={self._path} has ended without a call of keras.Model.fit: "
-                "there is nothing to train."
+                "there is nothing to train; loops of train_on_batch are not taken over."
             )
         return ExitCode.DONE
 
@@ -186,6 +198,11 @@ class _Program:
             raise UsageError(
                 f"--script={self._path} calls fit of a model without an optimizer: "
                 "compile it first."
+            )
+        if model.run_eagerly and not self._config.model.keras_fit:
+            self._console.warn(
+                f"--script={self._path} compiles its model with run_eagerly=True: here "
+                "steps are graphs, and Python code in them runs when they are traced"
             )
 
     def _train_model(

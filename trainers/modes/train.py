@@ -28,7 +28,9 @@ def train(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     """
     with TrainingTask(config, cluster, console) as task:
         if config.model.script is not None:
-            task.exit_code = train_program(config, cluster, task.strategy, task.train)
+            task.exit_code = train_program(
+                config, cluster, task.strategy, console, task.train
+            )
         else:
             parts = assemble(task.config, task.strategy)
             epochs = epochs_of_run(parts, cluster.is_chief)

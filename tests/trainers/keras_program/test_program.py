@@ -299,6 +299,16 @@ def test_a_layer_that_cannot_sum_over_replicas_is_named(
     assert warned == {"tower": True, "mirrored": False}
 
 
+def test_a_program_that_asks_for_eager_steps_is_warned(tmp_path: pathlib.Path) -> None:
+    text = """
+    model.compile("sgd", "mse", run_eagerly=True)
+    model.fit(x, y, batch_size=20)
+    """
+    done = _run(tmp_path, text, "--strategy=one_device")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("run_eagerly=True") == 1
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
