@@ -95,7 +95,7 @@ def find_cause(
     if likely is None:
         tried = ", ".join(test.without for test in tests)
         stays = f" (it stays without {tried})" if tried else ""
-        likely = where_it_begins(judgement) + stays
+        likely = where_it_begins(subject.num_replicas, judgement) + stays
     return Cause(
         likely=likely, remarks=remarks(subject, reference, judgement), tests=tests
     )
@@ -198,23 +198,39 @@ def remarks(subject: Executed, reference: Executed, judgement: Judgement) -> lis
     return found
 
 
-def where_it_begins(judgement: Judgement) -> str:
-    """Returns the part of a step in which a difference arises, if no cause is known."""
+def where_it_begins(num_replicas: int, judgement: Judgement) -> str:
+    """Returns the part of a step in which a difference arises, if no cause is known.
+
+    Args:
+      num_replicas: Number of replicas of the strategy.
+      judgement: Comparison of its steps.
+    """
     passing = judgement.first_passing
     if passing is None:
         return "no step differs"
-    return f"{_BEGINS[passing.quantity]}; first at {passing.in_words()}"
+    begins = _BEGINS[passing.quantity]
+    # A replica that is alone sums nothing, and compares whole batches.
+    if num_replicas == 1 and passing.quantity == "loss":
+        begins = _OTHER_INPUTS
+    return f"{begins}; first at {passing.in_words()}"
 
 
 # Keyed by the first quantity that differs: all quantities computed before it agree.
 _BEGINS = {
     "loss": "replicas compute another loss from the same weights, as they should where "
-    "examples of a batch are compared with each other, or where random numbers belong "
-    "to no example",
+    "examples of a batch are compared with each other, where random numbers belong to "
+    "no example, or where data are shuffled anew for every reader",
     "gradients": "the losses of replicas are summed rightly and their gradients are "
     "not: some are lost, weighted or changed on the way to the sum",
     "weights": "summed gradients agree, and what the update makes of them does not",
 }
+
+
+_OTHER_INPUTS = (
+    "one replica computes another loss from the same weights: it has other examples "
+    "(of data that are shuffled anew for every reader, and read for validation too), "
+    "other random numbers (in a loop), or computes the loss in another way"
+)
 
 
 def _other_initial_weights(

@@ -8,8 +8,14 @@ import math
 import numpy as np
 import pytest
 
-from trainers.experiments.verify.differences import agreement
+from trainers.experiments.verify.diagnosis import where_it_begins
+from trainers.experiments.verify.differences import Difference, agreement
 from trainers.experiments.verify.tolerance import tolerance
+from trainers.experiments.verify.verdict import (
+    Judgement,
+    ToleranceViolation,
+    Verdict,
+)
 from trainers.run_dir.step_recording import RecordedStep
 
 STEP = RecordedStep(
@@ -81,3 +87,22 @@ def test_layer_state_counts_with_the_weights() -> None:
 def test_the_tolerance_is_as_documented(dtype: str, step: int, expected: float) -> None:
     found = tolerance(dtype, [64] * step)
     assert found == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "words"),
+    [(1, "one replica computes"), (2, "replicas compute another loss")],
+)
+def test_a_replica_alone_has_other_causes_than_several(
+    num_replicas: int, words: str
+) -> None:
+    violation = ToleranceViolation(
+        step=17, quantity="loss", difference=Difference(0.1), tolerance=1e-14
+    )
+    judgement = Judgement(
+        verdict=Verdict.DIFFERENT, steps=[], largest={}, first_passing=violation
+    )
+    likely = where_it_begins(num_replicas, judgement)
+    assert likely.startswith(words)
+    assert "shuffled anew for every reader" in likely
+    assert likely.endswith("; first at step 17, loss")
