@@ -82,7 +82,8 @@ class ModelStep:
         ]
         # Every step begins with empty metrics, so that shards add up over replicas and
         # steps, and no replica writes a variable.
-        with UpdateCatcher([*metrics, *mapped], scale, former) as scope:
+        trained = self.model.trainable_variables
+        with UpdateCatcher([*metrics, *mapped], scale, former, trained) as scope:
             logs = self.call(batch)
         return scope, flat_logs(logs, f"{type(self.model).__name__}.{self.name}")
 

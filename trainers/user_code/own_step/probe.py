@@ -167,6 +167,7 @@ def _check_updates(model: keras.Model, seen: Observed) -> None:
     if seen.written:
         raise UsageError(
             f"{title} assigns {seen.written[0]!r}, which is trained, without an "
-            "optimizer: replicas would differ; make it trainable=False, or update it "
-            "by an optimizer."
+            "optimizer: replicas would differ; make it trainable=False, update it by "
+            "an optimizer, or leave out the layer that assigns it, such as "
+            "SpectralNormalization."
         )

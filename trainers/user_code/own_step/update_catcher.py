@@ -41,6 +41,7 @@ class UpdateCatcher(keras.StatelessScope):
         mapped: Sequence[tuple[keras.Variable, Any]],
         scale: tf.Tensor | None = None,
         former: Sequence[Mapping[int, tf.Tensor]] = (),
+        trained: Sequence[keras.Variable] = (),
     ):
         """Prepares the scope, and optimizers to look for it.
 
@@ -49,6 +50,8 @@ class UpdateCatcher(keras.StatelessScope):
           scale: Factor for losses in half precision; None for one.
           former: For each update that has been applied already: values of its variables
             before it, by the variables' ids.
+          trained: Variables that a tape differentiates by, also once a layer has
+            assigned them, as SpectralNormalization does.
         """
         hand_over_updates(UpdateCatcher)
         super().__init__(mapped, collect_losses=True)
@@ -57,6 +60,7 @@ class UpdateCatcher(keras.StatelessScope):
         self.reads_after = 0
         self._scale = scale
         self._former = former
+        self._trained = {id(variable) for variable in trained}
         self._is_over = False
         # `regularized` variables are mapped to their own values.
         self._given = dict(self.state_mapping)
@@ -80,6 +84,14 @@ class UpdateCatcher(keras.StatelessScope):
         loss = tf.convert_to_tensor(loss)
         return loss * tf.cast(self._scale, loss.dtype)
 
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Keeps the value that a variable is assigned."""
+        variable, value = update
+        if id(variable) in self._trained:
+            # No gradient flows through an assignment.
+            value = _with_derivative(variable, tf.stop_gradient(value))
+        super().add_update((variable, value))
+
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Returns the value of a variable; called wherever one is read."""
         value = super().get_current_value(variable)
@@ -91,7 +103,7 @@ class UpdateCatcher(keras.StatelessScope):
         # it reads what was there before it.
         for before in self._former[len(self.updates) :]:
             if id(variable) in before:
-                return _as_before(variable, before[id(variable)])
+                return _with_derivative(variable, before[id(variable)])
         return value
 
     def __exit__(self, *error: Any) -> None:
@@ -104,11 +116,11 @@ class UpdateCatcher(keras.StatelessScope):
         return value is not None and value is not self._given.get(id(variable))
 
 
-def _as_before(variable: keras.Variable, former: tf.Tensor) -> tf.Tensor:
-    """Returns a former value of a variable, with a derivative by the variable."""
+def _with_derivative(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
+    """Returns another value of a variable, with a derivative by the variable."""
     present = variable_below(variable)
     now = tf.convert_to_tensor(present)
-    value = former + (now - tf.stop_gradient(now))
+    value += now - tf.stop_gradient(now)
     # A tape looks for the handle of what it is to differentiate by.
     value.handle = present.handle
     return value

@@ -11,7 +11,9 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from strategies.common.errors import UsageError
 from strategies.common.types import Batch
+from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.probe import own_step
 
 
@@ -64,9 +66,8 @@ def with_numbers_of_tensorflow(outputs):
     return ops.mean(ops.square(outputs - tf.random.uniform(tf.shape(outputs))))
 
 
-def remark_of(loss: Callable[[Any], Any]) -> str | None:
+def step_of(model: keras.Model) -> OwnStep:
     features = np.random.default_rng(0).standard_normal((4, 5)).astype("float32")
-    model = Projected(loss)
     model.compile(optimizer="sgd")
     size = tf.constant(4, tf.int64)
     few = Batch(
@@ -78,7 +79,18 @@ def remark_of(loss: Callable[[Any], Any]) -> str | None:
         features=tf.constant(features),
         labels=(),
     )
-    return own_step(model, few, evaluates=False).remark
+    return own_step(model, few, evaluates=False)
+
+
+def remark_of(loss: Callable[[Any], Any]) -> str | None:
+    return step_of(Projected(loss)).remark
+
+
+def test_a_layer_that_assigns_what_is_trained_is_refused() -> None:
+    model = Projected(of_each)
+    model.project = layers.SpectralNormalization(layers.Dense(3))
+    with pytest.raises(UsageError, match=r"dense.*/kernel', which is trained"):
+        step_of(model)
 
 
 def test_a_loss_of_the_others_in_a_batch_is_named() -> None:
