@@ -29,10 +29,13 @@ class Projected(keras.Model):
     def call(self, x):
         return self.project(x)
 
+    def projected(self, x):
+        return ops.normalize(self.project(x, training=True), axis=1)
+
     def train_step(self, data):
         with tf.GradientTape() as tape:
             noisy = self.noise(data, training=True)
-            loss = self.projection_loss(ops.normalize(self.project(noisy), axis=1))
+            loss = self.projection_loss(self.projected(noisy))
         weights = self.trainable_weights
         self.optimizer.apply_gradients(
             zip(tape.gradient(loss, weights), weights, strict=True)
