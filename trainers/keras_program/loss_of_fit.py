@@ -32,6 +32,7 @@ class LossOfFit:
             for metric in all_metrics(model)
             if metric.name == name and isinstance(metric, keras.metrics.Mean)
         ]
+        # `fit` resets the metrics of the model at each epoch, and not this one.
         self._mean = keras.metrics.Mean()
 
     @contextlib.contextmanager

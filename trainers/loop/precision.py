@@ -35,6 +35,7 @@ def check_precision(config: ModelConfig) -> None:
     """
     policy = keras.config.dtype_policy().name
     if config.is_custom and policy != config.dtype != ModelConfig().dtype:
+        # The policy is set where the model is made.
         where = f"the module of --model={config.model}"
         if config.script is not None:
             where = f"--script={config.script}"

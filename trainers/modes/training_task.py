@@ -104,6 +104,7 @@ class TrainingTask:
     def _reporter(self, parts: TrainingParts, metrics: RunMetrics) -> NullReporter:
         if not self.cluster.is_chief:
             return NullReporter(parts, self.cluster, self.console)
+        # Before the reporter restores a checkpoint.
         self._origin = self._origin or Origin.of(parts)
         return Reporter(
             parts,

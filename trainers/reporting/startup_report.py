@@ -95,6 +95,7 @@ def _unsynchronized(assembly: TrainingParts) -> str | None:
     ]
     if not names:
         return None
+    # Networks may have a hundred such layers.
     others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"layer {names[0]!r}{others} has synchronized=True, and replicas of "

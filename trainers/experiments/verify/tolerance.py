@@ -48,6 +48,7 @@ def tolerance(dtype: str, examples: Sequence[int]) -> float:
 
 def in_words(dtype: str, examples: Sequence[int]) -> str:
     """Returns the tolerance of the last of some steps with its explanation."""
+    # The last batch of an epoch, or a later `fit`, may have another size.
     sizes = sorted(set(examples))
     size = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"{sizes[0]}"
     return (

@@ -45,6 +45,7 @@ class StepRandomNumbers:
     def drawn(self, batch: Batch) -> Iterator[None]:
         """Draws the numbers of a replica's step in the block, in this thread."""
         key = step_key(self._seed, batch, self._replayed is not None)
+        # Stages are traced one by one, and each counts its draws from 1.
         if self._stage:
             key = tf.random.fold_in(key, tf.constant(self._stage, tf.int64))
         with replayed_or_not(self._replayed, batch.indices), self._draws.keyed(key):

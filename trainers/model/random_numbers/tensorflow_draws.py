@@ -130,6 +130,7 @@ def _shuffled(seed: tf.Tensor, value: Any) -> tf.Tensor:
     keys = tf.random.stateless_uniform(
         tf.shape(value)[:1], seed, minval=None, maxval=None, dtype=tf.int64
     )
+    # Of a million keys of 64 bits two are equal once in 37 million shuffles.
     return tf.gather(value, tf.argsort(keys))
 
 
