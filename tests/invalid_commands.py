@@ -766,7 +766,7 @@ BEFORE_TENSORFLOW = [
         "plan.json is damaged",
         prepare=write("other/plan.json", "{"),
     ),
-    row("--mode=explain --script=a.py", "--script=a.py", "--mode=explain"),
+    row("--mode=predict --script=a.py", "--script=a.py", "--mode=predict"),
     row(
         "--mode=explain --strategy=tower --average=losses",
         *("--average=losses", "--mode=explain"),

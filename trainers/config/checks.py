@@ -204,11 +204,6 @@ def _check_comparison(config: Config) -> None:
 def _check_explanation(config: Config) -> None:
     if config.run.mode != "explain":
         return
-    if config.model.script is not None:
-        raise UsageError(
-            f"--script={config.model.script} is not for --mode=explain, which divides "
-            "the steps of one training: give --model and --dataset instead."
-        )
     if config.strategy.backup_workers:
         raise UsageError(
             f"--backup_workers={config.strategy.backup_workers} does not fit "

@@ -37,7 +37,7 @@ def explain(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     if run.length.train_steps is None and run.length.epochs is None:
         run = run.replace(train_steps=_DEFAULT_TRAIN_STEPS)
     folder.begin()
-    console.item("explain", f"{run.strategy.strategy}, {run.model.model}")
+    console.item("explain", f"{run.strategy.strategy}, {run.model.name}")
     console.item("output", folder.path)
     return with_runs(
         folder,
@@ -72,7 +72,7 @@ def _explain(
     breakdown = read_breakdown(executed.run.path)
     facts = Facts(
         breakdown=breakdown,
-        config=run,
+        config=executed.config,
         result=executed.run.result,
         measured=executed.run.measured,
     )
@@ -92,6 +92,8 @@ def _explain(
 def _notes(config: Config, executed: Executed) -> Iterator[str]:
     """Yields what the phases of this run cannot tell apart."""
     result = executed.run.result
+    if any((executed.run.path / "checkpoints").glob("phase-*")):
+        yield "the program calls fit several times: these are the steps of the last one"
     if result["compilation"]["scope"] == "the loop":
         yield (
             "XLA compiles the loop, so that forward, backward and update are one "

@@ -285,3 +285,15 @@ ADVICE: Mapping[str, str] = {
     "checkpoint": "raise --checkpoint_every_steps",
     "chief": "let the chief write less often",
 }
+
+# What else to change in a program (`--script`).
+ADVICE_FOR_PROGRAMS: Mapping[str, str] = {
+    "python": "callbacks that observe batches make each step a call: observe epochs",
+    "eval": "validate less often: validation_freq, or fewer validation_steps",
+}
+
+
+def advice_on(phase: str, config: Config) -> str:
+    """Returns the change to make if a phase is the largest, and no cause stands out."""
+    is_program = config.model.script is not None
+    return (ADVICE_FOR_PROGRAMS if is_program else {}).get(phase, ADVICE[phase])

@@ -12,7 +12,7 @@ import numpy as np
 
 from strategies.common.text import table_lines
 from trainers.experiments.explain.breakdown import PHASES, WITHIN_A_STEP, Breakdown
-from trainers.experiments.explain.causes import ADVICE, Facts, find_causes
+from trainers.experiments.explain.causes import Facts, advice_on, find_causes
 
 SCHEMA_VERSION = 1
 
@@ -72,7 +72,7 @@ class Report:
             (r.share(phase), phase, r.name) for r in self._replicas for phase in PHASES
         )
         about = {"phase": phase, "name": PHASES[phase], "replica": name, "share": share}
-        return {**about, "advice": ADVICE[phase]}
+        return {**about, "advice": advice_on(phase, self._facts.config)}
 
     def content(self, command: str) -> dict[str, Any]:
         """Returns the content of explain.json.
@@ -86,8 +86,8 @@ class Report:
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "command": command,
             "strategy": facts.result["strategy"],
-            "model": facts.config.model.model,
-            "dataset": facts.config.data.dataset,
+            "model": facts.config.model.name,
+            "dataset": facts.config.data_name,
             "global_batch_size": facts.config.length.global_batch_size,
             "num_replicas": facts.result["num_replicas"],
             "compilation": facts.result["compilation"]["scope"],

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from tests import processes
+from tests.keras_corpus import path_of
 from tests.trainers.experiments.explain.planted import HEALTHY, PLANTS, Plant
 from trainers.experiments.explain.causes import LIMITS
 
@@ -91,6 +92,21 @@ def test_a_healthy_run_has_no_cause(
     folder = tmp_path / "explained"
     content, _ = explained(folder, Plant("", flags))
     assert causes_of(folder, content) == []
+
+
+@pytest.mark.slow
+def test_a_program_is_explained_by_its_last_fit(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "explained"
+    flags = (f"--script={path_of('transfer_learning')}", "--strategy=mirrored")
+    content, done = explained(folder, Plant("", flags))
+    assert (content["model"], content["dataset"]) == (
+        "transfer_learning.py",
+        "of the program",
+    )
+    # Of the program's own batches, not the default of --global_batch_size.
+    assert content["global_batch_size"] == 32
+    assert "calls fit several times" in done.stdout
+    assert "explain   mirrored, transfer_learning.py" in done.stdout
 
 
 @pytest.mark.slow
