@@ -81,8 +81,10 @@ def unused(
 
 def without_unused(config: Config) -> Config:
     """Returns a run's configuration with settings that have no effect as by default."""
-    dropped = unused(config.to_dict())
-    return config.replace(**{n: all_fields()[n][1].default for n in dropped})
+    # A dropped setting may be the one that another one needed.
+    while dropped := unused(config.to_dict()):
+        config = config.replace(**{n: all_fields()[n][1].default for n in dropped})
+    return config
 
 
 def _deciding(name: str) -> tuple[str, ...]:

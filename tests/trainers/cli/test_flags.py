@@ -14,7 +14,7 @@ import typing
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from models import catalogue, factories
@@ -704,6 +704,9 @@ def configs(draw: st.DrawFn) -> Config:
 # Hypothesis would take for a fault of the test.
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(configs())
+# Without the strategy that averages parameters there is no outer optimizer, and without
+# that no type of its changes.
+@example(Config().replace(outer_optimizer="sgd", outer_dtype="bfloat16"))
 def test_a_configuration_survives_its_file_and_its_command_line(config: Config) -> None:
     settings_ = json.loads(json.dumps(config.to_dict(), allow_nan=False))
     assert config_from_dict(settings_) == config
