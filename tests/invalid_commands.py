@@ -766,7 +766,11 @@ BEFORE_TENSORFLOW = [
         "plan.json is damaged",
         prepare=write("other/plan.json", "{"),
     ),
-    row("--mode=predict --script=a.py", "--script=a.py", "--mode=predict"),
+    row("--mode=doctor --script=a.py", "--script=a.py", "--mode=doctor"),
+    row(
+        "--mode=predict --strategies=mirrored --script=a.py",
+        *("--script=a.py", "--global_batch_size"),
+    ),
     row(
         "--mode=explain --strategy=tower --average=losses",
         *("--average=losses", "--mode=explain"),

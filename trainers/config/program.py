@@ -28,7 +28,7 @@ _NOT_OF_KERAS = (
     *("optimizer", "clip_global_norm", "gradient_reduction", "jit_compile"),
     "gradient_accumulation_steps",
 )
-_MODES = ("train", "verify", "compare", "explain")
+_MODES = ("train", "verify", "compare", "explain", "predict")
 # Settings of the optimizer that --optimizer replaces the program's with.
 _OF_AN_OPTIMIZER = (
     *("lr_scaling", "base_global_batch_size", "learning_rate_schedule"),

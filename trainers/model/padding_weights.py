@@ -89,6 +89,20 @@ def add_ballast(model: keras.Model, num_weights: int) -> None:
             )
 
 
+def gradients_of_ballast(model: keras.Model, share: tf.Tensor) -> dict[int, tf.Tensor]:
+    """Returns gradients of ballast by the weights' ids, for steps without its penalty.
+
+    Args:
+      model: Model, with ballast or without.
+      share: Fraction of the global batch that a replica computes, a scalar.
+    """
+    return {
+        id(weight): tf.fill(weight.shape, _GRADIENT * tf.cast(share, weight.dtype))
+        for weight in model.trainable_variables
+        if weight.regularizer is _penalty
+    }
+
+
 def _penalty(weight: keras.Variable) -> tf.Tensor:
     """Returns a loss that depends on the weight and therefore has a gradient.
 

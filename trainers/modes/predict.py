@@ -43,6 +43,11 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       UsageError: This process or a run rejects the settings.
     """
     del cluster
+    if config.model.script is not None and "global_batch_size" not in config.given:
+        raise UsageError(
+            f"--script={config.model.script} does not say --mode=predict its batch, "
+            "parts of which are measured too: add --global_batch_size."
+        )
     folder = ExperimentDir(config.run.run_dir, "predict")
     num_gpus = len(visible_gpus(os.environ))
     experiments = [
@@ -99,8 +104,10 @@ def _predict(
 
 def _in_words(config: Config) -> str:
     network = config.prediction
+    is_program = config.model.script is not None
+    data = "its own data" if is_program else config.data.dataset
     return (
-        f"{config.model.model} on {config.data.dataset}, "
+        f"{config.model.name} on {data}, "
         f"{config.length.global_batch_size} examples a step; "
         f"{network.gigabits_per_second:g} Gbit/s, "
         f"{1e6 * network.seconds_per_message:g} us a message"

@@ -8,11 +8,13 @@ import pathlib
 import subprocess
 import textwrap
 
+import numpy as np
 import pytest
 
 from tests import processes
 from tests.keras_corpus import NAMES, path_of
 from tests.markers import chosen, further
+from trainers.run_dir.step_recording import Recording
 
 # A model and data that need a second.
 _MODEL = """
@@ -297,6 +299,25 @@ def test_a_layer_that_cannot_sum_over_replicas_is_named(
         assert done.returncode == 0, done.stderr
         warned[name] = "layer 'norm' has synchronized=True" in done.stderr
     assert warned == {"tower": True, "mirrored": False}
+
+
+@pytest.mark.parametrize(
+    "program", ["variational_autoencoder", "generative_adversarial_network"]
+)
+def test_ballast_of_a_prediction_is_sent_with_a_step_of_its_own(
+    tmp_path: pathlib.Path, program: str
+) -> None:
+    """Such a step does not add the penalty that gives ballast its gradient."""
+    done = processes.run(
+        *(f"--script={path_of(program)}", "--strategy=mirrored", "--train_steps=1"),
+        *("--set=model.ballast=true", "--set=report.record_steps=true"),
+        f"--run_dir={tmp_path / 'run'}",
+    )
+    assert done.returncode == 0, done.stderr
+    gradients = Recording(tmp_path / "run").read(1).gradients
+    (ballast,) = (value for name, value in gradients.items() if "ballast" in name)
+    # The fractions of both replicas add up to one.
+    np.testing.assert_allclose(ballast, 1e-6, rtol=1e-5)
 
 
 def test_a_program_that_asks_for_eager_steps_is_warned(tmp_path: pathlib.Path) -> None:

@@ -211,8 +211,10 @@ def _shared(config: Config) -> Config:
         num_replicas=None,
         num_workers=None,
         histogram_every_steps=None,
-        eval_every_steps=shared.report.eval_every_steps or None,
     )
+    # A program decides when it validates; steps are timed without that.
+    if config.model.script is None:
+        shared = shared.replace(eval_every_steps=shared.report.eval_every_steps or None)
     if shared.length.train_steps is None and shared.length.epochs is None:
         shared = shared.replace(train_steps=_DEFAULT_TRAIN_STEPS)
     return shared

@@ -13,6 +13,7 @@ from strategies.inner_loop.reduction import scaled
 from strategies.inner_loop.updates_in_turn import Former, UpdatesInTurn
 from trainers.model.loss_sums import regularized_weights, reported, weighted_sums
 from trainers.model.optimizers.loss_scale import scaled_loss
+from trainers.model.padding_weights import gradients_of_ballast
 from trainers.model.sparse_gradients import as_dense
 from trainers.model.train_step import TrainStep
 from trainers.user_code.own_step.objective import OwnStep
@@ -113,7 +114,12 @@ class OwnTrainStep(TrainStep):
             # The row of an empty shard is the only one that does not count.
             share = tf.cast(batch.num_rows > 0, tf.float64)
         share *= self._gradient_scale
-        return [
-            scaled(gradients.get(id(variable)), share)
-            for variable in self._model.trainable_variables
-        ]
+        shares = {
+            key: scaled(gradient, share)
+            for key, gradient in gradients.items()
+            if gradient is not None
+        }
+        if self._pass + 1 == self._objective.num_passes:
+            # A step that adds no penalties has no gradient of ballast.
+            shares = {**gradients_of_ballast(self._model, share), **shares}
+        return [shares.get(id(v)) for v in self._model.trainable_variables]

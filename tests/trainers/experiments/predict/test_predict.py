@@ -13,6 +13,7 @@ import pytest
 from tests import processes
 from tests.cluster.test_confinement import WITHOUT_NAMESPACES, possible
 from tests.cluster.test_emulated_bandwidth import TOOLS
+from tests.keras_corpus import path_of
 from tests.markers import further
 
 SCHEMA = json.loads((processes.ROOT / "docs/predict.schema.json").read_text("utf-8"))
@@ -83,6 +84,26 @@ def test_short_runs_here_predict_a_larger_cluster(
     assert predicted_at == ({1.5, 1.0, 0.1} if has_links else {1.5})
     warnings = [line for line in done.stderr.splitlines() if "no network is" in line]
     assert len(warnings) == (kind == "ring" and not has_links)
+
+
+@pytest.mark.exhaustive
+def test_a_keras_program_is_predicted(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "predicted"
+    words = processes.command(
+        *("--mode=predict", "--strategies=mirrored", "--train_steps=20"),
+        *(f"--script={path_of('variational_autoencoder')}", "--global_batch_size=64"),
+        f"--run_dir={folder}",
+    )
+    done = processes.run_patiently(words, processes.PREDICT_PATIENCE_SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "variational_autoencoder.py on its own data" in done.stdout
+    found = json.loads((folder / "predict.json").read_text("utf-8"))
+    jsonschema.validate(found, SCHEMA)
+    assert found["model"] == "variational_autoencoder.py"
+    (fitted,) = found["strategies"]
+    own = fitted["exchange"]["gradient_bytes"]
+    heavy = [m["gradient_bytes"] for m in fitted["measured"] if m["size"] == "ballast"]
+    assert heavy == pytest.approx([own + 2**20] * 2, abs=1)
 
 
 @pytest.mark.slow
