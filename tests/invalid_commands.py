@@ -770,6 +770,7 @@ BEFORE_TENSORFLOW = [
     row(
         "--mode=predict --strategies=mirrored --script=a.py",
         *("--script=a.py", "--global_batch_size"),
+        prepare=write("a.py", "mine"),
     ),
     row(
         "--mode=explain --strategy=tower --average=losses",
