@@ -13,7 +13,7 @@ its device: `OverlappingLayerState`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -125,6 +125,18 @@ class LayerState:
             # What a layer computes from its inputs may have a shape that is not known.
             new.set_shape(self._written[int(index)].shape)
         return found
+
+    def by_position(self, values: Mapping[int, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Returns new values as `collect_updates` does.
+
+        Args:
+          values: New values by the variables' ids.
+        """
+        return {
+            str(index): values[id(variable)]
+            for index, variable in enumerate(self._written)
+            if id(variable) in values
+        }
 
     def rewritten(self, written: dict[str, Any]) -> dict[int, tf.Tensor]:
         """Returns the new values of weights that are trained, by the variable's id.

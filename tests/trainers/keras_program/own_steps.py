@@ -194,6 +194,71 @@ class Adversaries(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
+class Clipped(Adversaries):
+    """Keeps the weights of its critic small, which it assigns after each update."""
+
+    def train_step(self, data):
+        real, drawn = data["real"], data["noise"]
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                fake = self.critic(self.generator(drawn, training=True), training=True)
+                critic_loss = ops.mean(fake) - ops.mean(self.critic(real))
+            weights = self.critic.trainable_variables
+            gradients = tape.gradient(critic_loss, weights)
+            self.critic_optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            for weight in weights:
+                weight.assign(ops.clip(weight, -0.2, 0.2))
+        with tf.GradientTape() as tape:
+            fake = self.critic(self.generator(drawn, training=True), training=True)
+            generator_loss = -ops.mean(fake)
+        weights = self.generator.trainable_variables
+        gradients = tape.gradient(generator_loss, weights)
+        self.generator_optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        self.trackers[0].update_state(critic_loss)
+        self.trackers[1].update_state(generator_loss)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class Spectral(Adversaries):
+    """Has a critic whose layers assign their kernels whenever they are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.critic = keras.Sequential(
+            [
+                layers.SpectralNormalization(layers.Dense(8, activation="tanh")),
+                layers.SpectralNormalization(layers.Dense(1)),
+            ]
+        )
+
+
+class Followed(keras.Model):
+    """Follows its weights with others, which are trainable and never trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.online, self.target = small(), small()
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+
+    def call(self, inputs):
+        self.target(inputs)
+        return self.online(inputs)
+
+    def train_step(self, data):
+        features, labels = data
+        # Before the update, and so of the weights before it.
+        for own, followed in zip(self.target.weights, self.online.weights, strict=True):
+            own.assign(0.9 * own + 0.1 * followed)
+        with tf.GradientTape() as tape:
+            goal = labels + 0.1 * ops.stop_gradient(self.target(features))
+            loss = ops.mean(ops.square(goal - self.online(features)))
+        trained = self.online.trainable_variables
+        gradients = tape.gradient(loss, trained)
+        self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
+        self.loss_tracker.update_state(loss)
+        return {"loss": self.loss_tracker.result()}
+
+
 class AddsItsLoss(keras.Model):
     """Has no labels: a layer adds the loss."""
 
@@ -249,6 +314,14 @@ elif sys.argv[1] == "adversaries":
     model = Adversaries()
     model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01))
     model.fit({"real": x, "noise": noise}, batch_size=16, epochs=3)
+elif sys.argv[1] in ("clipped", "spectral"):
+    model = {"clipped": Clipped, "spectral": Spectral}[sys.argv[1]]()
+    model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01))
+    model.fit({"real": x, "noise": noise}, batch_size=16, epochs=3)
+elif sys.argv[1] == "followed":
+    model = Followed()
+    model.compile(optimizer=adam)
+    model.fit(x, y, batch_size=16, epochs=3)
 elif sys.argv[1] == "added":
     model = AddsItsLoss()
     model.compile(optimizer=adam)

@@ -57,6 +57,9 @@ _OWN_STEPS = {
     "taught": "parameter_server",
     "averaged": "multi_worker_mirrored",
     "adversaries": "tower",
+    "clipped": "tower",
+    "spectral": "multi_worker_mirrored",
+    "followed": "parameter_server",
     "added": "tower",
     "report": "multi_worker_mirrored",
 }
@@ -166,7 +169,8 @@ def test_each_optimizer_updates_as_with_fit(
         ],
         [
             *((model, "mirrored") for model in ("numbers", "taught", "report")),
-            ("adversaries", "tower"),
+            *((model, "tower") for model in ("adversaries", "clipped")),
+            *(("spectral", "mirrored"), ("followed", "mirrored")),
         ],
     ),
 )

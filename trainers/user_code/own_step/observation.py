@@ -24,7 +24,6 @@ class Observed(NamedTuple):
     Attributes:
       updates: Calls of optimizers.
       reads_after: See `UpdateCatcher`.
-      written: Paths of trainable variables that were assigned.
       gradients: A number of each gradient, for all examples and each half, float64
         [3, n].
       is_repeatable: True if the same examples give the same gradients again, and all
@@ -34,7 +33,6 @@ class Observed(NamedTuple):
 
     updates: Sequence[CaughtUpdate]
     reads_after: int
-    written: Sequence[str]
     gradients: np.ndarray
     is_repeatable: bool
     changes: Sequence[Sequence[Sequence[np.ndarray]]]
@@ -73,11 +71,9 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
     scope, sources = kept
     changes, gradients = zip(*outputs, strict=True)
     *sums, again = (tf.nest.flatten(one) for one in gradients)
-    trained = step.model.trainable_variables
     seen = Observed(
         updates=scope.updates,
         reads_after=scope.reads_after,
-        written=[v.path for v in trained if scope.was_assigned(v)],
         gradients=np.array(sums, np.float64),
         is_repeatable=replayed.are_of_examples and agree(again, sums[0]),
         changes=tf.nest.map_structure(lambda one: one.numpy(), list(changes[:-1])),

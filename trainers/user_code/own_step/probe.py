@@ -157,17 +157,10 @@ def _check_updates(model: keras.Model, seen: Observed) -> None:
     """Refuses a `train_step` whose updates replicas cannot share.
 
     Raises:
-      UsageError: It calls no optimizer, or assigns weights that are trained.
+      UsageError: It calls no optimizer.
     """
     title = f"{type(model).__name__}.train_step"
     if not seen.updates:
         raise UsageError(
             f"{title} hands no gradients to an optimizer: call its apply_gradients."
-        )
-    if seen.written:
-        raise UsageError(
-            f"{title} assigns {seen.written[0]!r}, which is trained, without an "
-            "optimizer: replicas would differ; make it trainable=False, update it by "
-            "an optimizer, or leave out the layer that assigns it, such as "
-            "SpectralNormalization."
         )

@@ -92,10 +92,11 @@ class OwnTrainStep(TrainStep):
             gradients = [scaled(gradient, 1 / scale) for gradient in gradients]
         if not self._sparse_gradients:
             gradients = as_dense(gradients)
+        written = self._assigned(scope)
         if self._pass + 1 < self._objective.num_passes:
-            # What the step writes and reports is taken from its last pass.
-            return gradients, {}, reported({}, batch)
-        written = self._layer_state.collect_updates(scope, mapped)
+            # What else the step writes, and reports, is taken from its last pass.
+            return gradients, written, reported({}, batch)
+        written |= self._layer_state.collect_updates(scope, mapped)
         written = self._layer_state.changes(written, mapped, followed)
         sums = reported(weighted_sums(step.values(batch, scope, logs), batch), batch)
         _, sums = scaled_loss(tf.zeros([]), sums, scale, batch)
@@ -106,6 +107,11 @@ class OwnTrainStep(TrainStep):
         updates = scope.updates[self._pass : self._pass + 1]
         # The last pass may only read what the last update has changed.
         return updates[0].gradients if updates else {}
+
+    def _assigned(self, scope: UpdateCatcher) -> dict[str, tf.Tensor]:
+        """Returns the values that weights were assigned for the update of this pass."""
+        updates = scope.updates[self._pass : self._pass + 1]
+        return self._layer_state.by_position(updates[0].assigned if updates else {})
 
     def _shares_of(self, gradients: Any, batch: Batch) -> list[Any]:
         """Returns the shard's parts of the gradients of the global batch."""

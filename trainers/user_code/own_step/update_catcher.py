@@ -19,11 +19,14 @@ class CaughtUpdate(NamedTuple):
       optimizer: Optimizer that was called.
       variables: Variables that it was to update.
       gradients: Gradient of each variable, by the variable's id; None if it has none.
+      assigned: Values that variables were assigned since the update before, by their
+        ids: the optimizer changes those.
     """
 
     optimizer: keras.optimizers.Optimizer
     variables: Sequence[keras.Variable]
     gradients: Mapping[int, Any]
+    assigned: Mapping[int, tf.Tensor]
 
 
 class UpdateCatcher(keras.StatelessScope):
@@ -32,8 +35,8 @@ class UpdateCatcher(keras.StatelessScope):
     Attributes:
       updates: Calls of optimizers, in order.
       is_scaled: True if the step has multiplied its loss by the scale.
-      reads_after: Number of updates before the last read of a variable that one of
-        them is to change.
+      reads_after: Number of updates before the last read or assignment of a variable
+        that one of them is to change.
     """
 
     def __init__(
@@ -72,9 +75,18 @@ class UpdateCatcher(keras.StatelessScope):
         # The loss is scaled and unscaled by the training loop.
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         pairs = zip(variables, gradients, strict=True)
-        self.updates.append(
-            CaughtUpdate(optimizer, list(variables), {id(v): g for v, g in pairs})
+        update = CaughtUpdate(
+            optimizer,
+            list(variables),
+            {id(v): g for v, g in pairs},
+            {id(v): self.state_mapping[id(v)] for v in variables if self._has(v)},
         )
+        self.updates.append(update)
+        # From here on they are what the optimizer made of them.
+        for key in update.assigned:
+            del self.state_mapping[key]
+            if key in self._given:
+                self.state_mapping[key] = self._given[key]
 
     def scale_loss(self, loss: Any) -> Any:
         """Returns a loss to differentiate; called in place of `scale_loss`."""
@@ -86,19 +98,18 @@ class UpdateCatcher(keras.StatelessScope):
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Keeps the value that a variable is assigned."""
-        variable, value = update
-        if id(variable) in self._trained:
-            # No gradient flows through an assignment.
-            value = _with_derivative(variable, tf.stop_gradient(value))
-        super().add_update((variable, value))
+        self._note_use(update[0])
+        super().add_update(update)
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Returns the value of a variable; called wherever one is read."""
         value = super().get_current_value(variable)
         if self._is_over:
             return value
-        if any(id(variable) in update.gradients for update in self.updates):
-            self.reads_after = len(self.updates)
+        self._note_use(variable)
+        if self._has(variable):
+            # No gradient flows through an assignment.
+            return _with_derivative(variable, tf.stop_gradient(value))
         # Updates of earlier passes are applied already: until this pass comes to one,
         # it reads what was there before it.
         for before in self._former[len(self.updates) :]:
@@ -110,10 +121,15 @@ class UpdateCatcher(keras.StatelessScope):
         super().__exit__(*error)
         self._is_over = True
 
-    def was_assigned(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable was assigned, and not given to an optimizer."""
+    def _has(self, variable: keras.Variable) -> bool:
+        """Returns whether a variable that is trained has an assigned value."""
         value = self.state_mapping.get(id(variable))
-        return value is not None and value is not self._given.get(id(variable))
+        is_new = value is not None and value is not self._given.get(id(variable))
+        return is_new and id(variable) in self._trained
+
+    def _note_use(self, variable: keras.Variable) -> None:
+        if any(id(variable) in update.gradients for update in self.updates):
+            self.reads_after = len(self.updates)
 
 
 def _with_derivative(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.probe import own_step
@@ -87,13 +86,6 @@ def step_of(model: keras.Model) -> OwnStep:
 
 def remark_of(loss: Callable[[Any], Any]) -> str | None:
     return step_of(Projected(loss)).remark
-
-
-def test_a_layer_that_assigns_what_is_trained_is_refused() -> None:
-    model = Projected(of_each)
-    model.project = layers.SpectralNormalization(layers.Dense(3))
-    with pytest.raises(UsageError, match=r"dense.*/kernel', which is trained"):
-        step_of(model)
 
 
 def test_a_loss_of_the_others_in_a_batch_is_named() -> None:
