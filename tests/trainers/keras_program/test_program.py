@@ -172,21 +172,6 @@ def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) ->
             ("Own.train_step", "apply_gradients"),
         ),
         (
-            "class Own(keras.Model):\n"
-            "  def __init__(self):\n    super().__init__()\n"
-            "    self.d = keras.layers.Dense(1)\n"
-            "  def call(self, x):\n    return self.d(x)\n"
-            "  def train_step(self, data):\n"
-            "    with tf.GradientTape() as tape:\n"
-            "      loss = keras.ops.mean(self(data[0]))\n"
-            "    w = self.trainable_variables\n"
-            "    self.optimizer.apply(tape.gradient(loss, w), w)\n"
-            "    self.d.kernel.assign(0.5 * self.d.kernel)\n"
-            "    return {'loss': loss}\n"
-            "import tensorflow as tf\nm = Own()\nm.compile('sgd')\nm.fit(x, y)",
-            ("Own.train_step", "dense", "kernel", "optimizer"),
-        ),
-        (
             "fixed = keras.Sequential([keras.Input(batch_shape=(20, 4)), "
             "keras.layers.Dense(1)])\nfixed.compile('sgd', 'mse')\n"
             "fixed.fit(x, y, batch_size=20)",
