@@ -123,6 +123,15 @@ class Run:
         self.kill(lost)
         return self.seconds_until_ended(task for task in tasks if task != lost)
 
+    def num_lost(self) -> int:
+        """How many tasks the launcher has found lost so far."""
+        return self.errors().count(" was lost")
+
+    def wait_until_lost(self, number: int) -> None:
+        processes.wait_until(
+            lambda: self.num_lost() >= number, f"{number} lost tasks", self.process
+        )
+
     def seconds_until_back(self, worker: int) -> float:
         """Since the last blow, until an update that began after it is this worker's."""
         lines = len(processes.metrics_so_far(self.folder))

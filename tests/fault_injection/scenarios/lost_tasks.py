@@ -111,7 +111,10 @@ def _kill_workers(run: Run, num_kills: int, chosen: random.Random) -> float:
     for _ in range(num_kills):
         worker = chosen.randrange(2)
         time.sleep(chosen.uniform(0, 1))
+        num_lost = run.num_lost()
         run.kill(run.task("worker", worker))
+        # On busy cores, lines about steps from before may be written after it.
+        run.wait_until_lost(num_lost + 1)
         longest = max(longest, run.seconds_until_back(worker))
     return longest
 
