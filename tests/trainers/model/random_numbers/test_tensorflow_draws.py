@@ -9,6 +9,8 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
+from strategies.common.types import Batch
+from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.tensorflow_draws import TensorFlowDraws
 
@@ -134,3 +136,18 @@ def test_a_replayed_row_is_the_same_on_any_replica(
     whole = of([4, 8, 15, 16])
     np.testing.assert_array_equal(of([15, 16]), whole[2:])
     assert (whole[:1] != whole[1:]).any()
+
+
+def test_replicas_and_stages_draw_different_numbers() -> None:
+    """Workers with the graph of a seed drew the same ones by TensorFlow's counters."""
+
+    def of(replica: int, stage: int = 0) -> tuple[float, ...]:
+        zero = tf.zeros([], tf.int64)
+        rows = tf.constant([0, 1], tf.int64)
+        place = tf.constant(replica, tf.int64)
+        batch = Batch(zero + 7, place, zero + 4, zero + 2, rows, None, None)
+        with StepRandomNumbers(3, None, stage).drawn(batch):
+            return tuple(tf.random.normal([2]).numpy().tolist())
+
+    assert of(0) == of(0)
+    assert len({of(0), of(1), of(0, stage=1), of(1, stage=1)}) == 4
