@@ -110,9 +110,8 @@ def all_reduce_packed(
     gradients = {id(gradient) for gradient in tf.nest.flatten(outputs.gradients)}
     dense = [g.dtype for g in outputs.gradients if isinstance(g, tf.Tensor)]
     # A model may have layers of several types.
-    others = max([tf.float32, *dense], key=lambda dtype: dtype.size)
-    if not dense:
-        others = tf.float64
+    types = [tf.float32, *dense] if dense else [tf.float64]
+    others = max(types, key=lambda dtype: dtype.size)
 
     def wire_type(value: tf.Tensor) -> tf.DType:
         if not value.dtype.is_floating:

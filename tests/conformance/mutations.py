@@ -555,7 +555,7 @@ MUTATIONS = (
     Mutation(
         "workers send a loss in the type of the first gradient",
         _REPLICATED,
-        (("others = max([tf.float32, *dense], key", "others = min(dense, key"),),
+        (("others = max(types, key", "others = min(types, key"),),
         BUCKETS,
     ),
 )

@@ -93,14 +93,16 @@ def test_an_empty_share_gives_no_nan(strategy: str, replicas: int) -> None:
         assert np.isfinite(values).all()
 
 
-SYNCHRONIZED = [s for s in same_training() if s[0] == "mirrored"]
+SYNCHRONIZED = [
+    s for s in same_training() if registry.traits(s[0]).sums_in_forward_pass
+]
 
 
 @pytest.mark.parametrize(("strategy", "replicas"), SYNCHRONIZED)
 def test_synchronized_normalization_is_the_same_training(
     strategy: str, replicas: int
 ) -> None:
-    """`synchronized=True` needs tf.distribute, which only mirrored is made of.
+    """Of strategies in one process, replicas of mirrored alone can sum.
 
     Even batches only: the stand-in row of an empty share would count in Keras's
     own sum over replicas.

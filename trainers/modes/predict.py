@@ -45,8 +45,9 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     del cluster
     if config.model.script is not None and "global_batch_size" not in config.given:
         raise UsageError(
-            f"--script={config.model.script} does not say --mode=predict its batch, "
-            "parts of which are measured too: add --global_batch_size."
+            "--mode=predict does not know the batch of "
+            f"--script={config.model.script}, and measures parts of it: add "
+            "--global_batch_size."
         )
     folder = ExperimentDir(config.run.run_dir, "predict")
     num_gpus = len(visible_gpus(os.environ))

@@ -18,7 +18,6 @@ from trainers.experiments.verify.diagnosis import find_cause
 from trainers.experiments.verify.keras_arm import KerasFinding, judge_keras
 from trainers.experiments.verify.report import Finding, content, explanations, table
 from trainers.experiments.verify.rounding import judge_with_rounding
-from trainers.experiments.verify.tolerance import in_words
 from trainers.experiments.verify.verdict import Verdict
 
 
@@ -77,14 +76,13 @@ def _verify(
         _find(arm, run, reference, execution)
         for arm, run in zip(arms, recorded, strict=True)
     ]
-    words = command_again(config)
-    write_json(folder.result, content(keras, findings, reference, words))
-    examples = reference.recording.examples()
+    found = content(keras, findings, reference, command_again(config))
+    write_json(folder.result, found)
     name = "Keras's own fit" if is_keras else reference.run.arm
-    console.say(f"largest relative difference from {name} in {len(examples)} steps:")
+    console.say(f"largest relative difference from {name} in {found['steps']} steps:")
     for line in table(keras, findings):
         console.say(line)
-    console.item("tolerance", in_words(reference.config.model.dtype, examples))
+    console.item("tolerance", found["tolerance"]["explanation"])
     for name, words in explanations(keras, findings):
         console.say(f"{name}: {words}")
     console.item("result", folder.result)

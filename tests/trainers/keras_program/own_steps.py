@@ -232,17 +232,12 @@ class Spectral(Adversaries):
         )
 
 
-class Followed(keras.Model):
+class Followed(Averaged):
     """Follows its weights with others, which are trainable and never trained."""
 
     def __init__(self):
         super().__init__()
-        self.online, self.target = small(), small()
-        self.loss_tracker = keras.metrics.Mean(name="loss")
-
-    def call(self, inputs):
-        self.target(inputs)
-        return self.online(inputs)
+        self.target.trainable = True
 
     def train_step(self, data):
         features, labels = data

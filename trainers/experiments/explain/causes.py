@@ -286,7 +286,7 @@ ADVICE: Mapping[str, str] = {
     "chief": "let the chief write less often",
 }
 
-# What else to change in a program (`--script`).
+# Advice for a program (`--script`), which decides these and not a flag.
 ADVICE_FOR_PROGRAMS: Mapping[str, str] = {
     "python": "callbacks that observe batches make each step a call: observe epochs",
     "eval": "validate less often: validation_freq, or fewer validation_steps",

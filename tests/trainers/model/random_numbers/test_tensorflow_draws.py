@@ -31,7 +31,6 @@ def drawn(draw: Callable[[], tf.Tensor], step: int) -> np.ndarray:
     return run(tf.constant([3, step], tf.int64)).numpy()
 
 
-ALPHA = [2.0]
 DRAWS: dict[str, tuple[Callable[[], tf.Tensor], scipy.stats.rv_continuous | None]] = {
     "normal": (lambda: tf.random.normal([SIZE], 1.0, 2.0), scipy.stats.norm(1, 2)),
     "uniform": (
@@ -43,7 +42,7 @@ DRAWS: dict[str, tuple[Callable[[], tf.Tensor], scipy.stats.rv_continuous | None
         scipy.stats.truncnorm(-2, 2),
     ),
     "gamma": (
-        lambda: tf.random.gamma([SIZE], ALPHA, dtype=tf.float64)[:, 0],
+        lambda: tf.random.gamma([SIZE], [2.0], dtype=tf.float64)[:, 0],
         scipy.stats.gamma(2),
     ),
     "whole numbers": (lambda: tf.random.uniform([SIZE], 0, 9, tf.int32), None),

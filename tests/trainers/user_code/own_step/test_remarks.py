@@ -12,7 +12,6 @@ import tensorflow as tf
 from keras import layers, ops
 
 from strategies.common.types import Batch
-from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.probe import own_step
 
 
@@ -28,13 +27,10 @@ class Projected(keras.Model):
     def call(self, x):
         return self.project(x)
 
-    def projected(self, x):
-        return ops.normalize(self.project(x, training=True), axis=1)
-
     def train_step(self, data):
         with tf.GradientTape() as tape:
             noisy = self.noise(data, training=True)
-            loss = self.projection_loss(self.projected(noisy))
+            loss = self.projection_loss(ops.normalize(self.project(noisy), axis=1))
         weights = self.trainable_weights
         self.optimizer.apply_gradients(
             zip(tape.gradient(loss, weights), weights, strict=True)
@@ -68,8 +64,9 @@ def with_numbers_of_tensorflow(outputs):
     return ops.mean(ops.square(outputs - tf.random.uniform(tf.shape(outputs))))
 
 
-def step_of(model: keras.Model) -> OwnStep:
+def remark_of(loss: Callable[[Any], Any]) -> str | None:
     features = np.random.default_rng(0).standard_normal((4, 5)).astype("float32")
+    model = Projected(loss)
     model.compile(optimizer="sgd")
     size = tf.constant(4, tf.int64)
     few = Batch(
@@ -81,11 +78,7 @@ def step_of(model: keras.Model) -> OwnStep:
         features=tf.constant(features),
         labels=(),
     )
-    return own_step(model, few, evaluates=False)
-
-
-def remark_of(loss: Callable[[Any], Any]) -> str | None:
-    return step_of(Projected(loss)).remark
+    return own_step(model, few, evaluates=False).remark
 
 
 def test_a_loss_of_the_others_in_a_batch_is_named() -> None:
