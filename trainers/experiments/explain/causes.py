@@ -165,14 +165,18 @@ def _slow_worker(facts: Facts) -> Iterator[Cause]:
     slowest, caused = breakdown.slowest, breakdown.caused_wait_seconds
     if slowest is None or max(caused) < LIMITS["caused_wait"].value * sum(caused):
         return
-    # Whoever waits for examples is last as well, and another rule names it.
-    others = [r.seconds["compute"] for r in breakdown.replicas if r is not slowest]
-    factor = slowest.seconds["compute"] / max(float(np.median(others)), 1e-9)
+    place = int(np.argmax(caused))
+    computed = facts.shares("compute")
+    usual = float(np.median(np.delete(computed, place)))
+    factor = computed[place] / max(usual, 1e-9)
     if factor < LIMITS["slower"].value:
         return
     words = f"all wait for {slowest.name}, which computes {factor:.1f} times as long"
     remedy = f"look at the machine of {slowest.name}, or train without it"
-    yield Cause("slow_worker", float(facts.shares("wait").max()), words, remedy)
+    # It may be last because it waits for examples, which another rule names. Others
+    # lose to its computation no more than it computes longer.
+    lost = min(float(facts.shares("wait").max()), float(computed[place]) - usual)
+    yield Cause("slow_worker", lost, words, remedy)
 
 
 def _slow_wire(facts: Facts) -> Iterator[Cause]:

@@ -145,6 +145,14 @@ PLANTED: Any = [
         "slow_input",
         [("worker-0", (0.0, [0.05], 0.11, 0.01)), ("worker-1", (0.1, [0.05], 0.01, 0))],
     ),
+    # It computes three times as long too, which is a tenth of what others wait for.
+    (
+        "slow_input",
+        [
+            ("worker-0", (0.0, [0.005], 0.12, 0.01)),
+            ("worker-1", (0.1, [0.015], 0.01, 0.01)),
+        ],
+    ),
 ]
 
 
