@@ -41,9 +41,14 @@ def pytest_configure() -> None:
     import tensorflow as tf
 
     from strategies.common.private_apis.graphs import (
+        inline_functions_in_stateless_scopes,
         keep_sums_in_order,
         name_operations_after_layers,
     )
+    from strategies.common.private_apis.variables import (
+        refuse_plain_variables_in_scopes,
+    )
+    from trainers.user_code import plain_variable_error
 
     # Models and graphs are traced all the time here, and looking through all that
     # TensorFlow and Keras consist of for garbage took a tenth of it.
@@ -54,6 +59,8 @@ def pytest_configure() -> None:
     )
     keep_sums_in_order()
     name_operations_after_layers()
+    inline_functions_in_stateless_scopes()
+    refuse_plain_variables_in_scopes(plain_variable_error)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -571,6 +571,44 @@ def test_operations_are_named_after_their_layers_alone() -> None:
     ]
 
 
+def test_a_value_assigned_in_an_inner_function_can_be_read_outside_of_it() -> None:
+    """The reason for `inline_functions_in_stateless_scopes`, which has been called."""
+    state = keras.Variable([2.0])
+
+    def double_if_it_is_large(limit: float) -> None:
+        factor = 1.0
+        if tf.reduce_all(state > limit):
+            factor = 2.0
+        state.assign(factor * state)
+
+    @tf.function(autograph=False)
+    def twice_as_large(function: Any) -> tf.Tensor:
+        with keras.StatelessScope() as scope:
+            function(1.0)
+        return scope.get_current_value(state)
+
+    inner = tf.function(double_if_it_is_large)
+    assert twice_as_large(inner).numpy() == [4.0]
+    # AutoGraph is as it was, and so is a function outside of a scope.
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        twice_as_large(double_if_it_is_large)
+    inner(1.0)
+    assert state.numpy() == [4.0]
+
+
+@pytest.mark.parametrize("name", ["assign", "assign_add", "assign_sub"])
+def test_only_a_keras_variable_is_assigned_in_a_scope(name: str) -> None:
+    """`refuse_plain_variables_in_scopes` has been called."""
+    plain, state = tf.Variable(2.0), keras.Variable(2.0)
+    with keras.StatelessScope() as scope:
+        with pytest.raises(UsageError, match="add_weight"):
+            getattr(plain, name)(1.0)
+        getattr(state, name)(1.0)
+        assert scope.get_current_value(state) != 2.0
+    getattr(plain, name)(1.0)
+    assert (plain.numpy(), state.numpy()) != (2.0, 2.0)
+
+
 def test_fit_brings_labels_and_predictions_of_a_function_to_one_rank() -> None:
     """The reason why a loss function is never called directly. Metrics differ."""
     seen = []

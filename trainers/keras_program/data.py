@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from models.objective import Weighted
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.fit_data import FitData, whole_arrays
+from strategies.common.private_apis.fit_data import FitData, shuffles_of, whole_arrays
 from trainers.inputs.sources import (
     ArraySource,
     Data,
@@ -40,6 +40,14 @@ def data_of_fit(arguments: FitArguments) -> Data:
     if given.validation_data is None and given.validation_split:
         train, held_out = _split(train, given.validation_split)
     return _data(_source(train), held_out, given)
+
+
+def validates_on_shuffled(arguments: FitArguments) -> bool:
+    """Returns whether training and validation data are parts of one shuffle."""
+    both = arguments.x, arguments.validation_data
+    if not all(isinstance(data, tf.data.Dataset) for data in both):
+        return False
+    return bool(set.intersection(*map(shuffles_of, both)))
 
 
 def _data(train: Source, held_out: FitData | None, arguments: FitArguments) -> Data:

@@ -19,7 +19,7 @@ from strategies.common.errors import ExitCode, UsageError
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
-from trainers.keras_program.data import data_of_fit
+from trainers.keras_program.data import data_of_fit, validates_on_shuffled
 from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
 from trainers.keras_program.model import LentModel
@@ -209,6 +209,12 @@ class _Program:
         self, model: keras.Model, arguments: FitArguments, fit: Callable[..., Any]
     ) -> tuple[keras.callbacks.History, ExitCode]:
         data = data_of_fit(arguments)
+        if validates_on_shuffled(arguments):
+            self._console.warn(
+                "training and validation data are parts of one data set that each "
+                "reader shuffles anew, so that examples change sides and orders do not "
+                "repeat: give its shuffle reshuffle_each_iteration=False"
+            )
         config = _config_of_fit(self._config, arguments, data)
         # The program keeps its objects; the strategy makes the variables below them.
         lent = LentModel(model, f"--script={self._path}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from strategies.common.errors import UsageError
 from strategies.common.text import one_line, printable
@@ -76,4 +77,14 @@ def ended(what: str, error: SystemExit) -> UsageError:
         f"{what} calls sys.exit({printable(code[:100])}), which would end the run as "
         "if it were over: leave the call out, or raise an error that says what is "
         "wrong."
+    )
+
+
+def plain_variable_error(variable: Any) -> UsageError:
+    """Returns the error for a `tf.Variable` that a step assigns."""
+    return UsageError(
+        f"the tf.Variable {variable.name!r} of shape {variable.shape} is assigned in a "
+        "step, where replicas have no values of their own for it: make it with "
+        "add_weight(trainable=False) of the model or layer, or add_variable of the "
+        "metric."
     )

@@ -6,6 +6,7 @@ import warnings
 from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, data_adapter_utils
 
@@ -67,3 +68,14 @@ def whole_arrays(
     )
     batch = next(iter(adapter.get_numpy_iterator()))
     return FitData(*data_adapter_utils.unpack_x_y_sample_weight(batch))
+
+
+def shuffles_of(dataset: tf.data.Dataset) -> set[int]:
+    """Returns the ids of the shuffles that a data set is made of, if each is anew.
+
+    Data sets that are made of one such shuffle share its seeds: each reader of either
+    gets another order (tensorflow/python/data/ops/shuffle_op.py, `_ShuffleDataset`).
+    """
+    is_anew = getattr(dataset, "_reshuffle_each_iteration", False)
+    own = {id(dataset)} if is_anew else set()
+    return own.union(*map(shuffles_of, dataset._inputs()))

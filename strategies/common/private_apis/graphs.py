@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.eager import context
+from tensorflow.python.eager.polymorphic_function import autograph_util
 
 
 def keep_sums_in_order() -> None:
@@ -43,6 +47,7 @@ def run_after(operation: tf.Operation, other: tf.Operation) -> None:
     operation._add_control_input(other)
 
 
+@functools.cache
 def name_operations_after_layers() -> None:
     """Makes the operations of a layer stand in a scope of exactly the layer's name.
 
@@ -63,6 +68,49 @@ def name_operations_after_layers() -> None:
         return usual(scope)
 
     keras.name_scope.__enter__ = enter
+
+
+@functools.cache
+def inline_functions_in_stateless_scopes() -> None:
+    """Makes functions of TensorFlow a part of the graph that calls them, in scopes.
+
+    A model may decorate `call`, `train_step` or a part of one with `tf.function`. A
+    `keras.StatelessScope` keeps the tensors that variables are assigned, and tensors of
+    an inner function's graph cannot be read outside of it ("is out of scope").
+    `tf.config.run_functions_eagerly` would call the Python function without AutoGraph
+    (tensorflow/python/eager/polymorphic_function/polymorphic_function.py, `__call__`).
+    """
+    kind = type(tf.function(lambda: None))
+    usual = kind.__call__
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if not in_stateless_scope():
+            return usual(function, *args, **kwargs)
+        return python_of(function)(*args, **kwargs)
+
+    kind.__call__ = call
+
+
+def python_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the Python function below a `tf.function`, with AutoGraph if that has it.
+
+    Any other function is returned as it is. AutoGraph converts nothing where the
+    surrounding function is without it (tensorflow/python/eager/polymorphic_function/
+    tracing_compilation.py, `_create_concrete_function`).
+    """
+    if not isinstance(function, type(tf.function(lambda: None))):
+        return function
+    python, options = function.python_function, function._experimental_autograph_options
+    status = ag_ctx.Status.DISABLED
+    if function._autograph:
+        python = autograph_util.py_func_from_autograph(python, options)
+        status = ag_ctx.Status.ENABLED
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with ag_ctx.ControlStatusCtx(status, options):
+            return python(*args, **kwargs)
+
+    return call
 
 
 @contextlib.contextmanager

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from tensorflow.python.ops.resource_variable_ops import (
+    BaseResourceVariable,
+    ResourceVariable,
+)
 
 
 def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:
@@ -80,6 +87,40 @@ def make_releasable(variable: keras.Variable) -> tf.Variable:
         shape=tf.TensorShape(None),
     )
     return variable._value
+
+
+@functools.cache
+def refuse_plain_variables_in_scopes(
+    error_of: Callable[[tf.Variable], Exception],
+) -> None:
+    """Makes it an error to assign a `tf.Variable` in a `keras.StatelessScope`.
+
+    There the scope keeps what Keras variables are assigned, and each replica has its
+    own values. A plain `tf.Variable` would be written by all replicas of a process and
+    would be in no checkpoint: two replicas counted every step twice, without a word.
+
+    Args:
+      error_of: Function from a variable to the error to raise.
+    """
+
+    def refusing(usual: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(usual)
+        def assign(variable: Any, *args: Any, **kwargs: Any) -> Any:
+            if in_stateless_scope():
+                error = error_of(variable)
+                # Keras would put the arguments of the layer around it (keras/src/utils/
+                # traceback_utils.py, `inject_argument_info_in_traceback`).
+                error._keras_call_info_injected = True  # type: ignore[attr-defined]
+                raise error
+            return usual(variable, *args, **kwargs)
+
+        return assign
+
+    # The class of most variables has methods of its own, which call these.
+    for kind in (BaseResourceVariable, ResourceVariable):
+        for name, method in list(vars(kind).items()):
+            if name.startswith(("assign", "scatter_", "batch_scatter_")):
+                setattr(kind, name, refusing(method))
 
 
 @contextlib.contextmanager

@@ -254,6 +254,50 @@ class Followed(Averaged):
         return {"loss": self.loss_tracker.result()}
 
 
+class Decorated(keras.Model):
+    """Has its steps, and parts of them, in functions of TensorFlow."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+        self.num_steps = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, name="num_steps"
+        )
+
+    def call(self, inputs):
+        return self.inner(self.damped(inputs))
+
+    @tf.function
+    def damped(self, inputs):
+        if self.num_steps > 4:
+            inputs = inputs * 0.9
+        return inputs
+
+    @tf.function
+    def learn(self, features, labels):
+        with tf.GradientTape() as tape:
+            loss = ops.mean(ops.square(labels - self(features, training=True)))
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return loss
+
+    @tf.function
+    def train_step(self, data):
+        features, labels = data
+        self.num_steps.assign(self.num_steps + 1)
+        self.loss_tracker.update_state(self.learn(features, labels))
+        return {"loss": self.loss_tracker.result()}
+
+    @tf.function
+    def test_step(self, data):
+        features, labels = data
+        error = ops.mean(ops.abs(labels - self(features, training=False)))
+        self.loss_tracker.update_state(error)
+        return {"loss": self.loss_tracker.result()}
+
+
 class AddsItsLoss(keras.Model):
     """Has no labels: a layer adds the loss."""
 
@@ -317,6 +361,10 @@ elif sys.argv[1] == "followed":
     model = Followed()
     model.compile(optimizer=adam)
     model.fit(x, y, batch_size=16, epochs=3)
+elif sys.argv[1] == "decorated":
+    model = Decorated()
+    model.compile(optimizer=adam)
+    model.fit(x, y, batch_size=16, epochs=3, validation_data=(x[:25], y[:25]))
 elif sys.argv[1] == "added":
     model = AddsItsLoss()
     model.compile(optimizer=adam)

@@ -60,6 +60,7 @@ _OWN_STEPS = {
     "clipped": "tower",
     "spectral": "multi_worker_mirrored",
     "followed": "parameter_server",
+    "decorated": "tower",
     "added": "tower",
     "report": "multi_worker_mirrored",
 }
@@ -170,7 +171,7 @@ def test_each_optimizer_updates_as_with_fit(
         [
             *((model, "mirrored") for model in ("numbers", "taught", "report")),
             *((model, "tower") for model in ("adversaries", "clipped")),
-            *(("spectral", "mirrored"), ("followed", "mirrored")),
+            *((model, "mirrored") for model in ("spectral", "followed", "decorated")),
         ],
     ),
 )

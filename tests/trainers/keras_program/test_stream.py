@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +15,8 @@ from strategies.common.errors import UsageError
 from tests import processes
 from trainers.inputs.shuffling import Order
 from trainers.keras_program import stream
+from trainers.keras_program.data import validates_on_shuffled
+from trainers.keras_program.fit_arguments import arguments_of_call
 from trainers.keras_program.open_stream import open_stream
 from trainers.keras_program.stream import StreamBatches
 
@@ -142,3 +146,23 @@ def test_backup_workers_do_not_read_streams(tmp_path: pathlib.Path) -> None:
     )
     assert done.returncode == 2, done.stderr
     assert "--backup_workers=1 does not fit data that are a stream" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("is_anew", "parts", "is_shared"),
+    [
+        (True, lambda data: (data.skip(4), data.take(4)), True),
+        (True, lambda data: (data.skip(4).shuffle(5), data.take(4).batch(2)), True),
+        (False, lambda data: (data.skip(4), data.take(4)), False),
+        (True, lambda data: (data, data.unbatch().shuffle(3).batch(2)), True),
+        (True, lambda data: (data, tf.data.Dataset.range(9).shuffle(9)), False),
+    ],
+)
+def test_parts_of_one_shuffle_are_found(
+    is_anew: bool, parts: Callable[[Any], tuple[Any, Any]], is_shared: bool
+) -> None:
+    data = tf.data.Dataset.range(20).shuffle(20, reshuffle_each_iteration=is_anew)
+    train, validation = parts(data.batch(2))
+    given = {"x": train, "validation_data": validation}
+    arguments = arguments_of_call(keras.Model.fit, keras.Sequential(), (), given)
+    assert validates_on_shuffled(arguments) == is_shared

@@ -93,6 +93,8 @@ def test_arrays_that_every_batch_would_share_are_refused_for_any_model(
         ("without_call", "NoCall has a train_step of its own"),
         ("own_evaluation", "OwnEvaluation has a test_step of its own"),
         ("colorful", "failed (ValueError: bold words): correct it"),
+        ("plain_variable", "the tf.Variable 'seen:0' of shape () is assigned"),
+        ("plain_variable_of_a_metric", "or add_variable of the metric"),
     ],
 )
 def test_a_model_is_refused(

@@ -47,6 +47,45 @@ class OwnEvaluation(factories.Nested):
         return {}
 
 
+class CountsCalls(keras.layers.Layer):
+    """Keeps a number that belongs to no replica and to no checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = tf.Variable(0.0, trainable=False, name="seen")
+
+    def call(self, inputs: Any) -> Any:
+        self.seen.assign_add(1.0)
+        return inputs
+
+
+class CountsExamples(keras.metrics.Metric):
+    """As `CountsCalls`, in a metric."""
+
+    def __init__(self) -> None:
+        super().__init__(name="examples")
+        self.count = tf.Variable(0.0)
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(tf.cast(tf.shape(y_true)[0], tf.float32))
+
+    def result(self) -> Any:
+        return self.count.read_value()
+
+
+def plain_variable() -> keras.Model:
+    model = keras.Sequential([CountsCalls(), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def plain_variable_of_a_metric() -> keras.Model:
+    model = keras.Sequential([keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, metrics=[CountsExamples()])
+    return model
+
+
 def strings() -> Any:
     return np.array([["a", "b"]] * 60), factories.arrays()[1]
 

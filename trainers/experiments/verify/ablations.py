@@ -87,9 +87,9 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
         return None
     if config.model.replayable_random_numbers:
         explanation = (
-            "the masks are not those of the same examples: with "
-            "--set=model.replayable_random_numbers=true "
-            "they may depend on seed, step and example alone"
+            "the masks are not those of the same examples, as where data come in "
+            "another order or rows are no examples; otherwise they depend on seed, "
+            "step and example alone"
         )
     else:
         strategy = config.strategy

@@ -212,6 +212,9 @@ def where_it_begins(num_replicas: int, judgement: Judgement) -> str:
     # A replica that is alone sums nothing, and compares whole batches.
     if num_replicas == 1 and passing.quantity == "loss":
         begins = _OTHER_INPUTS
+    has_gradients = any("gradients" in step.differences for step in judgement.steps)
+    if passing.quantity == "weights" and not has_gradients:
+        begins = _OTHER_UPDATE
     return f"{begins}; first at {passing.in_words()}"
 
 
@@ -225,6 +228,11 @@ _BEGINS = {
     "weights": "summed gradients agree, and what the update makes of them does not",
 }
 
+_OTHER_UPDATE = (
+    "the losses agree, and what the weights become does not; Keras's fit records no "
+    "gradients. A step of the model's own differs between shards and whole batches if "
+    "it clips or changes gradients, moves weights by them, or compares examples"
+)
 
 _OTHER_INPUTS = (
     "one replica computes another loss from the same weights: it has other examples "

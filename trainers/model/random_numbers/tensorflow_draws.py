@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from strategies.common.private_apis.graphs import python_of
 from strategies.common.private_apis.random_numbers import stateful_draws_replaced
 from trainers.model.random_numbers.per_thread import PerThread
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
@@ -55,7 +56,7 @@ class TensorFlowDraws:
           model: Model whose `train_step` is traced in the block.
           key: Key of the present step, int64 [2].
         """
-        train_step = model.train_step
+        train_step = python_of(model.train_step)
 
         def with_key(data: Any) -> Any:
             with self.keyed(key):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from strategies.common.errors import UsageError
 from strategies.common.private_apis.optimizers import hand_over_updates
 from strategies.common.private_apis.variables import variable_below
 
@@ -65,13 +66,19 @@ class UpdateCatcher(keras.StatelessScope):
         self._former = former
         self._trained = {id(variable) for variable in trained}
         self._is_over = False
+        self._graph = tf.compat.v1.get_default_graph()
         # `regularized` variables are mapped to their own values.
         self._given = dict(self.state_mapping)
 
     def catch(
         self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
     ) -> None:
-        """Keeps an update; called in place of `optimizer.apply`."""
+        """Keeps an update; called in place of `optimizer.apply`.
+
+        Raises:
+          UsageError: A part of the graph calls it that need not run in every step.
+        """
+        self._check_graph("calls its optimizer")
         # The loss is scaled and unscaled by the training loop.
         optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         pairs = zip(variables, gradients, strict=True)
@@ -97,7 +104,8 @@ class UpdateCatcher(keras.StatelessScope):
         return loss * tf.cast(self._scale, loss.dtype)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Keeps the value that a variable is assigned."""
+        """Keeps the value that a variable is assigned; raises as `catch` does."""
+        self._check_graph(f"assigns {update[0].path!r}")
         self._note_use(update[0])
         super().add_update(update)
 
@@ -126,6 +134,15 @@ class UpdateCatcher(keras.StatelessScope):
         value = self.state_mapping.get(id(variable))
         is_new = value is not None and value is not self._given.get(id(variable))
         return is_new and id(variable) in self._trained
+
+    def _check_graph(self, what: str) -> None:
+        # The graph of a branch or of a loop's body.
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise UsageError(
+                f"a step of the model {what} in a branch or a loop of the graph, such "
+                "as tf.cond or tf.while_loop: do so in every step. The optimizer's "
+                "gradient_accumulation_steps adds up gradients of several batches."
+            )
 
     def _note_use(self, variable: keras.Variable) -> None:
         if any(id(variable) in update.gradients for update in self.updates):

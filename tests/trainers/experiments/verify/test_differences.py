@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 
 from trainers.experiments.verify.diagnosis import where_it_begins
-from trainers.experiments.verify.differences import Difference, agreement
+from trainers.experiments.verify.differences import (
+    Difference,
+    StepAgreement,
+    agreement,
+)
 from trainers.experiments.verify.tolerance import tolerance
 from trainers.experiments.verify.verdict import (
     Judgement,
@@ -106,3 +110,29 @@ def test_a_replica_alone_has_other_causes_than_several(
     assert likely.startswith(words)
     assert "shuffled anew for every reader" in likely
     assert likely.endswith("; first at step 17, loss")
+
+
+@pytest.mark.parametrize(
+    ("quantities", "words"),
+    [
+        (("loss", "gradients", "weights"), "summed gradients agree"),
+        (("loss", "weights"), "Keras's fit records no gradients"),
+    ],
+)
+def test_gradients_that_nobody_compared_do_not_agree(
+    quantities: tuple[str, ...], words: str
+) -> None:
+    step = StepAgreement(
+        step=1,
+        identical=False,
+        differences={quantity: {None: 0.1} for quantity in quantities},
+        examples=8,
+        examples_expected=8,
+    )
+    violation = ToleranceViolation(
+        step=1, quantity="weights", difference=Difference(0.1), tolerance=1e-14
+    )
+    judgement = Judgement(
+        verdict=Verdict.DIFFERENT, steps=[step], largest={}, first_passing=violation
+    )
+    assert words in where_it_begins(2, judgement)

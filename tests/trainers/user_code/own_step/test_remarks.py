@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from strategies.common.types import Batch
+from tests.trainers.user_code.own_step.few import few_examples
 from trainers.user_code.own_step.probe import own_step
 
 
@@ -65,20 +64,9 @@ def with_numbers_of_tensorflow(outputs):
 
 
 def remark_of(loss: Callable[[Any], Any]) -> str | None:
-    features = np.random.default_rng(0).standard_normal((4, 5)).astype("float32")
     model = Projected(loss)
     model.compile(optimizer="sgd")
-    size = tf.constant(4, tf.int64)
-    few = Batch(
-        step=tf.zeros([], tf.int64),
-        replica=tf.zeros([], tf.int64),
-        global_size=size,
-        num_rows=size,
-        indices=tf.range(size),
-        features=tf.constant(features),
-        labels=(),
-    )
-    return own_step(model, few, evaluates=False).remark
+    return own_step(model, few_examples(), evaluates=False).remark
 
 
 def test_a_loss_of_the_others_in_a_batch_is_named() -> None:

@@ -1,0 +1,65 @@
+"""A step of a model's own that cannot be computed anew in each pass is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from strategies.common.errors import UsageError
+from tests.trainers.user_code.own_step.few import few_examples
+from trainers.user_code.own_step.probe import own_step
+
+
+class EverySecondStep(keras.Model):
+    """Updates its weights in every second step only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = keras.layers.Dense(3)
+        self.num_steps = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False
+        )
+
+    def call(self, inputs: Any) -> Any:
+        return self.inner(inputs)
+
+    def learn(self, data: Any) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(data, training=True)))
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        return loss
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.num_steps.assign(self.num_steps + 1)
+        is_second = tf.equal(tf.convert_to_tensor(self.num_steps) % 2, 0)
+        return {"loss": tf.cond(is_second, lambda: self.learn(data), lambda: 0.0)}
+
+
+class CountsInALoop(EverySecondStep):
+    """Updates its weights in each step, and counts in the body of a loop."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        def count(turn: tf.Tensor) -> tf.Tensor:
+            self.num_steps.assign(self.num_steps + 1)
+            return turn + 1
+
+        tf.while_loop(lambda turn: turn < 2, count, [tf.zeros([], tf.int32)])
+        return {"loss": self.learn(data)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(EverySecondStep, "calls its optimizer in a branch"), (CountsInALoop, "assigns")],
+)
+def test_what_a_step_does_in_a_part_of_the_graph_is_refused(
+    kind: type[keras.Model], words: str
+) -> None:
+    model = kind()
+    model.compile(optimizer="sgd")
+    with pytest.raises(UsageError, match=words):
+        own_step(model, few_examples(), evaluates=False)
