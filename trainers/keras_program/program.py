@@ -23,6 +23,7 @@ from trainers.keras_program.data import data_of_fit, validates_on_shuffled
 from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
 from trainers.keras_program.model import LentModel
+from trainers.keras_program.own_strategy import own_strategies_left_out
 from trainers.keras_program.script import line_of, replaced_fit, run_script
 from trainers.keras_program.stream import ProgramStream
 from trainers.loop.builder import assemble_parts
@@ -110,7 +111,11 @@ class _Program:
 
     def _run(self) -> ExitCode:
         try:
-            with self._replaced(), variables_as_numbers():
+            with (
+                self._replaced(),
+                own_strategies_left_out(self._console.warn),
+                variables_as_numbers(),
+            ):
                 run_script(self._path, self._config.model.script_arguments or ())
         except _ProgramEnded as ended:
             return ended.exit_code

@@ -118,6 +118,35 @@ def test_a_loss_or_metric_of_whole_batches_is_named(
     assert words in warning
 
 
+@pytest.mark.parametrize("strategy", [_MIRRORED, further(_WORKERS), further(_SERVERS)])
+def test_a_strategy_of_the_program_is_left_out(
+    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+) -> None:
+    """As in Keras's guide to training with tf.distribute."""
+    text = """
+    import tensorflow as tf
+
+    for own in (
+        tf.distribute.MirroredStrategy(),
+        tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"]),
+        tf.distribute.OneDeviceStrategy("GPU:0"),
+    ):
+        with own.scope():
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        size = 10 * own.num_replicas_in_sync
+        model.fit(x, y, batch_size=size)
+        print("size", size)
+    """
+    done = _run(tmp_path, text, *strategy)
+    assert done.returncode == 0, done.stderr
+    # Whatever the number of replicas of --strategy.
+    sizes = [line for line in done.stdout.splitlines() if line.startswith("size")]
+    assert sizes == ["size 10", "size 20", "size 10"]
+    assert done.stderr.count("makes a MirroredStrategy") == 2
+    assert processes.result_of(tmp_path / "run")["steps"] == 6 + 3 + 6
+
+
 def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) -> None:
     text = "model.fit(x, y, epochs=3, batch_size=20)"
     rate = ("--learning_rate=0.001", "--global_batch_size=64", "--train_steps=2")
@@ -150,10 +179,16 @@ def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) ->
             ("fit in a thread",),
         ),
         (
-            "import tensorflow as tf\nwith tf.distribute.OneDeviceStrategy('CPU:0')"
-            ".scope():\n  m = keras.Sequential([keras.layers.Dense(1)])\n"
+            "import tensorflow as tf\n"
+            "own = tf.distribute.experimental.CentralStorageStrategy()\n"
+            "with own.scope():\n  m = keras.Sequential([keras.layers.Dense(1)])\n"
             "  m.compile('sgd', 'mse')\nm.fit(x, y)",
-            ("OneDeviceStrategy of its own", "--strategy"),
+            ("CentralStorageStrategy of its own", "--strategy"),
+        ),
+        (
+            "import tensorflow as tf\n"
+            "tf.distribute.MirroredStrategy().run(lambda: None)",
+            ("'run' of a MirroredStrategy", "--strategy"),
         ),
         (
             "class Largest(keras.metrics.Metric):\n"
