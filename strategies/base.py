@@ -244,5 +244,8 @@ class Strategy(abc.ABC):
           exit_code: Exit code of this process, which becomes theirs.
         """
 
+    def pause(self) -> None:
+        """Ends what other tasks still run for a training; another one may follow."""
+
     def close(self) -> None:
         """Releases threads, processes and devices."""

@@ -154,8 +154,6 @@ class ParameterServer(Strategy):
                 self._attempts,
                 self._free_workers,
             )
-        # Workers still run the steps of a program's last `fit`, and take no others.
-        self._free_workers()
         if self._config.compression is not None:
             self._gradients = CompressedGradients(
                 self._config.compression, update, self._num_workers
@@ -188,6 +186,11 @@ class ParameterServer(Strategy):
         # Workers store what they have left of their gradients when their loop ends.
         if self.replica_state():
             self._free_workers()
+
+    def pause(self) -> None:
+        # Workers would take no steps of another training, and a program that clears
+        # Keras's session would wait for their closures for ever.
+        self._free_workers()
 
     def close(self) -> None:
         # A dead worker never returns its closure, so that the wait is limited.

@@ -91,6 +91,20 @@ def first_examples(source: Source, most: int) -> tuple[Any, Any]:
     return source.read(source.tensors(), tf.range(count, dtype=tf.int64))
 
 
+def spread_examples(source: Source, most: int) -> tuple[Any, Any]:
+    """Returns features and labels of examples from the first to the last.
+
+    Args:
+      source: Examples; of those that are read one after the other, the first ones.
+      most: Number of examples, if there are as many.
+    """
+    if isinstance(source, StreamedSource):
+        return first_examples(source, most)
+    count = min(most, source.num_examples)
+    places = np.linspace(0, source.num_examples - 1, count).astype(np.int64)
+    return source.read(source.tensors(), tf.constant(places))
+
+
 class ArraySource:
     """Examples held in memory."""
 

@@ -115,7 +115,7 @@ class LentModel:
         model = self.model
         given = [getattr(model, "loss", None), *compiled_with(model)]
         # Tracing the model costs a second, and Keras's losses are of examples.
-        if not any(map(_is_users_own, tf.nest.flatten(given))):
+        if not any(map(_may_be_of_batches, tf.nest.flatten(given))):
             return False
         build_with(model, compiled.few)
         try:
@@ -195,10 +195,22 @@ class LentModel:
             variable.trainable = True
 
 
-def _is_users_own(given: Any) -> bool:
-    """Returns whether a compiled loss or metric is not one of Keras's."""
-    if given is None or isinstance(given, (str, float, int)):
+# Functions of keras/src/losses/losses.py: ratios of sums over a batch, and comparisons
+# of the examples of a batch.
+_OF_BATCHES = ("dice", "tversky", "circle")
+
+
+def _may_be_of_batches(given: Any) -> bool:
+    """Returns whether a compiled loss or metric may be of whole batches.
+
+    One of the program's own may be, and few of Keras's.
+    """
+    if given is None or isinstance(given, (float, int)):
         return False
+    if isinstance(given, str):
+        return given.lower() in _OF_BATCHES
     function = getattr(given, "_fn", None) or getattr(given, "fn", given)
+    if getattr(function, "__name__", "") in _OF_BATCHES:
+        return True
     module = getattr(function, "__module__", None) or type(function).__module__
     return not module.startswith("keras.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pathlib
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -22,13 +23,14 @@ from trainers.inputs.sources import Data
 from trainers.keras_program.data import data_of_fit, validates_on_shuffled
 from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
+from trainers.keras_program.left_out import settings_left_out
 from trainers.keras_program.model import LentModel
-from trainers.keras_program.own_strategy import own_strategies_left_out
 from trainers.keras_program.script import line_of, replaced_fit, run_script
 from trainers.keras_program.stream import ProgramStream
 from trainers.loop.builder import assemble_parts
 from trainers.loop.parts import Phase, TrainingParts
 from trainers.loop.precision import set_precision
+from trainers.run_dir.run_dir import RunDir
 from trainers.user_code import failure_of
 from trainers.user_code.checks import has_own_step
 
@@ -105,6 +107,12 @@ class _Program:
         exit_code = ExitCode.USAGE
         try:
             exit_code = self._run()
+        except UsageError:
+            if self._cluster.is_chief and self._num_fits:
+                # Of an earlier `fit`, which is not all that the program trains.
+                folder = RunDir(pathlib.Path(self._config.run.run_dir or ""))
+                folder.add_to_result(status="failed")
+            raise
         finally:
             self._end(exit_code)
         return exit_code
@@ -113,7 +121,7 @@ class _Program:
         try:
             with (
                 self._replaced(),
-                own_strategies_left_out(self._console.warn),
+                settings_left_out(self._console.warn),
                 variables_as_numbers(),
             ):
                 run_script(self._path, self._config.model.script_arguments or ())

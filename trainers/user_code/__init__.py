@@ -21,7 +21,7 @@ _OF_DOUBLES = re.compile(r"\b(?:float64|double)\b")
 
 
 class PerBatchError(UsageError):
-    """Error for a loss or metric that gives one number for a whole batch."""
+    """Error for a loss or metric of a whole batch, and not of each example."""
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from trainers.user_code import PerBatchError
 
 # Rounding of sums over one example's values, in single precision.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
@@ -57,7 +58,8 @@ def check_independence(judges: Sequence[Judge], labels: Any, predictions: Any) -
       predictions: Predictions for them, with any values.
 
     Raises:
-      UsageError: A value differs, or the mean of the values is not the one of `fit`.
+      PerBatchError: A value depends on the other examples.
+      UsageError: The mean of the values is not the one of `fit`.
     """
     flat = tf.nest.flatten(predictions)
     is_large = sum(value.shape.num_elements() for value in flat) > _MANY
@@ -90,7 +92,7 @@ def _require_additive(
 ) -> None:
     # Only sums over examples are ever used.
     if not agree(found, tf.reduce_mean(of_parts)):
-        raise UsageError(
+        raise PerBatchError(
             f"{judge.title} gives examples another value beside other examples, so "
             f"that replicas cannot share a batch ({_shapes(labels, predictions)}): "
             "return a function of each example by itself, of labels and predictions "

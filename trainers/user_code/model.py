@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from models import factories
@@ -21,7 +22,7 @@ from strategies.common.private_apis.variables import make_anew
 from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.config.model import ModelConfig
-from trainers.inputs.sources import Data, first_examples
+from trainers.inputs.sources import Data, spread_examples
 from trainers.user_code import wrap_user_errors
 from trainers.user_code.checks import (
     check_ids,
@@ -223,10 +224,23 @@ def _specified(features: Any) -> Any:
     )
 
 
+# Sorted data begin with one class, and of ten classes two of 16 examples differ.
+_EXAMPLES_TO_CHOOSE = 16
+
+
 def few_examples(data: Data, most: int = 2) -> Batch:
-    """Reads a batch of at most two, or `most`, examples, as a step gets them."""
-    features, labels = first_examples(data.to_look_at, most)
-    count = tf.nest.flatten(features)[0].shape[0]
+    """Reads a batch of at most two, or `most`, examples, as a step gets them.
+
+    Labels differ, if there are different ones among a few: a loss of pairs is zero
+    where all have one label, although it depends on the other examples.
+    """
+    features, labels = spread_examples(data.to_look_at, max(most, _EXAMPLES_TO_CHOOSE))
+    num_rows = tf.nest.flatten(features)[0].shape[0]
+    rows = _different_first(labels_of(labels), num_rows)[:most]
+    features, labels = tf.nest.map_structure(
+        lambda values: tf.gather(values, rows), (features, labels)
+    )
+    count = len(rows)
     indices = tf.range(count, dtype=tf.int64)
     size = tf.constant(count, tf.int64)
     return Batch(
@@ -238,3 +252,15 @@ def few_examples(data: Data, most: int = 2) -> Batch:
         features=features,
         labels=labels,
     )
+
+
+def _different_first(labels: Any, num_rows: int) -> list[int]:
+    """Returns all rows; first those whose labels no row before them has."""
+    arrays = [np.asarray(part) for part in tf.nest.flatten(labels)]
+    # TensorFlow's strings are objects.
+    arrays = [a.astype(bytes) if a.dtype == object else a for a in arrays]
+    first: dict[tuple[bytes, ...], int] = {}
+    for row in range(num_rows):
+        first.setdefault(tuple(array[row].tobytes() for array in arrays), row)
+    others = [row for row in range(num_rows) if row not in first.values()]
+    return [*first.values(), *others]

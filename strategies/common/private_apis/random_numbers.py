@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from keras.src.backend.tensorflow import random
 from keras.src.random.seed_generator import draw_seed
-from tensorflow.python.ops import gen_random_ops
+from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops
 
 _RANDOM_FUNCTIONS = (
     *("uniform", "normal", "truncated_normal", "randint", "categorical", "dropout"),
@@ -55,6 +55,8 @@ _STATEFUL_OPERATIONS = (
     *("truncated_normal", "random_shuffle", "multinomial"),
     *("random_gamma", "random_poisson_v2"),
 )
+# All that a `tf.random.Generator` draws begins with the state that it returns.
+_GENERATOR_OPERATIONS = ("rng_read_and_skip",)
 
 
 @contextlib.contextmanager
@@ -64,7 +66,8 @@ def stateful_draws_replaced(
     """Replaces TensorFlow's stateful random operations, in the block.
 
     All of `tf.random`, `tf.nn.dropout` and `tf.image.random_*` call them as attributes
-    of one module (tensorflow/python/ops/random_ops.py).
+    of one module (tensorflow/python/ops/random_ops.py), and generators as those of
+    another one (tensorflow/python/ops/stateful_random_ops.py, `Generator.skip`).
 
     Args:
       instead: Function from the name of an operation to another function without the
@@ -86,7 +89,10 @@ def stateful_draws_replaced(
 
         return draw
 
-    with _replaced(gen_random_ops, _STATEFUL_OPERATIONS, replacement):
+    with (
+        _replaced(gen_random_ops, _STATEFUL_OPERATIONS, replacement),
+        _replaced(gen_stateful_random_ops, _GENERATOR_OPERATIONS, replacement),
+    ):
         yield
 
 

@@ -147,6 +147,65 @@ def test_a_strategy_of_the_program_is_left_out(
     assert processes.result_of(tmp_path / "run")["steps"] == 6 + 3 + 6
 
 
+def test_settings_of_tensorflow_are_left_out(tmp_path: pathlib.Path) -> None:
+    """The first two raise an error here, and the third forbids tf.timestamp."""
+    text = """
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(2)
+    tf.config.set_visible_devices([], "GPU")
+    tf.config.experimental.enable_op_determinism()
+    model.fit(x, y, batch_size=20)
+    """
+    done = _run(tmp_path, text, *_MIRRORED)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("which has no effect") == 3
+    assert "--set=threads.intra_op_threads" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("loss", "last"),
+    [("circle", "UnitNormalization()"), ("tversky", "Dense(1, 'sigmoid')")],
+)
+def test_a_loss_of_keras_that_is_of_whole_batches_is_named(
+    tmp_path: pathlib.Path, loss: str, last: str
+) -> None:
+    # The first 20 examples have one label, beside which circle is zero.
+    text = f"""
+    labels = np.repeat([0, 1, 2], 20)
+    model = keras.Sequential([keras.layers.Dense(3), keras.layers.{last}])
+    model.compile("sgd", "{loss}")
+    model.fit(x, labels, batch_size=20)
+    """
+    done = _run(tmp_path, text, *_MIRRORED)
+    assert done.returncode == 0, done.stderr
+    assert "neither the mean nor the sum of its halves'" in done.stderr
+
+
+def test_a_run_whose_second_fit_is_refused_has_failed(tmp_path: pathlib.Path) -> None:
+    text = """
+    model.fit(x, y, batch_size=20)
+    model.fit(x, y, epochs=0)
+    """
+    done = _run(tmp_path, text, "--strategy=one_device")
+    assert done.returncode == 2
+    assert processes.result_of(tmp_path / "run")["status"] == "failed"
+
+
+def test_a_program_clears_the_session_between_fits(tmp_path: pathlib.Path) -> None:
+    """It waits for what runs, and synchronous workers once ran until the end."""
+    text = """
+    for _ in range(2):
+        keras.utils.clear_session()
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(x, y, batch_size=20)
+    """
+    done = _run(tmp_path, text, *_SERVERS, "--update=sync")
+    assert done.returncode == 0, done.stderr
+    assert processes.result_of(tmp_path / "run")["steps"] == 6
+
+
 def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) -> None:
     text = "model.fit(x, y, epochs=3, batch_size=20)"
     rate = ("--learning_rate=0.001", "--global_batch_size=64", "--train_steps=2")

@@ -3,8 +3,9 @@
 The operation of `tf.random.normal` keeps a counter in its process. Workers that trace
 the same graph would draw the same numbers for different examples. A resumed run would
 draw other numbers than a run without interruption, and so would each pass of a step
-with several updates. `tf.nn.dropout` and `tf.random.shuffle` use such operations too.
-In a step they are replaced by their stateless counterparts.
+with several updates. `tf.nn.dropout` and `tf.random.shuffle` use such operations too,
+and a `tf.random.Generator` keeps its counter in a variable. In a step they are replaced
+by their stateless counterparts.
 """
 
 from __future__ import annotations
@@ -135,12 +136,22 @@ def _shuffled(seed: tf.Tensor, value: Any) -> tf.Tensor:
     return tf.gather(value, tf.argsort(keys))
 
 
+def _state_of_generator(
+    seed: tf.Tensor, resource: Any, alg: Any, delta: Any
+) -> tf.Tensor:
+    """Returns the state of a `tf.random.Generator` for one call: counter and key."""
+    del resource, alg, delta
+    # Of Philox, the algorithm of all generators on CPUs and GPUs.
+    return tf.concat([tf.zeros([1], tf.int64), seed], axis=0)
+
+
 def _of_each(shape: Any, parameter: Any) -> tf.Tensor:
     """Returns the shape of numbers for each element of a parameter."""
     return tf.concat([shape, tf.shape(parameter)], axis=0)
 
 
-# Keyed by the operation's name in tensorflow/python/ops/gen_random_ops.py.
+# Keyed by the operation's name in gen_random_ops.py and gen_stateful_random_ops.py of
+# tensorflow/python/ops.
 _STATELESS: Mapping[str, Callable[..., tf.Tensor]] = {
     "random_standard_normal": lambda seed, shape, dtype: tf.random.stateless_normal(
         shape, seed, dtype=dtype
@@ -157,6 +168,7 @@ _STATELESS: Mapping[str, Callable[..., tf.Tensor]] = {
         shape, seed, dtype=dtype
     ),
     "random_shuffle": _shuffled,
+    "rng_read_and_skip": _state_of_generator,
     "multinomial": lambda seed, logits, num_samples, output_dtype=tf.int64: (
         tf.random.stateless_categorical(logits, num_samples, seed, output_dtype)
     ),

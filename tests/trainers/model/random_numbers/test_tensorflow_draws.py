@@ -31,6 +31,8 @@ def drawn(draw: Callable[[], tf.Tensor], step: int) -> np.ndarray:
     return run(tf.constant([3, step], tf.int64)).numpy()
 
 
+GENERATOR = tf.random.Generator.from_seed(7)
+
 DRAWS: dict[str, tuple[Callable[[], tf.Tensor], scipy.stats.rv_continuous | None]] = {
     "normal": (lambda: tf.random.normal([SIZE], 1.0, 2.0), scipy.stats.norm(1, 2)),
     "uniform": (
@@ -49,6 +51,7 @@ DRAWS: dict[str, tuple[Callable[[], tf.Tensor], scipy.stats.rv_continuous | None
     "poisson": (lambda: tf.random.poisson([SIZE], [4.0])[:, 0], None),
     "classes": (lambda: tf.random.categorical([[0.0, 1.0]], SIZE)[0], None),
     "shuffled": (lambda: tf.random.shuffle(tf.range(SIZE)), None),
+    "generator": (lambda: GENERATOR.normal([SIZE]), scipy.stats.norm()),
     "dropout": (lambda: tf.nn.dropout(tf.ones([SIZE]), 0.3), None),
     "flips": (
         lambda: tf.image.random_flip_left_right(
@@ -88,6 +91,12 @@ def test_calls_of_a_step_are_independent() -> None:
         return tf.stack([tf.random.normal([SIZE]), tf.random.normal([SIZE])])
 
     assert scipy.stats.pearsonr(*drawn(two, step=1)).pvalue > UNLIKELY
+
+    def two_of_a_generator() -> tf.Tensor:
+        return tf.stack([GENERATOR.normal([SIZE]), GENERATOR.normal([SIZE])])
+
+    found = drawn(two_of_a_generator, step=1)
+    assert scipy.stats.pearsonr(*found).pvalue > UNLIKELY
 
 
 def test_turns_of_a_loop_draw_different_numbers() -> None:

@@ -1,0 +1,132 @@
+"""What a program asks of TensorFlow and a run decides: strategies, devices, threads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from strategies.common.errors import UsageError
+
+Warn = Callable[[str], None]
+
+# Strategies that a program can make without a cluster of its own.
+_STRATEGIES = ("MirroredStrategy", "OneDeviceStrategy", "MultiWorkerMirroredStrategy")
+
+# Functions of `tf.config` that raise an error once TensorFlow has started, as it has
+# before a program runs, and the reason why they can be left out.
+_HAS_STARTED = "TensorFlow has started before the program"
+_SETTINGS: Mapping[str, str] = {
+    "set_visible_devices": _HAS_STARTED,
+    "set_logical_device_configuration": _HAS_STARTED,
+    "threading.set_inter_op_parallelism_threads": (
+        f"{_HAS_STARTED}; --set=threads.inter_op_threads sets them"
+    ),
+    "threading.set_intra_op_parallelism_threads": (
+        f"{_HAS_STARTED}; --set=threads.intra_op_threads sets them"
+    ),
+    "experimental.set_memory_growth": (
+        f"{_HAS_STARTED}; TF_FORCE_GPU_ALLOW_GROWTH=true in the environment sets it"
+    ),
+    "experimental.set_visible_devices": _HAS_STARTED,
+    "experimental.set_virtual_device_configuration": _HAS_STARTED,
+    # It forbids tf.timestamp, by which steps are timed.
+    "experimental.enable_op_determinism": (
+        "steps are timed by an operation that it forbids. On CPUs runs are equal to "
+        "the bit without it"
+    ),
+}
+
+
+class _LeftOut:
+    """Stands for a strategy that a program makes: its scope has no effect.
+
+    Attributes:
+      num_replicas_in_sync: Number of replicas that the strategy would have on this
+        machine, alone. Programs multiply their batch size by it, so that it has to be
+        the same under every --strategy.
+    """
+
+    def __init__(self, devices: Any = None, *args: Any, **kwargs: Any):
+        """Takes the arguments of the strategies, of which most have no effect."""
+        del args, kwargs
+        self.num_replicas_in_sync = self._num_replicas(devices)
+
+    def _num_replicas(self, devices: Any) -> int:
+        if isinstance(devices, Sequence) and not isinstance(devices, str):
+            return len(devices)
+        return max(len(tf.config.list_physical_devices("GPU")), 1)
+
+    def scope(self) -> contextlib.AbstractContextManager[_LeftOut]:
+        """Returns a scope in which variables belong to no strategy."""
+        return contextlib.nullcontext(self)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UsageError(
+            f"the program uses {name!r} of a {type(self).__name__} of its own: "
+            "--strategy chooses how fit is distributed, and only scope() and "
+            "num_replicas_in_sync can stay."
+        )
+
+
+class _LeftOutWithOneDevice(_LeftOut):
+    def _num_replicas(self, devices: Any) -> int:
+        return 1
+
+
+@contextlib.contextmanager
+def settings_left_out(warn: Warn) -> Iterator[None]:
+    """Replaces strategies and settings of TensorFlow in the block that runs a program.
+
+    Args:
+      warn: Function that prints a warning, called where the program uses one of them.
+    """
+    with contextlib.ExitStack() as replaced:
+        for name in _STRATEGIES:
+            kind = _stand_in(name, warn)
+            replaced.enter_context(_replaced(tf.distribute, name, kind))
+        for path, reason in _SETTINGS.items():
+            module, _, name = path.rpartition(".")
+            place = getattr(tf.config, module) if module else tf.config
+            function = _without_effect(path, getattr(place, name), reason, warn)
+            replaced.enter_context(_replaced(place, name, function))
+        yield
+
+
+def _stand_in(name: str, warn: Warn) -> type[_LeftOut]:
+    kind = _LeftOutWithOneDevice if name == "OneDeviceStrategy" else _LeftOut
+
+    def __init__(self: _LeftOut, *args: Any, **kwargs: Any) -> None:
+        kind.__init__(self, *args, **kwargs)
+        warn(
+            f"the program makes a {name}, whose scope has no effect: --strategy "
+            f"chooses one. Its num_replicas_in_sync is {self.num_replicas_in_sync}, as "
+            "on this machine alone"
+        )
+
+    return type(name, (kind,), {"__init__": __init__})
+
+
+def _without_effect(
+    path: str, function: Callable[..., Any], reason: str, warn: Warn
+) -> Callable[..., None]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> None:
+        warn(f"the program calls tf.config.{path}, which has no effect: {reason}")
+
+    return call
+
+
+@contextlib.contextmanager
+def _replaced(place: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(place, name)
+    setattr(place, name, value)
+    try:
+        yield
+    finally:
+        setattr(place, name, original)
