@@ -95,7 +95,7 @@ def spread_examples(source: Source, most: int) -> tuple[Any, Any]:
     """Returns features and labels of examples from the first to the last.
 
     Args:
-      source: Examples; of those that are read one after the other, the first ones.
+      source: Examples, by index; a stream of examples gives the first ones.
       most: Number of examples, if there are as many.
     """
     if isinstance(source, StreamedSource):

@@ -1,4 +1,4 @@
-"""What a program asks of TensorFlow and a run decides: strategies, devices, threads."""
+"""Strategies, devices and threads that a program sets and a run decides."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ from trainers.inputs.sources import Data
 from trainers.model.optimizers.several import SeveralOptimizers, parts_of
 from trainers.user_code import PerBatchError, wrap_user_errors
 from trainers.user_code.checks import check_batch_dimension, has_own_step
-from trainers.user_code.model import CustomModel, build_with, few_examples
+from trainers.user_code.few_examples import few_examples
+from trainers.user_code.model import CustomModel, build_with
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.probe import own_step
 

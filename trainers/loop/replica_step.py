@@ -15,7 +15,7 @@ from trainers.model.gradient_noise_scale import WithStatistics
 from trainers.model.sparse_gradients import tables_shared_by_examples
 from trainers.model.train_step import TrainStep, with_totals
 from trainers.pipeline_parallel.step import PipelineStep
-from trainers.user_code.model import few_examples
+from trainers.user_code.few_examples import few_examples
 from trainers.user_code.own_step.train_step import OwnTrainStep
 
 

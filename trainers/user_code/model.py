@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from models import factories
@@ -22,7 +21,7 @@ from strategies.common.private_apis.variables import make_anew
 from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.config.model import ModelConfig
-from trainers.inputs.sources import Data, spread_examples
+from trainers.inputs.sources import Data
 from trainers.user_code import wrap_user_errors
 from trainers.user_code.checks import (
     check_ids,
@@ -30,6 +29,7 @@ from trainers.user_code.checks import (
     check_values,
     labels_blamed,
 )
+from trainers.user_code.few_examples import few_examples
 from trainers.user_code.losses import CompiledObjective, objective_of
 from trainers.user_code.probe import probe
 
@@ -222,45 +222,3 @@ def _specified(features: Any) -> Any:
     return tf.nest.map_structure(
         lambda one: keras.KerasTensor([None, *one.shape[1:]], one.dtype.name), features
     )
-
-
-# Sorted data begin with one class, and of ten classes two of 16 examples differ.
-_EXAMPLES_TO_CHOOSE = 16
-
-
-def few_examples(data: Data, most: int = 2) -> Batch:
-    """Reads a batch of at most two, or `most`, examples, as a step gets them.
-
-    Labels differ, if there are different ones among a few: a loss of pairs is zero
-    where all have one label, although it depends on the other examples.
-    """
-    features, labels = spread_examples(data.to_look_at, max(most, _EXAMPLES_TO_CHOOSE))
-    num_rows = tf.nest.flatten(features)[0].shape[0]
-    rows = _different_first(labels_of(labels), num_rows)[:most]
-    features, labels = tf.nest.map_structure(
-        lambda values: tf.gather(values, rows), (features, labels)
-    )
-    count = len(rows)
-    indices = tf.range(count, dtype=tf.int64)
-    size = tf.constant(count, tf.int64)
-    return Batch(
-        step=tf.zeros([], tf.int64),
-        replica=tf.zeros([], tf.int64),
-        global_size=size,
-        num_rows=size,
-        indices=indices,
-        features=features,
-        labels=labels,
-    )
-
-
-def _different_first(labels: Any, num_rows: int) -> list[int]:
-    """Returns all rows; first those whose labels no row before them has."""
-    arrays = [np.asarray(part) for part in tf.nest.flatten(labels)]
-    # TensorFlow's strings are objects.
-    arrays = [a.astype(bytes) if a.dtype == object else a for a in arrays]
-    first: dict[tuple[bytes, ...], int] = {}
-    for row in range(num_rows):
-        first.setdefault(tuple(array[row].tobytes() for array in arrays), row)
-    others = [row for row in range(num_rows) if row not in first.values()]
-    return [*first.values(), *others]

@@ -66,8 +66,8 @@ def stateful_draws_replaced(
     """Replaces TensorFlow's stateful random operations, in the block.
 
     All of `tf.random`, `tf.nn.dropout` and `tf.image.random_*` call them as attributes
-    of one module (tensorflow/python/ops/random_ops.py), and generators as those of
-    another one (tensorflow/python/ops/stateful_random_ops.py, `Generator.skip`).
+    of one module (tensorflow/python/ops/random_ops.py), and generators as attributes
+    of another one (tensorflow/python/ops/stateful_random_ops.py, `Generator.skip`).
 
     Args:
       instead: Function from the name of an operation to another function without the
