@@ -25,6 +25,7 @@ from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.collectives.sharded_update import ShardedUpdate
 from strategies.collectives.update_exchange import SummedGradients, UpdateExchange
 from strategies.common.private_apis.clusters import give_up_connecting
+from strategies.common.private_apis.collectives import make_variables_of_all_types
 from strategies.common.types import (
     Batch,
     Communication,
@@ -93,6 +94,7 @@ class MultiWorkerMirrored(Strategy):
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 resolver_of(cluster), communication
             )
+        make_variables_of_all_types(self._strategy)
         self._chief_values = ChiefValues(self._strategy, self._worker)
         self._num_local = self._strategy.num_replicas_in_sync // self._num_workers
 

@@ -3,8 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
+
+# Types that `CollectiveBcastSendV2` takes (tensorflow/core/ops/collective_ops.cc).
+_BROADCAST_TYPES = (*(tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64),)
+
+
+def make_variables_of_all_types(
+    strategy: tf.distribute.MultiWorkerMirroredStrategy,
+) -> None:
+    """Makes a strategy create variables of types that it cannot broadcast, too.
+
+    It broadcasts the chief's initial value of each variable. For bfloat16 and int8, as
+    of a quantized model, the operation is refused (tensorflow/python/distribute/
+    collective_all_reduce_strategy.py, `_get_variable_creator_initial_value`). Such a
+    variable begins with this process's own value.
+    """
+    extended = strategy.extended
+    usual = extended._get_variable_creator_initial_value
+
+    def initial_value_of(**given: Any) -> Callable[[], tf.Tensor]:
+        if given["replica_id"] != 0:
+            return usual(**given)
+
+        def initial_value() -> tf.Tensor:
+            own = given["initial_value"]
+            value = tf.convert_to_tensor(
+                own() if callable(own) else own, given.get("dtype")
+            )
+            if value.dtype not in _BROADCAST_TYPES:
+                return value
+            return usual(**{**given, "initial_value": value})()
+
+        return initial_value
+
+    extended._get_variable_creator_initial_value = initial_value_of
 
 
 def local_replica(context: tf.distribute.ReplicaContext) -> int:

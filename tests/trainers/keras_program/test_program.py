@@ -206,6 +206,36 @@ def test_a_program_clears_the_session_between_fits(tmp_path: pathlib.Path) -> No
     assert processes.result_of(tmp_path / "run")["steps"] == 6
 
 
+def test_workers_have_the_chiefs_variables_of_any_type(tmp_path: pathlib.Path) -> None:
+    """Collectives do not send initial values of bfloat16 and uint8."""
+    text = """
+    import json, os
+
+    task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+
+    class Kept(keras.layers.Layer):
+        def build(self, shape):
+            for dtype in ("bfloat16", "uint8", "bool", "int64"):
+                value = keras.initializers.Constant(task)
+                self.add_weight((2,), value, dtype, trainable=False, name=dtype)
+
+        def call(self, inputs):
+            return inputs
+
+    kept = Kept()
+    model = keras.Sequential([kept, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    for _ in range(2):
+        model.fit(x, y, batch_size=20)
+        print("found", task, [float(sum(w.numpy())) for w in kept.weights])
+    """
+    done = _run(tmp_path, text, *_WORKERS)
+    assert done.returncode == 0, done.stderr
+    assert "found 0 [0.0, 0.0, 0.0, 0.0]" in done.stdout
+    (log,) = (tmp_path / "run/logs").glob("worker-1*")
+    assert "found 1 [0.0, 0.0, 0.0, 0.0]" in log.read_text()
+
+
 def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) -> None:
     text = "model.fit(x, y, epochs=3, batch_size=20)"
     rate = ("--learning_rate=0.001", "--global_batch_size=64", "--train_steps=2")
