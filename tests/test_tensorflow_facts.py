@@ -589,7 +589,9 @@ def test_a_value_assigned_in_an_inner_function_can_be_read_outside_of_it() -> No
 
     inner = tf.function(double_if_it_is_large)
     assert twice_as_large(inner).numpy() == [4.0]
-    # AutoGraph is as it was, and so is a function outside of a scope.
+    # AutoGraph is as it was, and so are functions in eager code and outside of scopes.
+    with keras.StatelessScope():
+        assert tf.vectorized_map(abs, tf.constant([-2.0])).numpy() == [2.0]
     with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
         twice_as_large(double_if_it_is_large)
     inner(1.0)

@@ -84,7 +84,8 @@ def inline_functions_in_stateless_scopes() -> None:
     usual = kind.__call__
 
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if not in_stateless_scope():
+        # An eager call makes the graph that it needs, as `tf.vectorized_map` does.
+        if tf.executing_eagerly() or not in_stateless_scope():
             return usual(function, *args, **kwargs)
         return python_of(function)(*args, **kwargs)
 
