@@ -16,7 +16,7 @@ from models import factories
 from models.base import Build, Examples, Settings
 from models.objective import Objective, labels_of
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.models import build_metrics
+from strategies.common.private_apis.models import build_metrics, flat_layers
 from strategies.common.private_apis.variables import make_anew
 from strategies.common.text import one_line
 from strategies.common.types import Batch
@@ -209,12 +209,15 @@ def _copied(model: keras.Model, flag: str) -> keras.Model:
 
 def build_with(model: keras.Model, few: Callable[[], Batch]) -> None:
     """Makes the variables of a model that makes them when it is called."""
-    if model.built and model.variables:
-        return
     # What Keras warns of here it raises as well, or says again when a step is traced.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model(_specified(few().features))
+        if not (model.built and model.variables):
+            model(_specified(few().features))
+        # Of the cell of a recurrent layer, whose shapes Keras knows without a call. In
+        # a graph a strategy could not make variables for several devices.
+        if not all(layer.built for layer in flat_layers(model)):
+            model(few().features, training=False)
 
 
 def _specified(features: Any) -> Any:

@@ -206,6 +206,35 @@ def test_a_program_clears_the_session_between_fits(tmp_path: pathlib.Path) -> No
     assert processes.result_of(tmp_path / "run")["steps"] == 6
 
 
+@pytest.mark.parametrize("strategy", [_MIRRORED, further(_SERVERS)])
+def test_layers_that_only_a_call_builds_are_trained(
+    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+) -> None:
+    """Keras knows the shapes of a cell's outputs, and calls it in the first step."""
+    text = """
+    class Cell(keras.layers.Layer):
+        state_size = 3
+
+        def __init__(self):
+            super().__init__()
+            self.inner = keras.layers.Dense(3, use_bias=False)
+
+        def call(self, inputs, states):
+            outputs = self.inner(inputs) + states[0]
+            return outputs, [outputs]
+
+    cell = Cell()
+    model = keras.Sequential([keras.Input((4, 1)), keras.layers.RNN(cell)])
+    assert not model.weights
+    model.compile("adam", "mse")
+    model.fit(x[:, :, None], x[:, :3], batch_size=20)
+    print("found", [tuple(w.shape) for w in model.optimizer.variables[2:]])
+    """
+    done = _run(tmp_path, text, *strategy)
+    assert done.returncode == 0, done.stderr
+    assert "found [(1, 3), (1, 3)]" in done.stdout
+
+
 def test_workers_have_the_chiefs_variables_of_any_type(tmp_path: pathlib.Path) -> None:
     """Collectives do not send initial values of bfloat16 and uint8."""
     text = """
