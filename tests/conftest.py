@@ -44,6 +44,7 @@ def pytest_configure() -> None:
         inline_functions_in_stateless_scopes,
         keep_sums_in_order,
         name_operations_after_layers,
+        show_one_replica_in_stateless_scopes,
     )
     from strategies.common.private_apis.variables import (
         refuse_plain_variables_in_scopes,
@@ -60,6 +61,7 @@ def pytest_configure() -> None:
     keep_sums_in_order()
     name_operations_after_layers()
     inline_functions_in_stateless_scopes()
+    show_one_replica_in_stateless_scopes()
     refuse_plain_variables_in_scopes(plain_variable_error)
 
 

@@ -96,6 +96,7 @@ def load_tensorflow(config: Config) -> None:
             inline_functions_in_stateless_scopes,
             keep_sums_in_order,
             name_operations_after_layers,
+            show_one_replica_in_stateless_scopes,
         )
         from strategies.common.private_apis.variables import (
             refuse_plain_variables_in_scopes,
@@ -105,6 +106,7 @@ def load_tensorflow(config: Config) -> None:
     keep_sums_in_order()
     name_operations_after_layers()
     inline_functions_in_stateless_scopes()
+    show_one_replica_in_stateless_scopes()
     refuse_plain_variables_in_scopes(plain_variable_error)
     if several and not verbose:
         tf.get_logger().setLevel("CRITICAL")

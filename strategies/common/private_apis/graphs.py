@@ -92,6 +92,24 @@ def inline_functions_in_stateless_scopes() -> None:
     kind.__call__ = call
 
 
+@functools.cache
+def show_one_replica_in_stateless_scopes() -> None:
+    """Makes strategies have one replica for code that runs in a `StatelessScope`.
+
+    `tf.nn.compute_average_loss` and `tf.nn.scale_regularization_loss` divide by the
+    number of replicas (tensorflow/python/ops/nn_impl_distribute.py), and so does Keras
+    (keras/src/losses/loss.py, `scale_loss_for_distribution`), for a strategy that adds
+    up gradients of equal shards. Here a step computes the mean over its shard, whose
+    fraction of the global batch is multiplied later.
+    """
+    usual = tf.distribute.Strategy.num_replicas_in_sync.fget
+
+    def num_replicas_in_sync(strategy: tf.distribute.Strategy) -> int:
+        return 1 if in_stateless_scope() else usual(strategy)
+
+    tf.distribute.Strategy.num_replicas_in_sync = property(num_replicas_in_sync)
+
+
 def python_of(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the Python function below a `tf.function`, with AutoGraph if that has it.
 

@@ -12,7 +12,6 @@ from keras.src.backend.common.stateless_scope import (
     get_stateless_scope,
     in_stateless_scope,
 )
-from keras.src.losses import loss as loss_module
 
 from strategies.common.private_apis.variables import make_anew
 
@@ -115,17 +114,12 @@ def adam_moments(
 
 @functools.cache
 def hand_over_updates(kind: type[Any]) -> None:
-    """Makes optimizers and losses ask a scope of some kind, for good.
+    """Makes optimizers ask a scope of some kind, for good.
 
     A model's own `train_step` calls its optimizers itself. Inside of such a scope they
     update nothing: the scope's `catch` gets the gradients, and its `scale_loss` the
     loss. Keras keeps the innermost scope of each thread, and has no public name for it
     (keras/src/backend/common/stateless_scope.py).
-
-    Under a strategy of tf.distribute Keras divides the mean of a loss by the number of
-    replicas, as if every shard had equally many rows, and multiplies what it reports
-    (keras/src/losses/loss.py, `scale_loss_for_distribution`). A mean of the user's own
-    is not divided. Inside of such a scope none is.
 
     Args:
       kind: Subclass of `keras.StatelessScope`.
@@ -154,6 +148,3 @@ def hand_over_updates(kind: type[Any]) -> None:
         optimizer.scale_loss = in_scope(
             optimizer.scale_loss, lambda scope, optimizer, loss: scope.scale_loss(loss)
         )
-    for name in ("scale_loss_for_distribution", "unscale_loss_for_distribution"):
-        original = getattr(loss_module, name)
-        setattr(loss_module, name, in_scope(original, lambda scope, value: value))

@@ -298,6 +298,23 @@ class Decorated(keras.Model):
         return {"loss": self.loss_tracker.result()}
 
 
+class Distributed(Numbers):
+    """Computes its loss as for a strategy of TensorFlow, which adds up gradients."""
+
+    def train_step(self, data):
+        features, labels = data
+        with tf.GradientTape() as tape:
+            errors = ops.square(labels - self(features, training=True))[:, 0]
+            penalty = ops.sum(ops.square(self.trainable_variables[0]))
+            loss = tf.nn.compute_average_loss(errors)
+            loss += tf.nn.scale_regularization_loss(0.1 * penalty)
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        # A sum over the batch, and no metric.
+        return {"loss": loss, "total": ops.sum(errors)}
+
+
 class AddsItsLoss(keras.Model):
     """Has no labels: a layer adds the loss."""
 
@@ -359,6 +376,10 @@ elif sys.argv[1] in ("clipped", "spectral"):
     model.fit({"real": x, "noise": noise}, batch_size=16, epochs=3)
 elif sys.argv[1] == "followed":
     model = Followed()
+    model.compile(optimizer=adam)
+    model.fit(x, y, batch_size=16, epochs=3)
+elif sys.argv[1] == "distributed":
+    model = Distributed()
     model.compile(optimizer=adam)
     model.fit(x, y, batch_size=16, epochs=3)
 elif sys.argv[1] == "decorated":

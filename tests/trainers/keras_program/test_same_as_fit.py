@@ -61,6 +61,7 @@ _OWN_STEPS = {
     "spectral": "multi_worker_mirrored",
     "followed": "parameter_server",
     "decorated": "tower",
+    "distributed": "multi_worker_mirrored",
     "added": "tower",
     "report": "multi_worker_mirrored",
 }
@@ -172,6 +173,7 @@ def test_each_optimizer_updates_as_with_fit(
             *((model, "mirrored") for model in ("numbers", "taught", "report")),
             *((model, "tower") for model in ("adversaries", "clipped")),
             *((model, "mirrored") for model in ("spectral", "followed", "decorated")),
+            ("distributed", "mirrored"),
         ],
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -48,6 +48,7 @@ class ModelStep:
       metrics: Metrics that the method may update.
       sources: For each reported name the position of a metric and the name in its
         result, which is empty if the result is one number; None for any other number.
+      summed: Names of such other numbers that are sums over examples, and not means.
     """
 
     model: keras.Model
@@ -56,6 +57,7 @@ class ModelStep:
     sources: Mapping[str, tuple[int, str] | None] = dataclasses.field(
         default_factory=dict
     )
+    summed: Collection[str] = ()
 
     def run(
         self,
@@ -116,6 +118,9 @@ class ModelStep:
             name: tf.reduce_mean(tf.cast(value, tf.float64))
             for name, value in logs.items()
         }
+        # As a mean of which the shard's fraction is its part of the sum.
+        for name in self.summed:
+            numbers[name] = tf.math.divide_no_nan(numbers[name], share)
         found: dict[str, Any] = {"loss": self._of_rows(batch, numbers)}
         for index, changes in enumerate(self.changes(scope)):
             own = self.metrics[index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,8 @@ class Observed(NamedTuple):
       is_repeatable: True if the same examples give the same gradients again, and all
         random numbers of Keras belong to single examples.
       changes: For all examples and each half: changes of the metrics' variables.
+      numbers: For each name that is reported its number, for all examples and each
+        half, float64 [3].
     """
 
     updates: Sequence[CaughtUpdate]
@@ -36,6 +38,7 @@ class Observed(NamedTuple):
     gradients: np.ndarray
     is_repeatable: bool
     changes: Sequence[Sequence[Sequence[np.ndarray]]]
+    numbers: Mapping[str, np.ndarray]
 
 
 def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
@@ -63,13 +66,17 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
         reported = results if results.keys() == logs.keys() else logs
         sources = {name: noted.get(id(value)) for name, value in reported.items()}
         kept[:] = [scope, sources]
-        return step.changes(scope), [_sums(update) for update in scope.updates]
+        return (
+            step.changes(scope),
+            [_sums(update) for update in scope.updates],
+            {name: _mean(value) for name, value in reported.items()},
+        )
 
     # In a graph, as fit runs it: a step may use what eager tensors do not have.
     traced = tf.function(run, autograph=False)
     outputs = [traced(_rows(few, rows)) for rows in parts]
     scope, sources = kept
-    changes, gradients = zip(*outputs, strict=True)
+    changes, gradients, reported = zip(*outputs, strict=True)
     *sums, again = (tf.nest.flatten(one) for one in gradients)
     seen = Observed(
         updates=scope.updates,
@@ -77,6 +84,9 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
         gradients=np.array(sums, np.float64),
         is_repeatable=replayed.are_of_examples and agree(again, sums[0]),
         changes=tf.nest.map_structure(lambda one: one.numpy(), list(changes[:-1])),
+        numbers={
+            name: np.array([part[name] for part in reported[:-1]]) for name in sources
+        },
     )
     return seen, sources
 
@@ -86,6 +96,10 @@ def _sums(update: CaughtUpdate) -> list[tf.Tensor]:
         tf.convert_to_tensor(g) for g in update.gradients.values() if g is not None
     ]
     return [_number_of(tf.cast(gradient, tf.float64)) for gradient in dense]
+
+
+def _mean(value: Any) -> tf.Tensor:
+    return tf.reduce_mean(tf.cast(value, tf.float64))
 
 
 def _number_of(values: tf.Tensor) -> tf.Tensor:

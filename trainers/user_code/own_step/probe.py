@@ -112,7 +112,13 @@ def _probed(model: keras.Model, name: str, few: Batch) -> tuple[ModelStep, Obser
             step.metrics, zip(*seen.changes, strict=True), strict=True
         )
     ]
-    return dataclasses.replace(step, metrics=metrics, sources=sources), seen
+    summed = [
+        name
+        for name, parts in seen.numbers.items()
+        if sources[name] is None and are_sums(parts) and not are_means(parts)
+    ]
+    found = dataclasses.replace(step, metrics=metrics, sources=sources, summed=summed)
+    return found, seen
 
 
 def _metrics_of(model: keras.Model) -> Sequence[OwnMetric]:
