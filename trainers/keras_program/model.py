@@ -30,6 +30,7 @@ from trainers.user_code.few_examples import few_examples
 from trainers.user_code.model import CustomModel, build_with
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.probe import own_step
+from trainers.user_code.state_remark import state_remark
 
 # Examples that show whether a step takes the mean or the sum of a loss: two alone may
 # both be without a gradient, such as behind the margin of a triplet loss.
@@ -44,6 +45,7 @@ class LentModel:
 
     Attributes:
       model: The program's model.
+      remark: Warning about what replicas cannot do alike, after `spec`; None for none.
     """
 
     def __init__(self, model: keras.Model, flag: str):
@@ -54,6 +56,7 @@ class LentModel:
           flag: Flag that names the program, for messages.
         """
         self.model = model
+        self.remark: str | None = None
         self._flag = flag
         self._give_back: Callable[[], None] | None = None
         self._frozen: list[keras.Variable] = []
@@ -98,6 +101,8 @@ class LentModel:
                 self._take_optimizers(objective)
             else:
                 build_with(self.model, few)
+                some = few_examples(data, _EXAMPLES_OF_A_STEP)
+                self.remark = state_remark(self.model, some)
         for optimizer, _ in parts_of(self._optimizer, []):
             # It divides gradients of a loss that nothing here multiplies by it.
             self._scale_factors.append((optimizer, optimizer.loss_scale_factor))

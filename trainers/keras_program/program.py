@@ -232,6 +232,8 @@ class _Program:
         # The program keeps its objects; the strategy makes the variables below them.
         lent = LentModel(model, f"--script={self._path}")
         spec = lent.spec(data, config)
+        if lent.remark is not None and self._strategy.num_replicas > 1:
+            self._console.warn(lent.remark)
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
         self._num_fits += 1
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit)

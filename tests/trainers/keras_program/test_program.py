@@ -206,6 +206,47 @@ def test_a_program_clears_the_session_between_fits(tmp_path: pathlib.Path) -> No
     assert processes.result_of(tmp_path / "run")["steps"] == 6
 
 
+@pytest.mark.parametrize(
+    ("own_step", "change", "is_named"),
+    [
+        (False, "ops.sum(inputs, axis=0)", True),
+        (True, "ops.sum(inputs, axis=0)", True),
+        (False, "ops.max(inputs, axis=0)", True),
+        (False, "ops.mean(inputs, axis=0)", False),
+        (False, "1.0", False),
+    ],
+)
+def test_state_that_replicas_cannot_average_is_named(
+    tmp_path: pathlib.Path, own_step: bool, change: str, is_named: bool
+) -> None:
+    """As the counts of codes that a vector quantizer with moving averages keeps."""
+    text = f"""
+    from keras import ops
+
+    class Counted(keras.layers.Layer):
+        def build(self, shape):
+            self.kept = self.add_weight((4,), "ones", trainable=False, name="kept")
+
+        def call(self, inputs, training=False):
+            if training:
+                self.kept.assign(0.9 * self.kept + 0.1 * {change})
+            return inputs
+
+    class Own(keras.Sequential):
+        if {own_step}:
+            def train_step(self, data):
+                return super().train_step(data)
+
+    layers = [Counted(), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    model = Own(layers)
+    model.compile("sgd", "mse")
+    model.fit(x, y, batch_size=20)
+    """
+    done = _run(tmp_path, text, *_MIRRORED)
+    assert done.returncode == 0, done.stderr
+    assert ("kept changes by no mean" in done.stderr) == is_named
+
+
 @pytest.mark.parametrize("strategy", [_MIRRORED, further(_SERVERS)])
 def test_layers_that_only_a_call_builds_are_trained(
     tmp_path: pathlib.Path, strategy: tuple[str, ...]

@@ -13,9 +13,10 @@ from trainers.model.loss_sums import regularized_weights
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
-from trainers.user_code.independence import agree
+from trainers.user_code.independence import agree, number_of, parts_of_batch
 from trainers.user_code.own_step.model_step import ModelStep, flat_logs, results_noted
 from trainers.user_code.own_step.update_catcher import CaughtUpdate
+from trainers.user_code.state_remark import changes_in, remark_on, users_state
 
 
 class Observed(NamedTuple):
@@ -31,6 +32,7 @@ class Observed(NamedTuple):
       changes: For all examples and each half: changes of the metrics' variables.
       numbers: For each name that is reported its number, for all examples and each
         half, float64 [3].
+      state_remark: Warning about the state of layers; None for none.
     """
 
     updates: Sequence[CaughtUpdate]
@@ -39,22 +41,16 @@ class Observed(NamedTuple):
     is_repeatable: bool
     changes: Sequence[Sequence[Sequence[np.ndarray]]]
     numbers: Mapping[str, np.ndarray]
+    state_remark: str | None
 
 
 def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
     """Runs a step on some examples and on halves of them; nothing is changed."""
-    # All examples, each half of them, and all again: these tell apart what more
-    # examples add to a mean, to a sum, and where random numbers are drawn.
-    half = max(tf.nest.flatten(few.features)[0].shape[0] // 2, 1)
-    halves = [range(half), range(half, 2 * half)]
-    if tf.nest.flatten(few.features)[0].shape[0] == 1:
-        halves = [range(1)]
-    whole = [row for rows in halves for row in rows]
-    parts = [whole, *halves, whole]
     # An example gets the same ones in a half as among all.
     replayed = ReplayedRandomNumbers()
     numbers = StepRandomNumbers(0, replayed)
     kept: list[Any] = []
+    variables = users_state(step.model)
 
     def run(batch: Batch) -> Any:
         keyed = numbers.keyed(seed_states(step.model), batch)
@@ -70,13 +66,16 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
             step.changes(scope),
             [_sums(update) for update in scope.updates],
             {name: _mean(value) for name, value in reported.items()},
+            changes_in(scope, variables),
         )
 
     # In a graph, as fit runs it: a step may use what eager tensors do not have.
     traced = tf.function(run, autograph=False)
-    outputs = [traced(_rows(few, rows)) for rows in parts]
+    # The last one tells where random numbers are drawn.
+    parts = parts_of_batch(few)
+    outputs = [traced(part) for part in (*parts, parts[0])]
     scope, sources = kept
-    changes, gradients, reported = zip(*outputs, strict=True)
+    changes, gradients, reported, states = zip(*outputs, strict=True)
     *sums, again = (tf.nest.flatten(one) for one in gradients)
     seen = Observed(
         updates=scope.updates,
@@ -87,6 +86,7 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
         numbers={
             name: np.array([part[name] for part in reported[:-1]]) for name in sources
         },
+        state_remark=remark_on(variables, np.array(states[:-1])),
     )
     return seen, sources
 
@@ -95,46 +95,11 @@ def _sums(update: CaughtUpdate) -> list[tf.Tensor]:
     dense = [
         tf.convert_to_tensor(g) for g in update.gradients.values() if g is not None
     ]
-    return [_number_of(tf.cast(gradient, tf.float64)) for gradient in dense]
+    return [number_of(tf.cast(gradient, tf.float64)) for gradient in dense]
 
 
 def _mean(value: Any) -> tf.Tensor:
     return tf.reduce_mean(tf.cast(value, tf.float64))
-
-
-def _number_of(values: tf.Tensor) -> tf.Tensor:
-    """Returns a weighted sum: the plain sum of a gradient is often zero."""
-    flat = tf.reshape(values, [-1])
-    places = tf.cast(tf.range(tf.size(flat)), tf.float64)
-    return tf.tensordot(flat, tf.cos(places), 1)
-
-
-def _rows(few: Batch, rows: Sequence[int]) -> Batch:
-    size = tf.constant(len(rows), tf.int64)
-    features, labels = tf.nest.map_structure(
-        lambda value: tf.gather(value, list(rows)), (few.features, few.labels)
-    )
-    return few._replace(
-        features=features,
-        labels=labels,
-        indices=tf.gather(few.indices, list(rows)),
-        global_size=size,
-        num_rows=size,
-    )
-
-
-def are_sums(parts: np.ndarray) -> bool:
-    """Returns whether numbers of all examples are the sum of each half's.
-
-    Args:
-      parts: Numbers of all examples and of each half, float64 [3, n].
-    """
-    return agree(parts[0], np.sum(parts[1:], axis=0))
-
-
-def are_means(parts: np.ndarray) -> bool:
-    """Returns whether numbers of all examples are the mean of each half's."""
-    return agree(parts[0], np.mean(parts[1:], axis=0))
 
 
 def by_variable(changes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
+from trainers.user_code.independence import are_means, are_sums
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     OwnMetric,
@@ -20,8 +21,6 @@ from trainers.user_code.own_step.model_step import (
 from trainers.user_code.own_step.objective import OwnStep, OwnUpdate
 from trainers.user_code.own_step.observation import (
     Observed,
-    are_means,
-    are_sums,
     by_variable,
     observe,
 )
@@ -85,7 +84,7 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
         if own.is_per_batch and not all(map(are_means, by_variable(changes)))
     ]
     if not names:
-        return None
+        return seen.state_remark
     return (
         f"{title}: {', '.join(names)} of a batch is no mean over its examples: what is "
         "reported is the mean of the replicas' values"
