@@ -69,13 +69,14 @@ def changes_in(
     scope: keras.StatelessScope, variables: Sequence[keras.Variable]
 ) -> list[tf.Tensor]:
     """Returns a number for the change of each variable in a scope, float64."""
-    return [
-        number_of(
-            tf.cast(scope.get_current_value(variable), tf.float64)
-            - tf.cast(tf.convert_to_tensor(variable), tf.float64)
-        )
-        for variable in variables
-    ]
+    changes = []
+    for variable in variables:
+        old = tf.convert_to_tensor(variable)
+        new = scope.get_current_value(variable)
+        # The scope has no value of a variable that nothing assigns.
+        change = tf.zeros_like(old) if new is None else new - old
+        changes.append(number_of(tf.cast(change, tf.float64)))
+    return changes
 
 
 def remark_on(variables: Sequence[keras.Variable], changes: np.ndarray) -> str | None:

@@ -226,6 +226,7 @@ def test_state_that_replicas_cannot_average_is_named(
     class Counted(keras.layers.Layer):
         def build(self, shape):
             self.kept = self.add_weight((4,), "ones", trainable=False, name="kept")
+            self.never_assigned = self.add_weight((4,), "ones", trainable=False)
 
         def call(self, inputs, training=False):
             if training:
