@@ -97,6 +97,10 @@ _COMPRESSED = "strategies/gradient_compression/compressed_sum.py"
 _ERRORS = "strategies/gradient_compression/error_feedback.py"
 _PUSH = "strategies/ps/compressed_push.py"
 _SHARDED = "strategies/collectives/sharded_update.py"
+_OWN_STEPS = (
+    "tests/trainers/keras_program/test_same_as_fit.py::"
+    "test_a_step_of_its_own_trains_as_with_fit"
+)
 
 MUTATIONS = (
     Mutation(
@@ -557,6 +561,30 @@ MUTATIONS = (
         _REPLICATED,
         (("others = max(types, key", "others = min(types, key"),),
         BUCKETS,
+    ),
+    Mutation(
+        "losses of a step see all replicas",
+        "strategies/common/private_apis/graphs.py",
+        (("return 1 if in_stateless_scope() else usual", "return usual"),),
+        tests=_OWN_STEPS,
+    ),
+    Mutation(
+        "sums in the logs of a step are averaged",
+        "trainers/user_code/own_step/model_step.py",
+        (("for name in self.summed:", "for name in ():"),),
+        tests=_OWN_STEPS,
+    ),
+    Mutation(
+        "functions of a step lose AutoGraph",
+        "strategies/common/private_apis/graphs.py",
+        (("    if function._autograph:", "    if False:"),),
+        tests=_OWN_STEPS,
+    ),
+    Mutation(
+        "a generator of a step keeps its counter",
+        "strategies/common/private_apis/random_numbers.py",
+        (('_OPERATIONS = ("rng_read_and_skip",)', "_OPERATIONS = ()"),),
+        tests="tests/trainers/model/random_numbers",
     ),
 )
 
