@@ -19,20 +19,19 @@ _STRATEGIES = ("MirroredStrategy", "OneDeviceStrategy", "MultiWorkerMirroredStra
 # Functions of `tf.config` that raise an error once TensorFlow has started, as it has
 # before a program runs, and the reason why they can be left out.
 _HAS_STARTED = "TensorFlow has started before the program"
+_BY_DEVICES = f"{_HAS_STARTED}; --devices chooses them"
 _SETTINGS: Mapping[str, str] = {
-    "set_visible_devices": _HAS_STARTED,
-    "set_logical_device_configuration": _HAS_STARTED,
+    "set_visible_devices": _BY_DEVICES,
+    "set_logical_device_configuration": _BY_DEVICES,
     "threading.set_inter_op_parallelism_threads": (
         f"{_HAS_STARTED}; --set=threads.inter_op_threads sets them"
     ),
     "threading.set_intra_op_parallelism_threads": (
         f"{_HAS_STARTED}; --set=threads.intra_op_threads sets them"
     ),
-    "experimental.set_memory_growth": (
-        f"{_HAS_STARTED}; TF_FORCE_GPU_ALLOW_GROWTH=true in the environment sets it"
-    ),
-    "experimental.set_visible_devices": _HAS_STARTED,
-    "experimental.set_virtual_device_configuration": _HAS_STARTED,
+    "experimental.set_memory_growth": f"{_HAS_STARTED}; --memory_growth sets it",
+    "experimental.set_visible_devices": _BY_DEVICES,
+    "experimental.set_virtual_device_configuration": _BY_DEVICES,
     # It forbids tf.timestamp, by which steps are timed.
     "experimental.enable_op_determinism": (
         "steps are timed by an operation that it forbids. On CPUs runs are equal to "
