@@ -42,12 +42,21 @@ def srun(arguments: Sequence[str]) -> int:
 
     signal.signal(signal.SIGTERM, pass_on)
     number = int(os.environ["SLURM_NTASKS"])
+    # A task runs before it is in the list, and would miss a signal that comes then.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     for rank in range(number):
         environment = {**os.environ, **step_of(rank, number)}
-        tasks.append(subprocess.Popen(command, env=environment))
+        tasks.append(
+            subprocess.Popen(command, env=environment, preexec_fn=_take_signals)
+        )
+    _take_signals()
     _notes("tasks").write_text(" ".join(str(task.pid) for task in tasks), "utf-8")
     codes = [task.wait() for task in tasks]
     return max(code if code >= 0 else 128 - code for code in codes)
+
+
+def _take_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def step_of(rank: int, number: int) -> dict[str, str]:
