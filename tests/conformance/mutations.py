@@ -56,7 +56,7 @@ class Mutation:
       name: Fault, in words.
       path: File that is changed.
       changes: Pairs of a text that the file has once, and its replacement.
-      tests: Test file that has to notice.
+      tests: Test file, or a test in it, that has to notice.
     """
 
     name: str
@@ -584,7 +584,7 @@ MUTATIONS = (
         "a generator of a step keeps its counter",
         "strategies/common/private_apis/random_numbers.py",
         (('_OPERATIONS = ("rng_read_and_skip",)', "_OPERATIONS = ()"),),
-        tests="tests/trainers/model/random_numbers",
+        tests="tests/trainers/model/random_numbers/test_tensorflow_draws.py",
     ),
 )
 
