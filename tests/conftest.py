@@ -40,16 +40,7 @@ def pytest_configure() -> None:
     """Splits the CPU before any test touches TensorFlow."""
     import tensorflow as tf
 
-    from strategies.common.private_apis.graphs import (
-        inline_functions_in_stateless_scopes,
-        keep_sums_in_order,
-        name_operations_after_layers,
-        show_one_replica_in_stateless_scopes,
-    )
-    from strategies.common.private_apis.variables import (
-        refuse_plain_variables_in_scopes,
-    )
-    from trainers.user_code import plain_variable_error
+    from trainers.cli.tensorflow_setup import adapt_tensorflow
 
     # Models and graphs are traced all the time here, and looking through all that
     # TensorFlow and Keras consist of for garbage took a tenth of it.
@@ -58,11 +49,7 @@ def pytest_configure() -> None:
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS
     )
-    keep_sums_in_order()
-    name_operations_after_layers()
-    inline_functions_in_stateless_scopes()
-    show_one_replica_in_stateless_scopes()
-    refuse_plain_variables_in_scopes(plain_variable_error)
+    adapt_tensorflow()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

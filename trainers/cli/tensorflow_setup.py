@@ -92,25 +92,30 @@ def load_tensorflow(config: Config) -> None:
             )
     # Needs Keras, whose absence is to be told without TensorFlow's log.
     with _settings_blamed():
-        from strategies.common.private_apis.graphs import (
-            inline_functions_in_stateless_scopes,
-            keep_sums_in_order,
-            name_operations_after_layers,
-            show_one_replica_in_stateless_scopes,
-        )
-        from strategies.common.private_apis.variables import (
-            refuse_plain_variables_in_scopes,
-        )
-        from trainers.user_code import plain_variable_error
+        adapt_tensorflow()
+    if several and not verbose:
+        tf.get_logger().setLevel("CRITICAL")
+        _hide_errors_of_destructors(tf.errors.OpError)
+
+
+def adapt_tensorflow() -> None:
+    """Changes what TensorFlow and Keras do in the steps of a model, for good."""
+    from strategies.common.private_apis.graphs import (
+        inline_functions_in_stateless_scopes,
+        keep_sums_in_order,
+        name_operations_after_layers,
+        show_one_replica_in_stateless_scopes,
+    )
+    from strategies.common.private_apis.variables import (
+        refuse_plain_variables_in_scopes,
+    )
+    from trainers.user_code import plain_variable_error
 
     keep_sums_in_order()
     name_operations_after_layers()
     inline_functions_in_stateless_scopes()
     show_one_replica_in_stateless_scopes()
     refuse_plain_variables_in_scopes(plain_variable_error)
-    if several and not verbose:
-        tf.get_logger().setLevel("CRITICAL")
-        _hide_errors_of_destructors(tf.errors.OpError)
 
 
 def variables_of_import(config: Config) -> dict[str, str]:

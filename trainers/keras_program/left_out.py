@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.replaced import replaced
 
 Warn = Callable[[str], None]
 
@@ -85,15 +86,15 @@ def settings_left_out(warn: Warn) -> Iterator[None]:
     Args:
       warn: Function that prints a warning, called where the program uses one of them.
     """
-    with contextlib.ExitStack() as replaced:
-        for name in _STRATEGIES:
-            kind = _stand_in(name, warn)
-            replaced.enter_context(_replaced(tf.distribute, name, kind))
+    with contextlib.ExitStack() as block:
+        block.enter_context(
+            replaced(tf.distribute, _STRATEGIES, lambda name, _: _stand_in(name, warn))
+        )
         for path, reason in _SETTINGS.items():
             module, _, name = path.rpartition(".")
             place = getattr(tf.config, module) if module else tf.config
-            function = _without_effect(path, getattr(place, name), reason, warn)
-            replaced.enter_context(_replaced(place, name, function))
+            function = _without_effect(path, reason, warn)
+            block.enter_context(replaced(place, [name], function))
         yield
 
 
@@ -112,20 +113,13 @@ def _stand_in(name: str, warn: Warn) -> type[_LeftOut]:
 
 
 def _without_effect(
-    path: str, function: Callable[..., Any], reason: str, warn: Warn
-) -> Callable[..., None]:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> None:
-        warn(f"the program calls tf.config.{path}, which has no effect: {reason}")
+    path: str, reason: str, warn: Warn
+) -> Callable[[str, Any], Callable[..., None]]:
+    def replacement(name: str, function: Any) -> Callable[..., None]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> None:
+            warn(f"the program calls tf.config.{path}, which has no effect: {reason}")
 
-    return call
+        return call
 
-
-@contextlib.contextmanager
-def _replaced(place: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(place, name)
-    setattr(place, name, value)
-    try:
-        yield
-    finally:
-        setattr(place, name, original)
+    return replacement

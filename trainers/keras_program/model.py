@@ -94,14 +94,13 @@ class LentModel:
                     "fit has no labels (y), and the model is compiled with a loss: "
                     "give labels, or compile it without."
                 )
+            some = few_examples(data, _EXAMPLES_OF_A_STEP)
             if is_own or not has_labels:
                 evaluates = bool(data.evaluation.num_examples)
-                some = few_examples(data, _EXAMPLES_OF_A_STEP)
                 objective = own_step(self.model, some, evaluates)
                 self._take_optimizers(objective)
             else:
                 build_with(self.model, few)
-                some = few_examples(data, _EXAMPLES_OF_A_STEP)
                 self.remark = state_remark(self.model, some)
         for optimizer, _ in parts_of(self._optimizer, []):
             # It divides gradients of a loss that nothing here multiplies by it.

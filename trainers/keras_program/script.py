@@ -13,6 +13,8 @@ from typing import Any
 
 import keras
 
+from strategies.common.private_apis.replaced import replaced
+
 
 @contextlib.contextmanager
 def replaced_fit(fit: Callable[..., Any], writes: bool) -> Iterator[None]:
@@ -23,23 +25,19 @@ def replaced_fit(fit: Callable[..., Any], writes: bool) -> Iterator[None]:
       writes: False to leave out the calls that write a model to a file, because
         another task writes it.
     """
-    original = keras.Model.fit
-    writers = {} if writes else {n: getattr(keras.Model, n) for n in _WRITERS}
 
-    @functools.wraps(original)
-    def replacement(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-        return fit(original, model, *args, **kwargs)
+    def replacement(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+            if name == "fit":
+                return fit(original, model, *args, **kwargs)
+            # Two tasks that write one file would destroy it.
+            return None
 
-    keras.Model.fit = replacement
-    # Two tasks that write one file would destroy it.
-    for name in writers:
-        setattr(keras.Model, name, lambda *args, **kwargs: None)
-    try:
+        return call
+
+    with replaced(keras.Model, ["fit", *([] if writes else _WRITERS)], replacement):
         yield
-    finally:
-        keras.Model.fit = original
-        for name, writer in writers.items():
-            setattr(keras.Model, name, writer)
 
 
 _WRITERS = ("save", "save_weights", "export")

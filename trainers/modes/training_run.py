@@ -96,8 +96,10 @@ class TrainingRun:
             if not reporter.write_result(status):
                 exit_code = ExitCode.USAGE
             # A program that goes on may train again.
-            goes_on = self.epochs is not None and exit_code == ExitCode.DONE
-            (strategy.pause if goes_on else strategy.close)()
+            if self.epochs is not None and exit_code == ExitCode.DONE:
+                strategy.pause()
+            else:
+                strategy.close()
         reporter.print_summary(status)
         if self.metrics.phases is not None and exit_code == ExitCode.DONE:
             self.metrics.phases.write(self.folder.path)

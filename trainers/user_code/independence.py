@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.types import Batch
 from trainers.user_code import PerBatchError
 
 # Rounding of sums over one example's values, in single precision.
@@ -155,49 +154,3 @@ def _shapes(labels: Any, predictions: Any) -> str:
         for values in (labels, predictions)
     ]
     return f"labels {words[0]}, predictions {words[1]}"
-
-
-def parts_of_batch(few: Batch) -> list[Batch]:
-    """Returns some examples, and each half of them.
-
-    What they give tells apart a mean over examples, a sum, and neither.
-    """
-    half = max(tf.nest.flatten(few.features)[0].shape[0] // 2, 1)
-    halves = [range(half), range(half, 2 * half)]
-    if tf.nest.flatten(few.features)[0].shape[0] == 1:
-        halves = [range(1)]
-    whole = [row for rows in halves for row in rows]
-    return [_part(few, rows) for rows in (whole, *halves)]
-
-
-def _part(few: Batch, rows: Sequence[int]) -> Batch:
-    size = tf.constant(len(rows), tf.int64)
-    features, labels = _rows((few.features, few.labels), rows)
-    return few._replace(
-        features=features,
-        labels=labels,
-        indices=tf.gather(few.indices, list(rows)),
-        global_size=size,
-        num_rows=size,
-    )
-
-
-def number_of(values: tf.Tensor) -> tf.Tensor:
-    """Returns a weighted sum: the plain sum of a gradient is often zero."""
-    flat = tf.reshape(values, [-1])
-    places = tf.cast(tf.range(tf.size(flat)), tf.float64)
-    return tf.tensordot(flat, tf.cos(places), 1)
-
-
-def are_sums(parts: np.ndarray) -> bool:
-    """Returns whether numbers of all examples are the sum of each half's.
-
-    Args:
-      parts: Numbers of all examples and of each half, float64 [3, n].
-    """
-    return agree(parts[0], np.sum(parts[1:], axis=0))
-
-
-def are_means(parts: np.ndarray) -> bool:
-    """Returns whether numbers of all examples are the mean of each half's."""
-    return agree(parts[0], np.mean(parts[1:], axis=0))

@@ -18,7 +18,7 @@ from strategies.common.types import Batch
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
-from trainers.user_code.independence import are_means, number_of, parts_of_batch
+from trainers.user_code.halves import are_means, number_of, parts_of_batch
 
 
 def state_remark(model: keras.Model, few: Batch) -> str | None:
@@ -47,12 +47,19 @@ def state_remark(model: keras.Model, few: Batch) -> str | None:
 
 def users_state(model: keras.Model) -> list[keras.Variable]:
     """Returns the state of layers of the user's own, without that of layers in them."""
-    layers = flat_layers(model)
     # A normalization of halves changes what comes after it.
-    if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
+    if normalizes_batches(model):
         return []
-    users = [x for x in layers if not type(x).__module__.startswith("keras.")]
+    users = [
+        x for x in flat_layers(model) if not type(x).__module__.startswith("keras.")
+    ]
     return [variable for layer in users for variable in _state_of(layer)]
+
+
+def normalizes_batches(model: keras.Model) -> bool:
+    """Returns whether a layer of a model normalizes over the examples of a batch."""
+    layers = flat_layers(model)
+    return any(isinstance(x, keras.layers.BatchNormalization) for x in layers)
 
 
 def _state_of(layer: keras.layers.Layer) -> list[keras.Variable]:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 # Types that `CollectiveBcastSendV2` takes (tensorflow/core/ops/collective_ops.cc).
-_BROADCAST_TYPES = (*(tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64),)
+_BROADCAST_TYPES = (tf.bool, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 def make_variables_of_all_types(

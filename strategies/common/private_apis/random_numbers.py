@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 from keras.src.backend.tensorflow import random
 from keras.src.random.seed_generator import draw_seed
 from tensorflow.python.ops import gen_random_ops, gen_stateful_random_ops
+
+from strategies.common.private_apis.replaced import replaced
 
 _RANDOM_FUNCTIONS = (
     *("uniform", "normal", "truncated_normal", "randint", "categorical", "dropout"),
@@ -45,7 +47,7 @@ def random_functions_replaced(
 
         return draw
 
-    with _replaced(random, _RANDOM_FUNCTIONS, replacement):
+    with replaced(random, _RANDOM_FUNCTIONS, replacement):
         yield
 
 
@@ -90,23 +92,7 @@ def stateful_draws_replaced(
         return draw
 
     with (
-        _replaced(gen_random_ops, _STATEFUL_OPERATIONS, replacement),
-        _replaced(gen_stateful_random_ops, _GENERATOR_OPERATIONS, replacement),
+        replaced(gen_random_ops, _STATEFUL_OPERATIONS, replacement),
+        replaced(gen_stateful_random_ops, _GENERATOR_OPERATIONS, replacement),
     ):
         yield
-
-
-@contextlib.contextmanager
-def _replaced(
-    module: Any,
-    names: Sequence[str],
-    replacement: Callable[[str, Callable[..., Any]], Callable[..., Any]],
-) -> Iterator[None]:
-    originals = {name: getattr(module, name) for name in names}
-    for name, original in originals.items():
-        setattr(module, name, replacement(name, original))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(module, name, original)

@@ -344,8 +344,14 @@ class OwnReport(keras.Model):
 
 
 adam = keras.optimizers.Adam(0.01)
-if sys.argv[1] == "numbers":
-    model = Numbers()
+like_numbers: dict[str, type[keras.Model]] = {
+    "numbers": Numbers,
+    "averaged": Averaged,
+    "followed": Followed,
+    "distributed": Distributed,
+}
+if sys.argv[1] in like_numbers:
+    model = like_numbers[sys.argv[1]]()
     model.compile(optimizer=adam)
     model.fit(x, y, batch_size=16, epochs=3)
 elif sys.argv[1] == "summed":
@@ -362,10 +368,6 @@ elif sys.argv[1] == "taught":
     model = Taught()
     model.compile(optimizer=keras.optimizers.AdamW(0.01, weight_decay=0.1))
     model.fit(x, y, batch_size=16, epochs=3, validation_data=(x[:25], y[:25]))
-elif sys.argv[1] == "averaged":
-    model = Averaged()
-    model.compile(optimizer=adam)
-    model.fit(x, y, batch_size=16, epochs=3)
 elif sys.argv[1] == "adversaries":
     model = Adversaries()
     model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01))
@@ -374,14 +376,6 @@ elif sys.argv[1] in ("clipped", "spectral"):
     model = {"clipped": Clipped, "spectral": Spectral}[sys.argv[1]]()
     model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01))
     model.fit({"real": x, "noise": noise}, batch_size=16, epochs=3)
-elif sys.argv[1] == "followed":
-    model = Followed()
-    model.compile(optimizer=adam)
-    model.fit(x, y, batch_size=16, epochs=3)
-elif sys.argv[1] == "distributed":
-    model = Distributed()
-    model.compile(optimizer=adam)
-    model.fit(x, y, batch_size=16, epochs=3)
 elif sys.argv[1] == "decorated":
     model = Decorated()
     model.compile(optimizer=adam)

@@ -114,10 +114,7 @@ class ModelStep:
           logs: Logs that `run` returned.
         """
         share = batch.num_rows / batch.global_size
-        numbers = {
-            name: tf.reduce_mean(tf.cast(value, tf.float64))
-            for name, value in logs.items()
-        }
+        numbers = as_numbers(logs)
         # As a mean of which the shard's fraction is its part of the sum.
         for name in self.summed:
             numbers[name] = tf.math.divide_no_nan(numbers[name], share)
@@ -215,6 +212,13 @@ def results_noted(
     finally:
         for own in metrics:
             del own.metric.result
+
+
+def as_numbers(logs: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+    """Returns the mean of each value of some logs, float64."""
+    return {
+        name: tf.reduce_mean(tf.cast(value, tf.float64)) for name, value in logs.items()
+    }
 
 
 def flat_logs(logs: Any, title: str) -> dict[str, Any]:

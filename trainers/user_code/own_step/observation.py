@@ -13,8 +13,14 @@ from trainers.model.loss_sums import regularized_weights
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
-from trainers.user_code.independence import agree, number_of, parts_of_batch
-from trainers.user_code.own_step.model_step import ModelStep, flat_logs, results_noted
+from trainers.user_code.halves import number_of, parts_of_batch
+from trainers.user_code.independence import agree
+from trainers.user_code.own_step.model_step import (
+    ModelStep,
+    as_numbers,
+    flat_logs,
+    results_noted,
+)
 from trainers.user_code.own_step.update_catcher import CaughtUpdate
 from trainers.user_code.state_remark import changes_in, remark_on, users_state
 
@@ -65,7 +71,7 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
         return (
             step.changes(scope),
             [_sums(update) for update in scope.updates],
-            {name: _mean(value) for name, value in reported.items()},
+            as_numbers(reported),
             changes_in(scope, variables),
         )
 
@@ -96,10 +102,6 @@ def _sums(update: CaughtUpdate) -> list[tf.Tensor]:
         tf.convert_to_tensor(g) for g in update.gradients.values() if g is not None
     ]
     return [number_of(tf.cast(gradient, tf.float64)) for gradient in dense]
-
-
-def _mean(value: Any) -> tf.Tensor:
-    return tf.reduce_mean(tf.cast(value, tf.float64))
 
 
 def by_variable(changes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:

@@ -10,9 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
-from trainers.user_code.independence import are_means, are_sums
+from trainers.user_code.halves import are_means, are_sums
 from trainers.user_code.own_step.model_step import (
     ModelStep,
     OwnMetric,
@@ -24,6 +23,7 @@ from trainers.user_code.own_step.observation import (
     by_variable,
     observe,
 )
+from trainers.user_code.state_remark import normalizes_batches
 
 
 def own_step(model: keras.Model, few: Batch, evaluates: bool) -> OwnStep:
@@ -61,11 +61,7 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
     halves.
     """
     is_linear = are_means(seen.gradients) or are_sums(seen.gradients)
-    normalizes = any(
-        isinstance(layer, keras.layers.BatchNormalization)
-        for layer in flat_layers(step.model)
-    )
-    if normalizes or not seen.is_repeatable:
+    if normalizes_batches(step.model) or not seen.is_repeatable:
         return None
     title = f"{type(step.model).__name__}.train_step"
     if not is_linear:

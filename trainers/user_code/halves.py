@@ -1,0 +1,59 @@
+"""Comparison of what some examples give with what each half of them gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from strategies.common.types import Batch
+from trainers.user_code.independence import agree
+
+
+def parts_of_batch(few: Batch) -> list[Batch]:
+    """Returns some examples, and each half of them.
+
+    What they give tells apart a mean over examples, a sum, and neither.
+    """
+    half = max(tf.nest.flatten(few.features)[0].shape[0] // 2, 1)
+    halves = [range(half), range(half, 2 * half)]
+    if tf.nest.flatten(few.features)[0].shape[0] == 1:
+        halves = [range(1)]
+    whole = [row for rows in halves for row in rows]
+    return [_part(few, rows) for rows in (whole, *halves)]
+
+
+def _part(few: Batch, rows: Sequence[int]) -> Batch:
+    size = tf.constant(len(rows), tf.int64)
+    features, labels = tf.nest.map_structure(
+        lambda value: tf.gather(value, list(rows)), (few.features, few.labels)
+    )
+    return few._replace(
+        features=features,
+        labels=labels,
+        indices=tf.gather(few.indices, list(rows)),
+        global_size=size,
+        num_rows=size,
+    )
+
+
+def number_of(values: tf.Tensor) -> tf.Tensor:
+    """Returns a weighted sum: the plain sum of a gradient is often zero."""
+    flat = tf.reshape(values, [-1])
+    places = tf.cast(tf.range(tf.size(flat)), tf.float64)
+    return tf.tensordot(flat, tf.cos(places), 1)
+
+
+def are_sums(parts: np.ndarray) -> bool:
+    """Returns whether numbers of all examples are the sum of each half's.
+
+    Args:
+      parts: Numbers of all examples and of each half, float64 [3, n].
+    """
+    return agree(parts[0], np.sum(parts[1:], axis=0))
+
+
+def are_means(parts: np.ndarray) -> bool:
+    """Returns whether numbers of all examples are the mean of each half's."""
+    return agree(parts[0], np.mean(parts[1:], axis=0))
