@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.fit_data import data_adapter
+from strategies.common.private_apis.fit_data import data_adapter, without_reading_ahead
 from trainers.keras_program.stream import ProgramStream, tensors_of
 
 
@@ -37,14 +37,17 @@ def open_stream(
     except (ValueError, TypeError) as error:
         raise UsageError(f"fit refuses its {name}: {error}") from error
     dataset = adapter.get_tf_dataset()
+    to_look_at = dataset
     if isinstance(x, tf.data.Dataset):
         endless = dataset.repeat()
+        look = data_adapter(without_reading_ahead(x), class_weight, shuffle)
+        to_look_at = look.get_tf_dataset()
     else:
         endless = tf.data.Dataset.from_generator(
             lambda: _all_epochs(lambda: data_adapter(x, class_weight, shuffle)),
             output_signature=dataset.element_spec,
         )
-    full = _full_batch(list(itertools.islice(dataset, 2)), name)
+    full = _full_batch(list(itertools.islice(to_look_at, 2)), name)
     if steps is None:
         steps = adapter.num_batches
     if steps is None:

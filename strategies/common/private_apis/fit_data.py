@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_data_adapter, data_adapter_utils
+from tensorflow.python.data.ops import prefetch_op
 
 
 class FitData(NamedTuple):
@@ -79,3 +80,18 @@ def shuffles_of(dataset: tf.data.Dataset) -> set[int]:
     is_anew = getattr(dataset, "_reshuffle_each_iteration", False)
     own = {id(dataset)} if is_anew else set()
     return own.union(*map(shuffles_of, dataset._inputs()))
+
+
+def without_reading_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a data set without the prefetches at its end, for a look at it.
+
+    A prefetch reads on in the background after the last batch that is asked for. In
+    `shuffle().batch().cache().prefetch()` it may fill the cache by then, or not: the
+    batches of the training would depend on the time that the look takes.
+    """
+    while isinstance(dataset, prefetch_op._PrefetchDataset):
+        (dataset,) = dataset._inputs()
+    options = tf.data.Options()
+    # TensorFlow adds a prefetch where there is none.
+    options.experimental_optimization.inject_prefetch = False
+    return dataset.with_options(options)

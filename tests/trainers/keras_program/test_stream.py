@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -75,6 +76,24 @@ def test_no_more_is_read_than_there_are_steps() -> None:
     (window,) = opened.windows()
     assert num_read == 3
     assert window.features.shape == (12, 2)
+
+
+def test_a_look_at_data_does_not_read_ahead() -> None:
+    """A prefetch would fill a cache behind a shuffle, or not: two runs would differ."""
+    num_read = 0
+
+    def rows() -> Iterator[np.ndarray]:
+        nonlocal num_read
+        for row in np.zeros((40, 2)):
+            num_read += 1
+            yield row
+
+    data = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((2,)))
+    batches = data.apply(tf.data.experimental.assert_cardinality(40)).batch(4)
+    prefetched = batches.cache().prefetch(tf.data.AUTOTUNE).prefetch(8)
+    open_stream(prefetched, None, False, None, "training data")
+    time.sleep(0.2)
+    assert num_read == 8
 
 
 def test_all_windows_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
