@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import faulthandler
 import os
@@ -26,6 +27,8 @@ from strategies.common.text import one_line
 
 # Of a parameter server that was lost TensorFlow tells in hundreds.
 _MOST_LINES_OF_A_CAUSE = 8
+# A process without a run folder never writes them.
+_MOST_LINES_BEFORE_A_LOG = 100
 
 
 class _Terminal(rich.console.Console):
@@ -58,12 +61,17 @@ class Console:
     def __init__(self) -> None:
         self._rich = _Terminal(highlight=False, soft_wrap=True)
         self._log: IO[str] | None = None
+        # A run folder, and a log in it, is there only after the first lines.
+        self._before_log = collections.deque[str](maxlen=_MOST_LINES_BEFORE_A_LOG)
         self._progress: Progress | None = None
         self._last_line = time.monotonic()
 
     def open_log(self, path: pathlib.Path) -> None:
-        """Writes all later lines to a file as well."""
+        """Writes all lines to a file as well, also the lines so far."""
         self._log = path.open("a", encoding="utf-8")
+        with contextlib.suppress(OSError):
+            self._log.writelines(self._before_log)
+        self._before_log.clear()
 
     @property
     def log_name(self) -> str | None:
@@ -190,12 +198,14 @@ class Console:
         return due
 
     def _write_log(self, line: str) -> None:
+        dated = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n"
         if self._log is None:
+            self._before_log.append(dated)
             return
         # The log only repeats the printed lines. The writers of more important files
         # report a full disk.
         with contextlib.suppress(OSError):
-            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+            self._log.write(dated)
             self._log.flush()
 
 

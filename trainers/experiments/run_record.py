@@ -30,6 +30,7 @@ class Run:
       result: Content of result.json; empty if there is none.
       metrics: Lines of metrics.jsonl.
       measured: Measurements from outside the run; empty if there are none.
+      warnings: Warnings that the run has printed.
     """
 
     arm: str
@@ -40,6 +41,7 @@ class Run:
     result: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     metrics: Sequence[Mapping[str, Any]] = ()
     measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
     @property
     def is_final(self) -> bool:
@@ -140,7 +142,7 @@ def read_run(
       path: Run folder.
       arm: Name of the arm.
       seed: Seed of the run.
-      log: File with the output of the run, which explains a missing result.
+      log: File with the output of the run: its warnings, and why it has no result.
     """
     folder = RunDir(path)
     try:
@@ -167,6 +169,7 @@ def read_run(
         result=result or {},
         metrics=metrics,
         measured=measured,
+        warnings=_lines_after("warning: ", log),
     )
 
 
@@ -217,12 +220,17 @@ def _why_no_result(measured: Mapping[str, Any], log: pathlib.Path | None) -> str
 
 def _reason(otherwise: str, log: pathlib.Path | None) -> str:
     """Returns the last error in a log, or `otherwise` if there is none."""
-    if log is not None and log.is_file():
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        errors = [line for line in lines if line.startswith("error: ")]
-        if errors:
-            return errors[-1].removeprefix("error: ")
-    return otherwise
+    errors = _lines_after("error: ", log)
+    return errors[-1] if errors else otherwise
+
+
+def _lines_after(label: str, log: pathlib.Path | None) -> list[str]:
+    """Returns the lines of a log that begin with a label, without it, each once."""
+    if log is None or not log.is_file():
+        return []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = [line.removeprefix(label) for line in lines if line.startswith(label)]
+    return list(dict.fromkeys(found))
 
 
 def _at(content: Mapping[str, Any], *path: str) -> float | None:

@@ -95,7 +95,8 @@ def find_cause(
     if likely is None:
         tried = ", ".join(test.without for test in tests)
         stays = f" (it stays without {tried})" if tried else ""
-        likely = where_it_begins(subject.num_replicas, judgement) + stays
+        begins = where_it_begins(subject.num_replicas, judgement)
+        likely = (_warned(subject, reference) or begins) + stays
     return Cause(
         likely=likely, remarks=remarks(subject, reference, judgement), tests=tests
     )
@@ -196,6 +197,12 @@ def remarks(subject: Executed, reference: Executed, judgement: Judgement) -> lis
                 "before it agree"
             )
     return found
+
+
+def _warned(subject: Executed, reference: Executed) -> str:
+    """Returns what a run warned about and the reference did not; empty for nothing."""
+    expected = reference.run.warnings
+    return "; ".join(each for each in subject.run.warnings if each not in expected)
 
 
 def where_it_begins(num_replicas: int, judgement: Judgement) -> str:

@@ -123,6 +123,41 @@ def test_fit_counts_the_examples_of_a_smaller_batch(tmp_path: pathlib.Path) -> N
         assert examples == [8, 8, 4, 8, 8, 4], arm
 
 
+_COUNTS = """
+import keras, numpy as np
+
+class Counted(keras.layers.Layer):
+    def build(self, shape):
+        self.total = self.add_weight(shape=(), trainable=False, name="total")
+
+    def call(self, inputs):
+        self.total.assign_add(keras.ops.sum(inputs))
+        return inputs
+
+rows = np.random.default_rng(0).random((16, 3))
+model = keras.Sequential([keras.Input((3,)), Counted(), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(rows, rows[:, 0], batch_size=8)
+"""
+
+
+def test_a_warning_of_a_strategy_alone_is_the_likely_cause(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The run has looked at the model, and knows more than its recording shows."""
+    program = tmp_path / "counts.py"
+    program.write_text(_COUNTS)
+    done, found = verify(
+        tmp_path, f"--script={program}", "--strategies=mirrored", "--train_steps=2"
+    )
+    one_device, mirrored = found["strategies"]
+    assert one_device["verdict"] == "identical", done.stdout + done.stderr
+    assert mirrored["verdict"] == "different"
+    assert mirrored["cause"]["likely"].startswith("the state sequential/counted/total")
+    log = tmp_path / "verified" / "runs" / "mirrored" / "logs" / "chief-0.log"
+    assert "warning: the state sequential/counted/total" in log.read_text()
+
+
 _STEEP = """
 import keras, numpy as np
 
