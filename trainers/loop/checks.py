@@ -20,11 +20,16 @@ from trainers.model.optimizers.properties import (
     has_conditional_update,
     updates_each_element,
 )
+from trainers.model.optimizers.several import SeveralOptimizers
 from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import TrainStep
 from trainers.model.xla_errors import compile_error
 from trainers.pipeline_parallel.step import PipelineStep
 from trainers.user_code.own_step.objective import OwnStep
+
+_SEVERAL_PASSES = (
+    "which updates weights several times in a step, or uses them after their update"
+)
 
 
 def check_batch_size(config: Config, strategy: Strategy, data: Data) -> None:
@@ -122,6 +127,11 @@ def check_shardable(
       UsageError: An update of slices would be another than that of whole weights.
     """
     flag = "--shard_optimizer_state"
+    if isinstance(optimizer, SeveralOptimizers):
+        raise UsageError(
+            f"{flag} does not fit a train_step of {type(model).__name__}, which calls "
+            "its optimizer itself: leave it out."
+        )
     if not updates_each_element(optimizer):
         raise UsageError(
             f"{flag} does not fit {type(optimizer).__name__}: only an optimizer that "
@@ -136,8 +146,7 @@ def check_shardable(
         )
     if isinstance(objective, OwnStep) and objective.num_passes > 1:
         raise UsageError(
-            f"{flag} does not fit {objective.title}, which has "
-            f"{objective.num_passes} updates in a step: leave it out."
+            f"{flag} does not fit {objective.title}, {_SEVERAL_PASSES}: leave it out."
         )
     tables = [v for v in flat_layers(model) if isinstance(v, keras.layers.Embedding)]
     if keeps_rows and (tables or embeddings_of(model)):
@@ -168,15 +177,13 @@ def check_own_step(objective: OwnStep, config: Config) -> None:
     is_whole = choice.gradient_accumulation_steps == 1
     if config.report.replica_statistics or not is_whole:
         raise UsageError(
-            f"{title} has {objective.num_passes} updates in a step, which "
-            "--gradient_accumulation_steps and replica_statistics do not fit: leave "
-            "them out."
+            "--gradient_accumulation_steps and replica_statistics do not fit "
+            f"{title}, {_SEVERAL_PASSES}: leave them out."
         )
     one_by_one = choice.traits.updates_in_turn and choice.is_synchronous
     if not one_by_one or averaged not in (None, "gradients"):
         raise UsageError(
-            f"{title} has {objective.num_passes} updates in a step, each of which "
-            f"needs the one before, and does not fit --strategy={choice.strategy} "
+            f"{title}, {_SEVERAL_PASSES}, does not fit --strategy={choice.strategy} "
             "here: choose one_device, tower, mirrored or multi_worker_mirrored with "
             "synchronous updates of averaged gradients."
         )

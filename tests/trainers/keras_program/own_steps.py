@@ -194,6 +194,45 @@ class Adversaries(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
+class Parts(keras.Model):
+    """Wide and deep parts with an optimizer each (Cheng et al., 2016).
+
+    The gradients of both are taken before either is updated. A third part may learn the
+    error that the updated ones leave.
+    """
+
+    def __init__(self, learns_error=False):
+        super().__init__()
+        self.wide = layers.Dense(1)
+        self.deep = small()
+        self.error = layers.Dense(1)
+        self.learns_error = learns_error
+
+    def compile(self, wide_optimizer, deep_optimizer, error_optimizer):
+        super().compile(loss="mse")
+        self.own_optimizers = wide_optimizer, deep_optimizer, error_optimizer
+
+    def call(self, inputs):
+        return self.wide(inputs) + self.deep(inputs) + self.error(inputs)
+
+    def train_step(self, data):
+        inputs, labels = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.compute_loss(inputs, labels, self(inputs, training=True))
+        for optimizer, part in zip(
+            self.own_optimizers[:2],
+            (self.wide.trainable_variables, self.deep.trainable_variables),
+            strict=True,
+        ):
+            optimizer.apply(tape.gradient(loss, part), part)
+        if self.learns_error:
+            with tf.GradientTape() as tape:
+                left = self.compute_loss(inputs, labels, self(inputs, training=True))
+            error = self.error.trainable_variables
+            self.own_optimizers[2].apply(tape.gradient(left, error), error)
+        return {"loss": loss}
+
+
 class Clipped(Adversaries):
     """Keeps the weights of its critic small, which it assigns after each update."""
 
@@ -376,6 +415,11 @@ elif sys.argv[1] in ("clipped", "spectral"):
     model = {"clipped": Clipped, "spectral": Spectral}[sys.argv[1]]()
     model.compile(keras.optimizers.Adam(0.01), keras.optimizers.RMSprop(0.01))
     model.fit({"real": x, "noise": noise}, batch_size=16, epochs=3)
+elif sys.argv[1] in ("parts", "parts_and_error"):
+    model = Parts(learns_error=sys.argv[1] != "parts")
+    optimizers = keras.optimizers.Ftrl(0.05), adam, keras.optimizers.SGD(0.01)
+    model.compile(*optimizers)
+    model.fit(x, y, batch_size=16, epochs=3, validation_data=(x[:25], y[:25]))
 elif sys.argv[1] == "decorated":
     model = Decorated()
     model.compile(optimizer=adam)

@@ -57,6 +57,8 @@ _OWN_STEPS = {
     "taught": "parameter_server",
     "averaged": "multi_worker_mirrored",
     "adversaries": "tower",
+    "parts": "parameter_server",
+    "parts_and_error": "multi_worker_mirrored",
     "clipped": "tower",
     "spectral": "multi_worker_mirrored",
     "followed": "parameter_server",
@@ -174,6 +176,7 @@ def test_each_optimizer_updates_as_with_fit(
             *((model, "tower") for model in ("adversaries", "clipped")),
             *((model, "mirrored") for model in ("spectral", "followed", "decorated")),
             ("distributed", "mirrored"),
+            *(("parts", "parameter_server"), ("parts_and_error", "mirrored")),
         ],
     ),
 )

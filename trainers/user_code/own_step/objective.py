@@ -9,7 +9,8 @@ their variables is summed over replicas.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import keras
@@ -32,6 +33,28 @@ class OwnUpdate(NamedTuple):
     variables: Sequence[keras.Variable]
 
 
+def passes_of(updates: Sequence[OwnUpdate], reads_after: Set[int]) -> list[slice]:
+    """Divides the updates of a step into those that one computation gives.
+
+    Updates of different optimizers share one, such as an optimizer for each part of a
+    model, unless the step uses a changed weight between them. If it uses one after the
+    last update, it is computed once more, without an update.
+
+    Args:
+      updates: Updates, in order.
+      reads_after: Numbers of updates after which the step uses a changed weight.
+    """
+    count = len(updates)
+    starts = [0]
+    for index in range(1, count):
+        former = [id(update.optimizer) for update in updates[starts[-1] : index]]
+        if index in reads_after or id(updates[index].optimizer) in former:
+            starts.append(index)
+    if count in reads_after:
+        starts.append(count)
+    return [slice(*pair) for pair in itertools.pairwise([*starts, count])]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OwnStep:
     """The steps of a model and what they report. Satisfies `Objective`.
@@ -41,8 +64,8 @@ class OwnStep:
       test: Its `test_step`; None without examples to evaluate on.
       is_sum: True if gradients are sums over a batch, and not means.
       updates: Updates of a step, in order.
-      num_passes: How often a step is computed: once for each update, and once more if
-        it reads what the last one has changed.
+      passes: Updates of each computation of a step, which is computed again for updates
+        that need what an earlier one has changed; see `passes_of`.
       remark: Warning about what replicas cannot do alike; None for none.
     """
 
@@ -50,8 +73,13 @@ class OwnStep:
     test: ModelStep | None
     is_sum: bool = False
     updates: Sequence[OwnUpdate] = ()
-    num_passes: int = 1
+    passes: Sequence[slice] = ()
     remark: str | None = None
+
+    @property
+    def num_passes(self) -> int:
+        """Number of computations of a step."""
+        return max(len(self.passes), 1)
 
     @property
     def title(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ class Observed(NamedTuple):
     """
 
     updates: Sequence[CaughtUpdate]
-    reads_after: int
+    reads_after: Set[int]
     gradients: np.ndarray
     is_repeatable: bool
     changes: Sequence[Sequence[Sequence[np.ndarray]]]

@@ -17,7 +17,7 @@ from trainers.user_code.own_step.model_step import (
     OwnMetric,
     all_metrics,
 )
-from trainers.user_code.own_step.objective import OwnStep, OwnUpdate
+from trainers.user_code.own_step.objective import OwnStep, OwnUpdate, passes_of
 from trainers.user_code.own_step.observation import (
     Observed,
     by_variable,
@@ -48,7 +48,7 @@ def own_step(model: keras.Model, few: Batch, evaluates: bool) -> OwnStep:
         test=test,
         is_sum=are_sums(seen.gradients) and not are_means(seen.gradients),
         updates=updates,
-        num_passes=len(updates) + (seen.reads_after == len(updates)),
+        passes=passes_of(updates, seen.reads_after),
         remark=_remark(train, seen),
     )
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
@@ -17,7 +18,7 @@ from trainers.model.padding_weights import gradients_of_ballast
 from trainers.model.sparse_gradients import as_dense
 from trainers.model.train_step import TrainStep
 from trainers.user_code.own_step.objective import OwnStep
-from trainers.user_code.own_step.update_catcher import UpdateCatcher
+from trainers.user_code.own_step.update_catcher import CaughtUpdate, UpdateCatcher
 
 
 class OwnTrainStep(TrainStep):
@@ -28,7 +29,7 @@ class OwnTrainStep(TrainStep):
     """
 
     _objective: OwnStep
-    # Pass of a step with several updates, and values before each of the earlier ones.
+    # Pass of a step with several, and values before the updates of each earlier one.
     _pass = 0
     _former: Former = ()
 
@@ -48,9 +49,14 @@ class OwnTrainStep(TrainStep):
             return step
 
         def changed(index: int) -> list[tf.Variable]:
-            return [v.value for v in self._objective.updates[index].variables]
+            return [v.value for v in self._variables_of(index)]
 
         return UpdatesInTurn(self._objective.num_passes, compute, changed)
+
+    def _variables_of(self, index: int) -> list[keras.Variable]:
+        """Returns the variables that a pass changes."""
+        updates = self._objective.updates[self._objective.passes[index]]
+        return [variable for update in updates for variable in update.variables]
 
     def __call__(self, batch: Batch) -> ReplicaOutputs:
         # The step asks a tape for gradients of variables: it has to read them itself.
@@ -77,16 +83,7 @@ class OwnTrainStep(TrainStep):
             self._layer_state.followed(mapped) as followed,
             self._random_numbers.drawn(batch),
         ):
-            former = [
-                {
-                    id(v): value
-                    for v, value in zip(update.variables, values, strict=True)
-                }
-                for update, values in zip(
-                    self._objective.updates, self._former, strict=False
-                )
-            ]
-            scope, logs = step.run(batch, [*keyed, *mapped], scale, former)
+            scope, logs = step.run(batch, [*keyed, *mapped], scale, self._before())
         gradients = self._shares_of(self._gradients(scope), batch)
         if scope.is_scaled and scale is not None:
             gradients = [scaled(gradient, 1 / scale) for gradient in gradients]
@@ -102,16 +99,28 @@ class OwnTrainStep(TrainStep):
         _, sums = scaled_loss(tf.zeros([]), sums, scale, batch)
         return gradients, written, sums
 
+    def _before(self) -> list[dict[int, tf.Tensor]]:
+        """Returns values before each update of the earlier passes, by variable's id."""
+        before = []
+        for index, values in enumerate(self._former):
+            changed = map(id, self._variables_of(index))
+            by_variable = dict(zip(changed, values, strict=True))
+            count = len(self._objective.updates[self._objective.passes[index]])
+            before += [by_variable] * count
+        return before
+
     def _gradients(self, scope: UpdateCatcher) -> Mapping[int, Any]:
-        """Returns the gradients of the update of this pass, by id of the variable."""
-        updates = scope.updates[self._pass : self._pass + 1]
-        # The last pass may only read what the last update has changed.
-        return updates[0].gradients if updates else {}
+        """Returns the gradients of the updates of this pass, by id of the variable."""
+        return _joined(update.gradients for update in self._caught(scope))
 
     def _assigned(self, scope: UpdateCatcher) -> dict[str, tf.Tensor]:
-        """Returns the values that weights were assigned for the update of this pass."""
-        updates = scope.updates[self._pass : self._pass + 1]
-        return self._layer_state.by_position(updates[0].assigned if updates else {})
+        """Returns the values that weights were assigned for updates of this pass."""
+        assigned = _joined(update.assigned for update in self._caught(scope))
+        return self._layer_state.by_position(assigned)
+
+    def _caught(self, scope: UpdateCatcher) -> Sequence[CaughtUpdate]:
+        """Returns the updates of this pass; the last one may only read."""
+        return scope.updates[self._objective.passes[self._pass]]
 
     def _shares_of(self, gradients: Any, batch: Batch) -> list[Any]:
         """Returns the shard's parts of the gradients of the global batch."""
@@ -129,3 +138,7 @@ class OwnTrainStep(TrainStep):
             # A step that adds no penalties has no gradient of ballast.
             shares = {**gradients_of_ballast(self._model, share), **shares}
         return [shares.get(id(v)) for v in self._model.trainable_variables]
+
+
+def _joined(parts: Iterable[Mapping[int, Any]]) -> dict[int, Any]:
+    return {key: value for part in parts for key, value in part.items()}

@@ -36,7 +36,7 @@ class UpdateCatcher(keras.StatelessScope):
     Attributes:
       updates: Calls of optimizers, in order.
       is_scaled: True if the step has multiplied its loss by the scale.
-      reads_after: Number of updates before the last read or assignment of a variable
+      reads_after: Numbers of updates after which the step reads or assigns a variable
         that one of them is to change.
     """
 
@@ -61,7 +61,7 @@ class UpdateCatcher(keras.StatelessScope):
         super().__init__(mapped, collect_losses=True)
         self.updates: list[CaughtUpdate] = []
         self.is_scaled = False
-        self.reads_after = 0
+        self.reads_after: set[int] = set()
         self._scale = scale
         self._former = former
         self._trained = {id(variable) for variable in trained}
@@ -146,7 +146,7 @@ class UpdateCatcher(keras.StatelessScope):
 
     def _note_use(self, variable: keras.Variable) -> None:
         if any(id(variable) in update.gradients for update in self.updates):
-            self.reads_after = len(self.updates)
+            self.reads_after.add(len(self.updates))
 
 
 def _with_derivative(variable: keras.Variable, value: tf.Tensor) -> tf.Tensor:
