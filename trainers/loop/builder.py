@@ -220,7 +220,7 @@ def build_model_parts(
         # Before the optimizer is built: its variables must be on the devices of the
         # stages.
         if config.strategy.traits.is_model_parallel:
-            pipeline = build_pipeline(model, config, strategy.devices, data.train)
+            pipeline = build_pipeline(model, config, strategy.devices, data)
         compiled = spec.compiled_optimizer
         checks.check_compiled_optimizer(compiled, strategy)
         optimizer, learning_rate = _make_optimizer(

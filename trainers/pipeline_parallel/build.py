@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from trainers.config.config import Config
-from trainers.inputs.sources import Source
+from trainers.inputs.sources import Data, first_examples
 from trainers.pipeline_parallel.layer_graph import LayerGraph
 from trainers.pipeline_parallel.partition import (
     cut_at_layers,
@@ -57,7 +57,7 @@ class Pipeline:
 
 
 def build_pipeline(
-    model: keras.Model, config: Config, devices: Sequence[str], source: Source
+    model: keras.Model, config: Config, devices: Sequence[str], data: Data
 ) -> Pipeline:
     """Partitions a model and moves its variables to the devices of their stages.
 
@@ -66,7 +66,7 @@ def build_pipeline(
       config: Configuration with the stages. By default there are as many stages as
         devices and layers allow.
       devices: Device of each stage.
-      source: Examples for the measurement of layers.
+      data: Examples for the measurement of layers, as a step gets them.
 
     Raises:
       UsageError: The model cannot be partitioned in this way.
@@ -85,9 +85,8 @@ def build_pipeline(
         possible = min(len(devices), len(graph.cuts()) + 1)
         count = config.strategy.num_stages or possible
         # Layers are measured with as many rows as a micro-batch has.
-        num_examples = min(max(largest // num_microbatches, 1), source.num_examples)
-        indices = tf.range(num_examples, dtype=tf.int64)
-        features, _ = source.read(source.tensors(), indices)
+        num_examples = max(largest // num_microbatches, 1)
+        features, _ = first_examples(data.to_look_at, num_examples)
         # Layers are only measured if there are at least two stages.
         cuts = cut_evenly(
             graph, lambda: measure_seconds(graph, features, devices[0]), count

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import keras
+import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.models import Call, calls_of
+from strategies.common.private_apis.models import Call, calls_of, flat_inputs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -17,12 +19,12 @@ class LayerGraph:
 
     Attributes:
       calls: Calls in topological order: each after the calls whose outputs it takes.
-      inputs: Symbolic inputs of the model.
+      model: The whole model.
       output: Symbolic output of the model.
     """
 
     calls: Sequence[Call]
-    inputs: Sequence[keras.KerasTensor]
+    model: keras.Model
     output: keras.KerasTensor
 
     @classmethod
@@ -48,7 +50,12 @@ class LayerGraph:
                 f"{len(model.outputs)}: choose another strategy."
             )
         (output,) = model.outputs
-        return cls(calls_of(keras.Model(model.inputs, output)), model.inputs, output)
+        return cls(calls_of(keras.Model(model.inputs, output)), model, output)
+
+    def features_by_name(self, features: Any) -> dict[int, tf.Tensor]:
+        """Returns features by the `id` of the model's symbolic inputs."""
+        flat = flat_inputs(self.model, features)
+        return dict(zip(map(id, self.model.inputs), flat, strict=False))
 
     def cuts(self) -> list[int]:
         """Returns the positions of the calls with which a stage can begin."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
@@ -31,10 +31,8 @@ def measure_seconds(graph: LayerGraph, features: Any, device: str) -> list[float
     Returns:
       Seconds of each call, in the order of the graph.
     """
-    values = {
-        id(symbol): value
-        for symbol, value in zip(graph.inputs, tf.nest.flatten(features), strict=True)
-    }
+    values = graph.features_by_name(features)
+    given = set(map(id, values.values()))
     seconds = []
     with tf.device(device):
         for call in graph.calls:
@@ -42,17 +40,22 @@ def measure_seconds(graph: LayerGraph, features: Any, device: str) -> list[float
             symbols = list({id(tensor): tensor for tensor in call.inputs}.values())
             layer = keras.Model(symbols, list(call.outputs))
             inputs = [values[id(symbol)] for symbol in symbols]
-            runs = [_run(layer, inputs, features) for _ in range(_REPETITIONS)]
+            runs = [_run(layer, inputs, given) for _ in range(_REPETITIONS)]
             seconds.append(min(taken for taken, _ in runs))
             values.update(_named(call, runs[-1][1]))
     return seconds
 
 
 def _run(
-    layer: keras.Model, inputs: Sequence[tf.Tensor], features: Any
+    layer: keras.Model, inputs: Sequence[tf.Tensor], features: Collection[int]
 ) -> tuple[float, list[tf.Tensor]]:
-    """Runs one layer forward and backward, and returns its seconds and outputs."""
-    needless = set(map(id, tf.nest.flatten(features)))
+    """Runs one layer forward and backward, and returns its seconds and outputs.
+
+    Args:
+      layer: Layer as a model.
+      inputs: Its inputs.
+      features: `id` of each tensor of features.
+    """
     begin = time.perf_counter()
     # Discards the state that layers write, such as moving averages.
     with (
@@ -64,7 +67,7 @@ def _run(
             tensor
             for tensor in inputs
             # As in training, features need no gradient.
-            if tensor.dtype.is_floating and id(tensor) not in needless
+            if tensor.dtype.is_floating and id(tensor) not in features
         ]
         tape.watch(sources)
         outputs = tf.nest.flatten(layer(list(inputs), training=True))

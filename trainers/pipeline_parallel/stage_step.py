@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from models.objective import Objective
+from strategies.common.private_apis.models import packed_output
 from strategies.common.types import Batch
 from strategies.inner_loop.reduction import sum_gradients
 from trainers.model.layer_state import LayerState
@@ -47,6 +48,7 @@ class Forward:
     def __init__(
         self,
         stage: Stage,
+        model: keras.Model,
         objective: Objective,
         layer_state: LayerState,
         seed_states: list[keras.Variable],
@@ -54,6 +56,7 @@ class Forward:
     ):
         """Stores the arguments of `PipelineStep` for one stage."""
         self._stage = stage
+        self._model = model
         self._objective = objective
         self._layer_state = layer_state
         self._seed_states = seed_states
@@ -76,8 +79,9 @@ class Forward:
             with self._random_numbers.drawn(part):
                 outputs = self._stage.run(inputs, training=True)
             if self._stage.is_last:
+                predictions = packed_output(self._model, outputs[0])
                 values = self._objective.of_predictions(
-                    part.labels, outputs[0], part.global_size
+                    part.labels, predictions, part.global_size
                 )
                 sums = weighted_sums(values, part)
                 loss = sums["loss"]

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis.models import Call
+from strategies.common.private_apis.models import Call, packed_output
 from strategies.common.private_apis.variables import move_variable
 from trainers.pipeline_parallel.layer_graph import LayerGraph
 
@@ -140,19 +140,15 @@ class StagedModel:
     """Whole model with each stage on its device; callable like a Keras model."""
 
     def __init__(self, graph: LayerGraph, stages: Sequence[Stage]):
-        self._inputs = [id(tensor) for tensor in graph.inputs]
+        self._graph = graph
         self._stages = stages
 
-    def features_by_name(self, features: Any) -> dict[int, tf.Tensor]:
-        """Returns the inputs of the model by the names that stages use."""
-        return dict(zip(self._inputs, tf.nest.flatten(features), strict=True))
-
     def __call__(self, features: Any, training: bool) -> Any:
-        values = self.features_by_name(features)
+        values = self._graph.features_by_name(features)
         outputs: list[tf.Tensor] = []
         # Without micro-batches: one stage after the other, as for evaluation.
         for stage in self._stages:
             with tf.device(stage.device):
                 outputs = stage.run([values[name] for name in stage.inputs], training)
             values.update(zip(stage.outputs, outputs, strict=True))
-        return outputs[0]
+        return packed_output(self._graph.model, outputs[0])

@@ -72,6 +72,7 @@ class PipelineStep:
             tf.function(
                 Forward(
                     stage,
+                    model,
                     objective,
                     layer_state,
                     states,
@@ -100,7 +101,7 @@ class PipelineStep:
             )
         ]
         values = [
-            self._pipeline.staged.features_by_name(part.features) for part in parts
+            self._pipeline.graph.features_by_name(part.features) for part in parts
         ]
         cotangents: list[Cotangents] = [{} for _ in parts]
         scale = None if self._loss_scale is None else self._loss_scale.read()

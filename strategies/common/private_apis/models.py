@@ -74,6 +74,34 @@ def calls_of(model: keras.Function) -> Sequence[Call]:
     ]
 
 
+def flat_inputs(model: keras.Model, features: Any) -> Sequence[Any]:
+    """Returns features in the order of a model's inputs, as a call of it takes them.
+
+    Keras gives a dictionary to a list of inputs by name, converts types and adds a last
+    axis (keras/src/models/functional.py, `_standardize_inputs`). A Sequential model
+    keeps its functional equivalent (keras/src/models/sequential.py, `_functional`).
+
+    Args:
+      model: Functional or Sequential model.
+      features: Structure of tensors.
+    """
+    return getattr(model, "_functional", model)._standardize_inputs(features)
+
+
+def packed_output(model: keras.Model, output: Any) -> Any:
+    """Returns the only output of a model in the structure that a call of it returns.
+
+    A structure of symbolic tensors is there as long as no call has been made
+    (keras/src/ops/function.py, `_outputs_struct`).
+
+    Args:
+      model: Functional or Sequential model.
+      output: Tensor.
+    """
+    structure = getattr(model, "_functional", model)._outputs_struct
+    return keras.tree.map_structure(lambda _: output, structure)
+
+
 def build_metrics(model: keras.Model, labels: Any, predictions: Any) -> None:
     """Makes the metrics that a model is compiled with, as `fit` does at its first step.
 
