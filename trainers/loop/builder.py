@@ -131,7 +131,9 @@ def assemble_parts(
     model_parts = build_model_parts(config, strategy, data, spec, train_steps)
     # A checkpoint that is restored later overwrites it.
     model_parts.step.assign(phase.first_step)
-    first_batches = batches_of(data.train, order, 0, 1, augment=data.augment)
+    first_batches = batches_of(
+        data.train, order, phase.first_step, phase.first_step + 1, augment=data.augment
+    )
     compilation = compilation_of(
         config,
         strategy,

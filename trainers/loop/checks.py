@@ -25,6 +25,7 @@ from trainers.model.sparse_gradients import embeddings_of
 from trainers.model.train_step import TrainStep
 from trainers.model.xla_errors import compile_error
 from trainers.pipeline_parallel.step import PipelineStep
+from trainers.user_code.few_examples import few_examples
 from trainers.user_code.own_step.objective import OwnStep
 
 _SEVERAL_PASSES = (
@@ -216,8 +217,9 @@ def check_compilable(parts: TrainingParts, step: TrainStep | PipelineStep) -> No
     check_layers(parts.model)
     # XLA reports an error in a pipeline stage only when the stage runs.
     if isinstance(step, TrainStep):
-        shards = parts.batches(0).dataset(0, parts.strategy.num_replicas)
-        check_step(step, next(iter(shards)))
+        rows = parts.order.global_batch_size // parts.strategy.num_replicas
+        # Not of the training's own batches: a generator gives each of them once.
+        check_step(step, few_examples(parts.data, max(rows, 1)))
 
 
 def check_layers(model: keras.Model) -> None:

@@ -150,6 +150,29 @@ def test_a_remainder_that_comes_first_is_not_taken_for_a_batch(kind: str) -> Non
     assert window.features[:10].numpy().tolist() == rows.tolist()
 
 
+def test_a_check_of_compilation_reads_no_batch_of_the_training(
+    tmp_path: pathlib.Path,
+) -> None:
+    """A generator has as many batches as the fit has steps, before a second fit."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import keras, numpy as np, tensorflow as tf\n"
+        "model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "model.compile('sgd', 'mse')\n"
+        "rows = np.float32(np.arange(24).reshape(12, 2)) / 24\n"
+        "batches = ((part, part[:, :1]) for part in np.split(rows, 3))\n"
+        "model.fit(batches, steps_per_epoch=3, epochs=1)\n"
+        "data = tf.data.Dataset.from_tensor_slices((rows, rows[:, :1])).batch(4)\n"
+        "print('losses', len(model.fit(data, epochs=2).history['loss']))\n"
+    )
+    done = processes.run(
+        *("--strategy=one_device", "--jit_compile=on"),
+        *(f"--script={program}", f"--run_dir={tmp_path / 'run'}"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "losses 2" in done.stdout
+
+
 def test_backup_workers_do_not_read_streams(tmp_path: pathlib.Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(
