@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import importlib
 import json
 import os
 import pathlib
 import signal
 import sys
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -179,6 +182,8 @@ def _hide_errors_of_destructors(kind: type[Exception]) -> None:
 # 90 MiB in every task. Keras declares both as optional (keras/src/wrappers/fixes.py,
 # keras/src/visualization/plot_image_gallery.py).
 _NOT_FOR_KERAS = ("sklearn", "matplotlib")
+_PARTS_THAT_NEED_THEM = ("wrappers", "visualization")
+_PACKAGES_OF_PARTS = ("keras", "keras.src", "keras._tf_keras.keras")
 
 
 @contextlib.contextmanager
@@ -198,6 +203,30 @@ def imported_fast() -> Iterator[None]:
         gc.enable()
         for name in absent:
             del sys.modules[name]
+        _import_parts_when_used()
+
+
+def _import_parts_when_used() -> None:
+    """Lets a program have the parts of Keras that were imported without a package."""
+    parts = [
+        f"{x}.{part}" for x in _PACKAGES_OF_PARTS for part in _PARTS_THAT_NEED_THEM
+    ]
+    for name in list(sys.modules):
+        if any(name == part or name.startswith(f"{part}.") for part in parts):
+            del sys.modules[name]
+    for name in _PACKAGES_OF_PARTS:
+        package = sys.modules.get(name)
+        if package is not None:
+            for part in _PARTS_THAT_NEED_THEM:
+                vars(package).pop(part, None)
+            vars(package)["__getattr__"] = functools.partial(_imported_part, name)
+
+
+def _imported_part(package: str, name: str) -> types.ModuleType:
+    """Returns a part of Keras; the `__getattr__` of its package (PEP 562)."""
+    if name not in _PARTS_THAT_NEED_THEM:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    return importlib.import_module(f"{package}.{name}")
 
 
 @contextlib.contextmanager
