@@ -283,6 +283,8 @@ IMPORT_BY_NAME = {
     # What a template, or a process that waits for one, imports in advance.
     *("strategies/processes/template_process.py", "trainers/cli/warm_start.py"),
     "trainers/modes/compare.py",
+    # Two parts of Keras, by their own names.
+    "trainers/cli/tensorflow_setup.py",
 }
 
 
