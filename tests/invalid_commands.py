@@ -1356,6 +1356,8 @@ RUN_EXISTS = [
     row("--config=run/config.json", "--run_dir=", "run already holds", "--resume=auto"),
     row(f"{EVALUATE} --hidden_units=9", "--hidden_units=9", "--hidden_units=8"),
     row(f"{EVALUATE} --learning_rate=3", "--learning_rate=3.0", "0.001"),
+    # The default, which is not the run's.
+    row(f"{EVALUATE} --model=convnet", "--model=convnet", "--model=mlp"),
     row(
         f"{EVALUATE} --set=length.drop_last_batch=true",
         *("--set=length.drop_last_batch=true", "--set=length.drop_last_batch=false"),

@@ -92,18 +92,27 @@ class SentCall:
         """
         with keras.saving.custom_object_scope(_of_notebook()):
             trained = keras.saving.load_model(self.folder / _TRAINED, safe_mode=False)
+        if not model.built:
+            model.build_from_config(trained.get_build_config())
         model.set_weights(trained.get_weights())
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        found = getattr(trained.optimizer, "inner_optimizer", trained.optimizer)
-        if not optimizer.built:
-            optimizer.build(model.trainable_variables)
-        for variable, value in zip(optimizer.variables, found.variables, strict=True):
-            variable.assign(value.value)
+        # A step of the model may have optimizers that the file does not keep.
+        if model.optimizer is not None:
+            _receive_optimizer(model, trained)
         history = keras.callbacks.History()
         history.set_model(model)
         content = json.loads((self.folder / _HISTORY).read_text(encoding="utf-8"))
         history.epoch, history.history = content["epoch"], content["history"]
         return history
+
+
+def _receive_optimizer(model: keras.Model, trained: keras.Model) -> None:
+    """Gives the optimizer of a model the state that another model's has."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    found = getattr(trained.optimizer, "inner_optimizer", trained.optimizer)
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    for variable, value in zip(optimizer.variables, found.variables, strict=True):
+        variable.assign(value.value)
 
 
 def _of_notebook() -> dict[str, Any]:

@@ -86,11 +86,11 @@ def _check_agreement(of_run: Config, given: Config, folder: RunDir) -> None:
     Raises:
       UsageError: A flag has another value than the run.
     """
-    defaults, trained, wanted = Config().to_dict(), of_run.to_dict(), given.to_dict()
+    trained, wanted = of_run.to_dict(), given.to_dict()
     for name, (group, _) in all_fields().items():
         if group not in _TAKEN_FROM_THE_RUN or name in PATHS:
             continue
-        if wanted[name] not in (defaults[name], trained[name]):
+        if name in given.given and wanted[name] != trained[name]:
             raise UsageError(
                 f"{option(name)}={shown(as_argument(wanted[name]))} has no effect with "
                 f"--mode=evaluate: --run_dir={folder.path} was trained with "

@@ -76,6 +76,21 @@ def test_it_trains_as_the_model_itself(tmp_path: pathlib.Path, strategy: str) ->
     assert "all equal" in done.stdout
 
 
+def test_a_model_that_fit_builds_comes_back_trained(tmp_path: pathlib.Path) -> None:
+    """As most models of notebooks: a list of layers without an input."""
+    done = _run(
+        tmp_path,
+        """
+        model = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        trainers.fit(model, x, y, epochs=2, verbose=0, strategy="one_device")
+        print("steps", int(model.optimizer.iterations), model.count_params())
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "steps 4 19" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
