@@ -118,6 +118,7 @@ def build_result(
         "steps": assembly.applied_steps(),
         "attempted_steps": metrics.counters.attempted_steps,
         "examples_seen": metrics.counters.examples_seen,
+        "eval_examples": assembly.data.evaluation.num_examples,
         "final": {
             **dict.fromkeys(ALWAYS_FINAL),
             **{name: _finite(value) for name, value in final.items()},

@@ -103,6 +103,7 @@ def compare_with_control(
                 found[-1].describe(
                     paired(
                         differences,
+                        resolution=resolution_of(metric, by_arm[arm]),
                         confidence=1 - level,
                         with_bootstrap=with_bootstrap,
                     )
@@ -154,6 +155,14 @@ def differences_by_seed(
             continue
         found.append(scale(one) - scale(other))
     return found, "" if found else "not measured in both arms with the same seed"
+
+
+def resolution_of(metric: str, arm: Sequence[Run]) -> float:
+    """Returns the smallest difference between two values of a metric; 0 for none."""
+    if metric != ACCURACY:
+        return 0.0
+    counts = [run.result.get("eval_examples") for run in arm]
+    return max((1 / count for count in counts if count), default=0.0)
 
 
 def margin_of(metric: str, settings: ComparisonConfig) -> float | None:

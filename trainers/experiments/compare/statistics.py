@@ -49,13 +49,20 @@ class Paired:
 def paired(
     differences: Sequence[float],
     *,
+    resolution: float = 0.0,
     confidence: float = CONFIDENCE,
     with_bootstrap: bool = True,
 ) -> Paired:
     """Describes paired differences, of which there is at least one.
 
+    Accuracies are counts of examples: three seeds may differ by the same count by
+    chance, and without a deviation that would be a sure difference. A difference of two
+    counts is rounded twice, each time with a variance of resolution² / 12, and the
+    deviation includes that.
+
     Args:
       differences: One difference per seed.
+      resolution: Smallest difference between two values; 0 for none.
       confidence: Confidence of the interval by Student's t.
       with_bootstrap: False leaves out the bootstrap interval, the only slow part, which
         no verdict needs.
@@ -65,6 +72,9 @@ def paired(
     if len(values) == 1:
         return Paired(num_pairs=1, mean=mean)
     deviation = float(values.std(ddof=1))
+    # Equal values in all seeds show no difference at all.
+    if values.any():
+        deviation = float(np.hypot(deviation, resolution / np.sqrt(6)))
     error = deviation / np.sqrt(len(values))
     reach = float(_scipy().stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * error)
     return Paired(

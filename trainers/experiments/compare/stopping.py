@@ -16,6 +16,7 @@ from trainers.experiments.compare.comparisons import (
     compare_with_control,
     differences_by_seed,
     margin_of,
+    resolution_of,
 )
 from trainers.experiments.compare.sequential import Look
 from trainers.experiments.compare.statistics import (
@@ -107,7 +108,8 @@ def _probable_num_pairs(
     )
     if len(differences) < FEWEST_SEEDS or margin is None:
         return look.last
-    summary = paired(differences, with_bootstrap=False)
+    resolution = resolution_of(metric, by_arm[entry["arm"]])
+    summary = paired(differences, resolution=resolution, with_bootstrap=False)
     # Bonferroni's level, the strictest of Holm's.
     level = SIGNIFICANCE / num_tests
     return next(
