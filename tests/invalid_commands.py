@@ -561,6 +561,12 @@ BEFORE_TENSORFLOW = [
     row("--resume=always", "--resume=always", "auto"),
     row("--strategies=tower,mirrored", "--strategies", "--mode=compare"),
     row("--mode=compare", "--mode=compare", "--strategies"),
+    row(
+        "--mode=compare --strategies=tower,mirrored --eval_every_steps=none "
+        "--set=comparison.target_accuracy=0.9",
+        *("comparison.target_accuracy", "--eval_every_steps=none"),
+    ),
+    row("--resume=auto", "--resume=auto", "--run_dir"),
     row("--mode=compare --strategies=tower", "only one arm, 'tower'"),
     row("--mode=compare --strategies=tower,magic", "--strategies=magic", "mirrored"),
     row("--mode=compare --strategies=tower,tower", "--strategies", "'tower' twice"),
@@ -1363,6 +1369,10 @@ RUN_EXISTS = [
         *("--set=length.drop_last_batch=true", "--set=length.drop_last_batch=false"),
     ),
     row(f"{RESUME} --seed=1", "--resume=auto", "--seed=1 (was 0)", "--run_dir"),
+    row(
+        "--model=mlp --hidden_units=8 --resume=auto --run_dir=run",
+        *("a run of --train_steps=20", "no length is given"),
+    ),
     row(
         "--train_steps=20 --resume=auto --run_dir=run",
         "--model=convnet (was mlp)",

@@ -178,6 +178,14 @@ def _check_evaluation(config: Config) -> None:
         )
 
 
+def _check_resume(config: Config) -> None:
+    run = config.run
+    if run.mode == "train" and run.resume == "auto" and run.run_dir is None:
+        raise UsageError(
+            "--resume=auto needs --run_dir: give the folder of the run to continue."
+        )
+
+
 def _check_comparison(config: Config) -> None:
     mode, strategies = config.run.mode, config.comparison.strategies
     others = config.comparison.arm or config.comparison.runs
@@ -190,6 +198,15 @@ def _check_comparison(config: Config) -> None:
         raise UsageError(
             f"--mode={mode} needs something to {mode}: give --strategies, such as "
             "--strategies=tower,mirrored."
+        )
+    if (
+        config.comparison.target_accuracy is not None
+        and config.comparison.runs is None
+        and config.report.eval_every_steps is None
+    ):
+        raise UsageError(
+            "--set=comparison.target_accuracy needs the accuracy during the training, "
+            "and --eval_every_steps=none leaves it out: give a number of steps."
         )
     # `--strategy` carries the strategy that the shared settings were checked with, so
     # it must be one of the compared strategies.
@@ -257,6 +274,7 @@ CHECKS: Sequence[Callable[[Config], None]] = (
     _check_microbatches,
     _check_replica_statistics,
     _check_evaluation,
+    _check_resume,
     _check_comparison,
     _check_explanation,
     _check_seeds,

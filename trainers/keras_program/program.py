@@ -207,10 +207,15 @@ class _Program:
                 f"--script={self._path} makes its model under a {kind} of its own: "
                 "leave it out; --strategy chooses one."
             )
+        if not model.compiled:
+            raise UsageError(
+                f"--script={self._path} calls fit of a model that is not compiled: "
+                "call its compile first."
+            )
         if model.optimizer is None and not has_own_step(model):
             raise UsageError(
                 f"--script={self._path} calls fit of a model without an optimizer: "
-                "compile it first."
+                "compile it with one."
             )
         if model.run_eagerly and not self._config.model.keras_fit:
             self._console.warn(

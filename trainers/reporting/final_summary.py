@@ -45,6 +45,9 @@ def print_final_summary(
     if idle is not None:
         console.say(f"pipeline  {idle}")
     console.say(f"run       {folder.path}")
+    if outcome.startswith("preempted"):
+        words = shlex.join([f"--run_dir={folder.path}", "--resume=auto"])
+        console.say(f"continue  with the same flags and {words}")
     console.say(f"view      {tensorboard_command(folder)}")
 
 

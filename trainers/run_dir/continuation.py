@@ -22,7 +22,7 @@ _FIXED = ["seed", "global_batch_size", "gradient_reduction"] + [
 
 # Also fixed if the learning rate schedule is not constant, because it depends on the
 # last step.
-_FIXED_WITH_A_SCHEDULE = ["train_steps", "epochs"]
+_LENGTH = ("train_steps", "epochs")
 
 
 def check_same_training(path: pathlib.Path, before: Config, config: Config) -> None:
@@ -38,7 +38,7 @@ def check_same_training(path: pathlib.Path, before: Config, config: Config) -> N
     """
     was, now = before.to_dict(), config.to_dict()
     has_schedule = config.optimizer.learning_rate_schedule != "constant"
-    fixed = _FIXED + (_FIXED_WITH_A_SCHEDULE if has_schedule else [])
+    fixed = [*_FIXED, *(_LENGTH if has_schedule else ())]
     if config.model.script is not None:
         # The program decides the others, and config.json has what it decided.
         fixed = [n for n in fixed if n in config.given or n.startswith("script")]
@@ -52,5 +52,23 @@ def check_same_training(path: pathlib.Path, before: Config, config: Config) -> N
     if differences:
         raise UsageError(
             f"--resume=auto cannot continue {path} with {differences}: use the run's "
-            "own settings, or another --run_dir."
+            f"own settings (--config={path / 'config.json'}), or another --run_dir."
         )
+    _check_length(path, before, config)
+
+
+def _check_length(path: pathlib.Path, before: Config, config: Config) -> None:
+    """Refuses the default length for a run that was begun with another.
+
+    The run would end at that step, perhaps at once, and count as completed.
+    """
+    was, now = before.to_dict(), config.to_dict()
+    if config.model.script is not None or any(now[name] for name in _LENGTH):
+        return
+    for name in _LENGTH:
+        if was[name]:
+            length = f"{option(name)}={was[name]}"
+            raise UsageError(
+                f"--resume=auto continues {path}, a run of {length}, and no length is "
+                f"given: add {length}, or another number."
+            )

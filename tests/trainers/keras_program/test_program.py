@@ -500,6 +500,13 @@ def test_ballast_of_a_prediction_is_sent_with_a_step_of_its_own(
     np.testing.assert_allclose(ballast, 1e-6, rtol=1e-5)
 
 
+def test_a_model_that_is_not_compiled_is_refused(tmp_path: pathlib.Path) -> None:
+    text = "keras.Sequential([keras.layers.Dense(1)]).fit(x, y)"
+    done = _run(tmp_path, text, "--strategy=one_device")
+    assert done.returncode == 2, done.stderr
+    assert "call its compile first" in done.stderr
+
+
 def test_a_program_that_asks_for_eager_steps_is_warned(tmp_path: pathlib.Path) -> None:
     text = """
     model.compile("sgd", "mse", run_eagerly=True)

@@ -9,7 +9,9 @@ from typing import Any
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
 from trainers.config.comparison import HELD_FIXED, INITIAL_WEIGHTS
+from trainers.config.config import Config
 from trainers.config.groups import option
+from trainers.config.run import DEFAULT_TRAIN_STEPS
 from trainers.config.tracking import TrackingConfig
 from trainers.config.used_settings import has_effect
 from trainers.experiments.arms import Arm
@@ -28,7 +30,7 @@ def differing_settings(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
     A controlled setting is that of the arms that it has an effect on: one process has
     no network.
     """
-    settings = {arm.name: arm.config.to_dict() for arm in arms}
+    settings = {arm.name: _with_length(arm.config).to_dict() for arm in arms}
     names = [name for name in settings[arms[0].name] if name not in _NOT_COMPARED]
     values = {
         name: {
@@ -44,6 +46,15 @@ def differing_settings(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
         # Lists are not hashable; their `repr` is.
         if len({repr(value) for value in by_arm.values()}) > 1
     }
+
+
+def _with_length(config: Config) -> Config:
+    """Returns a configuration with the number of steps that it has by default."""
+    length = config.length
+    # A program decides its own.
+    if config.model.script or length.train_steps or length.epochs:
+        return config
+    return config.replace(train_steps=DEFAULT_TRAIN_STEPS)
 
 
 def check_configurations(arms: Sequence[Arm], allowed: Collection[str]) -> None:

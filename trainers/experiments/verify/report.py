@@ -218,6 +218,11 @@ def _why_not_comparable(finding: Finding) -> str:
             "of its own, so that its global batches hold other examples: it is another "
             "training, by intention"
         )
+    if strategy.is_synchronous and not strategy.backup_workers:
+        return (
+            f"--strategy={strategy.strategy} declares matches_one_device=False: it is "
+            "another training, by intention"
+        )
     if strategy.is_synchronous:
         return (
             f"--backup_workers={strategy.backup_workers} leaves gradients out: it is "

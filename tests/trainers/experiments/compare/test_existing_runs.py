@@ -347,6 +347,16 @@ def test_folders_that_cannot_be_compared_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_the_default_length_is_as_long_as_the_same_number_of_steps(
+    tmp_path: pathlib.Path,
+) -> None:
+    arms = (
+        make_arm(tmp_path / "one", SPEEDS, train_steps=1000),
+        make_arm(tmp_path / "two", SPEEDS, strategy="tower", train_steps=None),
+    )
+    assert compare(tmp_path, *arms) == 0
+
+
 def test_the_result_is_not_written_over_something_else(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
