@@ -131,15 +131,14 @@ def assemble_parts(
     model_parts = build_model_parts(config, strategy, data, spec, train_steps)
     # A checkpoint that is restored later overwrites it.
     model_parts.step.assign(phase.first_step)
-    first_batches = batches_of(
-        data.train, order, phase.first_step, phase.first_step + 1, augment=data.augment
-    )
+    first, after = phase.first_step, phase.first_step + 1
+    batches = batches_of(data.train, order, first, after, augment=data.augment)
     compilation = compilation_of(
         config,
         strategy,
         model_parts.model,
         model_parts.objective,
-        first_batches.largest_span,
+        batches.largest_span,
     )
     compiled_config = config
     if compilation.scope is Scope.LOOP:
@@ -148,9 +147,8 @@ def assemble_parts(
     train_step = model_parts.train_step(
         compiled_config, strategy, jit_compile=compilation.scope is Scope.REPLICA
     )
-    compile_with = (
-        strategy.compile_loop if compilation.scope is Scope.LOOP else strategy.compile
-    )
+    is_loop = compilation.scope is Scope.LOOP
+    compile_with = strategy.compile_loop if is_loop else strategy.compile
     parts = TrainingParts(
         **vars(model_parts),
         compilation=compilation,
