@@ -199,9 +199,11 @@ class RunDir:
         return max((s for f in folders for s in checkpoints_in(f)), default=0)
 
     def has_ended(self, phase: int) -> bool:
-        """Returns whether a phase has a result, or is followed by another phase."""
+        """Returns whether a phase was completed, or is followed by another phase."""
         is_followed = self.phase_path(phase + 1).exists()
-        return is_followed or self.read_result() is not None
+        # A run may also fail after its last step, as in `on_train_end` of a callback.
+        result = self.read_result() or {}
+        return is_followed or result.get("status") == "completed"
 
     def phase_path(self, phase: int) -> pathlib.Path:
         """Returns the folder of the checkpoints of one phase of a run.

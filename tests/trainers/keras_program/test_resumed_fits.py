@@ -1,0 +1,75 @@
+"""`--resume=auto` of a program: calls of `fit` that were over before."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import textwrap
+
+from tests import processes
+
+_PROGRAM = """
+import os
+import pathlib
+import signal
+
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+x = np.random.normal(size=(48, 4))
+y = x.sum(axis=1)
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+
+
+class Once(keras.callbacks.Callback):
+    # Does once what another test does not: it ends the process, or raises an error.
+    def __init__(self, moment, act):
+        super().__init__()
+        setattr(self, moment, lambda *arguments: self.first(act))
+
+    def first(self, act):
+        if not pathlib.Path("acted").exists():
+            pathlib.Path("acted").touch()
+            act()
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail():
+    raise OSError("cannot reach the server")
+"""
+_ONE = ("--strategy=one_device",)
+
+
+def _run(
+    folder: pathlib.Path, text: str, *flags: str
+) -> subprocess.CompletedProcess[str]:
+    path = folder / "train.py"
+    path.write_text(_PROGRAM + textwrap.dedent(text))
+    words = [f"--script={path}", f"--run_dir={folder / 'run'}", *flags]
+    return processes.run(*words, folder=folder)
+
+
+def _said(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stdout.splitlines() if line.startswith("said ")]
+
+
+def test_a_fit_whose_end_failed_is_ended_again(tmp_path: pathlib.Path) -> None:
+    text = """
+    model.compile("sgd", "mse")
+    model.fit(x, y, epochs=2, batch_size=16, callbacks=[Once("on_train_end", fail)])
+    print("said", "saved")
+    """
+    failed = _run(tmp_path, text, *_ONE)
+    assert failed.returncode == 2
+    assert "cannot reach the server" in failed.stderr
+    assert processes.result_of(tmp_path / "run")["status"] == "failed"
+    resumed = _run(tmp_path, text, *_ONE, "--resume=auto")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "nothing to do" not in resumed.stdout
+    assert _said(resumed) == ["said saved"]
+    result = processes.result_of(tmp_path / "run")
+    assert (result["status"], result["steps"]) == ("completed", 6)
