@@ -127,7 +127,7 @@ class Epochs:
         self.history.epoch, self.history.history = self._restored
         if not self._step():
             self._call("on_epoch_begin", self._epoch_of(0))
-        if self.observes_batches and not self.is_stopped:
+        if self.observes_batches and not self._is_over():
             self._call("on_train_batch_begin", self._step() % self.steps_per_epoch)
         # Also whether it is stopped, which only the chief has restored.
         self._send_changes()
@@ -138,8 +138,7 @@ class Epochs:
         logs = self._reported(self.window.means(), training=True)
         self._call("on_train_batch_end", batch, logs)
         self._send_changes()
-        is_last = self._parts.applied_steps() == self._parts.train_steps
-        if batch + 1 < self.steps_per_epoch and not (is_last or self.is_stopped):
+        if batch + 1 < self.steps_per_epoch and not self._is_over():
             self._call("on_train_batch_begin", batch + 1)
             self._send_changes()
 
@@ -186,8 +185,7 @@ class Epochs:
         logs |= {f"val_{name}": value for name, value in validated.items()}
         self._call("on_epoch_end", epoch, logs)
         self._send_changes()
-        is_last = self._parts.applied_steps() == self._parts.train_steps
-        if is_last or self.is_stopped:
+        if self._is_over():
             return
         self._call("on_epoch_begin", epoch + 1)
         if self.observes_batches:
@@ -245,6 +243,11 @@ class Epochs:
             CALLBACKS: callback_state.state_of(self._own),
             "history": {**history, STOPPED: float(self.is_stopped)},
         }
+
+    def _is_over(self) -> bool:
+        """Returns whether no batch follows."""
+        is_last = self._parts.applied_steps() == self._parts.train_steps
+        return is_last or self.is_stopped
 
     def _step(self) -> int:
         """Returns the number of updates that this `fit` has applied."""

@@ -36,6 +36,9 @@ from trainers.user_code.own_step.objective import loss_metric_of, loss_name_of
 class KerasTraining(TrainingRun):
     """Training of a program's model by `keras.Model.fit` on one device."""
 
+    def _repeat_end_of_fit(self) -> None:
+        """Does nothing: the only checkpoint has the weights of after the end."""
+
     def _train(self) -> tuple[str, ExitCode]:
         """Calls `fit`; see `TrainingRun`."""
         if self.epochs is None or self.epochs.fit is None:

@@ -67,6 +67,7 @@ class TrainingRun:
         if self.epochs is not None:
             self.epochs.restore(reporter.restored_state())
         if is_complete.numpy():
+            self._repeat_end_of_fit()
             strategy.wait_until_all_are_done()
             return ExitCode.DONE
         # From here on the folder is locked and written.
@@ -107,6 +108,17 @@ class TrainingRun:
         self._wait_for_chief()
         strategy.wait_until_all_are_done()
         return exit_code
+
+    def _repeat_end_of_fit(self) -> None:
+        """Ends a program's `fit` again that an earlier process has completed.
+
+        Its last checkpoint has the weights of before, from which more epochs go on.
+        EarlyStopping and others change weights at the end, and the program continues
+        with these.
+        """
+        if self.epochs is not None and self.epochs.fit is not None:
+            self.epochs.begin()
+            self.epochs.finish()
 
     def _train(self) -> tuple[str, ExitCode]:
         """Trains until the last step or a signal, with rollbacks after divergence.

@@ -6,7 +6,10 @@ import pathlib
 import subprocess
 import textwrap
 
+import pytest
+
 from tests import processes
+from tests.markers import further
 
 _PROGRAM = """
 import os
@@ -55,6 +58,42 @@ def _run(
 
 def _said(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith("said ")]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [_ONE, further(("--strategy=multi_worker_mirrored", "--num_workers=2"))],
+)
+def test_a_fit_that_was_over_has_its_best_weights(
+    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+) -> None:
+    text = """
+    stop = keras.callbacks.EarlyStopping(
+        "loss", patience=2, restore_best_weights=True
+    )
+    model.compile(keras.optimizers.SGD(1.5), "mse")
+    history = model.fit(x, y, epochs=9, batch_size=16, callbacks=[stop])
+    print("said", len(history.history["loss"]), stop.stopped_epoch)
+    print("said", model.get_weights())
+    model.compile("sgd", "mse")
+    model.fit(x, y, epochs=2, batch_size=16, callbacks=[Once("on_epoch_begin", kill)])
+    print("said", model.get_weights())
+    """
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    for folder in (alone, killed):
+        folder.mkdir()
+    (alone / "acted").touch()
+    expected = _said(_run(alone, text, *strategy))
+    first = _run(killed, text, *strategy)
+    if strategy == _ONE:
+        # The launcher of a cluster starts it again by itself.
+        assert first.returncode == -9
+        first = _run(killed, text, *strategy, "--resume=auto")
+    again = _run(killed, text, *strategy, "--resume=auto")
+    assert len(expected) == 3
+    for done in (first, again):
+        assert done.returncode == 0, done.stderr
+        assert _said(done)[-3:] == expected
 
 
 def test_a_fit_whose_end_failed_is_ended_again(tmp_path: pathlib.Path) -> None:
