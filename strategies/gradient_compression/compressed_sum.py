@@ -32,7 +32,7 @@ from strategies.inner_loop.replicated import (
     all_reduce_packed,
     compile_replicated,
 )
-from strategies.inner_loop.results import in_a_vector
+from strategies.inner_loop.results import OWN_TOTALS, is_finite
 from strategies.inner_loop.steps_on_copies import StepsOnCopies
 
 
@@ -125,7 +125,6 @@ class CompressedSum(UpdateExchange):
 
         # The update is skipped by the same condition (`inner_loop.step.run_step`): the
         # errors of a skipped step may not be finite.
-        numbers = in_a_vector(list(summed.sums.values()))
 
         def keep() -> tf.Tensor:
             for (_, own), error, further in zip(
@@ -136,8 +135,8 @@ class CompressedSum(UpdateExchange):
             self._errors.mark_as_current()
             return tf.constant(True)
 
-        is_finite = tf.reduce_all(tf.math.is_finite(numbers))
-        tf.cond(is_finite, keep, lambda: tf.constant(False), name="keep_errors")
+        applied = is_finite(summed.sums, summed.sums[OWN_TOTALS])
+        tf.cond(applied, keep, lambda: tf.constant(False), name="keep_errors")
         return summed
 
 

@@ -36,8 +36,8 @@ from strategies.inner_loop.step import Step, apart, run_step
 class InnerLoop:
     """Loop of steps inside one `tf.function`. Satisfies `LoopFunction`.
 
-    The loop ends without an update if a sum of a step (such as the loss), a gradient or
-    new layer state is not finite.
+    The loop ends without an update if the loss of a step, a gradient or new layer state
+    is not finite. Without updates, as in evaluation, it runs all steps.
     """
 
     def __init__(

@@ -136,6 +136,19 @@ def in_a_vector(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
 
 
+def is_finite(sums: Mapping[str, tf.Tensor], changes: tf.Tensor) -> tf.Tensor:
+    """Returns whether the update of a step may be applied, a bool scalar.
+
+    A metric may be infinite in a step that trains well, such as a relative error where
+    a label is zero.
+
+    Args:
+      sums: Sums of the loss and metrics, by name.
+      changes: Total of each gradient and tensor of layer state, float64 vector.
+    """
+    return tf.reduce_all(tf.math.is_finite(in_a_vector([sums["loss"], changes])))
+
+
 def step_results(
     figures: Mapping[str, np.ndarray],
     *,

@@ -17,7 +17,7 @@ from strategies.inner_loop.results import (
     NOTHING,
     OWN_TOTALS,
     REDUCED,
-    in_a_vector,
+    is_finite,
     proposal,
     time_of,
 )
@@ -114,17 +114,17 @@ def run_step(
 
     reduced, summed = summed_over_replicas(compute_gradients)
 
-    # Check that everything is finite. Local SGD sends its own totals as a sum.
     metrics = dict(summed.sums)
-    changes = metrics.pop(OWN_TOTALS, None)
-    if changes is None:
-        changes = tf.zeros([0], tf.float64) if update is None else totals(summed)
-    numbers = in_a_vector([*metrics.values(), changes])
-    finite = tf.reduce_all(tf.math.is_finite(numbers)) & earlier.finite
-    finite = clock.reduced(summed, finite)
     details = observe(earlier.with_all_gradients(summed))
     if update is None:
-        return StepOutputs(metrics, details, finite, num_done=1)
+        return StepOutputs(metrics, details, tf.constant(True), num_done=1)
+
+    # Check that what trains is finite. Local SGD sends its own totals as a sum.
+    changes = metrics.pop(OWN_TOTALS, None)
+    if changes is None:
+        changes = totals(summed)
+    finite = is_finite(metrics, changes) & earlier.finite
+    finite = clock.reduced(summed, finite)
 
     # Apply the update once, to the sum, if everything is finite.
     def apply() -> list[tf.Tensor]:

@@ -98,6 +98,51 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(
 
 
 @pytest.mark.parametrize(("strategy", "replicas"), ALONE_AND_UNEVEN)
+def test_a_metric_that_is_not_finite_changes_nothing_else(
+    strategy: str, replicas: int
+) -> None:
+    """The last label is infinite for one metric; as in `fit`, training goes on."""
+    assembly = assemble_custom(
+        strategy,
+        replicas,
+        lambda: [keras.layers.Dense(3)],
+        np.ones([43, 4], np.float32),
+        metrics={
+            "odd": lambda labels, outputs: 1 / (42 - tf.cast(labels, tf.float32)),
+            "one": lambda labels, outputs: tf.ones_like(outputs[:, 0]),
+        },
+        global_batch_size=8,
+        eval_global_batch_size=8,
+    )
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    results = assembly.loop_function(batches, 12).fetch()
+    assert results.applied_steps == 12
+    assert np.isfinite(results.sums["loss"]).all()
+    assert np.isinf(results.sums["odd"]).any()
+    means = assembly.evaluation.run().means
+    assert (means["odd"], means["one"]) == (np.inf, 1.0)
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), ALONE_AND_UNEVEN)
+def test_an_example_that_is_not_finite_is_evaluated_with_all_others(
+    strategy: str, replicas: int
+) -> None:
+    features = np.ones([37, 2], np.float32)
+    features[3] = np.nan
+    assembly = assemble_custom(
+        strategy,
+        replicas,
+        lambda: [keras.layers.Dense(1)],
+        features,
+        metrics={"index": lambda labels, outputs: tf.cast(labels, tf.float32)},
+        eval_global_batch_size=10,
+    )
+    means = assembly.evaluation.run().means
+    assert np.isnan(means["loss"])
+    assert means["index"] == sum(range(37)) / 37
+
+
+@pytest.mark.parametrize(("strategy", "replicas"), ALONE_AND_UNEVEN)
 def test_evaluation_counts_every_example_once(strategy: str, replicas: int) -> None:
     """37 = 3 x 10 + 7 held-out examples, each worth its own index."""
     assembly = assemble_custom(

@@ -34,11 +34,12 @@ class Evaluated(NamedTuple):
     """Result of an evaluation.
 
     Attributes:
-      means: Loss and metrics over every example exactly once; nan if a value is not
-        finite.
+      means: Loss and metrics over every example exactly once. One example whose value
+        is not finite makes the mean of that value infinite or nan.
       confusion: int64 [classes, classes], number of examples by true class (row) and
         predicted class (column). None if the model is no classifier, has more than
-        `trainers.model.confusion_matrix.MOST_CLASSES` classes, or a mean is not finite.
+        `trainers.model.confusion_matrix.MOST_CLASSES` classes, or the loss is not
+        finite.
     """
 
     means: dict[str, float]
@@ -113,10 +114,6 @@ class Evaluation:
             results = self._run_steps(batches, count).fetch()
             summed = dict(results.sums)
             table = summed.pop(CONFUSION, None)
-            # The inner loop stopped early at a step with a value that is not finite.
-            if results.applied_steps < count:
-                add_steps(sums, summed)
-                return Evaluated(dict.fromkeys(self._results(sums), math.nan), None)
             if table is not None:
                 # [steps, classes, classes] -> [classes, classes].
                 tables.append(table.sum(axis=0))
@@ -126,8 +123,11 @@ class Evaluation:
             step += count
         if self._stays_open:
             self._opened = batches
-        confusion = np.sum(tables, axis=0).astype(np.int64) if tables else None
-        return Evaluated(self._results(sums), confusion)
+        means = self._results(sums)
+        # Predictions that are not numbers have no class.
+        if not tables or not math.isfinite(means["loss"]):
+            return Evaluated(means, None)
+        return Evaluated(means, np.sum(tables, axis=0).astype(np.int64))
 
     def num_traces(self) -> int:
         """Returns the number of traces of the inner loop."""

@@ -26,7 +26,9 @@ def weighted_sums(values: Values, batch: Batch) -> dict[str, tf.Tensor]:
 
     def of_rows_that_count(value: tf.Tensor | Summed) -> tf.Tensor:
         if not isinstance(value, Summed):
-            return tf.reduce_sum(value * row_weights(batch, value))
+            # Zero also where the row of an empty shard has a value that is not finite.
+            rows = tf.math.multiply_no_nan(value, row_weights(batch, value))
+            return tf.reduce_sum(rows)
         # The row of an empty shard is the only one that does not count.
         return value.total * tf.cast(batch.num_rows > 0, value.total.dtype)
 

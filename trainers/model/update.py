@@ -12,7 +12,6 @@ from strategies.collectives.buckets import Span
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.common.types import ReplicaOutputs
 from strategies.inner_loop.reduction import clipped, with_known_shapes
-from strategies.inner_loop.results import in_a_vector
 from trainers.model.histograms import histogram
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers.loss_scale import LOSS_SCALE, LossScale, unscaled
@@ -97,8 +96,8 @@ class ModelUpdate:
         if self._loss_scale is None:
             return None
         used = sums[LOSS_SCALE] / sums["examples"]
-        computed = tf.reduce_all(tf.math.is_finite(in_a_vector([*sums.values()])))
-        return self._loss_scale.adapt(used, is_finite, computed & ~is_finite)
+        overflowed = tf.math.is_finite(sums["loss"]) & ~is_finite
+        return self._loss_scale.adapt(used, is_finite, overflowed)
 
     def increment_step(self) -> tf.Tensor:
         return self._step.assign_add(1, read_value=True)

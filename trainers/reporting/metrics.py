@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from models.objective import add_steps
+from strategies.common.files import without_nan
 from trainers.loop.loop import StepEvent
 from trainers.loop.timing import Clock
 from trainers.model.gradient_noise_scale import without_statistics
@@ -134,9 +135,12 @@ class MetricsWindow:
     def sums(self) -> dict[str, Any]:
         """Returns the sums for a checkpoint, numbers or nested lists of them.
 
-        With them a resumed run writes the same next line.
+        With them a resumed run writes the same next line. None stands for a sum that is
+        not finite, as that of a metric may be.
         """
-        return {name: np.asarray(v).tolist() for name, v in self._sums.items()}
+        return without_nan(
+            {name: np.asarray(v).tolist() for name, v in self._sums.items()}
+        )
 
     def restore(self, sums: Mapping[str, Any]) -> None:
         """Restores the sums of a checkpoint.
@@ -147,7 +151,8 @@ class MetricsWindow:
           sums: Sums by name, from `sums`.
         """
         self.reset()
-        self._sums.update({name: np.asarray(value) for name, value in sums.items()})
+        # None becomes nan.
+        self._sums.update({n: np.asarray(v, np.float64) for n, v in sums.items()})
 
 
 class Staleness:

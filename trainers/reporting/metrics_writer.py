@@ -108,7 +108,7 @@ class MetricsWriter:
         self._append_row(
             {
                 "step": event.step,
-                **{f"train_{name}": value for name, value in means.items()},
+                **{f"train_{name}": value for name, value in _finite(means)},
                 **values,
                 "step_milliseconds": milliseconds,
                 "staleness": metrics.staleness.summary(),
@@ -132,9 +132,7 @@ class MetricsWriter:
         """Writes the result of an evaluation, and returns whether it is the best."""
         means, confusion = evaluated
         with self._metrics.clock.measure("summary"):
-            # TensorBoard cannot draw values that are not finite.
-            finite = {name: v for name, v in means.items() if math.isfinite(v)}
-            self._write_scalars(EVAL, finite, event.step)
+            self._write_scalars(EVAL, means, event.step)
             self._describe_dashboards(list(means))
             counts = {}
             if confusion is not None:
@@ -145,7 +143,7 @@ class MetricsWriter:
             self._append_row(
                 {
                     "step": event.step,
-                    **{f"eval_{name}": value for name, value in finite.items()},
+                    **{f"eval_{name}": value for name, value in _finite(means)},
                     **counts,
                     "seconds": self._metrics.clock.seconds(),
                 }
@@ -161,7 +159,8 @@ class MetricsWriter:
     def _write_scalars(
         self, split: str, values: Mapping[str, float], step: int
     ) -> None:
-        self.summaries.scalars(split, values, step)
+        # TensorBoard cannot draw values that are not finite.
+        self.summaries.scalars(split, dict(_finite(values)), step)
         self._tracking.log(split, values, step)
 
     def _append_row(self, row: Mapping[str, Any]) -> None:
@@ -205,6 +204,11 @@ class MetricsWriter:
             return False
         self._least_eval_loss = eval_loss
         return True
+
+
+def _finite(values: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Returns the names and values that are finite; JSON has no word for others."""
+    return [(name, value) for name, value in values.items() if math.isfinite(value)]
 
 
 def _norms(event: StepEvent) -> dict[str, float]:

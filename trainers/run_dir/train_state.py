@@ -100,9 +100,8 @@ def check_state(state: Mapping[str, Any]) -> None:
             if not all(isinstance(value, dict) for value in content.values()):
                 raise DamagedError(f"its {shown(name)} is not of the right form")
             continue
-        # A log of a program may not have been finite.
-        kind = float | None if name == "history" else float
-        hints: dict[str, Any] = dict.fromkeys(content, kind)
+        # A metric or a log of a program may not have been finite.
+        hints: dict[str, Any] = dict.fromkeys(content, float | None)
         fields = typing.get_type_hints(part) if part else hints
         for key, value in content.items():
             if key not in fields or not _is_of(value, fields[key], lists=part is None):
