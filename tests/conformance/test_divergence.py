@@ -17,7 +17,7 @@ from strategies.inner_loop.staleness import joined
 from tests.conformance.custom import assemble_custom, assemble_model
 from tests.conformance.harness import subjects
 from tests.markers import chosen
-from trainers.fault_tolerance.non_finite import Diagnosis
+from trainers.fault_tolerance.non_finite import Diagnosis, require_finite_weights
 from trainers.loop.parts import TrainingParts
 
 # The last batch of an epoch is smaller, and leaves some replicas without examples.
@@ -113,6 +113,17 @@ def assert_left_out(assembly: TrainingParts, expected: str) -> None:
     assert diagnosis(results) == f"{expected} is not finite at"
 
 
+class Mask(keras.layers.Layer):
+    """Passes its input on, and keeps an infinite weight that no step changes."""
+
+    def build(self, *shapes: tuple[int | None, ...]) -> None:
+        kept = keras.initializers.Constant(-np.inf)
+        self.add_weight(shape=(2,), initializer=kept, trainable=False, name="mask")
+
+    def call(self, inputs: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
+        return inputs
+
+
 # Two replicas where there can be two, and more than the last batch has examples.
 SUBJECTS = [
     (name, replicas)
@@ -201,6 +212,22 @@ def test_a_norm_near_the_end_of_the_type_clips_nothing() -> None:
 
     for clipped, free in zip(trained(3e38), trained(None), strict=True):
         np.testing.assert_array_equal(clipped, free)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas"),
+    chosen(SUBJECTS, [("mirrored", 4), ("parameter_averaging", 2)]),
+)
+def test_a_weight_that_no_step_changes_may_be_infinite(
+    strategy: str, replicas: int
+) -> None:
+    assembly = assembled(strategy, replicas, Mask)
+    batches = assembly.strategy.distribute(assembly.batches(0))
+    assert assembly.loop_function(batches, 8).fetch().applied_steps == 8
+    assembly.strategy.average_replica_variables()
+    (mask,) = (v for v in assembly.model.weights if v.name == "mask")
+    assert (mask.numpy() == -np.inf).all()
+    require_finite_weights(assembly.model, assembly.layer_state, 8)
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,12 @@ class Diagnosis:
           Beginning of a sentence. It names the first variable, in the model's order,
             whose gradient or value was not finite.
         """
-        number = _first_number(results)
+        loss = float(results.sums["loss"][-1] / results.sums["examples"][-1])
+        number = None if math.isfinite(loss) else f"the loss is {loss}"
         variable = self._first_variable(results.first_not_finite)
         if number is None and variable is None:
-            return "a figure is not finite at"
+            # Of an earlier update of the step.
+            return "a gradient is not finite at"
         if variable is None:
             return f"{number}, with all gradients and weights finite, at"
         found = f"{variable} is not finite"
@@ -41,8 +43,8 @@ class Diagnosis:
     def _first_variable(self, position: int | None) -> str | None:
         found = {
             id(variable): f"the value of {variable.path}"
-            for variable in self._model.weights
-            if not is_finite(variable)
+            for variable in changed_by_training(self._model, self._layer_state)
+            if not _is_finite(variable)
         }
         # Positions count the gradients first and the layer state after them, the order
         # of the flattened replica outputs.
@@ -59,36 +61,41 @@ class Diagnosis:
         return next((words for words in in_order if words is not None), None)
 
 
-def require_finite_weights(model: keras.Model, step: int) -> None:
-    """Checks that all weights are finite after a step.
+def changed_by_training(
+    model: keras.Model, layer_state: LayerState
+) -> list[keras.Variable]:
+    """Returns the weights that steps change, which have to be finite.
+
+    A layer may keep infinite weights that no step changes, such as the mask of an
+    attention.
+
+    Args:
+      model: Model in training.
+      layer_state: State of its layers.
+    """
+    assigned = {id(variable) for variable in layer_state.assigned}
+    return [v for v in model.weights if v.trainable or id(v) in assigned]
+
+
+def require_finite_weights(
+    model: keras.Model, layer_state: LayerState, step: int
+) -> None:
+    """Checks that all weights that steps change are finite after a step.
 
     Args:
       model: Model to check.
+      layer_state: State of its layers.
       step: Number of applied updates.
 
     Raises:
       DivergedError: A weight is not finite.
     """
     # The loss only shows it at the next step, which is too late for a checkpoint.
-    for weight in model.weights:
-        if not is_finite(weight):
+    for weight in changed_by_training(model, layer_state):
+        if not _is_finite(weight):
             raise DivergedError(step, f"{weight.path} is not finite after")
 
 
-def is_finite(variable: keras.Variable) -> bool:
+def _is_finite(variable: keras.Variable) -> bool:
     """Returns whether all numbers of a variable are finite."""
     return bool(np.isfinite(variable.numpy()).all())
-
-
-def _first_number(results: StepResults) -> str | None:
-    """Returns the loss, or else the first metric, that is not finite; None without one.
-
-    Each is a mean over the step's examples.
-    """
-    names = ["loss", *(name for name in results.sums if name != "loss")]
-    examples = results.sums["examples"][-1]
-    for name in names:
-        mean = float(results.sums[name][-1] / examples)
-        if not math.isfinite(mean):
-            return f"the {name} is {mean}"
-    return None

@@ -275,7 +275,9 @@ class TrainingRun:
         with self.metrics.clock.measure("checkpoint"):
             self.parts.strategy.gather_replica_state()
             # On every task, so that all learn of a divergence.
-            require_finite_weights(self.parts.model, self.parts.applied_steps())
+            require_finite_weights(
+                self.parts.model, self.parts.layer_state, self.parts.applied_steps()
+            )
             self.reporter.save_checkpoint(self.epochs.state() if self.epochs else {})
 
     def _roll_back(self, error: DivergedError) -> None:

@@ -105,8 +105,10 @@ def largest_of(differences: Mapping[str | None, float]) -> Difference:
 def _by_variable(
     found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> dict[str | None, float]:
-    # The floor that `_relative` divides by at least.
-    smallest = _SMALLEST_PART * norm_of_all(expected)
+    # The floor that `_relative` divides by at least. It is without the infinite numbers
+    # that a layer may keep, such as a mask, beside which no difference would count.
+    finite = {name: value[np.isfinite(value)] for name, value in expected.items()}
+    smallest = _SMALLEST_PART * norm_of_all(finite)
     return {
         name: _relative(found[name], expected[name], smallest)
         if name in found and name in expected

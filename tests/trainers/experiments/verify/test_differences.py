@@ -52,6 +52,16 @@ def test_differences_are_relative_and_name_the_variable() -> None:
     assert found.quantities()["weights"].relative == 0
 
 
+def test_an_infinite_mask_hides_no_difference_beside_it() -> None:
+    state = {"mask": np.array([0.0, -np.inf]), "mean": np.array([3.0, 4.0])}
+    expected = changed(layer_state=state)
+    same = agreement(1, changed(layer_state=dict(state)), expected)
+    assert same.quantities()["weights"].relative == 0
+    moved = changed(layer_state={**state, "mean": np.array([3.0, 4.5])})
+    found = agreement(1, moved, expected).quantities()["weights"]
+    assert (found.relative, found.variable) == (pytest.approx(0.5 / 5), "mean")
+
+
 def test_what_should_be_zero_is_measured_against_the_rest() -> None:
     """A hundredth of the norm of all gradients, 5."""
     gradients = {"large": np.array([3.0, 4.0]), "zero": np.array([1e-9, 0.0])}

@@ -1,0 +1,126 @@
+"""Numbers of a program that are not finite: which of them end its training."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tests import processes
+
+_TRAINS = """
+import keras
+import numpy as np
+from keras import ops
+
+keras.utils.set_random_seed(0)
+x = np.random.normal(size=(64, 4)).astype("float32")
+y = x.sum(axis=1)
+y[10:20] = 0
+to_validate = x.copy()
+to_validate[40, 1] = np.nan
+
+
+class Mask(keras.layers.Layer):
+    def build(self, shape):
+        kept = keras.initializers.Constant(-np.inf)
+        self.mask = self.add_weight(shape=(), initializer=kept, trainable=False)
+
+    def call(self, values):
+        return values + ops.exp(self.mask)
+
+
+def relative(labels, predictions):
+    return ops.mean(ops.abs(labels - predictions) / ops.abs(labels), axis=-1)
+
+
+def positive(labels, predictions):
+    return ops.mean(ops.cast(labels > 0, "float32"), axis=-1)
+
+
+layers = [keras.Input((4,)), Mask(), keras.layers.Dense(1, kernel_initializer="ones")]
+model = keras.Sequential(layers)
+model.compile(keras.optimizers.SGD(0.1), "mse", metrics=[relative, positive])
+found = model.fit(
+    x, y, batch_size=16, epochs=2, verbose=0, shuffle=False,
+    validation_data=(to_validate, y),
+).history
+print("found", found)
+"""
+# The derivative of the root at zero is infinite.
+_DIVERGES = """
+import keras
+import numpy as np
+
+x = np.zeros((32, 4), "float32")
+y = np.r_[np.zeros(16), np.ones(16)]
+
+
+class Root(keras.layers.Layer):
+    def call(self, values):
+        return keras.ops.sqrt(keras.ops.relu(values))
+
+
+layers = [keras.Input((4,)), keras.layers.Dense(4, name="first"), Root()]
+model = keras.Sequential([*layers, keras.layers.Dense(1, activation="sigmoid")])
+model.compile("sgd", "binary_crossentropy", metrics=[keras.metrics.AUC()])
+model.fit(x, y, batch_size=16, epochs=2, verbose=0)
+"""
+
+
+def _history(done: subprocess.CompletedProcess[str]) -> dict[str, list[float]]:
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("found ")]
+    text = line.removeprefix("found ").replace("'", '"')
+    return json.loads(text.replace("nan", "NaN").replace("inf", "Infinity"))
+
+
+def test_metrics_and_masks_end_no_training(tmp_path: pathlib.Path) -> None:
+    """A relative error of a label of zero, a validated nan, a mask of -inf."""
+    program = tmp_path / "train.py"
+    program.write_text(_TRAINS)
+    expected = _history(processes.run_words([sys.executable, str(program)]))
+    done = processes.run(
+        *(f"--script={program}", f"--run_dir={tmp_path / 'run'}"),
+        *("--strategy=mirrored", "--num_replicas=2", "--checkpoint_every_steps=3"),
+    )
+    assert done.returncode == 0, done.stderr
+    found = _history(done)
+    assert expected["relative"] == [np.inf, np.inf]
+    assert np.isnan(expected["val_loss"]).all()
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        # Keras adds up in float32.
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, err_msg=name)
+    rows = processes.metrics_of(tmp_path / "run")
+    assert rows[-1]["eval_positive"] == pytest.approx(expected["val_positive"][-1])
+    assert "eval_relative" not in rows[-1]
+
+
+def test_a_checkpoint_keeps_a_sum_that_is_not_finite(tmp_path: pathlib.Path) -> None:
+    program, run = tmp_path / "train.py", tmp_path / "run"
+    program.write_text(_TRAINS)
+    flags = (f"--script={program}", f"--run_dir={run}", "--strategy=one_device")
+    done = processes.run(*flags, "--train_steps=3")
+    assert done.returncode == 0, done.stderr
+    resumed = processes.run(*flags, "--train_steps=8", "--resume=auto")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "damaged" not in resumed.stderr
+    assert processes.result_of(run)["steps"] == 8
+
+
+def test_a_diverged_gradient_is_named_beside_a_metric_of_counts(
+    tmp_path: pathlib.Path,
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(_DIVERGES)
+    done = processes.run(
+        *(f"--script={program}", f"--run_dir={tmp_path / 'run'}"),
+        "--strategy=one_device",
+    )
+    assert done.returncode == 3, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "first/kernel is not finite" in line
