@@ -8,8 +8,11 @@ import io
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from typing import NoReturn
+
+from strategies.common.errors import ExitCode
 
 
 def prepare_standard_streams() -> None:
@@ -41,9 +44,16 @@ def exit_at_once(exit_code: int) -> NoReturn:
     (tensorflow/python/autograph/pyct/loader.py), and left it in /tmp otherwise.
 
     Args:
-      exit_code: Exit code of the process.
+      exit_code: Exit code of the process. At the end of a process without an error,
+        threads and jobs of `concurrent.futures` that are no daemons complete first, as
+        Python has it.
     """
-    # Private: os._exit calls none of them, and there is no public way to.
+    # Both private: os._exit does neither, and there is no public way to.
+    if exit_code == ExitCode.DONE:
+        try:
+            threading._shutdown()  # type: ignore[attr-defined]
+        except KeyboardInterrupt:
+            exit_code = ExitCode.INTERRUPTED
     atexit._run_exitfuncs()
     # os._exit does not flush Python's buffers either.
     for stream in (sys.stdout, sys.stderr):
