@@ -8,8 +8,12 @@ import keras
 import tensorflow as tf
 
 from models.objective import Weighted
-from strategies.common.errors import UsageError
-from strategies.common.private_apis.fit_data import FitData, shuffles_of, whole_arrays
+from strategies.common.private_apis.fit_data import (
+    FitData,
+    shuffles_of,
+    split_arrays,
+    whole_arrays,
+)
 from trainers.inputs.sources import (
     ArraySource,
     Data,
@@ -18,8 +22,11 @@ from trainers.inputs.sources import (
     first_examples,
 )
 from trainers.keras_program.fit_arguments import FitArguments
-from trainers.keras_program.open_stream import open_stream
+from trainers.keras_program.open_stream import open_stream, refusals_named
 from trainers.keras_program.stream import ProgramStream
+
+# Features, labels and sample weights.
+_Arrays = tuple[Any, Any, Any]
 
 
 def data_of_fit(arguments: FitArguments) -> Data:
@@ -29,17 +36,23 @@ def data_of_fit(arguments: FitArguments) -> Data:
       UsageError: They are of a kind that is not taken.
     """
     given = arguments
-    steps = given.steps_per_epoch
-    train = _arrays(given.x, given.y, given.sample_weight, given.class_weight)
-    if train is None:
-        opened = open_stream(
-            given.x, given.class_weight, given.shuffle, steps, "training data"
-        )
-        return _data(opened, None, given)
+    examples = given.x, given.y, given.sample_weight
     held_out = None
     if given.validation_data is None and given.validation_split:
-        train, held_out = _split(train, given.validation_split)
-    return _data(_source(train), held_out, given)
+        # Before class weights become sample weights: validation has none.
+        examples, validation = _split(examples, given.validation_split)
+        held_out = _arrays(*validation, None)
+    train = _arrays(*examples, given.class_weight)
+    if train is not None:
+        return _data(_source(train), held_out, given)
+    opened = open_stream(
+        given.x,
+        given.class_weight,
+        given.shuffle,
+        given.steps_per_epoch,
+        "training data",
+    )
+    return _data(opened, None, given)
 
 
 def validates_on_shuffled(arguments: FitArguments) -> bool:
@@ -80,34 +93,13 @@ def _validation(arguments: FitArguments) -> Source:
 
 def _arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> FitData | None:
     """Returns all examples of arrays; None for other data."""
-    try:
+    with refusals_named("data"):
         return whole_arrays(x, y, sample_weight, class_weight)
-    except ValueError as error:
-        raise UsageError(f"fit refuses its data: {error}") from error
 
 
-def _split(train: FitData, fraction: float) -> tuple[FitData, FitData]:
-    """Divides examples as `fit` does: the last ones are for validation."""
-    num_examples = len(tf.nest.flatten(train.features)[0])
-    # Rounded down, as in keras/src/trainers/data_adapters/array_slicing.py.
-    first = int(num_examples * (1.0 - fraction))
-    if not 0 < first < num_examples:
-        raise UsageError(
-            f"fit(validation_split={fraction}) of {num_examples} examples leaves none "
-            "for one of the two parts: change the fraction."
-        )
-
-    def part(rows: slice) -> FitData:
-        return FitData(
-            *(
-                None
-                if values is None
-                else tf.nest.map_structure(lambda value: value[rows], values)
-                for values in train
-            )
-        )
-
-    return part(slice(None, first)), part(slice(first, None))
+def _split(examples: _Arrays, fraction: float) -> tuple[_Arrays, _Arrays]:
+    with refusals_named("data"):
+        return split_arrays(examples, fraction)
 
 
 def _source(data: FitData) -> ArraySource:

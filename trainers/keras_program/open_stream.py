@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,10 +33,8 @@ def open_stream(
     """
     if isinstance(x, types.GeneratorType):
         return _of_generator(x, steps, name)
-    try:
+    with refusals_named(name):
         adapter = data_adapter(x, class_weight, shuffle)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"fit refuses its {name}: {error}") from error
     dataset = adapter.get_tf_dataset()
     to_look_at = dataset
     if isinstance(x, tf.data.Dataset):
@@ -59,6 +58,22 @@ def open_stream(
         # The last step of the run has to be known at its start.
         steps = sum(1 for _ in dataset)
     return _stream(endless, full, steps, name)
+
+
+@contextlib.contextmanager
+def refusals_named(name: str) -> Iterator[None]:
+    """Turns what Keras refuses into an error of the user's.
+
+    Args:
+      name: What the data are for, in the message.
+
+    Raises:
+      UsageError: Keras has refused the data.
+    """
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"fit refuses its {name}: {error}") from error
 
 
 def _full_batch(batches: Sequence[Any], name: str) -> Any:

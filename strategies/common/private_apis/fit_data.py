@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import array_data_adapter, data_adapter_utils
+from keras.src.trainers.data_adapters import (
+    array_data_adapter,
+    array_slicing,
+    data_adapter_utils,
+)
 from tensorflow.python.data.ops import prefetch_op
 
 
@@ -42,6 +46,22 @@ def data_adapter(x: Any, class_weight: Any, shuffle: Any) -> Any:
         return data_adapters.get_data_adapter(
             x, class_weight=class_weight, shuffle=shuffle
         )
+
+
+def split_arrays(
+    arrays: tuple[Any, Any, Any], fraction: float
+) -> tuple[tuple[Any, Any, Any], tuple[Any, Any, Any]]:
+    """Divides x, y and sample weights as `fit` does for `validation_split`.
+
+    Args:
+      arrays: Structures of arrays; None for none.
+      fraction: Fraction of the examples, the last ones, for the second part.
+
+    Raises:
+      ValueError: Keras refuses the arguments.
+    """
+    train, validation = array_slicing.train_validation_split(arrays, fraction)
+    return train, validation
 
 
 def whole_arrays(

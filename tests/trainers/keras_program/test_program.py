@@ -334,6 +334,11 @@ def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) ->
         ),
         ("model.fit(x, y, validation_split=0.999)", ("validation_split=0.999",)),
         (
+            "import tensorflow as tf\ndata = tf.data.Dataset.from_tensors((x, y))\n"
+            "model.fit(data, validation_split=0.2)",
+            ("`validation_split` is only supported for", "TensorDataset"),
+        ),
+        (
             "import threading\nt = threading.Thread(target=model.fit, args=(x, y))\n"
             "t.start()\nt.join()",
             ("fit in a thread",),

@@ -18,6 +18,7 @@ from tests.markers import chosen
 _RECORDED = pathlib.Path(__file__).with_name("recorded.py")
 _RECORDED_MODULE = f"{__package__}.{_RECORDED.stem}"
 _OWN_STEPS_PROGRAM = pathlib.Path(__file__).with_name("own_steps")
+_CALLS_PROGRAM = pathlib.Path(__file__).with_name("calls_of_fit")
 
 # Programs without random layers, and their arguments.
 _DETERMINISTIC = {
@@ -185,3 +186,9 @@ def test_a_step_of_its_own_trains_as_with_fit(
 ) -> None:
     found = _under(strategy, tmp_path, str(_OWN_STEPS_PROGRAM), model)
     _assert_same(found, _plain(str(_OWN_STEPS_PROGRAM), model))
+
+
+@pytest.mark.parametrize("calls", ["parts_for_validation"])
+def test_a_call_of_fit_does_what_keras_does(tmp_path: pathlib.Path, calls: str) -> None:
+    found = _under("mirrored", tmp_path, str(_CALLS_PROGRAM), calls)
+    _assert_same(found, _plain(str(_CALLS_PROGRAM), calls))
