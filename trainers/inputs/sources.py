@@ -187,6 +187,7 @@ class Data:
       augment: Function from features that `train` reads to features of a step with
         shape `input_shape`; None if features are not augmented.
       is_shuffled: False to train on the examples in their own order.
+      shown: Examples to look at the model with; None for the held-out ones.
     """
 
     train: Source
@@ -198,10 +199,13 @@ class Data:
     class_names: Sequence[str] | None = None
     augment: Augment | None = None
     is_shuffled: bool = True
+    shown: Source | None = None
 
     @property
     def to_look_at(self) -> Source:
         """Examples from which some are taken to look at the model."""
+        if self.shown is not None:
+            return self.shown
         # A stream of records to train on has none at hand.
         return self.evaluation if self.evaluation.num_examples else self.train
 

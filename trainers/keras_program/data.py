@@ -75,6 +75,8 @@ def _data(train: Source, held_out: FitData | None, arguments: FitArguments) -> D
         num_classes=0,
         # `fit` leaves the order of a data set to the data set.
         is_shuffled=bool(arguments.shuffle) and not isinstance(train, ProgramStream),
+        # Those to validate on may have no sample weights, or others.
+        shown=train,
     )
 
 

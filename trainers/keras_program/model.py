@@ -74,7 +74,7 @@ class LentModel:
 
         @functools.cache
         def few() -> Batch:
-            return few_examples(data)
+            return few_examples(data.to_look_at)
 
         def build(data: Examples, settings: Settings) -> keras.Model:
             del data, settings
@@ -94,10 +94,9 @@ class LentModel:
                     "fit has no labels (y), and the model is compiled with a loss: "
                     "give labels, or compile it without."
                 )
-            some = few_examples(data, _EXAMPLES_OF_A_STEP)
+            some = few_examples(data.train, _EXAMPLES_OF_A_STEP)
             if is_own or not has_labels:
-                evaluates = bool(data.evaluation.num_examples)
-                objective = own_step(self.model, some, evaluates)
+                objective = own_step(self.model, some, _held_out(data))
                 self._take_optimizers(objective)
             else:
                 build_with(self.model, few)
@@ -198,6 +197,13 @@ class LentModel:
             optimizer.loss_scale_factor = factor
         for variable in self._frozen:
             variable.trainable = True
+
+
+def _held_out(data: Data) -> Batch | None:
+    """Returns a few examples to evaluate on; None if there are none."""
+    if not data.evaluation.num_examples:
+        return None
+    return few_examples(data.evaluation, _EXAMPLES_OF_A_STEP)
 
 
 # Functions of keras/src/losses/losses.py: ratios of sums over a batch, and comparisons

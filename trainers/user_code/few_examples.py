@@ -9,19 +9,19 @@ import tensorflow as tf
 
 from models.objective import labels_of
 from strategies.common.types import Batch
-from trainers.inputs.sources import Data, spread_examples
+from trainers.inputs.sources import Source, spread_examples
 
 # Sorted data begin with one class, and of ten classes two of 16 examples differ.
 _EXAMPLES_TO_CHOOSE = 16
 
 
-def few_examples(data: Data, most: int = 2) -> Batch:
+def few_examples(source: Source, most: int = 2) -> Batch:
     """Reads a batch of at most two, or `most`, examples, as a step gets them.
 
     Labels differ, if there are different ones among a few: a loss of pairs is zero
     where all have one label, although it depends on the other examples.
     """
-    features, labels = spread_examples(data.to_look_at, max(most, _EXAMPLES_TO_CHOOSE))
+    features, labels = spread_examples(source, max(most, _EXAMPLES_TO_CHOOSE))
     num_rows = tf.nest.flatten(features)[0].shape[0]
     rows = _different_first(labels_of(labels), num_rows)[:most]
     features, labels = tf.nest.map_structure(

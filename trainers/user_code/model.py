@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from models import factories
 from models.base import Build, Examples, Settings
-from models.objective import Objective, labels_of
+from models.objective import Objective, Weighted, labels_of
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import build_metrics, flat_layers
 from strategies.common.private_apis.variables import make_anew
@@ -81,7 +81,7 @@ class CustomModel:
           PerBatchError: A loss or metric has no values of examples.
           UsageError: The loss does not fit the model or its data.
         """
-        few = self.few()
+        few = self._few_with_weights()
         examples = probe(model, few)
 
         def predictions() -> Any:
@@ -97,6 +97,18 @@ class CustomModel:
         return dataclasses.replace(
             objective, weighs_rows=_weighs(objective, model, few)
         )
+
+    def _few_with_weights(self) -> Batch:
+        """Returns a small batch, with sample weights if any examples have some."""
+        few, held_out = self.few(), self.data.evaluation
+        if (
+            isinstance(few.labels, Weighted)
+            or self.data.to_look_at is held_out
+            or not held_out.num_examples
+        ):
+            return few
+        validated = few_examples(held_out)
+        return validated if isinstance(validated.labels, Weighted) else few
 
 
 def _weighs(objective: CompiledObjective, model: keras.Model, few: Batch) -> bool:
@@ -127,7 +139,7 @@ def custom_model(config: ModelConfig, data: Data) -> CustomModel:
     # Read once, and only if it is needed.
     @functools.cache
     def few() -> Batch:
-        return few_examples(data)
+        return few_examples(data.to_look_at)
 
     before: list[keras.Model] = []
 

@@ -12,13 +12,17 @@ from keras import layers
 draw = np.random.default_rng(12)
 x = draw.normal(size=(40, 4))
 y = (x.sum(axis=1) > 0).astype("int64")
+weights = draw.random(40) * 3
+
+
+def crossentropy(**settings):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **settings)
 
 
 def small(**compiled):
     keras.utils.set_random_seed(12)
     model = keras.Sequential([layers.Input((4,)), layers.Dense(2)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(**{"optimizer": "sgd", "loss": loss, **compiled})
+    model.compile(**{"optimizer": "sgd", "loss": crossentropy(), **compiled})
     return model
 
 
@@ -28,4 +32,42 @@ def parts_for_validation():
     small().fit(x, y, **few, validation_split=0.25, class_weight=rare)
 
 
-{"parts_for_validation": parts_for_validation}[sys.argv[1]]()
+class Unpacking(keras.Model):
+    """Needs sample weights in training, and takes none in validation."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        features, labels, sample_weights = data
+        return super().train_step((features, labels, sample_weights))
+
+    def test_step(self, data):
+        features, labels = data
+        return super().test_step((features, labels))
+
+
+def weights_of_one_part():
+    few = {"batch_size": 10, "epochs": 2}
+    weighted = {**few, "sample_weight": weights}
+    accuracy = {"weighted_metrics": ["accuracy"]}
+    small(**accuracy).fit(x, y, **weighted, validation_data=(x, y))
+    small(**accuracy).fit(x, y, **few, validation_data=(x, y, weights))
+    ratio = {"loss": crossentropy(reduction="mean_with_sample_weight")}
+    small(**ratio).fit(x, y, **weighted, validation_data=(x, y))
+    model = Unpacking()
+    model(x[:2])
+    model.set_weights([np.ones((4, 2)) / 4, np.zeros(2)])
+    model.compile("sgd", crossentropy())
+    model.fit(x, y, **weighted, validation_data=(x, y))
+
+
+CALLS = {
+    "parts_for_validation": parts_for_validation,
+    "weights_of_one_part": weights_of_one_part,
+}
+CALLS[sys.argv[1]]()

@@ -26,13 +26,13 @@ from trainers.user_code.own_step.observation import (
 from trainers.user_code.state_remark import normalizes_batches
 
 
-def own_step(model: keras.Model, few: Batch, evaluates: bool) -> OwnStep:
+def own_step(model: keras.Model, few: Batch, held_out: Batch | None) -> OwnStep:
     """Returns the objective of a model that trains or evaluates by itself.
 
     Args:
       model: Compiled model, whose variables belong to this process.
-      few: A few examples.
-      evaluates: True if there are examples to evaluate on.
+      few: A few examples to train on.
+      held_out: A few examples to evaluate on; None for none.
 
     Raises:
       UsageError: The model updates weights by other means than an optimizer, or one of
@@ -41,7 +41,9 @@ def own_step(model: keras.Model, few: Batch, evaluates: bool) -> OwnStep:
     _build(model, few)
     train, seen = _probed(model, "train_step", few)
     _check_updates(model, seen)
-    test = _probed(model, "test_step", few)[0] if evaluates else None
+    test = None
+    if held_out is not None:
+        test = _probed(model, "test_step", held_out)[0]
     updates = [OwnUpdate(update.optimizer, update.variables) for update in seen.updates]
     return OwnStep(
         train=train,

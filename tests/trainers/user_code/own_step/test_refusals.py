@@ -62,4 +62,4 @@ def test_what_a_step_does_in_a_part_of_the_graph_is_refused(
     model = kind()
     model.compile(optimizer="sgd")
     with pytest.raises(UsageError, match=words):
-        own_step(model, few_examples(), evaluates=False)
+        own_step(model, few_examples(), held_out=None)

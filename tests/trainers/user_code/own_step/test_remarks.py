@@ -66,7 +66,7 @@ def with_numbers_of_tensorflow(outputs):
 def remark_of(loss: Callable[[Any], Any]) -> str | None:
     model = Projected(loss)
     model.compile(optimizer="sgd")
-    return own_step(model, few_examples(), evaluates=False).remark
+    return own_step(model, few_examples(), held_out=None).remark
 
 
 def test_a_loss_of_the_others_in_a_batch_is_named() -> None:
