@@ -29,8 +29,12 @@ from trainers.keras_program.stream import ProgramStream
 _Arrays = tuple[Any, Any, Any]
 
 
-def data_of_fit(arguments: FitArguments) -> Data:
+def data_of_fit(arguments: FitArguments, seed: int) -> Data:
     """Returns the examples to train and to validate on.
+
+    Args:
+      arguments: Arguments of `fit`.
+      seed: Seed of the order of batches.
 
     Raises:
       UsageError: They are of a kind that is not taken.
@@ -45,12 +49,17 @@ def data_of_fit(arguments: FitArguments) -> Data:
     train = _arrays(*examples, given.class_weight)
     if train is not None:
         return _data(_source(train), held_out, given)
+    others = {
+        "y": given.y,
+        "sample_weight": given.sample_weight,
+        "class_weight": given.class_weight,
+    }
     opened = open_stream(
         given.x,
-        given.class_weight,
-        given.shuffle,
         given.steps_per_epoch,
         "training data",
+        seed if given.shuffle else None,
+        others,
     )
     return _data(opened, None, given)
 
@@ -89,8 +98,7 @@ def _validation(arguments: FitArguments) -> Source:
         found = _arrays(x, y, weights, None)
     if found is not None:
         return _source(found)
-    steps = arguments.validation_steps
-    return open_stream(given, None, False, steps, "validation data")
+    return open_stream(given, arguments.validation_steps, "validation data")
 
 
 def _arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> FitData | None:

@@ -4,60 +4,110 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.fit_data import data_adapter, without_reading_ahead
+from strategies.common.private_apis.fit_data import (
+    data_adapter,
+    first_batches,
+    spec_of_batches,
+    without_reading_ahead,
+)
+from trainers.keras_program.shuffled import Shuffled
 from trainers.keras_program.stream import ProgramStream, tensors_of
 
 
 def open_stream(
-    x: Any, class_weight: Any, shuffle: Any, steps: int | None, name: str
+    x: Any,
+    steps: int | None,
+    name: str,
+    seed: int | None = None,
+    given: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> ProgramStream:
     """Opens data that are no arrays.
 
     Args:
       x: tf.data.Dataset, generator, keras.utils.PyDataset, torch DataLoader or Grain
         source of batches.
-      class_weight: Weights of examples by class, as `fit` takes them; None for none.
-      shuffle: True to read the batches of a PyDataset in a random order.
       steps: Number of batches of an epoch; None to find out.
       name: What the data are for, in messages.
+      seed: Seed of the order of the batches of a PyDataset; None for their own order.
+      given: Other arguments of `fit` for Keras's reader, by name.
 
     Raises:
       UsageError: The data are of another kind, empty, or of unknown length.
     """
     if isinstance(x, types.GeneratorType):
-        return _of_generator(x, steps, name)
-    with refusals_named(name):
-        adapter = data_adapter(x, class_weight, shuffle)
-    dataset = adapter.get_tf_dataset()
-    to_look_at = dataset
+        return _of_generator(x, steps, name, given)
     if isinstance(x, tf.data.Dataset):
-        endless = dataset.repeat()
-        look = data_adapter(without_reading_ahead(x), class_weight, shuffle)
-        to_look_at = look.get_tf_dataset()
-    else:
+        return _of_dataset(x, steps, name, given)
+
+    def opened() -> Any:
+        in_order = x
+        if isinstance(x, keras.utils.PyDataset) and seed is not None:
+            in_order = Shuffled(x, seed)
+        return data_adapter(in_order, **given)
+
+    with refusals_named(name), _random_numbers_kept():
+        adapter = opened()
+        first_two = list(map(_without_nones, first_batches(adapter)))
+        full = _full_batch(first_two, name)
         endless = tf.data.Dataset.from_generator(
-            lambda: _all_epochs(lambda: data_adapter(x, class_weight, shuffle)),
-            output_signature=dataset.element_spec,
+            lambda: _all_epochs(opened()), output_signature=spec_of_batches(first_two)
         )
-    full = _full_batch(list(itertools.islice(to_look_at, 2)), name)
-    if steps is None:
-        steps = adapter.num_batches
-    if steps is None:
-        if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-            raise UsageError(
-                f"fit has {name} without an end: give steps_per_epoch (or "
-                "validation_steps)."
-            )
-        # The last step of the run has to be known at its start.
-        steps = sum(1 for _ in dataset)
+        if steps is None:
+            steps = adapter.num_batches
+        if steps is None and isinstance(x, keras.utils.PyDataset):
+            raise _endless(name)
+        if steps is None:
+            # The last step of the run has to be known at its start.
+            steps = sum(1 for _ in adapter.get_numpy_iterator())
     return _stream(endless, full, steps, name)
+
+
+def _of_dataset(
+    x: tf.data.Dataset, steps: int | None, name: str, given: Mapping[str, Any]
+) -> ProgramStream:
+    with refusals_named(name):
+        adapter = data_adapter(x, **given)
+        dataset = adapter.get_tf_dataset()
+        look = data_adapter(without_reading_ahead(x), **given).get_tf_dataset()
+    with _random_numbers_kept():
+        full = _full_batch(list(itertools.islice(look, 2)), name)
+        if steps is None:
+            steps = adapter.num_batches
+        if steps is None and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+            raise _endless(name)
+        if steps is None:
+            steps = sum(1 for _ in dataset)
+    return _stream(dataset.repeat(), full, steps, name)
+
+
+def _endless(name: str) -> UsageError:
+    return UsageError(
+        f"fit has {name} without an end: give steps_per_epoch (or validation_steps)."
+    )
+
+
+@contextlib.contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Keeps the state of random numbers that the program's data may draw from.
+
+    The training then reads the batches that `fit` would read.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 @contextlib.contextmanager
@@ -88,50 +138,71 @@ def _full_batch(batches: Sequence[Any], name: str) -> Any:
     """
     if not batches:
         raise UsageError(f"fit has no batches in its {name}.")
-    return max(batches, key=lambda batch: tensors_of(batch)[0].shape[:1].as_list())
+    return max(batches, key=lambda batch: tuple(tensors_of(batch)[0].shape[:1]))
 
 
-def _all_epochs(make_adapter: Callable[[], Any]) -> Iterator[Any]:
+def _all_epochs(adapter: Any) -> Iterator[Any]:
     """Yields the batches of one epoch after the other, without an end."""
-    # A new reader for each pipeline: one that is left in the middle of an epoch cannot
-    # begin another.
-    adapter = make_adapter()
+    batches = adapter.get_tf_dataset()
+    # `fit` does so before the first epoch too (keras/src/trainers/epoch_iterator.py).
+    adapter.on_epoch_end()
     while True:
         adapter.on_epoch_begin()
         try:
-            yield from adapter.get_tf_dataset()
+            yield from map(_without_nones, batches)
         finally:
             adapter.on_epoch_end()
 
 
-def _of_generator(x: Iterable[Any], steps: int | None, name: str) -> ProgramStream:
+def _of_generator(
+    x: Iterable[Any], steps: int | None, name: str, given: Mapping[str, Any]
+) -> ProgramStream:
     if steps is None:
         raise UsageError(
             f"fit has a generator as its {name}, whose length is not known: give "
             "steps_per_epoch (or validation_steps), or a keras.utils.PyDataset."
         )
-    batches = iter(x)
-    first_two = [_tensors(batch) for batch in itertools.islice(batches, 2)]
+    batches = map(_without_nones, x)
+    first_two = list(itertools.islice(batches, 2))
     full = _full_batch(first_two, name)
-    spec = tf.nest.map_structure(
-        lambda rows: tf.TensorSpec([None, *rows.shape[1:]], rows.dtype), full
-    )
-    # It can be read once: by the run that began it.
-    endless = tf.data.Dataset.from_generator(
-        lambda: itertools.chain(first_two, batches), output_signature=spec
-    )
+    with refusals_named(name):
+        data_adapter((batch for batch in first_two), **given)
+        # It can be read once: by the run that began it.
+        endless = tf.data.Dataset.from_generator(
+            lambda: itertools.chain(first_two, batches),
+            output_signature=spec_of_batches(first_two),
+        )
     return _stream(endless, full, steps, name)
 
 
-def _tensors(batch: Any) -> Any:
-    """Returns a batch of a generator, in which a list is a tuple, as tensors."""
-    batch = tuple(batch) if isinstance(batch, list) else batch
-    return tf.nest.map_structure(tf.convert_to_tensor, batch)
+def _without_nones(batch: Any) -> Any:
+    """Returns a batch, in which a list is a tuple, without None for labels or weights.
+
+    Keras's readers have an empty `Optional` in place of None.
+    """
+    if isinstance(batch, list):
+        batch = tuple(batch)
+    if not isinstance(batch, tuple):
+        return batch
+    return tuple(
+        part
+        for part in batch
+        if not (part is None or isinstance(part, tf.experimental.Optional))
+    )
 
 
 def _stream(
     endless: tf.data.Dataset, full: Any, steps: int, name: str
 ) -> ProgramStream:
+    if any(
+        isinstance(part, tf.SparseTensorSpec)
+        for part in tf.nest.flatten(endless.element_spec)
+    ):
+        raise UsageError(
+            f"fit has sparse {name}, of which replicas cannot take rows: make them "
+            "dense, as by tf.sparse.to_dense."
+        )
+    full = tf.nest.map_structure(tf.convert_to_tensor, full)
     sizes = {rows.shape[0] if rows.shape.rank else None for rows in tensors_of(full)}
     if len(sizes) != 1 or None in sizes:
         raise UsageError(

@@ -226,7 +226,7 @@ class _Program:
     def _train_model(
         self, model: keras.Model, arguments: FitArguments, fit: Callable[..., Any]
     ) -> tuple[keras.callbacks.History, ExitCode]:
-        data = data_of_fit(arguments)
+        data = data_of_fit(arguments, self._config.run.seed)
         if validates_on_shuffled(arguments):
             self._console.warn(
                 "training and validation data are parts of one data set that each "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -12,6 +14,7 @@ from keras.src.trainers.data_adapters import (
     array_data_adapter,
     array_slicing,
     data_adapter_utils,
+    py_dataset_adapter,
 )
 from tensorflow.python.data.ops import prefetch_op
 
@@ -30,12 +33,16 @@ class FitData(NamedTuple):
     weights: Any
 
 
-def data_adapter(x: Any, class_weight: Any, shuffle: Any) -> Any:
+def data_adapter(x: Any, **given: Any) -> Any:
     """Returns Keras's reader of data of `fit` that are no arrays.
 
     It makes a tf.data.Dataset of tf.data, PyDataset, torch and Grain sources, and turns
     class weights into sample weights (keras/src/trainers/data_adapters/__init__.py,
     `get_data_adapter`).
+
+    Args:
+      x: The data.
+      **given: Other arguments of `fit`, most of which such data refuse.
 
     Raises:
       ValueError, TypeError: Keras refuses the data.
@@ -43,9 +50,38 @@ def data_adapter(x: Any, class_weight: Any, shuffle: Any) -> Any:
     with warnings.catch_warnings():
         # That shuffle is for the data set to do.
         warnings.simplefilter("ignore")
-        return data_adapters.get_data_adapter(
-            x, class_weight=class_weight, shuffle=shuffle
-        )
+        return data_adapters.get_data_adapter(x, **given)
+
+
+def first_batches(adapter: Any) -> list[Any]:
+    """Returns the first two batches of Keras's reader, without reading ahead.
+
+    The tf.data.Dataset of the reader reads on in the background, as many batches as
+    there is time for. If reading draws random numbers or changes the data, what follows
+    would be different in each process.
+
+    Args:
+      adapter: Reader of anything but a tf.data.Dataset.
+    """
+    most = data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC
+    if not isinstance(adapter, py_dataset_adapter.PyDatasetAdapter):
+        return list(itertools.islice(adapter.get_numpy_iterator(), most))
+    # As in its get_tf_dataset: its iterator may start threads.
+    batches = adapter.py_dataset
+    count = min(most, most if batches.num_batches is None else batches.num_batches)
+    return [adapter._standardize_batch(batches[index]) for index in range(count)]
+
+
+def spec_of_batches(batches: Sequence[Any]) -> Any:
+    """Returns the specification of tensors that Keras finds in the first batches.
+
+    An axis in which they differ has any size (keras/src/trainers/data_adapters/
+    data_adapter_utils.py, `get_tensor_spec`).
+
+    Raises:
+      ValueError: They have other numbers of axes.
+    """
+    return data_adapter_utils.get_tensor_spec(list(batches))
 
 
 def split_arrays(

@@ -66,7 +66,51 @@ def weights_of_one_part():
     model.fit(x, y, **weighted, validation_data=(x, y))
 
 
+class Noisy(keras.utils.PyDataset):
+    """Draws noise and its order from NumPy's generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = np.arange(40)
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        rows = self.rows[10 * index : 10 * index + 10]
+        return x[rows] + np.random.normal(size=(10, 4)), y[rows]
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.rows)
+
+
+def random_batches():
+    small().fit(Noisy(), epochs=5)
+
+
+def of_lengths():
+    """Yields batches of sequences of several lengths, without sample weights."""
+    for length in (5, 7, 3, 9) * 2:
+        rows = draw.normal(size=(10, length, 3))
+        yield rows, rows[:, 0, 0] > 0, None
+
+
+def generators():
+    keras.utils.set_random_seed(12)
+    model = keras.Sequential(
+        [
+            layers.Input((None, 3)),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    model.compile("sgd", "binary_crossentropy")
+    model.fit(of_lengths(), epochs=2, steps_per_epoch=4)
+
+
 CALLS = {
+    "generators": generators,
+    "random_batches": random_batches,
     "parts_for_validation": parts_for_validation,
     "weights_of_one_part": weights_of_one_part,
 }

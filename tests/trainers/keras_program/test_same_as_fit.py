@@ -188,7 +188,17 @@ def test_a_step_of_its_own_trains_as_with_fit(
     _assert_same(found, _plain(str(_OWN_STEPS_PROGRAM), model))
 
 
-@pytest.mark.parametrize("calls", ["parts_for_validation", "weights_of_one_part"])
-def test_a_call_of_fit_does_what_keras_does(tmp_path: pathlib.Path, calls: str) -> None:
-    found = _under("mirrored", tmp_path, str(_CALLS_PROGRAM), calls)
+@pytest.mark.parametrize(
+    ("calls", "strategy"),
+    [
+        ("parts_for_validation", "mirrored"),
+        ("weights_of_one_part", "mirrored"),
+        ("generators", "mirrored"),
+        ("random_batches", "multi_worker_mirrored"),
+    ],
+)
+def test_a_call_of_fit_does_what_keras_does(
+    tmp_path: pathlib.Path, calls: str, strategy: str
+) -> None:
+    found = _under(strategy, tmp_path, str(_CALLS_PROGRAM), calls)
     _assert_same(found, _plain(str(_CALLS_PROGRAM), calls))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +24,7 @@ from trainers.keras_program.stream import StreamBatches
 
 
 def _batches(data: tf.data.Dataset, first_step: int, last_step: int) -> StreamBatches:
-    opened = open_stream(data, None, False, None, "training data")
+    opened = open_stream(data, None, "training data")
     order = Order(
         num_examples=opened.num_examples,
         global_batch_size=opened.batch_size,
@@ -91,9 +92,74 @@ def test_a_look_at_data_does_not_read_ahead() -> None:
     data = tf.data.Dataset.from_generator(rows, output_signature=tf.TensorSpec((2,)))
     batches = data.apply(tf.data.experimental.assert_cardinality(40)).batch(4)
     prefetched = batches.cache().prefetch(tf.data.AUTOTUNE).prefetch(8)
-    open_stream(prefetched, None, False, None, "training data")
+    open_stream(prefetched, None, "training data")
     time.sleep(0.2)
     assert num_read == 8
+
+
+class _Drawn(keras.utils.PyDataset):
+    """Batches that are drawn, and the indices of those that were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        self.read.append(index)
+        return np.random.normal(size=(4, 2)), np.zeros(4)
+
+
+def test_a_look_at_batches_draws_no_random_numbers() -> None:
+    """Each worker would train on others, as far as its look has read ahead."""
+    data = _Drawn()
+    np.random.seed(7)
+    expected = np.random.get_state()[1]
+    np.random.seed(7)
+    open_stream(data, None, "training data")
+    assert data.read == [0, 1]
+    np.testing.assert_array_equal(np.random.get_state()[1], expected)
+
+
+def test_batches_are_shuffled_without_the_generator_of_the_program() -> None:
+    def order(seed_of_program: int) -> list[int]:
+        data = _Drawn()
+        batches = open_stream(data, None, "training data", seed=3).endless
+        random.seed(seed_of_program)
+        for _ in batches.take(12):
+            pass
+        # After the look, and the first two batches that Keras looks at.
+        return data.read[4:16]
+
+    read = order(1)
+    assert read == order(2)
+    assert sorted(read[:6]) == sorted(read[6:]) == list(range(6))
+    assert read[:6] != read[6:]
+
+
+def _rows(*batch: Any) -> Iterator[Any]:
+    yield from [batch] * 4
+
+
+_ROWS, _CLASSES = np.ones((4, 2), "float32"), np.zeros(4, "int64")
+_DATASET = tf.data.Dataset.from_tensor_slices((_ROWS, _CLASSES)).batch(2)
+
+
+@pytest.mark.parametrize(
+    ("x", "given", "words"),
+    [
+        (_DATASET, {"y": _CLASSES}, "`y` should not be passed"),
+        (_rows(_ROWS, _CLASSES), {"class_weight": {0: 2.0}}, "`class_weight`"),
+        (_DATASET.map(lambda x, y: (tf.sparse.from_dense(x), y)), {}, "to_dense"),
+    ],
+)
+def test_data_that_are_not_taken_are_named(
+    x: Any, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        open_stream(x, 2, "training data", given=given)
 
 
 def test_all_windows_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,13 +202,13 @@ def test_a_remainder_that_comes_first_is_not_taken_for_a_batch(kind: str) -> Non
     parts = np.split(rows, np.cumsum(sizes)[:-1])
     if kind == "generator":
         data = ((part, part) for part in parts)
-        opened = open_stream(data, None, False, len(sizes), "training data")
+        opened = open_stream(data, len(sizes), "training data")
     else:
         data = tf.data.Dataset.from_generator(
             lambda: ((part, part) for part in parts),
             output_signature=(tf.TensorSpec([None], tf.int64),) * 2,
         )
-        opened = open_stream(data, None, False, None, "training data")
+        opened = open_stream(data, None, "training data")
     assert (opened.batch_size, opened.steps_per_epoch) == (4, 3)
     order = Order(num_examples=12, global_batch_size=4, seed=None)
     (window,) = opened.batches(order, 0, 3).windows()
