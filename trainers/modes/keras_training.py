@@ -20,6 +20,10 @@ import tensorflow as tf
 from strategies.common.errors import ExitCode
 from strategies.common.types import Batch, GlobalBatches, StepResults, SyncedFlags
 from trainers.fault_tolerance.preemption import PreemptionSignals
+from trainers.keras_program.executions import (
+    validation_in_executions,
+    whole_executions,
+)
 from trainers.keras_program.loss_of_fit import LossOfFit
 from trainers.keras_program.stream import ProgramStream
 from trainers.loop.evaluation import Evaluated
@@ -45,15 +49,21 @@ class KerasTraining(TrainingRun):
             raise RuntimeError("only a program calls fit")
         arguments, first = self.epochs.arguments, self.epochs.first_step
         num_steps = self.parts.train_steps - first
-        ends_in_epoch = num_steps % self.epochs.steps_per_epoch > 0
-        if self.parts.config.report.record_steps or ends_in_epoch:
-            # Otherwise callbacks are called, and training stops, after several steps.
-            self.parts.model.steps_per_execution = 1
+        executions = whole_executions(
+            self.parts.model,
+            num_steps,
+            self.epochs.steps_per_epoch,
+            most=1 if self.parts.config.report.record_steps else None,
+        )
         self.metrics.clock.started()
         self.reporter.start_progress(first)
         with PreemptionSignals() as signals:
             watcher = _Watcher(self, signals)
-            with watcher.losses.followed(), self._random_numbers(watcher):
+            with (
+                executions,
+                watcher.losses.followed(),
+                self._random_numbers(watcher),
+            ):
                 self.epochs.history = self.epochs.fit(
                     _as_fit_takes_it(watcher.counted(self.parts.batches(first))),
                     epochs=self.epochs.last_epoch,
@@ -86,10 +96,10 @@ class KerasTraining(TrainingRun):
     def _validation(self) -> dict[str, Any]:
         if not self.parts.evaluation.num_examples or self.epochs is None:
             return {}
-        batches = self.parts.evaluation.batches
+        evaluation = self.parts.evaluation
+        data = _as_fit_takes_it(evaluation.batches.dataset(0, 1))
         return {
-            "validation_data": _as_fit_takes_it(batches.dataset(0, 1)),
-            "validation_steps": self.parts.evaluation.num_steps,
+            **validation_in_executions(data, evaluation.num_steps, self.parts.model),
             "validation_freq": self.epochs.arguments.validation_freq,
         }
 

@@ -1,0 +1,57 @@
+"""Executions of several steps (`steps_per_execution`) in Keras's own `fit`.
+
+Keras runs whole executions until its data ends. The data of a program ends after an
+epoch; the data that `fit` gets here has the steps of all epochs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@contextlib.contextmanager
+def whole_executions(
+    model: keras.Model, num_steps: int, steps_per_epoch: int, most: int | None = None
+) -> Iterator[None]:
+    """Lets executions end where epochs and the training end, in the block.
+
+    Args:
+      model: Compiled model of the program.
+      num_steps: Number of steps of the training.
+      steps_per_epoch: Number of steps of an epoch.
+      most: Largest number of steps of an execution; None for the program's.
+    """
+    compiled = model.steps_per_execution
+    common = math.gcd(num_steps, steps_per_epoch)
+    most = min(most or compiled, common)
+    size = max(size for size in range(1, most + 1) if common % size == 0)
+    model.steps_per_execution = size
+    # The program may have traced it with its own number, in `evaluate`.
+    model.test_function = None
+    try:
+        yield
+    finally:
+        model.steps_per_execution = compiled
+        model.test_function = None
+
+
+def validation_in_executions(
+    data: tf.data.Dataset, num_steps: int, model: keras.Model
+) -> dict[str, Any]:
+    """Returns the arguments of `fit` for a validation.
+
+    Args:
+      data: Batches of a validation, perhaps again and again.
+      num_steps: Number of batches of one validation.
+      model: Model with the number of steps of an execution.
+    """
+    if num_steps % model.steps_per_execution == 0:
+        return {"validation_data": data, "validation_steps": num_steps}
+    # The last execution has fewer steps, and ends with the data.
+    return {"validation_data": data.take(num_steps)}
