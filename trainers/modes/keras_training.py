@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -28,9 +28,7 @@ from trainers.keras_program.loss_of_fit import LossOfFit
 from trainers.keras_program.stream import ProgramStream
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
-from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
-from trainers.model.random_numbers.seeds import keyed_states, seed_states, step_key
-from trainers.model.random_numbers.tensorflow_draws import TensorFlowDraws
+from trainers.model.random_numbers.of_fit import RandomNumbersOfFit
 from trainers.modes.training_run import TrainingRun
 from trainers.user_code.own_step.model_step import as_fit_has_it
 from trainers.user_code.own_step.objective import loss_metric_of, loss_name_of
@@ -49,6 +47,7 @@ class KerasTraining(TrainingRun):
             raise RuntimeError("only a program calls fit")
         arguments, first = self.epochs.arguments, self.epochs.first_step
         num_steps = self.parts.train_steps - first
+        replays = self.parts.config.model.replayable_random_numbers
         executions = whole_executions(
             self.parts.model,
             num_steps,
@@ -62,7 +61,7 @@ class KerasTraining(TrainingRun):
             with (
                 executions,
                 watcher.losses.followed(),
-                self._random_numbers(watcher),
+                watcher.numbers.replayed() if replays else contextlib.nullcontext(),
             ):
                 self.epochs.history = self.epochs.fit(
                     _as_fit_takes_it(watcher.counted(self.parts.batches(first))),
@@ -78,20 +77,6 @@ class KerasTraining(TrainingRun):
                 return "preempted", signals.exit_code
         self._save_checkpoint()
         return "completed", ExitCode.DONE
-
-    @contextlib.contextmanager
-    def _random_numbers(self, watcher: _Watcher) -> Iterator[None]:
-        """Draws the random numbers of the other arms, if they are replayed."""
-        if not self.parts.config.model.replayable_random_numbers:
-            yield
-            return
-        numbers = ReplayedRandomNumbers()
-        draws = TensorFlowDraws(numbers)
-        with (
-            numbers.replayed(watcher.examples),
-            draws.keyed_in_steps(self.parts.model, watcher.key),
-        ):
-            yield
 
     def _validation(self) -> dict[str, Any]:
         if not self.parts.evaluation.num_examples or self.epochs is None:
@@ -125,14 +110,9 @@ class _Watcher(keras.callbacks.Callback):
         config = run.parts.config.report
         # Each report reads a metric, which a step of fit does not.
         self._every = 1 if config.record_steps else config.summary_every_steps
-        self._seeds = seed_states(run.parts.model)
+        self.numbers = RandomNumbersOfFit(run.parts.model, run.parts.config.run.seed)
         # Of steps whose batches have been read, which may be ahead of `fit`.
         self._examples_of_step: dict[int, int] = {}
-        # Indices of the examples of the present batch, and the key of its step.
-        self.examples = tf.Variable(
-            tf.zeros([1], tf.int64), shape=[None], trainable=False
-        )
-        self.key = tf.Variable(tf.zeros([2], tf.int64), trainable=False)
 
     def counted(self, batches: GlobalBatches) -> tf.data.Dataset:
         """Returns whole batches, and counts the examples of each when it is read."""
@@ -156,14 +136,8 @@ class _Watcher(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Draws the random numbers that replica 0 of the other runs draws."""
-        if not self._run.parts.config.report.record_steps:
-            return
-        batch_of_step = self._batch_of_step()
-        seed = self._run.parts.config.run.seed
-        for state, value in keyed_states(self._seeds, seed, batch_of_step):
-            state.assign(value)
-        self.examples.assign(batch_of_step.indices)
-        self.key.assign(step_key(seed, batch_of_step))
+        if self._run.parts.config.report.record_steps:
+            self.numbers.begin(self._batch_of_step())
 
     def _batch_of_step(self) -> Batch:
         """Returns what random numbers depend on, for the step that begins."""
