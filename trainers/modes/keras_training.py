@@ -164,13 +164,13 @@ class _Watcher(keras.callbacks.Callback):
         passed = self._step // self._every
         self._step += num_steps
         parts = self._run.parts
-        is_last = self._step == parts.train_steps
-        ends_epoch = batch + 1 == self.params["steps"]
-        if is_last or ends_epoch or self._step // self._every > passed:
-            self._report(logs or {}, now)
         # fit ends after this batch, and validates as at the end of an epoch.
-        if is_last or self._signals.requested:
+        if self._step == parts.train_steps or self._signals.requested:
             self.model.stop_training = True
+        # A callback of the program may have stopped it as well.
+        ends = self.model.stop_training or batch + 1 == self.params["steps"]
+        if ends or self._step // self._every > passed:
+            self._report(logs or {}, now)
         self._mark = time.perf_counter()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
@@ -183,6 +183,14 @@ class _Watcher(keras.callbacks.Callback):
         if means:
             event = self._event(_no_steps())
             self._run.reporter.write_evaluation(event, Evaluated(means, None))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Writes the metrics of the last steps, if a callback has stopped the training.
+
+        A signal leaves them to the run that continues.
+        """
+        if not (self._signals.requested or self._run.metrics.window.is_empty):
+            self._run.reporter.write_metrics(self._event(_no_steps()))
 
     def _report(self, logs: Mapping[str, Any], now: float) -> None:
         run = self._run

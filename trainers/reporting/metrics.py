@@ -112,6 +112,11 @@ class MetricsWindow:
         self._step_seconds += results.step_seconds.sum()
         self._input_seconds += results.input_seconds.sum()
 
+    @property
+    def is_empty(self) -> bool:
+        """True if the interval has no steps yet."""
+        return not self._sums
+
     def means(self) -> dict[str, float]:
         """Returns the loss and metrics of the examples of the interval."""
         return self._results(without_statistics(self._sums))

@@ -68,3 +68,64 @@ def test_executions_of_several_steps_end_with_the_epoch(
     for name, values in expected["fit"].items():
         assert found["fit"][name] == pytest.approx(values, rel=1e-5), name
     assert processes.result_of(tmp_path / "run")["steps"] == 30
+
+
+_STOPPED = """
+import json, sys
+import keras, numpy as np
+
+class Stop(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.stops(batch == 6 and self.epoch == 1 and sys.argv[2] == "batch")
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.stops(epoch == 1)
+
+    def stops(self, now):
+        self.model.stop_training = self.model.stop_training or now
+
+keras.utils.set_random_seed(0)
+rows = np.random.default_rng(0).normal(size=(70, 4)).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.02), "mse")
+history = model.fit(
+    rows, rows[:, 0], batch_size=7, epochs=50, shuffle=False, verbose=0,
+    callbacks=[Stop()],
+)
+with open(sys.argv[1], "w") as file:
+    json.dump(history.history["loss"], file)
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "num_steps"),
+    [("epoch", 20), pytest.param("batch", 17, marks=pytest.mark.exhaustive)],
+)
+def test_a_training_that_a_callback_stops_reports_its_last_steps(
+    tmp_path: pathlib.Path, moment: str, num_steps: int
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_STOPPED)
+    alone = tmp_path / "alone.json"
+    plain = processes.run_module("program", str(alone), moment, folder=tmp_path)
+    first, second = _content(plain, alone)
+    run = processes.run(
+        *(f"--script={program}", "--strategy=one_device", "--summary_every_steps=15"),
+        *("--set=model.keras_fit=true", f"--run_dir={tmp_path / 'run'}"),
+        *("--", str(tmp_path / "inside.json"), moment),
+    )
+    assert _content(run, tmp_path / "inside.json") == pytest.approx([first, second])
+    rows = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [row["step"] for row in rows] == [15, num_steps]
+    # Of batches of equal size, so that the mean over all steps is that of Keras.
+    losses = [15 * rows[0]["train_loss"], (num_steps - 15) * rows[1]["train_loss"]]
+    assert sum(losses) == pytest.approx(10 * first + (num_steps - 10) * second)
+    result = processes.result_of(tmp_path / "run")
+    assert result["steps"] == num_steps
+    assert result["final"]["train_loss"] == rows[1]["train_loss"]
