@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 import numpy as np
 
+from models.objective import add_steps
 from trainers.loop.loop import StepEvent
 from trainers.loop.parts import TrainingParts
+from trainers.model.gradient_noise_scale import without_statistics
 from trainers.model.random_numbers.seeds import seed_states
 from trainers.model.update import RECORDED
 from trainers.run_dir.step_recording import RecordedStep, Recording, unique_names
@@ -26,6 +29,9 @@ def record_step(
       run_folder: Folder of the run.
     """
     results = event.results
+    sums: dict[str, Any] = {}
+    add_steps(sums, results.sums)
+    metrics = parts.objective.results(without_statistics(sums))
     recorded = RecordedStep(
         loss=float(results.sums["loss"][-1]),
         examples=int(results.sums["examples"][-1]),
@@ -37,11 +43,7 @@ def record_step(
         },
         weights=_values(parts.model.trainable_variables),
         layer_state=_values(parts.layer_state.variables),
-        metrics={
-            name: float(sums[-1])
-            for name, sums in results.sums.items()
-            if name not in ("loss", "examples") and np.ndim(sums[-1]) == 0
-        },
+        metrics={name: value for name, value in metrics.items() if name != "loss"},
     )
     Recording(run_folder).write(event.step, recorded)
 

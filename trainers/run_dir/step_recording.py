@@ -8,7 +8,7 @@
     gradients/<variable>     summed over replicas, before clipping
     weights/<variable>       after the step
     layer_state/<variable>   what else training changes, after the step
-    metrics/<name>           sum over the step's examples
+    metrics/<name>           value over the step's examples
 
 exact to the bit, as float32 where that holds all of an array and as float64 elsewhere.
 `keras.npz` holds what Keras itself computes of the first step's batch.
@@ -44,7 +44,7 @@ class RecordedStep:
         not depend on it.
       weights: Weights after the step, by variable.
       layer_state: State of layers after the step, by variable.
-      metrics: Sums over the examples, by name.
+      metrics: Metrics of the examples, by name.
     """
 
     loss: float

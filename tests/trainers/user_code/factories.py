@@ -242,7 +242,9 @@ def regularized() -> keras.Model:
     hidden = keras.layers.Dropout(0.5)(hidden)
     outputs = keras.layers.Dense(1, activity_regularizer="l2", name="size")(hidden)
     model = keras.Model(inputs, outputs)
-    model.compile(loss=guide_loss, metrics=["mae"], weighted_metrics=["mse"])
+    # The state of the second is no mean over examples.
+    metrics = ["mae", keras.metrics.R2Score(name="r2")]
+    model.compile(loss=guide_loss, metrics=metrics, weighted_metrics=["mse"])
     return model
 
 

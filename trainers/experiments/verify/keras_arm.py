@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainers.experiments.runner import Executed
@@ -55,6 +55,7 @@ class KerasFinding:
       figures: The loss and metrics, by name.
       gradients: The variable whose gradient differs most; None if not compared.
       reason: Why it is not comparable, or what Keras refused.
+      not_compared: Names of figures that only Keras or only `one_device` has.
     """
 
     verdict: Verdict
@@ -62,6 +63,7 @@ class KerasFinding:
     figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
     gradients: Difference | None = None
     reason: str = ""
+    not_compared: Sequence[str] = ()
 
     def largest(self) -> dict[str, Difference]:
         """Returns differences by column of the table."""
@@ -91,6 +93,9 @@ class KerasFinding:
                 f"{self.gradients.relative:.1e} from Keras's, tolerance "
                 f"{self.tolerance:.1e}"
             )
+        if self.not_compared:
+            names = ", ".join(self.not_compared)
+            lines.append(f"not compared, because one of the two lacks it: {names}")
         return lines
 
     def entry(self) -> dict[str, Any]:
@@ -125,10 +130,7 @@ def judge_keras(reference: Executed) -> KerasFinding:
     if keras.reason:
         verdict = Verdict.DIFFERENT if keras.refused else Verdict.NOT_COMPARABLE
         return KerasFinding(verdict=verdict, tolerance=accepted, reason=keras.reason)
-    here = {
-        name: value / step.examples
-        for name, value in {"loss": step.loss, **step.metrics}.items()
-    }
+    here = {"loss": step.loss / step.examples, **step.metrics}
     figures = {
         name: Figure(value, keras.figures[name])
         for name, value in here.items()
@@ -141,7 +143,11 @@ def judge_keras(reference: Executed) -> KerasFinding:
     else:
         verdict = Verdict.EQUIVALENT if max(apart) else Verdict.IDENTICAL
     return KerasFinding(
-        verdict=verdict, tolerance=accepted, figures=figures, gradients=gradients
+        verdict=verdict,
+        tolerance=accepted,
+        figures=figures,
+        gradients=gradients,
+        not_compared=sorted(here.keys() ^ keras.figures.keys()),
     )
 
 

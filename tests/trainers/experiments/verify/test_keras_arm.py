@@ -8,10 +8,17 @@ import shutil
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 
 from tests import processes
 from tests.trainers.experiments.verify.mutated_projects import Fault, plant, verify
+from trainers.config.config import Config
+from trainers.experiments.run_record import read_run
+from trainers.experiments.runner import Executed
+from trainers.experiments.verify.keras_arm import judge_keras
+from trainers.experiments.verify.verdict import Verdict
+from trainers.run_dir.step_recording import KerasStep, RecordedStep, Recording
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +46,31 @@ def keras_arm(found: dict[str, Any]) -> dict[str, Any]:
     return found["keras"]
 
 
+def test_a_figure_that_only_keras_has_is_named(tmp_path: pathlib.Path) -> None:
+    recording = Recording(tmp_path)
+    gradients = {"kernel": np.ones(2)}
+    recording.write(
+        1,
+        RecordedStep(
+            loss=6.0,
+            examples=3,
+            random_layers=0,
+            gradients=gradients,
+            weights={},
+            layer_state={},
+            metrics={"mae": 0.5},
+        ),
+    )
+    figures = {"loss": 2.0, "mae": 0.5, "auc": 0.75}
+    recording.write_keras(KerasStep(figures=figures, gradients=gradients))
+    run = read_run(tmp_path, arm="one_device", seed=0, log=tmp_path / "none.log")
+    found = judge_keras(Executed(Config(), run, recording, exit_code=0))
+    assert found.verdict is Verdict.IDENTICAL
+    assert found.figures.keys() == {"loss", "mae"}
+    (line,) = found.explanations()
+    assert line.endswith("lacks it: auc")
+
+
 def made(model: str, dataset: str) -> tuple[str, ...]:
     return (
         f"--model=tests.trainers.user_code.factories:{model}",
@@ -49,7 +81,7 @@ def made(model: str, dataset: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("flags", "figures"),
     [
-        (made("regularized", "numbers"), {"loss", "mae", "mse"}),
+        (made("regularized", "numbers"), {"loss", "mae", "mse", "r2"}),
         pytest.param(
             (
                 "--model=mlp",
@@ -84,6 +116,7 @@ def test_one_device_takes_the_step_of_keras(
     assert set(arm["figures"]) == figures
     assert arm["gradients"] is not None
     assert "\nkeras " in done.stdout
+    assert "not compared" not in done.stdout
 
 
 def test_a_loss_that_is_called_directly_is_found(tmp_path: pathlib.Path) -> None:
