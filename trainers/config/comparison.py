@@ -15,10 +15,11 @@ from strategies.common.fields import UsedBy, check_settings, setting
 from strategies.common.text import shown
 
 INITIAL_WEIGHTS = "initial_weights"
+FIRST_EXAMPLES = "first_examples"
 
 # Controlled properties of a comparison: setting name -> the property that the setting
-# determines, which must be equal in all arms. The last entry is not a setting: the
-# digests of the initial weights are compared after the runs.
+# determines, which must be equal in all arms. The last two entries are not settings:
+# digests of the initial weights, and of a program's data, are compared after the runs.
 HELD_FIXED: Mapping[str, str] = {
     "model": "the initial weights",
     "hidden_units": "the initial weights",
@@ -42,6 +43,7 @@ HELD_FIXED: Mapping[str, str] = {
     "eval_global_batch_size": "evaluation",
     "emulated_bandwidth_mbit": "the network",
     INITIAL_WEIGHTS: "the initial weights",
+    FIRST_EXAMPLES: "the first examples",
 }
 
 # The t interval of two differences has one degree of freedom and reaches 13 standard

@@ -20,8 +20,8 @@ from trainers.config.config import Config
 from trainers.experiments.arms import Arm, arms_of
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.compare.controlled_settings import (
+    check_beginnings,
     check_configurations,
-    check_initial_weights,
     differing_settings,
 )
 from trainers.experiments.compare.execution import Execution, command_in_words
@@ -104,7 +104,7 @@ def _read(config: Config, folder: ComparisonFolder) -> _Compared:
     allowed = config.comparison.allow_different or ()
     arms, runs = arms_and_runs(config.comparison.runs or ())
     check_configurations(arms, allowed)
-    check_initial_weights(runs, differing_settings(arms), allowed)
+    check_beginnings(runs, differing_settings(arms), allowed)
     num_seeds = len({run.seed for run in runs})
     folder.begin(arms, config.run.seed, None)
     # Who chose the runs knows how often they were looked at.

@@ -16,7 +16,10 @@ from trainers.experiments.compare.comparisons import (
     differences_by_seed,
     metrics_of,
 )
-from trainers.experiments.compare.controlled_settings import differing_settings
+from trainers.experiments.compare.controlled_settings import (
+    differing_settings,
+    remarks_on_beginnings,
+)
 from trainers.experiments.compare.sequential import Look
 from trainers.experiments.compare.statistics import CONFIDENCE, POWER, SIGNIFICANCE
 from trainers.experiments.run_record import Run
@@ -60,7 +63,11 @@ def conclude(
         "target_accuracy": settings.target_accuracy,
         "different_settings": differing,
         "allowed_different": sorted(settings.allow_different or ()),
-        "remarks": remarks_on_batches(arms) + remarks_on(by_arm, differing),
+        "remarks": [
+            *remarks_on_beginnings(runs, settings.allow_different or ()),
+            *remarks_on_batches(arms),
+            *remarks_on(by_arm, differing),
+        ],
         "arms": [_arm(arm, by_arm[arm.name], undistributed, settings) for arm in arms],
         "comparisons": compare_with_control(
             by_arm, control, metrics_of(by_arm, settings), settings, look

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
-from trainers.config.comparison import HELD_FIXED, INITIAL_WEIGHTS
+from trainers.config.comparison import FIRST_EXAMPLES, HELD_FIXED, INITIAL_WEIGHTS
 from trainers.config.config import Config
 from trainers.config.groups import option
 from trainers.config.run import DEFAULT_TRAIN_STEPS
@@ -77,37 +77,94 @@ def check_configurations(arms: Sequence[Arm], allowed: Collection[str]) -> None:
             )
 
 
-def check_initial_weights(
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Beginning:
+    """A digest of the state in which a run begins.
+
+    Attributes:
+      name: Name in `HELD_FIXED`.
+      digest: Function of a run; None where the run has no such state.
+      settings: Settings that change it by intention.
+      remedy: Change to make if arms differ.
+    """
+
+    name: str
+    digest: Callable[[Run], str | None]
+    settings: frozenset[str]
+    remedy: str
+
+
+_BEGINNINGS = (
+    # First, because weights may depend on the examples, such as of Normalization.
+    _Beginning(
+        name=FIRST_EXAMPLES,
+        digest=lambda run: run.first_examples_sha256,
+        settings=frozenset({"dtype"}),
+        remedy="give the generators of the program's data a seed",
+    ),
+    _Beginning(
+        name=INITIAL_WEIGHTS,
+        digest=lambda run: run.initial_weights_sha256,
+        # Each changes the initial weights, or the shapes of the input or output of the
+        # model.
+        settings=frozenset(
+            {"model", "hidden_units", "dtype", "dataset", "data_path"}
+            | {"input_shape", "num_classes", "record_schema"}
+        ),
+        remedy="compare runs of the same program",
+    ),
+)
+
+
+def check_beginnings(
     runs: Sequence[Run], differing: Collection[str], allowed: Collection[str]
 ) -> None:
-    """Checks that all runs of one seed began with the same weights.
+    """Checks that all runs of one seed began with the same examples and weights.
 
     Arms that differ in a setting of the model or its input are not checked: their
     weights have to differ too.
 
     Raises:
-      UsageError: Weights differ, and comparison.allow_different does not name them.
+      UsageError: Examples or weights differ, and comparison.allow_different does not
+        name them.
     """
-    # Each of these settings changes the initial weights, or the shapes of the input or
-    # output of the model.
-    expected = {"model", "hidden_units", "dtype", "dataset", "data_path", "input_shape"}
-    expected |= {"num_classes", "record_schema"}
-    if INITIAL_WEIGHTS in allowed or expected & set(differing):
-        return
+    for beginning in _BEGINNINGS:
+        if beginning.name in allowed or beginning.settings & set(differing):
+            continue
+        pair = _runs_that_differ(runs, beginning)
+        if pair is not None:
+            one, other = pair
+            raise UsageError(
+                f"arms differ in {HELD_FIXED[beginning.name]}: with seed {one.seed} "
+                f"{one.arm} and {other.arm} began with different ones; "
+                f"{beginning.remedy}, or add {beginning.name} to "
+                "--set=comparison.allow_different."
+            )
+
+
+def remarks_on_beginnings(runs: Sequence[Run], allowed: Collection[str]) -> list[str]:
+    """Returns remarks on beginnings that differ and may, one sentence each."""
+    return [
+        f"Arms differ in {HELD_FIXED[beginning.name]}, as "
+        "--set=comparison.allow_different permits."
+        for beginning in _BEGINNINGS
+        if beginning.name in allowed and _runs_that_differ(runs, beginning)
+    ]
+
+
+def _runs_that_differ(
+    runs: Sequence[Run], beginning: _Beginning
+) -> tuple[Run, Run] | None:
     first: dict[int, Run] = {}
     for run in runs:
-        digest = run.initial_weights_sha256
+        digest = beginning.digest(run)
         if digest is None:
             continue
         # The first run of a seed is the one that the others must agree with.
         other = first.setdefault(run.seed, run)
-        if digest != other.initial_weights_sha256:
-            raise UsageError(
-                f"arms differ in {HELD_FIXED[INITIAL_WEIGHTS]}: with seed {run.seed} "
-                f"{other.arm} and {run.arm} began with different ones; compare runs of "
-                f"the same program, or add {INITIAL_WEIGHTS} to "
-                "--set=comparison.allow_different."
-            )
+        if digest != beginning.digest(other):
+            return other, run
+    return None
 
 
 def _two_that_differ(by_arm: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from trainers.experiments.arms import Arm
 from trainers.experiments.compare.analysis import control_of, runs_by_arm
 from trainers.experiments.compare.comparison_dir import Range
 from trainers.experiments.compare.controlled_settings import (
-    check_initial_weights,
+    check_beginnings,
     differing_settings,
 )
 from trainers.experiments.compare.execution import Execution
@@ -61,7 +61,7 @@ def run_stages(
       The runs; None if asked to stop.
 
     Raises:
-      UsageError: Arms have different initial weights.
+      UsageError: Arms began with different examples or weights.
     """
     settings = config.comparison
     runs: list[Run] = []
@@ -77,10 +77,8 @@ def run_stages(
             return None
         runs += ended
         num_done = num_seeds
-        # Only possible now: the runs report the digests of their initial weights.
-        check_initial_weights(
-            runs, differing_settings(arms), settings.allow_different or ()
-        )
+        # Only possible now: the runs report the digests of their beginnings.
+        check_beginnings(runs, differing_settings(arms), settings.allow_different or ())
         if not settings.stops_at_verdict:
             break
         look = look_at(num_seeds, looks)

@@ -21,6 +21,7 @@ def make_run(
     accuracy: float = 0.9,
     status: str = "completed",
     initial_weights_sha256: str = SHA,
+    first_examples_sha256: str | None = None,
     measured: dict[str, Any] | None = None,
     **settings: Any,
 ) -> pathlib.Path:
@@ -51,6 +52,7 @@ def make_run(
         "communication": None,
         "staleness": None,
         "initial_weights_sha256": initial_weights_sha256,
+        "first_examples_sha256": first_examples_sha256,
         "versions": {"tensorflow": "2.21.0"},
         "hardware": {"cpu_cores": 2, "gpus": []},
     }

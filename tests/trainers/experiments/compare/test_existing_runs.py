@@ -298,25 +298,31 @@ def test_what_is_held_fixed_is_refused_or_said_at_the_top(
     assert page.index("differ in the global batch") < page.index("Verdicts")
 
 
-def test_other_initial_weights_are_refused(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("beginning", "words"),
+    [
+        ("initial_weights", ("the initial weights", "runs of the same program")),
+        ("first_examples", ("the first examples", "of the program's data a seed")),
+    ],
+)
+def test_another_beginning_is_refused_or_said_at_the_top(
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    beginning: str,
+    words: tuple[str, str],
 ) -> None:
-    one = make_arm(tmp_path / "one", SPEEDS)
-    two = make_arm(
-        tmp_path / "two", SPEEDS, strategy="tower", initial_weights_sha256="1" * 64
-    )
+    settings: dict[str, Any] = {f"{beginning}_sha256": "2" * 64}
+    one = make_arm(tmp_path / "one", SPEEDS, **settings)
+    settings = {f"{beginning}_sha256": "1" * 64}
+    two = make_arm(tmp_path / "two", SPEEDS, strategy="tower", **settings)
     assert compare(tmp_path, one, two) == 2
-    assert "with seed 0 one and two began with different" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "with seed 0 one and two began with different" in error
+    assert all(word in error for word in words), error
     assert not (tmp_path / "out").exists()
-    assert (
-        compare(
-            tmp_path,
-            one,
-            two,
-            flags=("--set=comparison.allow_different=initial_weights",),
-        )
-        == 0
-    )
+    allowed = (f"--set=comparison.allow_different={beginning}",)
+    assert compare(tmp_path, one, two, flags=allowed) == 0
+    assert concluded(tmp_path)["remarks"][0].startswith(f"Arms differ in {words[0]}")
 
 
 @pytest.mark.parametrize(
