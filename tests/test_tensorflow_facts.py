@@ -39,9 +39,11 @@ from strategies.common.private_apis.models import calls_of, flat_layers, takes_w
 from strategies.common.private_apis.optimizers import (
     adagrad_accumulator,
     build_optimizer_anew,
+    keep_excluded_from_weight_decay,
     reduce_gradients_again,
     schedule_of,
     stop_reducing_gradients,
+    weights_of,
 )
 from strategies.common.private_apis.random_numbers import (
     random_functions_replaced,
@@ -855,6 +857,23 @@ def test_an_optimizer_is_built_anew_for_other_variables() -> None:
     assert variable.numpy().tolist() == pytest.approx([0.0, 0.0], abs=1e-4)
     reduce_gradients_again(optimizer)
     assert "_all_reduce_sum_gradients" not in vars(optimizer)
+
+
+def test_an_optimizer_that_is_built_anew_keeps_its_own_weights() -> None:
+    frozen, kept, excluded = (keras.Variable(tf.ones([2])) for _ in range(3))
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.5, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=[excluded])
+    optimizer.build([frozen, kept, excluded])
+    keep_excluded_from_weight_decay(optimizer, [frozen, kept, excluded])
+    give_back = lend_variables([frozen, kept, excluded])
+    own = list(map(id, (frozen, kept, excluded)))
+    for _ in range(2):
+        build_optimizer_anew(optimizer, [kept, excluded])
+        assert list(map(id, weights_of(optimizer))) == own
+        optimizer.apply([tf.zeros([2])] * 2, [kept, excluded])
+        assert excluded.numpy().tolist() == [1.0, 1.0]
+        give_back()
+    assert kept.numpy().tolist() == [0.5625, 0.5625]
 
 
 def test_the_schedule_of_an_optimizer_is_found() -> None:

@@ -16,6 +16,7 @@ from strategies.common.private_apis.compiled import compiled_with
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.private_apis.optimizers import (
     build_optimizer_anew,
+    keep_excluded_from_weight_decay,
     reduce_gradients_again,
     schedule_of,
 )
@@ -165,6 +166,8 @@ class LentModel:
         if self._give_back is not None:
             # Where a second model is needed, the first one is being trained.
             return keras.models.clone_model(self.model)
+        for optimizer, _ in parts_of(self._optimizer, []):
+            keep_excluded_from_weight_decay(optimizer, self.model.variables)
         self._give_back = lend_variables(self.model.variables)
         self._forget_traces()
         return self.model

@@ -9,6 +9,7 @@ from models.objective import Objective
 from strategies.base import Strategy
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.models import flat_layers
+from strategies.common.private_apis.optimizers import weights_of
 from strategies.common.types import Batch
 from trainers.config.config import Config
 from trainers.inputs.sources import Data
@@ -144,6 +145,12 @@ def check_shardable(
             f"{flag} does not fit clipnorm or global_clipnorm of "
             f"{type(optimizer).__name__}, which are norms of whole gradients: use "
             "--clip_global_norm instead, or leave it out."
+        )
+    if [*map(id, weights_of(optimizer))] != [*map(id, model.trainable_variables)]:
+        raise UsageError(
+            f"{flag} does not fit an {type(optimizer).__name__} that was built for "
+            "other weights than the trained ones: compile the model with a new "
+            "optimizer, or leave it out."
         )
     if isinstance(objective, OwnStep) and objective.num_passes > 1:
         raise UsageError(

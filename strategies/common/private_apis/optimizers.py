@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 import keras
@@ -56,17 +56,64 @@ def build_optimizer_anew(
 
     Args:
       optimizer: Optimizer, perhaps not built yet.
-      weights: Trainable variables, which are of this scope already.
+      weights: Variables to build it for, which are of this scope already. An optimizer
+        that is built keeps its own, such as weights that were frozen since.
     """
     optimizer._distribution_strategy = tf.distribute.get_strategy()
     for variable in optimizer.variables:
         make_anew(variable)
     if not optimizer.built:
         optimizer.build(list(weights))
-        return
     optimizer._trainable_variables_indices = {
-        optimizer._var_key(weight): index for index, weight in enumerate(weights)
+        optimizer._var_key(weight): index
+        for index, weight in enumerate(weights_of(optimizer))
     }
+
+
+def weights_of(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the variables that an optimizer was built for, in its order.
+
+    The state of a weight has the same place in the optimizer's lists (keras/src/
+    optimizers/base_optimizer.py, `build`).
+    """
+    return optimizer._trainable_variables
+
+
+class _KeysOf(Set[Any]):
+    """Keys by which an optimizer knows variables at present."""
+
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, variables: list[keras.Variable]
+    ):
+        self._optimizer = optimizer
+        self._variables = variables
+
+    def __contains__(self, key: object) -> bool:
+        return any(key == present for present in self)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._optimizer._var_key, self._variables)
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+
+def keep_excluded_from_weight_decay(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
+) -> None:
+    """Makes `exclude_from_weight_decay(var_list=...)` hold for variables made anew.
+
+    Keras keeps keys of the `tf.Variable`s (keras/src/optimizers/base_optimizer.py,
+    `_exclude_from_weight_decay`), and a strategy trains other ones.
+
+    Args:
+      optimizer: Optimizer.
+      variables: Variables of the model, before they are made anew.
+    """
+    keys = getattr(optimizer, "_exclude_from_weight_decay", ())
+    excluded = [v for v in variables if optimizer._var_key(v) in keys]
+    if excluded:
+        optimizer._exclude_from_weight_decay = _KeysOf(optimizer, excluded)
 
 
 def schedule_of(

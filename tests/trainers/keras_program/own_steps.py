@@ -233,6 +233,27 @@ class Parts(keras.Model):
         return {"loss": loss}
 
 
+class Turns(keras.Model):
+    """Updates its layers one after the other, by one optimizer of both."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = layers.Dense(6, activation="tanh", use_bias=False)
+        self.second = layers.Dense(6, use_bias=False)
+
+    def call(self, inputs):
+        return self.second(self.first(inputs))
+
+    def train_step(self, data):
+        inputs, labels = data
+        for layer in (self.first, self.second):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(inputs, labels, self(inputs, training=True))
+            weights = layer.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
 class Clipped(Adversaries):
     """Keeps the weights of its critic small, which it assigns after each update."""
 
@@ -420,6 +441,14 @@ elif sys.argv[1] in ("parts", "parts_and_error"):
     optimizers = keras.optimizers.Ftrl(0.05), adam, keras.optimizers.SGD(0.01)
     model.compile(*optimizers)
     model.fit(x, y, batch_size=16, epochs=3, validation_data=(x[:25], y[:25]))
+elif sys.argv[1] == "turns":
+    model = Turns()
+    model(x[:2])
+    model.compile(adam, "mse")
+    # Not in the order of the updates.
+    adam.build(model.trainable_variables[::-1])
+    model.fit(x, y, batch_size=16, epochs=2)
+    model.fit(x, y, batch_size=16, epochs=2)
 elif sys.argv[1] == "decorated":
     model = Decorated()
     model.compile(optimizer=adam)

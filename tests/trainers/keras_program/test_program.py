@@ -378,6 +378,13 @@ def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) ->
             ("batches of 20 alone", "batch_shape"),
         ),
         (
+            "layer = model.layers[0]\nlayer.trainable = False\n"
+            "model = keras.Sequential([layer, keras.layers.Dense(1)])\n"
+            "model.compile('adam', 'mse')\nmodel.fit(x, y)\nlayer.trainable = True\n"
+            "model.compile(model.optimizer, 'mse')\nmodel.fit(x, y)",
+            ("Adam", "built for other weights", "/kernel", "a new optimizer"),
+        ),
+        (
             "model.fit((row for row in [(x, y)]), epochs=2)",
             ("generator", "steps_per_epoch"),
         ),

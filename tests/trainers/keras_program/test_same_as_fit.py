@@ -32,6 +32,7 @@ _DETERMINISTIC = {
     "py_dataset": (),
     "own_callbacks": (),
     "fine_tuning": (),
+    "kept_optimizer": (),
     "transfer_learning": (),
     "losses_of_batches": (),
     "data_frame": (),
@@ -60,6 +61,7 @@ _OWN_STEPS = {
     "adversaries": "tower",
     "parts": "parameter_server",
     "parts_and_error": "multi_worker_mirrored",
+    "turns": "tower",
     "clipped": "tower",
     "spectral": "multi_worker_mirrored",
     "followed": "parameter_server",
@@ -136,7 +138,7 @@ def _tolerance_of(name: str) -> float:
         (
             *("several_inputs_and_outputs", "sample_weights", "tagging_with_masks"),
             *("moving_average_of_weights", "py_dataset", "fine_tuning"),
-            "embedded_positions",
+            *("embedded_positions", "kept_optimizer"),
         ),
     ),
 )
@@ -178,6 +180,7 @@ def test_each_optimizer_updates_as_with_fit(
             *((model, "mirrored") for model in ("spectral", "followed", "decorated")),
             ("distributed", "mirrored"),
             *(("parts", "parameter_server"), ("parts_and_error", "mirrored")),
+            ("turns", "tower"),
         ],
     ),
 )

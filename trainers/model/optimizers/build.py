@@ -7,10 +7,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from strategies.common.errors import UsageError
 from strategies.common.private_apis.optimizers import (
     build_optimizer_anew,
     count_atomically,
     stop_reducing_gradients,
+    weights_of,
 )
 from trainers.config.optimizer import OptimizerConfig
 from trainers.model.optimizers.adagrad import Adagrad
@@ -54,8 +56,18 @@ def adopt_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -
     Args:
       optimizer: Optimizer, perhaps with the state of an earlier training.
       model: Model whose trainable variables it updates.
+
+    Raises:
+      UsageError: It was built for other weights, as before a layer was unfrozen.
     """
     for part, variables in parts_of(optimizer, model.trainable_variables):
+        known = set(map(id, weights_of(part) if part.built else variables))
+        unknown = [v.path for v in variables if id(v) not in known]
+        if unknown:
+            raise UsageError(
+                f"{type(part).__name__} of the program was built for other weights "
+                f"than {', '.join(unknown)}: compile the model with a new optimizer."
+            )
         build_optimizer_anew(part, variables)
         # The strategy has already summed the gradients; Keras would sum them again.
         stop_reducing_gradients(part)

@@ -32,8 +32,13 @@ class SeveralOptimizers(tf.Module):
           UsageError: Two optimizers update one variable.
         """
         super().__init__()
-        unique = {id(optimizer): (optimizer, own) for optimizer, own in updates}
-        self.parts = list(unique.values())
+        united: dict[int, tuple[keras.optimizers.Optimizer, dict[int, Any]]] = {}
+        for optimizer, variables in updates:
+            _, own = united.setdefault(id(optimizer), (optimizer, {}))
+            own.update((id(variable), variable) for variable in variables)
+        self.parts = [
+            (optimizer, list(own.values())) for optimizer, own in united.values()
+        ]
         owned = [id(variable) for _, own in self.parts for variable in own]
         if len(set(owned)) < len(owned):
             raise UsageError(
