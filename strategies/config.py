@@ -83,7 +83,7 @@ class StrategyConfig:
     cross_device_reduction: str = setting(
         "auto",
         "How mirrored sums over devices: auto is nccl on several GPUs and "
-        "one_device on CPUs.",
+        "one_device on CPUs. hierarchical needs an even number of replicas.",
         choices=("auto", "nccl", "hierarchical", "one_device"),
         used_by=_of_those_that_name("cross_device_reduction"),
         has_flag=False,

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.base import Strategy, Traits
 from strategies.cluster.spec import Cluster
+from strategies.common.errors import UsageError
 from strategies.common.types import (
     Batch,
     Communication,
@@ -68,6 +69,8 @@ class Mirrored(Strategy):
         if reduction == "auto":
             # NCCL needs GPUs; one device has nothing to reduce.
             reduction = "nccl" if on_gpus and len(devices) > 1 else "one_device"
+        if reduction == "hierarchical":
+            _check_halves(len(devices))
         return cls(devices, reduction)
 
     @property
@@ -105,6 +108,24 @@ class Mirrored(Strategy):
         return Communication(
             algorithm=f"all-reduce, {self._reduction}",
             bytes_per_step_per_replica=round(factor * gradient_bytes),
+        )
+
+
+def _check_halves(num_devices: int) -> None:
+    """Refuses a number of devices of which a hierarchical sum would omit one.
+
+    TensorFlow sums in two groups of `num_devices // 2` devices
+    (`aggregate_gradients_using_hierarchical_copy` in
+    tensorflow/python/distribute/cross_device_utils.py).
+
+    Raises:
+      UsageError: The number is odd and above one.
+    """
+    if num_devices > 1 and num_devices % 2:
+        raise UsageError(
+            "--set=strategy.cross_device_reduction=hierarchical sums in two groups of "
+            f"equally many devices, and there are {num_devices}: use an even number of "
+            "replicas, or auto or one_device."
         )
 
 

@@ -1192,6 +1192,12 @@ NO_SUCH_DEVICES_OR_DATA = [
         "--set=strategy.cross_device_reduction=nccl",
         "--set=strategy.cross_device_reduction=nccl",
     ),
+    row(
+        "--strategy=mirrored --num_replicas=3 "
+        "--set=strategy.cross_device_reduction=hierarchical",
+        "--set=strategy.cross_device_reduction=hierarchical",
+        "there are 3",
+    ),
     row(RECORDS, "some.tfrecord", "empty", prepare=write("some.tfrecord", "")),
     row(
         RECORDS,

@@ -135,3 +135,30 @@ def test_same_training_in_single_precision(
             of_one_device(model, update, "float32", layout, seed),
             TOLERANCES["float32", update],
         )
+
+
+@pytest.mark.parametrize(
+    ("reduction", "replicas"),
+    chosen(
+        [
+            *(("one_device", replicas) for replicas in (2, 3, 4)),
+            # Three replicas are refused: see tests/invalid_commands.py.
+            *(("hierarchical", replicas) for replicas in (1, 2, 4)),
+        ],
+        [("hierarchical", 2), ("hierarchical", 4)],
+    ),
+)
+def test_same_training_by_each_reduction(reduction: str, replicas: int) -> None:
+    config = small_config(
+        strategy="mirrored",
+        num_replicas=replicas,
+        cross_device_reduction=reduction,
+        model="mlp",
+        dtype="float64",
+        **UPDATES["sgd"],
+    )
+    assert_same_training(
+        Subject.of(config).run(LAYOUTS["uneven"]),
+        of_one_device("mlp", "sgd", "float64", "uneven"),
+        TOLERANCES["float64", "sgd"],
+    )
