@@ -33,6 +33,8 @@ class Batch(NamedTuple):
       labels: Tensor or structure of tensors [rows, ...].
       totals: Scalars of the whole global batch by name, for steps that need some (see
         `strategies.inner_loop.totals`).
+      state_size: Number of examples over which new layer state is averaged, int64
+        scalar; empty if it is the global batch.
     """
 
     step: tf.Tensor
@@ -43,6 +45,14 @@ class Batch(NamedTuple):
     features: Any
     labels: Any
     totals: dict[str, Any] = {}  # noqa: RUF012
+    # Not None, which a `tf.data.Dataset` and `tf.nest` take for a component.
+    state_size: tf.Tensor | tuple[()] = ()
+
+    @property
+    def state_weight(self) -> tf.Tensor:
+        """Returns the fraction that this shard contributes to new layer state."""
+        is_global = isinstance(self.state_size, tuple)
+        return self.num_rows / (self.global_size if is_global else self.state_size)
 
 
 class ReplicaOutputs(NamedTuple):

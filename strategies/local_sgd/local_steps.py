@@ -12,30 +12,34 @@ from strategies.common.types import (
     ReplicaOutputs,
 )
 from strategies.inner_loop.reduction import scaled, with_own_totals
+from strategies.inner_loop.totals import WithTotals
 
 
 def local_step(replica_step: ReplicaFunction, num_replicas: int) -> ReplicaFunction:
-    """Returns a replica step that treats the replica's shard as the global batch.
+    """Returns a replica step for a replica that applies its gradients by itself.
 
-    Gradients are means over the shard. They are weighted so that their mean over
-    replicas equals the mean over the global batch, even if shards differ in size.
+    The mean of the gradients over replicas is the gradient of the global batch, even if
+    shards differ in size. Layer state is that of the replica's own rows.
     """
 
     def step(batch: Batch) -> ReplicaOutputs:
-        # An empty shard still carries one row, which belongs to another shard. The step
-        # computes on this row; `part` weighs the gradients by zero, `counts` the sums.
+        # An empty shard still carries one row, which belongs to another shard. Layers
+        # compute their state on this row; gradients and sums are multiplied by zero.
         own = tf.maximum(batch.num_rows, 1)
-        outputs = replica_step(batch._replace(num_rows=own, global_size=own))
-        part = batch.num_rows / batch.global_size
+        outputs = replica_step(batch._replace(num_rows=own, state_size=own))
         counts = tf.cast(batch.num_rows > 0, tf.float64)
         return ReplicaOutputs(
+            # Each replica's gradients are its part of a sum over replicas.
             gradients=[
-                scaled(gradient, num_replicas * part) for gradient in outputs.gradients
+                scaled(gradient, num_replicas * counts)
+                for gradient in outputs.gradients
             ],
             state=outputs.state,
             sums={name: counts * value for name, value in outputs.sums.items()},
         )
 
+    if isinstance(replica_step, WithTotals):
+        return WithTotals(step, replica_step.count)
     return step
 
 
@@ -54,7 +58,8 @@ def sum_what_is_reported(
     # the value of the first replica: the other replicas contribute zero.
     own = tf.nest.flatten(outputs.state)
     whole = [None if value.dtype.is_floating else value for value in own]
-    sums = with_own_totals(outputs).sums
+    # A pass that only counts (`WithTotals`) has no gradients to check.
+    sums = with_own_totals(outputs).sums if outputs.gradients else outputs.sums
     summed = all_reduce_gradients(ReplicaOutputs(gradients=[], state=whole, sums=sums))
     state = [
         value if total is None else total

@@ -179,8 +179,8 @@ class LayerState:
           written: Values that the replica's layers wrote, from `written`.
           batch: Batch with the number of rows that count and the replica's index.
         """
-        # Fraction of the global batch; the weights of all replicas sum to 1.
-        weight = batch.num_rows / batch.global_size
+        # The weights of all replicas sum to 1, unless each keeps its own state.
+        weight = batch.state_weight
         values = {
             index: weighted(value, weight, batch.replica)
             for index, value in written.items()

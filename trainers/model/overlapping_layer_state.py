@@ -77,7 +77,7 @@ class OverlappingLayerState(LayerState):
     def weight_by_shard(
         self, written: Mapping[str, Any], batch: Batch
     ) -> dict[str, Any]:
-        weight = batch.num_rows / batch.global_size
+        weight = batch.state_weight
         contributions = {
             index: weighted(_contribution(change), weight, batch.replica)
             for index, change in written.items()

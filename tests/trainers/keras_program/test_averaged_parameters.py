@@ -1,0 +1,94 @@
+"""Programs under averaged parameters, which SGD averaged every step trains as `fit`."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import textwrap
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import processes
+from tests.markers import further
+
+_RECORDED = pathlib.Path(__file__).with_name("recorded.py")
+_COPIES = ("--strategy=parameter_averaging", "--num_replicas=3")
+_WORKERS = (
+    *("--strategy=multi_worker_mirrored", "--average=parameters"),
+    "--num_workers=2",
+)
+_SAME = "--sync_every_steps=1"
+
+_DATA = """
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+random = np.random.default_rng(0)
+x = random.normal(size=(40, 4))
+y = x.sum(axis=1, keepdims=True)
+inputs = keras.Input((4,))
+"""
+_SUMMED = """
+model = keras.Sequential([inputs, keras.layers.Dense(1)])
+loss = keras.losses.MeanSquaredError(reduction="sum")
+model.compile(keras.optimizers.SGD(0.001), loss)
+model.fit(x, y, batch_size=16, epochs=2)
+"""
+_MASKED = """
+words = random.integers(1, 9, size=(40, 6))
+words[:20, 2:] = 0
+model = keras.Sequential([
+    keras.Input((6,), dtype="int32"),
+    keras.layers.Embedding(9, 4, mask_zero=True),
+    keras.layers.Dense(5),
+])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile(keras.optimizers.SGD(0.1), loss)
+model.fit(words, words % 5, batch_size=16, epochs=2)
+"""
+
+
+def _program(folder: pathlib.Path, text: str) -> list[str]:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(_DATA + text))
+    return [str(folder / "record.json"), "float64", str(path)]
+
+
+def _record(folder: pathlib.Path) -> dict[str, Any]:
+    (record,) = json.loads((folder / "record.json").read_text())
+    return record
+
+
+def _by_fit(folder: pathlib.Path, text: str) -> dict[str, Any]:
+    module = f"{__package__}.{_RECORDED.stem}"
+    ended = processes.run_module(module, *_program(folder, text), folder=folder)
+    assert ended.returncode == 0, ended.stderr
+    return _record(folder)
+
+
+def _under(folder: pathlib.Path, text: str, *flags: str) -> dict[str, Any]:
+    words = ("--", *_program(folder, text))
+    run = (f"--script={_RECORDED}", f"--run_dir={folder / 'run'}", *words)
+    ended = processes.run(*flags, *run)
+    assert ended.returncode == 0, ended.stderr
+    return _record(folder)
+
+
+@pytest.mark.parametrize("strategy", [_COPIES, further(_WORKERS)])
+@pytest.mark.parametrize("text", [_SUMMED, _MASKED])
+def test_a_loss_is_that_of_the_global_batch(
+    tmp_path: pathlib.Path, text: str, strategy: tuple[str, ...]
+) -> None:
+    """Three replicas have 6, 5 and 5 of 16 examples, and most of the masked ones."""
+    _assert_same(_under(tmp_path, text, *strategy, _SAME), _by_fit(tmp_path, text))
+
+
+def _assert_same(found: dict[str, Any], plain: dict[str, Any]) -> None:
+    np.testing.assert_allclose(
+        found["history"]["loss"], plain["history"]["loss"], rtol=1e-6
+    )
+    for weights, expected in zip(found["weights"], plain["weights"], strict=True):
+        np.testing.assert_allclose(weights, expected, rtol=1e-9)
