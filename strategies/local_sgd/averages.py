@@ -65,8 +65,9 @@ class Averages:
 
     def load_local(self) -> None:
         """Restores the local values of each replica, or starts from the variables."""
-        if not self._copies.load_local() and self._outer is not None:
-            self._outer.restart()
+        without_local = self._copies.load_local()
+        if self._outer is not None:
+            self._outer.restart(without_local)
 
     def after_update(self, update: Update) -> None:
         """Averages the variables that are due, in the graph of a step, at its end."""

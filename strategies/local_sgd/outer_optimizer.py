@@ -46,7 +46,6 @@ class OuterOptimizer:
           send_as: Type of changes on the wire; None for the type of the weights.
         """
         self._strategy = strategy
-        self._weights = weights
         self._learning_rate = learning_rate
         self._momentum = momentum
         self._is_nesterov = is_nesterov
@@ -62,7 +61,6 @@ class OuterOptimizer:
                 ]
                 for weight in weights
             }
-        self._restart = tf.function(self._assign_anchors, autograph=False)
 
     def variables(self) -> list[tf.Variable]:
         """Returns all variables that a checkpoint needs, in a fixed order."""
@@ -76,9 +74,18 @@ class OuterOptimizer:
         """Returns the bytes of one replica's change of a weight, as it is sent."""
         return bytes_of([weight]) // weight.dtype.size * self._wire_type(weight).size
 
-    def restart(self) -> None:
-        """Takes the present weights as the anchor, without momentum."""
-        self._restart()
+    def restart(self, variables: Sequence[tf.Variable]) -> None:
+        """Takes the present values of weights as their anchors, without momentum.
+
+        Args:
+          variables: Variables, of which those are meant that this optimizer changes.
+        """
+        for weight in filter(self.changes, variables):
+            for copy, anchor, *momentum in self._on_each_device(weight):
+                with tf.device(copy.device):
+                    anchor.assign(copy)
+                    for velocity in momentum:
+                        velocity.assign(tf.zeros_like(velocity))
 
     def average(self, weights: Sequence[tf.Variable]) -> None:
         """Applies the outer gradient of some weights on every replica, in a step.
@@ -121,14 +128,6 @@ class OuterOptimizer:
         moved = self._momentum * velocity + gradient
         velocity.assign(moved)
         return gradient + self._momentum * moved if self._is_nesterov else moved
-
-    def _assign_anchors(self) -> None:
-        for weight in self._weights:
-            for copy, anchor, *momentum in self._on_each_device(weight):
-                with tf.device(copy.device):
-                    anchor.assign(copy)
-                    for velocity in momentum:
-                        velocity.assign(tf.zeros_like(velocity))
 
     def _on_each_device(
         self, weight: tf.Variable, *further: Any

@@ -19,7 +19,8 @@ class Copies:
     steps run, a component has the local value of its replica. Between calls of the
     inner loop all components have the mean, so that evaluation, checkpoints and
     histograms see one model. The local values are stored separately meanwhile, so that
-    these readers do not change the training.
+    these readers do not change the training. A variable that is no longer the mean has
+    been assigned meanwhile, as by a callback; all replicas take its value.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, update: Update):
@@ -31,9 +32,10 @@ class Copies:
         """
         self._strategy = strategy
         self._update = update
+        self._variables = [*update.weights(), *update.optimizer_state()]
         self._components = [
             strategy.experimental_local_results(variable)
-            for variable in (*update.weights(), *update.optimizer_state())
+            for variable in self._variables
         ]
         self._aside = [
             [_variable_like(copy) for copy in copies] for copies in self._components
@@ -50,20 +52,19 @@ class Copies:
         """
         return [self._aside_at, *(copy for copies in self._aside for copy in copies)]
 
-    def load_local(self) -> bool:
+    def load_local(self) -> list[tf.Variable]:
         """Restores the local values of each replica, if they were stored at this step.
 
         Otherwise all replicas start with the values of the variables, as in a new run
         and in a run resumed from a checkpoint of another strategy.
 
         Returns:
-          Whether there were local values.
+          Variables without local values.
         """
         at, now = self._aside_at.numpy(), self._update.applied_updates().numpy()
         if int(at) != int(now):
-            return False
-        self._take_up()
-        return True
+            return self._variables
+        return _selected(self._variables, self._take_up())
 
     def store_local(self) -> None:
         """Stores the local values of each replica, and assigns their mean."""
@@ -72,13 +73,19 @@ class Copies:
     def average(self, variables: Sequence[tf.Variable]) -> None:
         """Assigns the mean of some variables to every replica, while steps run."""
         for variable in variables:
-            _average(self._strategy.experimental_local_results(variable))
+            components = self._strategy.experimental_local_results(variable)
+            _assign(components, _mean(components))
 
-    def _assign_own(self) -> None:
+    def _assign_own(self) -> tf.Tensor:
+        """Returns whether each variable has been assigned, bool [variables]."""
+        assigned = []
         for components, aside in zip(self._components, self._aside, strict=True):
+            is_assigned = tf.reduce_any(tf.not_equal(components[0], _mean(aside)))
             for component, own in zip(components, aside, strict=True):
                 with tf.device(component.device):
-                    component.assign(own)
+                    component.assign(tf.where(is_assigned, component, own))
+            assigned.append(is_assigned)
+        return tf.stack(assigned)
 
     def _keep_and_average(self) -> None:
         for components, aside in zip(self._components, self._aside, strict=True):
@@ -87,22 +94,40 @@ class Copies:
                     own.assign(component)
             # TensorFlow runs operations on variables in program order inside a
             # `tf.function`, so that the copies above have the local values.
-            _average(components)
+            _assign(components, _mean(aside))
         self._aside_at.assign(self._update.applied_updates())
 
 
-def _average(components: Sequence[tf.Variable]) -> None:
-    # One mean for all, computed on the first replica's device: equal to the last bit.
+def _mean(components: Sequence[tf.Variable]) -> tf.Tensor:
+    # One mean for all, computed on the first replica's device: equal to the last bit,
+    # also when it is computed again.
     with tf.device(components[0].device):
-        mean = mean_of_copies(components)
+        return mean_of_copies(components)
+
+
+def _assign(components: Sequence[tf.Variable], value: tf.Tensor) -> None:
     for component in components:
         with tf.device(component.device):
-            component.assign(mean)
+            component.assign(value)
+
+
+def _selected(
+    variables: Sequence[tf.Variable], is_selected: tf.Tensor
+) -> list[tf.Variable]:
+    """Returns the variables for which a flag is true, bool [variables]."""
+    flags = is_selected.numpy()
+    return [v for v, flag in zip(variables, flags, strict=True) if flag]
 
 
 def _variable_like(variable: tf.Variable) -> tf.Variable:
     with tf.device(variable.device):
         return tf.Variable(variable, trainable=False)
+
+
+def _mean_of_rows(kept: tf.Variable) -> tf.Tensor:
+    # Where the values are stored, so that the mean is the same when computed again.
+    with tf.device(kept.device):
+        return mean_of_copies(tf.unstack(kept))
 
 
 class WorkerCopies:
@@ -113,8 +138,9 @@ class WorkerCopies:
     `average_replica_variables` computes it, before evaluation or a checkpoint. It also
     gathers the local values of every replica in every process, where they are stored
     until steps run again. A checkpoint of the chief therefore needs no file of another
-    machine, and evaluation does not change the training. Each process needs memory for
-    the variables of all replicas.
+    machine, and evaluation does not change the training. A variable that is no longer
+    the mean then has been assigned meanwhile, and all replicas take its value. Each
+    process needs memory for the variables of all replicas.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, worker: int, update: Update):
@@ -155,7 +181,7 @@ class WorkerCopies:
         """
         return [self._kept_at, *self._kept]
 
-    def load_local(self) -> bool:
+    def load_local(self) -> list[tf.Variable]:
         """Restores the local values of each replica, if its variables have the mean.
 
         If no values were stored at this step, all replicas start with the values of the
@@ -163,16 +189,15 @@ class WorkerCopies:
         strategy.
 
         Returns:
-          Whether there are local values.
+          Variables without local values.
         """
         if not self._is_settled:
-            return True
+            return []
         self._is_settled = False
         at, now = self._kept_at.numpy(), self._update.applied_updates().numpy()
         if int(at) != int(now):
-            return False
-        self._take_up()
-        return True
+            return self._variables
+        return _selected(self._variables, self._take_up())
 
     def average_replica_variables(self) -> None:
         """Stores the local values of all replicas and assigns their mean.
@@ -201,12 +226,23 @@ class WorkerCopies:
         for variable, mean in zip(variables, means, strict=True):
             self._assign(variable, self._strategy.experimental_local_results(mean))
 
-    def _assign_own(self) -> None:
+    def _assign_own(self) -> tf.Tensor:
+        """Returns whether each variable has been assigned, bool [variables]."""
+        assigned = []
         for variable, kept in zip(self._variables, self._kept, strict=True):
+            components = self._strategy.experimental_local_results(variable)
+            is_assigned = tf.reduce_any(
+                tf.not_equal(components[0], _mean_of_rows(kept))
+            )
             # The replicas of one process are neighbors in the order of all replicas.
-            num_local = len(self._strategy.experimental_local_results(variable))
-            first = self._worker * num_local
-            self._assign(variable, [kept[first + i] for i in range(num_local)])
+            first = self._worker * len(components)
+            values = [
+                tf.where(is_assigned, component, kept[first + index])
+                for index, component in enumerate(components)
+            ]
+            self._assign(variable, values)
+            assigned.append(is_assigned)
+        return tf.stack(assigned)
 
     def _gather_and_average(self) -> None:
         values = gathered(self._strategy, lambda context: self._variables)
@@ -216,8 +252,7 @@ class WorkerCopies:
             rows = self._strategy.experimental_local_results(of_all)
             # All local replicas gathered the same rows; one copy is stored.
             kept.assign(rows[0])
-            means = [mean_of_copies(tf.unstack(copies)) for copies in rows]
-            self._assign(variable, means)
+            self._assign(variable, [_mean_of_rows(kept)] * len(rows))
         self._kept_at.assign(self._update.applied_updates())
 
     def _assign(self, variable: tf.Variable, values: Sequence[tf.Tensor]) -> None:

@@ -31,6 +31,19 @@ x = random.normal(size=(40, 4))
 y = x.sum(axis=1, keepdims=True)
 inputs = keras.Input((4,))
 """
+_CHANGED_BY_CALLBACKS = """
+model = keras.Sequential([inputs, keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.05), "mse")
+
+class Change(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            self.model.optimizer.learning_rate = 0.01
+        if epoch == 1:
+            self.model.set_weights([np.full((4, 1), 3.0), np.zeros(1)])
+
+model.fit(x, y, batch_size=16, epochs=4, callbacks=[Change()])
+"""
 _SUMMED = """
 model = keras.Sequential([inputs, keras.layers.Dense(1)])
 loss = keras.losses.MeanSquaredError(reduction="sum")
@@ -84,6 +97,27 @@ def test_a_loss_is_that_of_the_global_batch(
 ) -> None:
     """Three replicas have 6, 5 and 5 of 16 examples, and most of the masked ones."""
     _assert_same(_under(tmp_path, text, *strategy, _SAME), _by_fit(tmp_path, text))
+
+
+@pytest.mark.parametrize("strategy", [_COPIES, _WORKERS])
+def test_values_that_callbacks_assign_are_kept(
+    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+) -> None:
+    found = _under(tmp_path, _CHANGED_BY_CALLBACKS, *strategy, _SAME)
+    _assert_same(found, _by_fit(tmp_path, _CHANGED_BY_CALLBACKS))
+
+
+def test_an_outer_optimizer_continues_from_assigned_weights(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Between two averages it has an anchor, and momentum if it is nesterov."""
+    text = _CHANGED_BY_CALLBACKS.replace("= 0.01", "= 0.0")
+    flags = ("--outer_optimizer=nesterov", "--sync_every_steps=2")
+    found = _under(tmp_path, text, *_COPIES, *flags)
+    kernel, bias = found["weights"]
+    # Without a learning rate the weights stay as assigned.
+    np.testing.assert_array_equal(kernel, np.full((4, 1), 3.0))
+    np.testing.assert_array_equal(bias, np.zeros(1))
 
 
 def _assert_same(found: dict[str, Any], plain: dict[str, Any]) -> None:
