@@ -226,7 +226,7 @@ def check_compilable(parts: TrainingParts, step: TrainStep | PipelineStep) -> No
     if isinstance(step, TrainStep):
         rows = parts.order.global_batch_size // parts.strategy.num_replicas
         # Not of the training's own batches: a generator gives each of them once.
-        check_step(step, few_examples(parts.data, max(rows, 1)))
+        check_step(step, few_examples(parts.data.to_look_at, max(rows, 1)))
 
 
 def check_layers(model: keras.Model) -> None:
