@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from models.embedding import ShardedEmbedding
-from models.objective import Objective
+from models.objective import Objective, means_over_examples
 from strategies.base import Strategy
 from strategies.common.types import GlobalBatches, LoopFunction, ReplicaFunction
 from strategies.inner_loop.reduction import bytes_of
@@ -178,6 +178,12 @@ class TrainingParts(ModelParts):
     compilation: Compilation
     rebuild: Callable[[], keras.Model]
     phase: int = 1
+
+    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """Returns the loss and metrics that sums over training steps make."""
+        # Keras's own `fit` gives means, whose sums have no state of metrics.
+        by_keras = self.config.model.keras_fit
+        return (means_over_examples if by_keras else self.objective.results)(sums)
 
     @property
     def eval_every_steps(self) -> int | None:

@@ -7,7 +7,6 @@ import pathlib
 from contextlib import AbstractContextManager
 from typing import Any
 
-from models.objective import means_over_examples
 from strategies.cluster.failure_detection import monitor_workers
 from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console
@@ -90,14 +89,12 @@ class TrainingTask:
           parts: Parts of the run, under this task's strategy.
           epochs: Epochs of a program's `fit`; None without a program.
         """
-        by_keras = self.config.model.keras_fit
-        results = means_over_examples if by_keras else parts.objective.results
         phases = None
         if self.config.report.step_phases:
             phases = PhaseMeter(self.cluster.task, parts, self._clock)
-        metrics = RunMetrics(self._clock, parts.pipeline, results, phases)
+        metrics = RunMetrics(self._clock, parts.pipeline, parts.results, phases)
         reporter = self._reporter(parts, metrics)
-        kind = KerasTraining if by_keras else TrainingRun
+        kind = KerasTraining if self.config.model.keras_fit else TrainingRun
         run = kind(parts, reporter, metrics, self._watchdog, self._folder, epochs)
         return run.run()
 

@@ -31,7 +31,7 @@ def record_step(
     results = event.results
     sums: dict[str, Any] = {}
     add_steps(sums, results.sums)
-    metrics = parts.objective.results(without_statistics(sums))
+    metrics = parts.results(without_statistics(sums))
     recorded = RecordedStep(
         loss=float(results.sums["loss"][-1]),
         examples=int(results.sums["examples"][-1]),
