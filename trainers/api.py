@@ -26,7 +26,7 @@ from strategies.common.files import new_folder
 from strategies.processes.forked_process import Process
 from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
-from trainers.config.config import Config, config_from_dict, without_lists
+from trainers.config.config import Config, without_lists
 from trainers.config.used_settings import check_used
 from trainers.experiments.measurement import started
 from trainers.run_dir.run_dir import RunDir, default_path
@@ -47,7 +47,9 @@ def configure(**settings: Any) -> Config:
     Raises:
       UsageError: A name is unknown, or a value is not accepted.
     """
-    config = config_from_dict(settings)
+    config = Config().with_given(
+        **{name: without_lists(value) for name, value in settings.items()}
+    )
     check_used(config)
     return config
 
@@ -169,7 +171,7 @@ def train(config: Config | None = None, **settings: Any) -> TrainingResult:
       UsageError: The settings are not accepted.
       RuntimeError: The run failed; the message contains its error.
     """
-    config = (config or Config()).replace(
+    config = (config or Config()).with_given(
         **{name: without_lists(value) for name, value in settings.items()}
     )
     if config.run.mode != "train":
@@ -216,8 +218,6 @@ def fit(
         given = {"strategy": strategy, **(settings or {})}
         given.setdefault("run_dir", str(new_folder(f"{strategy}-fit")))
         config = configure(**given, script=module.__file__, script_arguments=(folder,))
-        # As if by flags, which change what the model was compiled with.
-        config = dataclasses.replace(config, given=frozenset(given))
         call.send(model, args, kwargs)
         result = _trained(config)
         if result.status != "completed":

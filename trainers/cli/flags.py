@@ -25,6 +25,7 @@ from trainers.config.config import Config, without_lists
 from trainers.config.file import settings_from_file
 from trainers.config.groups import all_fields, check_group, nearest, option
 from trainers.config.prediction import PredictionConfig
+from trainers.config.program import DECIDED_UNLESS_GIVEN
 from trainers.config.used_settings import (
     check_used,
     check_used_by_one,
@@ -55,18 +56,22 @@ def parse(argv: Sequence[str]) -> Config:
       UsageError: A flag is unknown, its value is not accepted, or an argument is not a
         flag.
     """
-    in_file, given = _settings(argv)
+    in_file, chosen, given = _settings(argv)
     # A file such as a run's config.json always names one strategy, which would
     # contradict `--strategies` if it is none of them.
     if "strategies" in given and "strategy" not in given:
         in_file.pop("strategy", None)
     settings = {**_of_use(in_file, given), **given}
+    if settings.get("script") is not None:
+        # A run's config.json has what the program decided, perhaps in its last `fit`.
+        of_program = {*DECIDED_UNLESS_GIVEN} - chosen - given.keys()
+        settings = {n: v for n, v in settings.items() if n not in of_program}
     if settings.get("strategies") and "strategy" not in settings:
         config = _with_one_of_its_strategies(settings)
     else:
         config = Config().replace(**settings)
     check_used(config)
-    return dataclasses.replace(config, given=frozenset(given))
+    return dataclasses.replace(config, given=chosen & settings.keys() | given.keys())
 
 
 def parse_arm(words: Sequence[str], base: Config) -> Config:
@@ -83,7 +88,7 @@ def parse_arm(words: Sequence[str], base: Config) -> Config:
       UsageError: `parse` would raise it, or an arm cannot have one of the flags.
     """
     # absl skips the first argument, the name of the program.
-    in_file, given = _settings(["arm", *words])
+    in_file, _, given = _settings(["arm", *words])
     for name in (*in_file, *given):
         if name in _NOT_OF_AN_ARM:
             raise UsageError(
@@ -91,7 +96,7 @@ def parse_arm(words: Sequence[str], base: Config) -> Config:
                 "--arm."
             )
     own = {**in_file, **given}
-    config = base.replace(**own)
+    config = base.with_given(**own)
     check_used_by_one(own, [config.to_dict()])
     return without_unused(config)
 
@@ -125,8 +130,14 @@ def arguments_of(config: Config) -> list[str]:
     return arguments
 
 
-def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the settings of the file and the settings of the command line."""
+def _settings(
+    argv: Sequence[str],
+) -> tuple[dict[str, Any], frozenset[str], dict[str, Any]]:
+    """Returns the settings of the file and the settings of the command line.
+
+    Between them are the names of the file's settings that a user has chosen: all,
+    unless a run has written the file.
+    """
     argv, script_arguments = split_arguments(argv)
     values = _define()
     stray = _read(values, list(argv))
@@ -143,11 +154,12 @@ def _settings(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
             given.update(_of_flag(name, values[name].value))
     if script_arguments:
         given["script_arguments"] = tuple(script_arguments)
-    in_file = {}
+    in_file: dict[str, Any] = {}
+    chosen: frozenset[str] | None = frozenset()
     if values["config"].present:
-        in_file = settings_from_file(os.path.expanduser(values.config))
+        in_file, chosen = settings_from_file(os.path.expanduser(values.config))
         check_given(in_file, given, f"--config={values.config}")
-    return in_file, given
+    return in_file, frozenset(in_file) if chosen is None else chosen, given
 
 
 def _of_flag(name: str, value: Any) -> dict[str, Any]:

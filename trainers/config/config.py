@@ -33,6 +33,8 @@ from trainers.config.tracking import TrackingConfig
 # `to_dict` omits these groups' settings at their default values, because a training run
 # does not read them.
 _GROUPS_OF_OTHER_MODES = ("comparison", "prediction")
+# Key of files beside the groups: the names of the settings that were given.
+GIVEN = "given"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,8 +54,8 @@ class Config:
     guard: GuardConfig = dataclasses.field(default_factory=GuardConfig)
     comparison: ComparisonConfig = dataclasses.field(default_factory=ComparisonConfig)
     prediction: PredictionConfig = dataclasses.field(default_factory=PredictionConfig)
-    # Names of the settings that a flag has given, perhaps the default value. What a
-    # program chooses holds where none has.
+    # Names of the settings that a flag, a file or a call has given, perhaps the default
+    # value. What a program chooses holds where none has.
     given: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +101,20 @@ class Config:
         Raises:
           UsageError: A name is unknown, or a value is not accepted.
         """
+        return self._changed(values, self.given)
+
+    def with_given(self, /, **values: Any) -> Config:
+        """Returns a copy with settings that the user has given.
+
+        Args:
+          **values: New values by flat setting name, perhaps the default ones.
+
+        Raises:
+          UsageError: A name is unknown, or a value is not accepted.
+        """
+        return self._changed(values, self.given | values.keys())
+
+    def _changed(self, values: Mapping[str, Any], given: frozenset[str]) -> Config:
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             changes.setdefault(field_of(name)[0].group, {})[name] = value
@@ -108,7 +124,7 @@ class Config:
         }
         # One call with all groups, so that `__post_init__` checks only the final
         # combination and not the intermediate ones.
-        return dataclasses.replace(self, **groups)
+        return dataclasses.replace(self, given=given, **groups)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all settings by flat name, in types that JSON has.
@@ -123,25 +139,9 @@ class Config:
             or value != all_fields()[name][1].default
         }
 
-    def by_group(self) -> dict[str, dict[str, Any]]:
-        """Returns the settings of `to_dict` by group and name, as config.json has."""
-        return by_group(self.to_dict())
-
-
-def config_from_dict(settings: Mapping[str, Any]) -> Config:
-    """Returns the configuration that `Config.to_dict` encoded.
-
-    Absent settings keep their default values.
-
-    Args:
-      settings: Values by flat setting name.
-
-    Raises:
-      UsageError: A name is unknown, or a value is not accepted.
-    """
-    return Config().replace(
-        **{name: without_lists(value) for name, value in settings.items()}
-    )
+    def to_file(self) -> dict[str, Any]:
+        """Returns the content of config.json: settings by group, and what was given."""
+        return {**by_group(self.to_dict()), GIVEN: sorted(self.given)}
 
 
 def without_lists(value: Any) -> Any:

@@ -9,8 +9,8 @@ from strategies.common.fields import check_setting
 from strategies.common.files import read_small
 from strategies.common.strict_json import parse_json
 from strategies.common.text import shown
-from trainers.config.config import Config, without_lists
-from trainers.config.groups import all_fields, check_group
+from trainers.config.config import GIVEN, Config, without_lists
+from trainers.config.groups import all_fields, check_group, field_of
 
 _REMEDY = "give a JSON file of settings by group, such as a run's config.json"
 
@@ -29,16 +29,16 @@ def config_from_file(
       UsageError: The file cannot be read, or its settings are not accepted.
     """
     name = name or f"--config={path}"
-    settings = settings_from_file(path, name=name, remedy=remedy)
+    settings, given = settings_from_file(path, name=name, remedy=remedy)
     try:
-        return Config().replace(**settings)
+        return Config(given=given or frozenset()).replace(**settings)
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from error
 
 
 def settings_from_file(
     path: str, *, name: str | None = None, remedy: str = _REMEDY
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], frozenset[str] | None]:
     """Reads settings from a file and checks each of them separately.
 
     Combinations of settings are not checked, because flags may change them later.
@@ -49,7 +49,8 @@ def settings_from_file(
       remedy: Advice in the error message for an unusable file.
 
     Returns:
-      Values by name of the setting, without groups.
+      Values by name of the setting, without groups, and the names of the settings that
+      were given for the run of the file; None if the file does not say so.
 
     Raises:
       UsageError: The file cannot be read or holds no JSON object, a name is unknown, or
@@ -70,15 +71,30 @@ def settings_from_file(
             f"{remedy}."
         )
     try:
+        given = _given(content.pop(GIVEN, None))
         for group, settings in content.items():
             check_group(group, settings)
-        return {
+        values = {
             setting: _accepted(setting, value)
             for settings in content.values()
             for setting, value in settings.items()
         }
+        return values, given
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from error
+
+
+def _given(names: Any) -> frozenset[str] | None:
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+        raise UsageError(
+            f"'{GIVEN}' is {shown(names)}, not a list of names of settings: leave it "
+            "out."
+        )
+    for name in names:
+        field_of(name)
+    return frozenset(names)
 
 
 def _accepted(setting: str, value: Any) -> Any:

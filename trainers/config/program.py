@@ -9,7 +9,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from strategies.common.errors import UsageError
-from strategies.common.text import shown
+from strategies.common.text import as_argument, shown
 from trainers.config.data import DataConfig
 from trainers.config.groups import option
 
@@ -21,7 +21,8 @@ _OF_A_PROGRAM = (
     *(field.name for field in dataclasses.fields(DataConfig)),
     *("model", "initial_weights", "callbacks", "loss", "metrics"),
     *("hidden_units", "embedding_dimension"),
-    *("embedding_shards", "dropout", "label_smoothing", "eval_every_steps"),
+    *("embedding_shards", "dropout", "label_smoothing"),
+    *("eval_every_steps", "eval_global_batch_size"),
 )
 # What the training loop does and Keras's own `fit` does not.
 _NOT_OF_KERAS = (
@@ -34,6 +35,39 @@ _OF_AN_OPTIMIZER = (
     *("lr_scaling", "base_global_batch_size", "learning_rate_schedule"),
     *("warmup_steps", "momentum", "weight_decay"),
 )
+_OF_ANY_OPTIMIZER = ("learning_rate", *_OF_AN_OPTIMIZER)
+# What a program decides where it is not given.
+DECIDED_UNLESS_GIVEN = (
+    *("optimizer", *_OF_ANY_OPTIMIZER, "dtype"),
+    *("global_batch_size", "eval_global_batch_size", "train_steps", "epochs"),
+)
+THE_PROGRAMS = "the program's"
+
+
+def is_left_to_program(name: str, config: Config) -> bool:
+    """Returns whether the program of a run decides a setting, which nobody has given.
+
+    Args:
+      name: Name of the setting.
+      config: Configuration of the run.
+    """
+    if config.model.script is None or name in config.given:
+        return False
+    # --optimizer comes with all of its settings, by default too.
+    is_replaced = "optimizer" in config.given and name in _OF_ANY_OPTIMIZER
+    return name in DECIDED_UNLESS_GIVEN and not is_replaced
+
+
+def value_in_words(name: str, config: Config) -> str:
+    """Returns the value of a setting as an argument, or that the program decides it.
+
+    Args:
+      name: Name of the setting.
+      config: Configuration of the run.
+    """
+    if is_left_to_program(name, config):
+        return THE_PROGRAMS
+    return as_argument(config.to_dict()[name])
 
 
 def changes_keras_fit(config: Config) -> str | None:

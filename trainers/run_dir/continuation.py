@@ -6,12 +6,12 @@ import dataclasses
 import pathlib
 
 from strategies.common.errors import UsageError
-from strategies.common.text import as_argument
 from trainers.config.config import Config
 from trainers.config.data import DataConfig
 from trainers.config.groups import option
 from trainers.config.model import ModelConfig
 from trainers.config.optimizer import OptimizerConfig
+from trainers.config.program import is_left_to_program, value_in_words
 
 # They determine the training.
 _FIXED = ["seed", "global_batch_size", "gradient_reduction"] + [
@@ -41,11 +41,13 @@ def check_same_training(path: pathlib.Path, before: Config, config: Config) -> N
     fixed = [*_FIXED, *(_LENGTH if has_schedule else ())]
     if config.model.script is not None:
         # The program decides the others, and config.json has what it decided.
-        fixed = [n for n in fixed if n in config.given or n.startswith("script")]
+        given = before.given | config.given
+        fixed = [n for n in fixed if n in given or n.startswith("script")]
     differences = ", ".join(
-        f"{option(name)}={as_argument(now[name])} (was {as_argument(was[name])})"
+        f"{option(name)}={value_in_words(name, config)} "
+        f"(was {value_in_words(name, before)})"
         for name in fixed
-        if was[name] != now[name]
+        if (was[name] != now[name] or _is_given_to_one(name, before, config))
         # The run's own decision is kept (`RunDir.with_decisions`).
         and (name, now[name]) != ("jit_compile", "auto")
     )
@@ -72,3 +74,14 @@ def _check_length(path: pathlib.Path, before: Config, config: Config) -> None:
                 f"--resume=auto continues {path}, a run of {length}, and no length is "
                 f"given: add {length}, or another number."
             )
+
+
+def _is_given_to_one(name: str, before: Config, config: Config) -> bool:
+    """Returns whether the program decided a setting before or now, and not both times.
+
+    config.json has the batch that the program has chosen, and not its optimizer.
+    """
+    # Without --script in it, an older version has written the file.
+    if name == "global_batch_size" or "script" not in before.given:
+        return False
+    return is_left_to_program(name, before) != is_left_to_program(name, config)

@@ -304,7 +304,7 @@ class RunDir:
         self._result.unlink(missing_ok=True)
         # config.json is the first file, because a folder without it is not a run.
         resolved = config.replace(run_dir=str(self.path), resume="never")
-        write_json(self._config, resolved.by_group())
+        write_json(self._config, resolved.to_file())
         for path in self._folders:
             path.mkdir(exist_ok=True)
         self.metrics.write(kept)

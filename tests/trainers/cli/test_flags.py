@@ -23,7 +23,7 @@ from strategies.common.errors import UsageError
 from strategies.common.fields import choices_of, field_types
 from tests.processes import ROOT, environment, run_words
 from trainers.cli import flags, version
-from trainers.config.config import Config, config_from_dict
+from trainers.config.config import Config, without_lists
 from trainers.config.file import config_from_file
 from trainers.config.groups import all_fields, by_group, option
 from trainers.config.used_settings import without_unused
@@ -692,7 +692,7 @@ def configs(draw: st.DrawFn) -> Config:
     values = {name: draw(values_of(name)) for name in sorted(names)}
     try:
         # A program refuses what is given, and takes what is a default.
-        return dataclasses.replace(Config().replace(**values), given=frozenset(names))
+        return Config().with_given(**values)
     except UsageError as error:
         message = str(error)
     for words in (" is not accepted", " is out of range", " is unknown", " is empty"):
@@ -709,7 +709,8 @@ def configs(draw: st.DrawFn) -> Config:
 @example(Config().replace(outer_optimizer="sgd", outer_dtype="bfloat16"))
 def test_a_configuration_survives_its_file_and_its_command_line(config: Config) -> None:
     settings_ = json.loads(json.dumps(config.to_dict(), allow_nan=False))
-    assert config_from_dict(settings_) == config
+    values = {name: without_lists(value) for name, value in settings_.items()}
+    assert Config().replace(**values) == config
     unspeakable = {
         name: value_of(Config(), name)
         for name, value in settings_.items()
@@ -751,11 +752,52 @@ def test_any_json_is_a_configuration_or_refused(
     message = f"--config={path}"
     try:
         config = config_from_file(str(path))
-        path.write_text(json.dumps(config.by_group()), encoding="utf-8")
+        path.write_text(json.dumps(config.to_file()), encoding="utf-8")
         assert config_from_file(str(path)) == config
     except UsageError as error:
         message = str(error)
     assert message.startswith(f"--config={path}")
+
+
+# Settings that somebody has given, which a program does not decide then
+
+PROGRAM = "--script=train.py"
+
+
+def test_an_arm_gives_a_setting_even_with_its_default() -> None:
+    base = parse(PROGRAM, "--strategy=one_device", "--dtype=float64")
+    arm = flags.parse_arm(["--learning_rate=0.001"], base)
+    assert {"learning_rate", "dtype"} <= arm.given
+    assert "--learning_rate=0.001" in flags.arguments_of(arm)
+
+
+def test_a_file_gives_all_of_its_settings(tmp_path: pathlib.Path) -> None:
+    file = write_config(tmp_path, {"learning_rate": 0.001, "global_batch_size": 8})
+    config = parse(file, PROGRAM, "--strategy=one_device")
+    assert {"learning_rate", "global_batch_size"} <= config.given
+    file = write_config(tmp_path, {"dropout": 0.0})
+    assert "--dropout is decided by the program" in refusal(file, PROGRAM)
+
+
+def test_a_file_of_a_run_gives_what_was_given_to_the_run(
+    tmp_path: pathlib.Path,
+) -> None:
+    run = parse(PROGRAM, "--strategy=one_device", "--learning_rate=0.001")
+    # As the program decided.
+    content = run.replace(train_steps=7, global_batch_size=16).to_file()
+    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    again = parse(f"--config={tmp_path / 'config.json'}", PROGRAM)
+    assert again.given == run.given
+    assert again == run
+
+
+@pytest.mark.parametrize("value", [3, [3], ["learning_rat"], {"learning_rate": 1}])
+def test_names_in_a_file_that_are_no_settings_are_refused(
+    tmp_path: pathlib.Path, value: Any
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"given": value}))
+    line = refusal(f"--config={tmp_path / 'config.json'}")
+    assert "given" in line or "learning_rat" in line
 
 
 # --help, whose pages tests/trainers/cli/test_help.py is about

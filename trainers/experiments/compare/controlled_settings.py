@@ -11,6 +11,7 @@ from strategies.common.text import as_argument
 from trainers.config.comparison import FIRST_EXAMPLES, HELD_FIXED, INITIAL_WEIGHTS
 from trainers.config.config import Config
 from trainers.config.groups import option
+from trainers.config.program import THE_PROGRAMS, is_left_to_program
 from trainers.config.run import DEFAULT_TRAIN_STEPS
 from trainers.config.tracking import TrackingConfig
 from trainers.config.used_settings import has_effect
@@ -30,7 +31,7 @@ def differing_settings(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
     A controlled setting is that of the arms that it has an effect on: one process has
     no network.
     """
-    settings = {arm.name: _with_length(arm.config).to_dict() for arm in arms}
+    settings = {arm.name: _settings(arm.config, arms) for arm in arms}
     names = [name for name in settings[arms[0].name] if name not in _NOT_COMPARED]
     values = {
         name: {
@@ -45,6 +46,17 @@ def differing_settings(arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
         for name, by_arm in values.items()
         # Lists are not hashable; their `repr` is.
         if len({repr(value) for value in by_arm.values()}) > 1
+    }
+
+
+def _settings(config: Config, arms: Sequence[Arm]) -> dict[str, Any]:
+    """Returns the settings of an arm, or that its program decides what others give."""
+    given = frozenset().union(*(arm.config.given for arm in arms))
+    return {
+        name: THE_PROGRAMS
+        if name in given and is_left_to_program(name, config)
+        else value
+        for name, value in _with_length(config).to_dict().items()
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ def arms_and_runs(folders: Sequence[str]) -> tuple[list[Arm], list[Run]]:
         name, path = _named(text)
         for folder in _run_folders(path, text):
             folder.check_own()
-            config = folder.read_config()
+            config = _with_decided_length(folder.read_config())
             # Equal keys are one arm: `Config` is frozen and hashable.
             key = (name, config.replace(**_NOT_OF_AN_ARM))
             found[key].append((config.run.seed, folder.path))
@@ -51,6 +52,12 @@ def arms_and_runs(folders: Sequence[str]) -> tuple[list[Arm], list[Run]]:
             paths[seed] = path
             runs.append(read_run(path, arm=name, seed=seed))
     return arms, runs
+
+
+def _with_decided_length(config: Config) -> Config:
+    """Returns a run's configuration, whose batch and length a program may give."""
+    decided = {"global_batch_size", "train_steps"}
+    return dataclasses.replace(config, given=config.given | decided)
 
 
 def _named(text: str) -> tuple[str, pathlib.Path]:

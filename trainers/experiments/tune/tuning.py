@@ -101,9 +101,7 @@ class Tuning:
 
     def with_value(self, config: Config, value: Any) -> Config:
         """Returns an arm's configuration with a value of the setting."""
-        changed = config.replace(**{self.setting: value})
-        # A program decides what no flag has given.
-        return dataclasses.replace(changed, given=config.given | {self.setting})
+        return config.with_given(**{self.setting: value})
 
 
 def tuning_of(config: Config, arms: Sequence[Arm]) -> Tuning | None:

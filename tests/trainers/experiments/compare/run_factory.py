@@ -67,7 +67,7 @@ def make_run(
         )
     ]
     path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(config.by_group()))
+    (path / "config.json").write_text(json.dumps(config.to_file()))
     (path / "result.json").write_text(json.dumps(result))
     (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     if measured is not None:

@@ -71,6 +71,7 @@ def conclusion_of(folder: pathlib.Path) -> dict[str, Any]:
 
 def settings_of(run: pathlib.Path) -> dict[str, Any]:
     groups = json.loads((run / "config.json").read_text("utf-8"))
+    del groups["given"]
     return {name: value for group in groups.values() for name, value in group.items()}
 
 

@@ -1,0 +1,83 @@
+"""Settings that a user gives, which take precedence over those of a program."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+import trainers
+from tests import processes
+
+_PROGRAM = """
+import keras
+import numpy as np
+
+{before}
+x = np.random.normal(size=(48, 4))
+y = x.sum(axis=1)
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, y, batch_size=12, epochs=2)
+print("layers", model.layers[0].compute_dtype, type(model.optimizer).__name__)
+"""
+_ONE_DEVICE = "--strategy=one_device"
+
+
+def _script(folder: pathlib.Path, before: str = "") -> str:
+    path = folder / "train.py"
+    path.write_text(_PROGRAM.format(before=before))
+    return str(path)
+
+
+def _rate(folder: pathlib.Path) -> float:
+    return float(processes.metrics_of(folder)[-1]["learning_rate"])
+
+
+def test_a_call_and_a_file_change_what_a_program_decides(
+    tmp_path: pathlib.Path,
+) -> None:
+    script = _script(tmp_path)
+    # The first is a default value of the flag.
+    result = trainers.train(
+        script=script,
+        strategy="one_device",
+        learning_rate=0.001,
+        global_batch_size=24,
+        run_dir=str(tmp_path / "called"),
+    )
+    assert result.result["steps"] == 4
+    assert _rate(result.path) == pytest.approx(0.001)
+    file = tmp_path / "settings.json"
+    file.write_text(
+        json.dumps(
+            {"optimizer": {"learning_rate": 0.001}, "length": {"global_batch_size": 16}}
+        )
+    )
+    run = tmp_path / "run"
+    words = (f"--config={file}", f"--script={script}", _ONE_DEVICE)
+    done = processes.run(*words, f"--run_dir={run}", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert processes.result_of(run)["steps"] == 6
+    assert _rate(run) == pytest.approx(0.001)
+
+
+def test_a_resumed_program_is_given_the_same_settings(tmp_path: pathlib.Path) -> None:
+    run = tmp_path / "run"
+    words = (f"--script={_script(tmp_path)}", _ONE_DEVICE, f"--run_dir={run}")
+    given = ("--clip_global_norm=0.001", "--learning_rate=0.001", "--seed=1")
+    done = processes.run(*words, *given, "--train_steps=3", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    resumed = processes.run(*words, "--resume=auto", folder=tmp_path)
+    assert resumed.returncode == 2
+    for part in (
+        "--clip_global_norm=none (was 0.001)",
+        "--learning_rate=the program's (was 0.001)",
+        "--seed=0 (was 1)",
+    ):
+        assert part in resumed.stderr
+    more = (*given, "--train_steps=5", "--resume=auto")
+    resumed = processes.run(*words, *more, folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert processes.result_of(run)["steps"] == 5
