@@ -247,8 +247,11 @@ class _Program:
             # Also of a run that was complete before.
             epochs.finalize()
             epochs.share_history()
+            step = parts.applied_steps()
             self._phase = Phase(
-                number=self._num_fits + 1, first_step=parts.applied_steps()
+                number=self._num_fits + 1,
+                first_step=step,
+                first_example=parts.order.first_example_of_step(step),
             )
         # Only now, because epochs read variables of the strategy until their end.
         lent.take_back()

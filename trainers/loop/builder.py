@@ -38,6 +38,7 @@ from trainers.model.optimizers.build import (
 from trainers.model.optimizers.learning_rate import (
     LearningRate,
     LearningRateScale,
+    num_updates,
     rate_of,
 )
 from trainers.model.optimizers.loss_scale import LossScale, needs_loss_scale
@@ -125,9 +126,10 @@ def assemble_parts(
         seed=config.run.seed if data.is_shuffled else None,
         drop_last_batch=config.drops_last_batch,
         first_step=phase.first_step,
+        first_example=phase.first_example,
     )
     # Epochs can only be converted to steps once the number of examples is known.
-    train_steps = phase.first_step + _train_steps(config, order)
+    train_steps = _train_steps(config, order)
     model_parts = build_model_parts(config, strategy, data, spec, train_steps)
     # A checkpoint that is restored later overwrites it.
     model_parts.step.assign(phase.first_step)
@@ -156,7 +158,7 @@ def assemble_parts(
         strategy=strategy,
         data=data,
         order=order,
-        train_steps=train_steps,
+        train_steps=phase.first_step + train_steps,
         loop_function=compile_with(
             replica_step(train_step, model_parts, config, strategy),
             model_parts.update(
@@ -207,7 +209,7 @@ def build_model_parts(
       strategy: Strategy of the run.
       data: Training and evaluation examples.
       spec: Description of the model.
-      train_steps: Number of applied updates at the end of the run.
+      train_steps: Number of updates of this training.
 
     Raises:
       UsageError: The model does not fit the settings, the data or the strategy.
@@ -260,10 +262,12 @@ def _make_optimizer(
     train_steps: int,
     scale: LearningRateScale,
 ) -> tuple[keras.optimizers.Optimizer, RateByStep]:
-    """Returns the optimizer with its variables, and its learning rate by step."""
+    """Returns the optimizer with its variables, and its learning rate."""
     if compiled is not None:
+        # An earlier `fit` has applied them.
+        num_before = num_updates(compiled)
         adopt_optimizer(compiled, model)
-        return compiled, lambda step: rate_of(compiled, step)
+        return compiled, lambda step: rate_of(compiled, num_before + step)
     size = config.length.global_batch_size
     learning_rate = LearningRate(config.optimizer, train_steps, size, scale)
     return build_optimizer(config.optimizer, learning_rate, model), learning_rate

@@ -40,7 +40,7 @@ _FEWEST_EVALUATIONS = 10
 _FEWEST_STEPS_BETWEEN_EVALUATIONS = 20
 
 
-# Function from the number of applied updates to the rate of the next one.
+# Function from the number of updates of a training to the rate of the next one.
 RateByStep = Callable[[int], Any]
 
 
@@ -54,7 +54,7 @@ class ModelParts:
       objective: Loss and metrics of the model.
       optimizer: Optimizer with initial variables.
       has_compiled_optimizer: True if the model was compiled with the optimizer.
-      learning_rate: Learning rate by number of applied updates.
+      learning_rate: Learning rate by number of updates of this training.
       learning_rate_scale: Factor of the learning rate.
       layer_state: Non-trainable variables that training changes.
       step: int64 scalar, the number of applied updates.
@@ -142,10 +142,12 @@ class Phase:
     Attributes:
       number: Number of the training, from 1.
       first_step: Number of updates that earlier ones have applied.
+      first_example: Number of examples in these updates.
     """
 
     number: int = 1
     first_step: int = 0
+    first_example: int = 0
 
 
 ONLY_PHASE = Phase()

@@ -89,8 +89,7 @@ class MetricsWriter:
         # The same under the same name in TensorBoard and in metrics.jsonl.
         values = {
             **_norms(event),
-            # The first update, which leads to step 1, uses the rate of step 0.
-            "learning_rate": float(self._parts.learning_rate(event.step - 1)),
+            "learning_rate": self._learning_rate(event),
             "examples_per_second": metrics.window.examples_per_second(),
             **metrics.idle.scalars(),
             **self._replica_statistics.scalars(event.results),
@@ -117,6 +116,11 @@ class MetricsWriter:
         )
         self.final["train_loss"] = means["loss"]
         metrics.begin_window()
+
+    def _learning_rate(self, event: StepEvent) -> float:
+        # The first update, which leads to step 1, uses the rate of step 0.
+        step = event.step - 1 - self._parts.order.first_step
+        return float(self._parts.learning_rate(step))
 
     def write_histograms(self, event: StepEvent) -> None:
         """Writes histograms of gradients, weights and activations."""

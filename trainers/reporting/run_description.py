@@ -102,7 +102,7 @@ def hyperparameters(assembly: TrainingParts) -> dict[str, Any]:
             del row[name]
         parts = parts_of(assembly.optimizer, [])
         row["optimizer"] = ",".join(type(part).__name__.lower() for part, _ in parts)
-        row["learning_rate"] = assembly.learning_rate(assembly.order.first_step)
+        row["learning_rate"] = assembly.learning_rate(0)
         return row
     size = config.length.global_batch_size
     row["peak_learning_rate"] = config.optimizer.peak_learning_rate(size)

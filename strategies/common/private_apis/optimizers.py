@@ -130,6 +130,15 @@ def schedule_of(
     return None
 
 
+def counted_updates(optimizer: keras.optimizers.Optimizer) -> int:
+    """Returns the number of updates by which an optimizer asks its schedule.
+
+    `Optimizer.iterations` is that number divided by `gradient_accumulation_steps`
+    (keras/src/optimizers/base_optimizer.py, `_get_current_learning_rate`).
+    """
+    return int(keras.ops.convert_to_numpy(optimizer._iterations))
+
+
 def reduce_gradients_again(optimizer: keras.optimizers.Optimizer) -> None:
     """Undoes `stop_reducing_gradients` and `count_atomically`."""
     vars(optimizer).pop("_all_reduce_sum_gradients", None)

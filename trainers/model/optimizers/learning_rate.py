@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from strategies.common.private_apis.optimizers import schedule_of
+from strategies.common.private_apis.optimizers import counted_updates, schedule_of
 from trainers.config.optimizer import OptimizerConfig
 from trainers.model.optimizers.several import parts_of
 
@@ -24,6 +24,12 @@ def rate_of(optimizer: keras.optimizers.Optimizer, step: int) -> float:
     schedule = schedule_of(optimizer)
     rate = optimizer.learning_rate if schedule is None else schedule(step)
     return float(keras.ops.convert_to_numpy(rate))
+
+
+def num_updates(optimizer: keras.optimizers.Optimizer) -> int:
+    """Returns the number of updates that an optimizer has applied."""
+    optimizer, _ = parts_of(optimizer, [])[0]
+    return counted_updates(optimizer)
 
 
 class LearningRateScale:

@@ -1,0 +1,62 @@
+"""Numbers that a run of a program with several calls of `fit` reports."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from tests import processes
+
+# The second `fit` begins with a new optimizer, and the third one keeps it.
+_PROGRAM = """
+import keras
+import numpy as np
+
+x = np.random.default_rng(0).normal(size=(64, 4))
+y = x.sum(axis=1)
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+
+
+def compile():
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([3, 6], [0.1, 0.01, 0.001])
+    model.compile(keras.optimizers.SGD(rate), "mse")
+
+
+compile()
+model.fit(x, y, batch_size=20)
+compile()
+model.fit(x, y, batch_size=16)
+model.fit(x, y, batch_size=16)
+"""
+# Keras asks a schedule with the number of updates before; its bounds are inclusive.
+_RATES = [0.1] * 4 + [0.1] * 4 + [0.01] * 3 + [0.001]
+
+
+@pytest.mark.parametrize("flags", [(), ("--set=model.keras_fit=true",)])
+def test_rates_and_examples_are_of_all_fits(
+    tmp_path: pathlib.Path, flags: tuple[str, ...]
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_PROGRAM)
+    run = tmp_path / "run"
+    words = (f"--script={path}", f"--run_dir={run}", "--strategy=one_device", *flags)
+    done = processes.run(*words, "--summary_every_steps=1", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = processes.result_of(run)
+    assert (result["steps"], result["examples_seen"]) == (12, 3 * 64)
+    rows = [row for row in processes.metrics_of(run) if "learning_rate" in row]
+    assert [row["learning_rate"] for row in rows] == pytest.approx(_RATES)
+
+
+def test_a_flags_schedule_is_of_each_fit(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(_PROGRAM)
+    run = tmp_path / "run"
+    schedule = ("--optimizer=sgd", "--learning_rate_schedule=step", "--learning_rate=1")
+    words = (f"--script={path}", f"--run_dir={run}", "--strategy=one_device", *schedule)
+    done = processes.run(*words, "--summary_every_steps=1", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in processes.metrics_of(run) if "learning_rate" in row]
+    rates = [row["learning_rate"] for row in rows]
+    assert rates == pytest.approx([1, 1, 0.1, 0.01] * 3)
