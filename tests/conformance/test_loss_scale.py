@@ -192,16 +192,17 @@ def test_a_gradient_that_no_scale_helps_ends_as_divergence(
     assert result_of(tmp_path / "run")["steps"] == 0
 
 
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "float32"])
 def test_a_flag_that_contradicts_the_module_is_refused(
-    tmp_path: pathlib.Path,
+    tmp_path: pathlib.Path, dtype: str
 ) -> None:
     done = run(
-        *(f"--model={MODEL}:by_policy", *FLAGS, "--dtype=mixed_bfloat16"),
+        *(f"--model={MODEL}:by_policy", *FLAGS, f"--dtype={dtype}"),
         f"--run_dir={tmp_path / 'run'}",
     )
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "--dtype=mixed_bfloat16 contradicts mixed_float16" in line
+    assert f"--dtype={dtype} contradicts mixed_float16" in line
     assert not (tmp_path / "run").exists()
 
 

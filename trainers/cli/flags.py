@@ -120,7 +120,8 @@ def arguments_of(config: Config) -> list[str]:
         field = all_fields()[name][1]
         # `to_dict` returns lists for tuples, as JSON does.
         is_default = without_lists(value) == field.default
-        overrides = config.model.script is not None and name in config.given
+        # Code of the user may have chosen another value than the default.
+        overrides = config.model.is_custom and name in config.given
         if name == "script_arguments" or (is_default and not overrides):
             continue
         items = value if field.metadata["repeatable"] and value else [value]

@@ -288,7 +288,7 @@ def _build_model(
         if config.model.perturb_initial_weights:
             perturb_weights(model)
         checks.check_trainable(model, config)
-        check_precision(config.model)
+        check_precision(config)
     # Outside of the scope, because Keras makes variables of metrics.
     with _refused():
         return model, spec.objective(model, config.optimizer.label_smoothing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 
 from strategies.common.errors import UsageError
+from trainers.config.config import Config
 from trainers.config.model import ModelConfig
 
 
@@ -27,19 +28,20 @@ def follow_floatx() -> None:
         keras.config.set_dtype_policy("float64")
 
 
-def check_precision(config: ModelConfig) -> None:
+def check_precision(config: Config) -> None:
     """Refuses a module's types that contradict the types of a flag.
 
     Raises:
       UsageError: They do.
     """
-    policy = keras.config.dtype_policy().name
-    if config.is_custom and policy != config.dtype != ModelConfig().dtype:
+    model, policy = config.model, keras.config.dtype_policy().name
+    is_given = "dtype" in config.given or model.dtype != ModelConfig().dtype
+    if model.is_custom and is_given and policy != model.dtype:
         # The policy is set where the model is made.
-        where = f"the module of --model={config.model}"
-        if config.script is not None:
-            where = f"--script={config.script}"
+        where = f"the module of --model={model.model}"
+        if model.script is not None:
+            where = f"--script={model.script}"
         raise UsageError(
-            f"--dtype={config.dtype} contradicts {policy}, which {where} sets for "
+            f"--dtype={model.dtype} contradicts {policy}, which {where} sets for "
             "keras.config.dtype_policy: leave one of them out."
         )

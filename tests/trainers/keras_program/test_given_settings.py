@@ -81,3 +81,17 @@ def test_a_resumed_program_is_given_the_same_settings(tmp_path: pathlib.Path) ->
     resumed = processes.run(*words, *more, folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert processes.result_of(run)["steps"] == 5
+
+
+def test_a_given_type_contradicts_the_policy_of_a_program(
+    tmp_path: pathlib.Path,
+) -> None:
+    policy = "keras.mixed_precision.set_global_policy('mixed_bfloat16')"
+    words = (f"--script={_script(tmp_path, policy)}", _ONE_DEVICE)
+    # The default of the flag, and given all the same.
+    refused = processes.run(*words, "--dtype=float32", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "--dtype=float32 contradicts mixed_bfloat16" in refused.stderr
+    done = processes.run(*words, f"--run_dir={tmp_path / 'run'}", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "layers bfloat16" in done.stdout
