@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,9 @@ from trainers.reporting.tracking.base import TrackedRun
 # Limits of a server: parameters per request, characters per value.
 _MOST_PARAMS = 100
 _MOST_CHARACTERS = 6000
+_MOST_CHARACTERS_OF_A_NAME = 250
+# Characters that names of metrics cannot have (mlflow/utils/validation.py).
+_REFUSED = re.compile(r"[^\w\-. :]")
 _STATUS = {"completed": "FINISHED", "preempted": "KILLED"}
 
 
@@ -74,16 +78,21 @@ class MLflow:
         """Adds points; see `Tracker`."""
         # MLflow's timestamps are in milliseconds.
         when = round(1e3 * seconds)
-        points = [Metric(name, value, when, step) for name, value in values.items()]
+        points = [
+            Metric(_accepted(name), value, when, step) for name, value in values.items()
+        ]
         self._client.log_batch(self._run_id, metrics=points)
 
     def end(self, status: str, figures: Mapping[str, float]) -> None:
         """Ends the entry; see `Tracker`."""
         last_step = int(figures.get("steps", 0))
         results = {f"result/{name}": value for name, value in figures.items()}
-        self.log(results, last_step, time.time())
-        self._client.set_tag(self._run_id, "status", status)
-        self._client.set_terminated(self._run_id, _STATUS.get(status, "FAILED"))
+        try:
+            self.log(results, last_step, time.time())
+        finally:
+            # Otherwise a server that refuses a figure shows a run that never ends.
+            self._client.set_tag(self._run_id, "status", status)
+            self._client.set_terminated(self._run_id, _STATUS.get(status, "FAILED"))
 
     def _experiment_id(self, name: str) -> str:
         """Returns the id of an experiment, which is created if it does not exist."""
@@ -104,3 +113,15 @@ class MLflow:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
+
+
+def _accepted(name: str) -> str:
+    """Returns a name that MLflow accepts for a metric: it refuses all others at once.
+
+    Args:
+      name: Name such as `train/acc (%)`, of any characters.
+    """
+    parts = [_REFUSED.sub("_", part) for part in name.split("/")]
+    # MLflow makes paths of names, in which these have a meaning.
+    parts = ["_" if part in ("", ".", "..") else part for part in parts]
+    return "/".join(parts)[:_MOST_CHARACTERS_OF_A_NAME]

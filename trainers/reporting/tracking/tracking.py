@@ -103,7 +103,7 @@ class _Sender:
         self._write_errors = WriteErrorReporter(
             console,
             "training goes on, and the run folder has everything",
-            "can be reached again",
+            "takes reports again",
             # Packages raise errors of many classes, none of which stops a run.
             lambda error: " ".join(f"{type(error).__name__}: {error}".split())[:200],
         )
@@ -138,7 +138,7 @@ class _Sender:
             report = self._queue.get()
 
     def _send(self, report: _Report, run: TrackedRun) -> None:
-        what = f"--trackers={self._name} cannot be reached"
+        what = f"--trackers={self._name} does not take a report"
         if self._write_errors.attempt(what, lambda: report(self._entry(run))):
             self._write_errors.end(f"tracker   {self._name}")
 

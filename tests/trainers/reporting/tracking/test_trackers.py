@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from strategies.common.errors import UsageError
@@ -32,7 +33,8 @@ from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.compare.execution import config_of
 from trainers.experiments.compare.schedule import schedule
 from trainers.experiments.runner import command_line
-from trainers.reporting.tracking.base import figures_of, git_commit
+from trainers.reporting.tracking.base import TrackedRun, figures_of, git_commit
+from trainers.reporting.tracking.mlflow import MLflow
 
 SMALL = ("--model=mlp", "--hidden_units=8", "--steps_per_loop=10")
 SHORT = ("--train_steps=60", "--summary_every_steps=20", "--eval_every_steps=30")
@@ -193,8 +195,49 @@ def test_a_tracker_that_fails_on_the_way_costs_a_warning(
     assert done.returncode == 0
     assert result_of(folder)["status"] == "completed"
     (warning,) = [line for line in done.stderr.splitlines() if "warning" in line]
-    assert warning.startswith("warning: --trackers=mlflow cannot be reached (")
+    assert warning.startswith("warning: --trackers=mlflow does not take a report (")
     assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def begun(
+    store: MlflowClient, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> MLflow:
+    """An entry of a run in this process, whose environment MLflow changes."""
+    del store
+    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "_MLFLOW_TELEMETRY_SESSION_ID"):
+        monkeypatch.setenv(name, "2")
+    tracker = MLflow()
+    tracker.begin(
+        TrackedRun(
+            name="one",
+            experiment=EXPERIMENT,
+            group=None,
+            settings={},
+            tags={},
+            folder=tmp_path / "trackers",
+        )
+    )
+    return tracker
+
+
+def test_mlflow_gets_metrics_of_any_name(store: MlflowClient, begun: MLflow) -> None:
+    values = {"train/loss": 1.0, "train/acc (%) / top@1": 2.0, f"/../{'a' * 300}": 3.0}
+    begun.log(values, 1, 0.0)
+    begun.end("completed", {"final/acc (%)": 4.0})
+    one = only_run(store)
+    assert one.info.status == "FINISHED"
+    long = f"_/_/{'a' * 246}"
+    names = ("train/loss", "train/acc ___ / top_1", long, "result/final/acc ___")
+    assert one.data.metrics == dict(zip(names, (1.0, 2.0, 3.0, 4.0), strict=True))
+
+
+def test_an_entry_ends_if_mlflow_refuses_its_figures(
+    store: MlflowClient, begun: MLflow
+) -> None:
+    with pytest.raises(MlflowException):
+        begun.end("completed", {"text": "none"})  # type: ignore[dict-item]
+    assert only_run(store).info.status == "FINISHED"
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])
