@@ -58,7 +58,8 @@ class MetricsWriter:
         self.summaries = Summaries(
             folder.tensorboard, self._errors, run_name=folder.name
         )
-        self._profile = Profile(folder.tensorboard, self._errors)
+        steps = parts.config.report.profile_steps
+        self._profile = Profile(folder.tensorboard, self._errors, steps)
         self._has_dashboards = False
         self._least_eval_loss = math.inf
         self.final: dict[str, float] = {}
@@ -78,7 +79,7 @@ class MetricsWriter:
         self.summaries.hparams(hyperparameters(self._parts))
 
     def profile(self, event: StepEvent) -> None:
-        """Starts a trace at the first call, and ends it at the second one."""
+        """Starts a trace after the first of its steps, and ends it at the second."""
         self._profile.turn(event)
 
     def write_metrics(self, event: StepEvent) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from strategies.common.write_errors import WriteErrorReporter
@@ -19,29 +21,37 @@ _OPTIONS = tf.profiler.experimental.ProfilerOptions(
 class Profile:
     """Trace of this process between two steps. A process can record one at a time."""
 
-    def __init__(self, folder: str, write_errors: WriteErrorReporter):
+    def __init__(
+        self,
+        folder: str,
+        write_errors: WriteErrorReporter,
+        steps: Sequence[int] | None,
+    ):
         """Prepares the trace; records nothing.
 
         Args:
           folder: Folder of the run's event files.
           write_errors: Warnings about failing writes.
+          steps: Step before the trace and its last step; None for no trace.
         """
+        self._steps = steps
         self._folder = f"{folder}/{TRAIN}"
         self._write_errors = write_errors
         self._is_recording = False
 
     def turn(self, report: StepEvent) -> None:
-        """Starts the trace at the first call and ends it at the second one.
+        """Starts the trace after its first step, and ends it at its second one.
 
         Args:
           report: Report of the last call of the inner loop.
         """
+        # A rollback may lead to a step before the first one while it is recorded. A run
+        # that is resumed between the two begins no trace: it would have no end.
+        self.close()
         # A run that ends at the first of the two steps has nothing to record.
-        if not self._is_recording and not report.is_last:
+        if self._steps and report.step == self._steps[0] and not report.is_last:
             tf.profiler.experimental.start(self._folder, _OPTIONS)
             self._is_recording = True
-        else:
-            self.close()
 
     def close(self) -> None:
         """Writes the trace so far, if one was started."""

@@ -64,6 +64,19 @@ def test_a_run_that_ends_before_the_first_has_none(tmp_path: pathlib.Path) -> No
     assert traces(tmp_path / "run") == []
 
 
+def test_a_run_that_is_resumed_between_the_two_steps_has_none(
+    tmp_path: pathlib.Path,
+) -> None:
+    path = tmp_path / "run"
+    flags = (*SMALL, "--set=report.profile_steps=10,20")
+    train(path, *flags, "--train_steps=15")
+    (folder,) = (path / "tb" / "train" / "plugins" / "profile").iterdir()
+    train(path, *flags, "--train_steps=40", "--resume=auto")
+    # The trace of the steps from the first one to the end before.
+    (still,) = (path / "tb" / "train" / "plugins" / "profile").iterdir()
+    assert still == folder
+
+
 def test_a_run_is_the_same_with_a_trace_of_it(tmp_path: pathlib.Path) -> None:
     one = train(tmp_path / "one", *SMALL, "--set=report.profile_steps=7,13")
     other = train(tmp_path / "other", *SMALL)
