@@ -120,14 +120,7 @@ def assemble_parts(
         # One weight for each parameter server, so that every server holds a part of the
         # ballast.
         spec = WithBallast(spec=spec, num_weights=config.strategy.num_ps or 1)
-    order = Order(
-        num_examples=data.train.num_examples,
-        global_batch_size=config.length.global_batch_size,
-        seed=config.run.seed if data.is_shuffled else None,
-        drop_last_batch=config.drops_last_batch,
-        first_step=phase.first_step,
-        first_example=phase.first_example,
-    )
+    order = _order(config, data, phase)
     # Epochs can only be converted to steps once the number of examples is known.
     train_steps = _train_steps(config, order)
     model_parts = build_model_parts(config, strategy, data, spec, train_steps)
@@ -180,6 +173,17 @@ def assemble_parts(
     if compilation.scope is Scope.REPLICA:
         checks.check_compilable(parts, train_step)
     return parts
+
+
+def _order(config: Config, data: Data, phase: Phase) -> Order:
+    return Order(
+        num_examples=data.train.num_examples,
+        global_batch_size=config.length.global_batch_size,
+        seed=config.run.seed if data.is_shuffled else None,
+        drop_last_batch=config.drops_last_batch,
+        first_step=phase.first_step,
+        first_example=phase.first_example,
+    )
 
 
 def _train_steps(config: Config, order: Order) -> int:
