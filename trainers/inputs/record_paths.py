@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,11 +35,15 @@ def find_files(data_path: str, flag: str) -> list[Path]:
             named = "" if part == data_path else f": {part!r}"
             raise UsageError(f"--{flag}={data_path}{named} {problem}: {_ADVICE}.")
         files += found
-    # A file listed twice would count its examples twice.
-    for file, count in Counter(files).items():
-        if count > 1:
+    # A file listed twice would count its examples twice, by a link as well.
+    listed: dict[Path, Path] = {}
+    for file in files:
+        other = listed.setdefault(file.resolve(), file)
+        if other is not file:
+            linked = "" if str(other) == str(file) else f", as {str(other)!r},"
             raise UsageError(
-                f"--{flag}={data_path} has {str(file)!r} twice: leave one of them out."
+                f"--{flag}={data_path} has {str(file)!r}{linked} twice: leave one of "
+                "them out."
             )
     return files
 

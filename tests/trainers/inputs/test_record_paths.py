@@ -26,6 +26,7 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
         (tmp_path / name).touch()
     (tmp_path / "a" / "4.tfrecord").mkdir()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("a/1.tfrecord")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -62,6 +63,7 @@ def test_a_path_stands_for_files(
         ("b", "--data_path=b is a folder without *.tfrecord files"),
         (os.devnull, f"--data_path={os.devnull} is neither a file nor a folder"),
         ("a,a/1.tfrecord", "--data_path=a,a/1.tfrecord has 'a/1.tfrecord' twice"),
+        ("link,a/1.tfrecord", "has 'a/1.tfrecord', as 'link', twice"),
         ("n" * 300, "cannot be read (File name too long)"),
     ],
 )
