@@ -66,10 +66,10 @@ class MetricsWriter:
 
     def restore(self) -> None:
         """Restores the last values of a resumed run from metrics.jsonl."""
-        self.final = {}
+        rows = self._folder.metrics.rows()
+        self.final = last_values(rows)
         self._least_eval_loss = math.inf
-        for row in self._folder.metrics.rows():
-            self.final.update(_final_values(row))
+        for row in rows:
             self._is_best(row.get("eval_loss"))
 
     def describe(self, graph: tf.Graph) -> None:
@@ -225,15 +225,26 @@ def _norms(event: StepEvent) -> dict[str, float]:
     }
 
 
-def _final_values(row: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the entries of a line of metrics.jsonl that result.json repeats."""
-    return {
-        name: value
-        for name, value in row.items()
-        if (name == "train_loss" or name.startswith("eval_"))
-        # The confusion matrix is none.
-        and isinstance(value, float)
-    }
+def last_values(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the last values of losses and metrics, which result.json repeats.
+
+    Args:
+      rows: Lines of metrics.jsonl.
+    """
+    last: dict[str, float] = {}
+    for row in rows:
+        if "step_milliseconds" not in row:
+            # An evaluation. Its line leaves out values that are not finite.
+            measured = [name for name in last if name.startswith("eval_")]
+            last |= dict.fromkeys(measured, math.nan)
+        last |= {
+            name: value
+            for name, value in row.items()
+            if (name == "train_loss" or name.startswith("eval_"))
+            # The confusion matrix is none.
+            and isinstance(value, float)
+        }
+    return last
 
 
 def in_words(means: Mapping[str, float]) -> str:

@@ -1,0 +1,47 @@
+"""Numbers that a run reports of itself, of given calls of the inner loop and lines."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainers.reporting.metrics import ThroughputMeter
+from trainers.reporting.metrics_writer import last_values
+
+
+def _event(seconds: float, examples: Sequence[int]) -> Any:
+    results = types.SimpleNamespace(
+        step_seconds=np.full(len(examples), seconds / len(examples)),
+        sums={"examples": np.array(examples)},
+        applied_steps=len(examples),
+    )
+    return types.SimpleNamespace(results=results, call_seconds=seconds)
+
+
+def test_speed_and_step_time_are_of_one_call() -> None:
+    meter = ThroughputMeter()
+    # Two calls of warm-up, and an even number of others, of unlike batches.
+    for seconds, examples in ((9, [1]), (9, [1]), (1, [10]), (2, [40, 40])):
+        meter(_event(seconds, examples))
+    assert meter.summary()["examples_per_second"] == 40
+    assert meter.milliseconds_per_step == pytest.approx(1000)
+    meter(_event(1, [20]))
+    assert meter.summary()["examples_per_second"] == 20
+    assert meter.milliseconds_per_step == pytest.approx(1000)
+
+
+def test_an_evaluation_that_is_not_finite_takes_the_place_of_earlier_ones() -> None:
+    rows: list[dict[str, Any]] = [
+        {"step": 1, "eval_loss": 1.0, "eval_accuracy": 0.5},
+        {"step": 1, "train_loss": 2.0, "step_milliseconds": {}},
+        {"step": 2, "eval_accuracy": 0.25},
+        {"step": 2, "train_loss": 3.0, "step_milliseconds": {}},
+    ]
+    last = last_values(rows)
+    assert math.isnan(last.pop("eval_loss"))
+    assert last == {"eval_accuracy": 0.25, "train_loss": 3.0}
