@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,21 @@ _ROWS_ON_THE_WIRE = np.array(
     np.int32,
 )
 _FIRST_KEY = 1 << 30
+# Kinds of gathered tensors, in the order in which they are first traced. TensorFlow
+# keeps the shape of a key until the process ends, and a program may train several
+# models. All workers trace the same functions, so that the order is the same on each.
+_kinds: list[Hashable] = []
+
+
+def _first_key(kind: Hashable) -> int:
+    """Returns the first of the keys for tensors of a kind, which no other kind has.
+
+    Args:
+      kind: Properties of the tensors, all of them but the number of rows.
+    """
+    if kind not in _kinds:
+        _kinds.append(kind)
+    return _FIRST_KEY + _kinds.index(kind) * len(_ROWS_ON_THE_WIRE)
 
 
 def sum_sparse(
@@ -41,18 +56,15 @@ def sum_sparse(
         return list(gradients)
     # One collective for the numbers of rows of all tables.
     own = tf.stack([tf.size(gradients[place].indices) for place in places])
-    counts = gather_by_key(context, own, tf.constant(_FIRST_KEY))
+    key = tf.constant(_first_key(("counts", len(places))))
+    counts = gather_by_key(context, own, key)
     counts = tf.reshape(counts, [-1, len(places)])
     summed = list(gradients)
     for column, place in enumerate(places):
         slices = gradients[place]
         parts = [tf.cast(slices.indices, tf.int64), slices.values]
-        key = _FIRST_KEY + (2 * column + 1) * len(_ROWS_ON_THE_WIRE)
         indices, values = (
-            _gather_rows(context, part, counts[:, column], first_key)
-            for part, first_key in zip(
-                parts, (key, key + len(_ROWS_ON_THE_WIRE)), strict=True
-            )
+            _gather_rows(context, part, counts[:, column], column) for part in parts
         )
         summed[place] = tf.IndexedSlices(values, indices, slices.dense_shape)
     return summed
@@ -62,7 +74,7 @@ def _gather_rows(
     context: tf.distribute.ReplicaContext,
     rows: tf.Tensor,
     counts: tf.Tensor,
-    first_key: int,
+    column: int,
 ) -> tf.Tensor:
     """Returns the rows of all replicas [sum of counts, ...], in the replicas' order.
 
@@ -70,8 +82,9 @@ def _gather_rows(
       context: Context of the calling replica.
       rows: Rows of this replica, [its count, ...].
       counts: Rows of each replica, int32 [replicas].
-      first_key: First of the keys of this collective.
+      column: Index of the gradient among the sparse ones.
     """
+    first_key = _first_key((column, rows.dtype, *rows.shape[1:]))
     choice = tf.searchsorted(_ROWS_ON_THE_WIRE, [tf.reduce_max(counts)])[0]
     num_sent = tf.gather(_ROWS_ON_THE_WIRE, choice)
     # Zeros at the end: the mask below drops them again.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
-import textwrap
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests import processes
 from tests.markers import further
+from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
 
-_RECORDED = pathlib.Path(__file__).with_name("recorded.py")
 _COPIES = ("--strategy=parameter_averaging", "--num_replicas=3")
 _WORKERS = (
     *("--strategy=multi_worker_mirrored", "--average=parameters"),
@@ -31,7 +27,9 @@ x = random.normal(size=(40, 4))
 y = x.sum(axis=1, keepdims=True)
 inputs = keras.Input((4,))
 """
-_CHANGED_BY_CALLBACKS = """
+_CHANGED_BY_CALLBACKS = (
+    _DATA
+    + """
 model = keras.Sequential([inputs, keras.layers.Dense(1)])
 model.compile(keras.optimizers.SGD(0.05), "mse")
 
@@ -44,13 +42,19 @@ class Change(keras.callbacks.Callback):
 
 model.fit(x, y, batch_size=16, epochs=4, callbacks=[Change()])
 """
-_SUMMED = """
+)
+_SUMMED = (
+    _DATA
+    + """
 model = keras.Sequential([inputs, keras.layers.Dense(1)])
 loss = keras.losses.MeanSquaredError(reduction="sum")
 model.compile(keras.optimizers.SGD(0.001), loss)
 model.fit(x, y, batch_size=16, epochs=2)
 """
-_MASKED = """
+)
+_MASKED = (
+    _DATA
+    + """
 words = random.integers(1, 9, size=(40, 6))
 words[:20, 2:] = 0
 model = keras.Sequential([
@@ -62,32 +66,7 @@ loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 model.compile(keras.optimizers.SGD(0.1), loss)
 model.fit(words, words % 5, batch_size=16, epochs=2)
 """
-
-
-def _program(folder: pathlib.Path, text: str) -> list[str]:
-    path = folder / "program.py"
-    path.write_text(textwrap.dedent(_DATA + text))
-    return [str(folder / "record.json"), "float64", str(path)]
-
-
-def _record(folder: pathlib.Path) -> dict[str, Any]:
-    (record,) = json.loads((folder / "record.json").read_text())
-    return record
-
-
-def _by_fit(folder: pathlib.Path, text: str) -> dict[str, Any]:
-    module = f"{__package__}.{_RECORDED.stem}"
-    ended = processes.run_module(module, *_program(folder, text), folder=folder)
-    assert ended.returncode == 0, ended.stderr
-    return _record(folder)
-
-
-def _under(folder: pathlib.Path, text: str, *flags: str) -> dict[str, Any]:
-    words = ("--", *_program(folder, text))
-    run = (f"--script={_RECORDED}", f"--run_dir={folder / 'run'}", *words)
-    ended = processes.run(*flags, *run)
-    assert ended.returncode == 0, ended.stderr
-    return _record(folder)
+)
 
 
 @pytest.mark.parametrize("strategy", [_COPIES, further(_WORKERS)])
@@ -96,15 +75,15 @@ def test_a_loss_is_that_of_the_global_batch(
     tmp_path: pathlib.Path, text: str, strategy: tuple[str, ...]
 ) -> None:
     """Three replicas have 6, 5 and 5 of 16 examples, and most of the masked ones."""
-    _assert_same(_under(tmp_path, text, *strategy, _SAME), _by_fit(tmp_path, text))
+    assert_same(under(tmp_path, text, *strategy, _SAME), by_fit(tmp_path, text))
 
 
 @pytest.mark.parametrize("strategy", [_COPIES, _WORKERS])
 def test_values_that_callbacks_assign_are_kept(
     tmp_path: pathlib.Path, strategy: tuple[str, ...]
 ) -> None:
-    found = _under(tmp_path, _CHANGED_BY_CALLBACKS, *strategy, _SAME)
-    _assert_same(found, _by_fit(tmp_path, _CHANGED_BY_CALLBACKS))
+    found = under(tmp_path, _CHANGED_BY_CALLBACKS, *strategy, _SAME)
+    assert_same(found, by_fit(tmp_path, _CHANGED_BY_CALLBACKS))
 
 
 def test_an_outer_optimizer_continues_from_assigned_weights(
@@ -113,16 +92,9 @@ def test_an_outer_optimizer_continues_from_assigned_weights(
     """Between two averages it has an anchor, and momentum if it is nesterov."""
     text = _CHANGED_BY_CALLBACKS.replace("= 0.01", "= 0.0")
     flags = ("--outer_optimizer=nesterov", "--sync_every_steps=2")
-    found = _under(tmp_path, text, *_COPIES, *flags)
-    kernel, bias = found["weights"]
+    found = under(tmp_path, text, *_COPIES, *flags)
+    (only,) = found
+    kernel, bias = only["weights"]
     # Without a learning rate the weights stay as assigned.
     np.testing.assert_array_equal(kernel, np.full((4, 1), 3.0))
     np.testing.assert_array_equal(bias, np.zeros(1))
-
-
-def _assert_same(found: dict[str, Any], plain: dict[str, Any]) -> None:
-    np.testing.assert_allclose(
-        found["history"]["loss"], plain["history"]["loss"], rtol=1e-6
-    )
-    for weights, expected in zip(found["weights"], plain["weights"], strict=True):
-        np.testing.assert_allclose(weights, expected, rtol=1e-9)

@@ -1,0 +1,32 @@
+"""Programs under several workers, which train as with Keras's own `fit`."""
+
+from __future__ import annotations
+
+import pathlib
+
+from tests.trainers.keras_program.beside_fit import assert_same, by_fit, under
+
+_WORKERS = ("--strategy=multi_worker_mirrored", "--num_workers=2")
+
+_TABLES = """
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+random = np.random.default_rng(0)
+x = random.integers(0, 20, size=(32, 3))
+y = random.normal(size=(32, 1))
+for widths in ((4,), (7,), (7, 4)):
+    inputs = keras.Input((3,), dtype="int32")
+    tables = [keras.layers.Embedding(20, width)(inputs) for width in widths]
+    flat = [keras.layers.Flatten()(table) for table in tables]
+    joined = flat[0] if len(flat) == 1 else keras.layers.Concatenate()(flat)
+    model = keras.Model(inputs, keras.layers.Dense(1)(joined))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(x, y, batch_size=16, epochs=1)
+"""
+
+
+def test_tables_of_one_program_have_different_widths(tmp_path: pathlib.Path) -> None:
+    """TensorFlow refused the second width of a table at one place of a model."""
+    assert_same(under(tmp_path, _TABLES, *_WORKERS), by_fit(tmp_path, _TABLES))
