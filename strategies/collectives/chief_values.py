@@ -73,23 +73,14 @@ class ChiefValues:
             context = tf.distribute.get_replica_context()
             is_first = holds & tf.equal(context.replica_id_in_sync_group, 0)
             # `tf.where`, not a product: 0 times inf would be nan.
-            values = [_as_summed(tf.convert_to_tensor(v)) for v in variables]
+            values = [tf.convert_to_tensor(v) for v in variables]
             mine = [tf.where(is_first, v, tf.zeros_like(v)) for v in values]
-            summed = sum_by_type(context, mine)
-            pairs = zip(summed, variables, strict=True)
-            return [tf.cast(value, v.dtype) for value, v in pairs]
+            return sum_by_type(context, mine)
 
         return self._strategy.run(on_each_replica)
 
     def _local(self, value: tf.Tensor) -> tf.Tensor:
         return self._strategy.experimental_local_results(value)[0]
-
-
-def _as_summed(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor of a type that collectives sum, with the same values."""
-    # Truth values and whole numbers of a byte, as of quantized weights.
-    is_small = value.dtype.is_integer and value.dtype.size < tf.int32.size
-    return tf.cast(value, tf.int32) if is_small or value.dtype.is_bool else value
 
 
 def _digest(variable: tf.Variable) -> int:

@@ -83,7 +83,11 @@ def all_reduce_local(
         for gradient in outputs.gradients
     ]
     outputs = outputs._replace(gradients=gradients)
-    return _sum_dense(context, outputs, _own_type, _LARGE_IN_ONE_PROCESS_BYTES)
+
+    def wire_type(value: tf.Tensor) -> tf.DType:
+        return summable_type(value.dtype)
+
+    return _sum_dense(context, outputs, wire_type, _by_type, is_ring=False)
 
 
 def all_reduce_packed(
@@ -102,25 +106,50 @@ def all_reduce_packed(
 
     Args:
       context: Context of the calling replica.
-      outputs: Dense values of any floating type, and IndexedSlices.
+      outputs: Dense values of any type, and IndexedSlices.
       send_as: Type of gradients on the wire; None to keep their type. Sums and layer
-        state are never sent with less than single precision.
+        state are never sent with less than single precision, nor layer state with less
+        than its type.
     """
     # By identity: a tensor has no other mark of being a gradient once flattened.
     gradients = {id(gradient) for gradient in tf.nest.flatten(outputs.gradients)}
+    state = {id(value) for value in tf.nest.flatten(outputs.state)}
     dense = [g.dtype for g in outputs.gradients if isinstance(g, tf.Tensor)]
     # A model may have layers of several types.
     types = [tf.float32, *dense] if dense else [tf.float64]
-    others = max(types, key=lambda dtype: dtype.size)
+    others = _widest(*types)
 
     def wire_type(value: tf.Tensor) -> tf.DType:
         if not value.dtype.is_floating:
-            return value.dtype
-        return (send_as or value.dtype) if id(value) in gradients else others
+            return summable_type(value.dtype)
+        if id(value) in gradients:
+            return send_as or value.dtype
+        # Sums are float64 to count exactly on one replica. In a separate buffer they
+        # would cost every step another collective.
+        return _widest(others, value.dtype) if id(value) in state else others
 
-    outputs = _sum_buckets(context, outputs, wire_type)
+    def buckets(kinds: Sequence[tuple[tf.DType, int]]) -> list[list[int]]:
+        return grouped(kinds, BUCKET_BYTES)
+
+    outputs = _sum_dense(context, outputs, wire_type, buckets, is_ring=True)
     # Last, because tables of embeddings are in the first layers.
     return outputs._replace(gradients=sum_sparse(context, outputs.gradients))
+
+
+def summable_type(dtype: tf.DType) -> tf.DType:
+    """Returns the type in which collectives sum tensors of a type exactly.
+
+    They take integers of 4 and 8 bytes with a sign, and no truth values. A whole
+    number, or a truth value, is the first replica's, to which all others add zero.
+    """
+    if dtype.is_floating or dtype in (tf.int32, tf.int64):
+        return dtype
+    is_small = dtype.is_bool or dtype.size < tf.int32.size
+    return tf.int32 if is_small else tf.int64
+
+
+def _widest(*types: tf.DType) -> tf.DType:
+    return max(types, key=lambda dtype: dtype.size)
 
 
 # A gradient of this size or larger is sent by itself, and smaller ones in buckets of at
@@ -130,43 +159,35 @@ BUCKET_BYTES = 1 << 20
 _LARGE_IN_ONE_PROCESS_BYTES = 64 << 10
 
 
-def _own_type(value: tf.Tensor) -> tf.DType:
-    return value.dtype
+def _by_type(kinds: Sequence[tuple[tf.DType, int]]) -> list[list[int]]:
+    """Returns the positions of tensors by type; a large one is by itself."""
+    buffers: dict[tuple[tf.DType, int | None], list[int]] = {}
+    for index, (dtype, size) in enumerate(kinds):
+        is_large = size * dtype.size >= _LARGE_IN_ONE_PROCESS_BYTES
+        buffers.setdefault((dtype, index if is_large else None), []).append(index)
+    return list(buffers.values())
 
 
 def _sum_dense(
     context: tf.distribute.ReplicaContext,
     outputs: ReplicaOutputs,
     wire_type: Callable[[tf.Tensor], tf.DType],
-    large_bytes: int,
+    groups_of: Callable[[Sequence[tuple[tf.DType, int]]], list[list[int]]],
+    *,
+    is_ring: bool,
 ) -> ReplicaOutputs:
-    """Returns the outputs summed over replicas, except their sparse gradients."""
-    flat = tf.nest.flatten(outputs)
-    # Positions of the values of each buffer, by wire type. A large value has a separate
-    # buffer, with its position in the key.
-    buffers: dict[tuple[tf.DType, int | None], list[int]] = {}
-    for index, value in enumerate(flat):
-        if isinstance(value, tf.Tensor):
-            dtype = wire_type(value)
-            own = index if _bytes(value, dtype) >= large_bytes else None
-            buffers.setdefault((dtype, own), []).append(index)
-    for (dtype, _), indices in buffers.items():
-        values = [flat[index] for index in indices]
-        summed = _sum_buffer(context, values, dtype)
-        for index, value in zip(indices, summed, strict=True):
-            flat[index] = value
-    return tf.nest.pack_sequence_as(outputs, flat)
-
-
-def _sum_buckets(
-    context: tf.distribute.ReplicaContext,
-    outputs: ReplicaOutputs,
-    wire_type: Callable[[tf.Tensor], tf.DType],
-) -> ReplicaOutputs:
-    """Returns the outputs summed over replicas in buckets, except sparse gradients.
+    """Returns the outputs summed over replicas, except sparse gradients.
 
     TensorFlow starts the collectives of a device one after the other, in the order of
-    the program: first the bucket that is complete first.
+    the program: first the group that is complete first.
+
+    Args:
+      context: Context of the calling replica.
+      outputs: Outputs of the calling replica.
+      wire_type: Function that returns the type in which a tensor is sent.
+      groups_of: Function from the type and number of elements of each tensor to the
+        positions of those that are sent together. The number is zero if unknown.
+      is_ring: True if the sum may be of several processes.
     """
     flat = tf.nest.flatten(outputs)
     dense = [i for i, value in enumerate(flat) if isinstance(value, tf.Tensor)]
@@ -174,22 +195,19 @@ def _sum_buckets(
         (wire_type(flat[index]), flat[index].shape.num_elements() or 0)
         for index in dense
     ]
-    buckets = grouped(kinds, BUCKET_BYTES)
+    groups = groups_of(kinds)
+    ring = context if is_ring else None
     packed = [
-        _pack([flat[dense[i]] for i in bucket], kinds[bucket[0]][0], context)
-        for bucket in buckets
+        _pack([flat[dense[i]] for i in group], kinds[group[0]][0], ring)
+        for group in groups
     ]
-    compute_in_order([each.vector for each in packed])
-    for bucket, each in zip(buckets, packed, strict=True):
-        summed = _sum_packed(context, each, is_ring=True)
-        for position, value in zip(bucket, summed, strict=True):
+    if is_ring:
+        compute_in_order([each.vector for each in packed])
+    for group, each in zip(groups, packed, strict=True):
+        summed = _sum_packed(context, each, is_ring=is_ring)
+        for position, value in zip(group, summed, strict=True):
             flat[dense[position]] = value
     return tf.nest.pack_sequence_as(outputs, flat)
-
-
-def _bytes(value: tf.Tensor, dtype: tf.DType) -> int:
-    """Returns the bytes of a tensor on the wire; zero if its shape is unknown."""
-    return (value.shape.num_elements() or 0) * dtype.size
 
 
 def sum_by_type(
@@ -198,39 +216,21 @@ def sum_by_type(
 ) -> list[tf.Tensor]:
     """Returns the sums of all replicas' tensors by one collective for each type.
 
-    No value is converted to another type.
+    The sums are exact but for rounding in the tensor's type.
 
     Args:
       context: Context of the calling replica.
       values: Dense tensors of any types.
     """
     summed = list(values)
-    for dtype in dict.fromkeys(value.dtype for value in values):
-        indices = [index for index, v in enumerate(values) if v.dtype == dtype]
-        own = [values[index] for index in indices]
-        totals = _sum_buffer(context, own, dtype, is_ring=True)
+    types = [summable_type(value.dtype) for value in values]
+    for dtype in dict.fromkeys(types):
+        indices = [index for index, wire in enumerate(types) if wire == dtype]
+        packed = _pack([values[index] for index in indices], dtype, context)
+        totals = _sum_packed(context, packed, is_ring=True)
         for index, total in zip(indices, totals, strict=True):
             summed[index] = total
     return summed
-
-
-def _sum_buffer(
-    context: tf.distribute.ReplicaContext,
-    values: Sequence[tf.Tensor],
-    dtype: tf.DType,
-    *,
-    is_ring: bool = False,
-) -> list[tf.Tensor]:
-    """Sums tensors over replicas through one vector of the given type.
-
-    Args:
-      context: Context of the calling replica.
-      values: Dense tensors.
-      dtype: Type of the vector.
-      is_ring: True if the sum may be of several processes.
-    """
-    packed = _pack(values, dtype, context if is_ring else None)
-    return _sum_packed(context, packed, is_ring=is_ring)
 
 
 class _Packed(NamedTuple):

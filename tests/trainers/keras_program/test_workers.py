@@ -30,3 +30,43 @@ for widths in ((4,), (7,), (7, 4)):
 def test_tables_of_one_program_have_different_widths(tmp_path: pathlib.Path) -> None:
     """TensorFlow refused the second width of a table at one place of a model."""
     assert_same(under(tmp_path, _TABLES, *_WORKERS), by_fit(tmp_path, _TABLES))
+
+
+_STATE = """
+import keras
+import numpy as np
+
+random = np.random.default_rng(0)
+x = random.normal(size=(32, 4))
+y = random.normal(size=(32, 1))
+
+class Counts(keras.layers.Layer):
+    def build(self, shape):
+        self.counts = [
+            self.add_weight(shape=(), dtype=dtype, initializer="ones", trainable=False)
+            for dtype in ("uint8", "int16", "uint32", "uint64", "int64")
+        ]
+        self.mean = self.add_weight(shape=(), dtype="float64", trainable=False)
+
+    def call(self, x, training=False):
+        if training:
+            for count in self.counts:
+                number = keras.ops.cast(count, "int64") + 1
+                count.assign(keras.ops.cast(number, count.dtype))
+            self.mean.assign(self.mean + 0.1)
+        return x
+
+keras.utils.set_random_seed(0)
+dense = keras.layers.Dense(1, dtype="float32")
+model = keras.Sequential([keras.Input((4,)), Counts(), dense])
+model.compile(keras.optimizers.SGD(0.0), "mse")
+model.fit(x, y, batch_size=16, epochs=2)
+"""
+
+
+def test_layer_state_has_its_own_type(tmp_path: pathlib.Path) -> None:
+    """Gradients in float32 once decided the type of state in float64.
+
+    Of integers, collectives take two types alone.
+    """
+    assert_same(under(tmp_path, _STATE, *_WORKERS), by_fit(tmp_path, _STATE), 1e-12)
