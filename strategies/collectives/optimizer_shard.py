@@ -141,6 +141,10 @@ class OptimizerShard:
             for kind, parts in zip(self._kinds, self.state, strict=True)
             for pair in zip(kind, parts, strict=True)
         ]
+        if not chosen:
+            # This worker has no element with a gradient, and counts as all others do.
+            self._optimizer.iterations.assign_add(1)
+            return [tf.convert_to_tensor(part.value) for part in self._slices]
         with updates_slices(self._optimizer, weights, state):
             self._optimizer.apply(*map(list, zip(*chosen, strict=True)))
         return [tf.convert_to_tensor(part.value) for part in self._slices]

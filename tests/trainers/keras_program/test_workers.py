@@ -70,3 +70,27 @@ def test_layer_state_has_its_own_type(tmp_path: pathlib.Path) -> None:
     Of integers, collectives take two types alone.
     """
     assert_same(under(tmp_path, _STATE, *_WORKERS), by_fit(tmp_path, _STATE), 1e-12)
+
+
+_UNUSED = """
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+random = np.random.default_rng(0)
+x = random.normal(size=(48, 3))
+y = random.normal(size=(48, 1))
+inputs = keras.Input((3,))
+outputs = {n: keras.layers.Dense(s, name=n)(inputs) for n, s in (("a", 1), ("b", 500))}
+model = keras.Model(inputs, outputs)
+model.compile(keras.optimizers.Adam(0.01), loss={"a": "mse"})
+model.fit(x, {"a": y}, batch_size=12, epochs=2)
+"""
+
+
+def test_a_worker_updates_only_weights_without_gradients(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The loss does not depend on the weights that the second worker has."""
+    found = under(tmp_path, _UNUSED, *_WORKERS, "--shard_optimizer_state")
+    assert_same(found, by_fit(tmp_path, _UNUSED))
