@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from strategies.cluster.spec import Cluster
     from strategies.collectives.optimizer_shard import OptimizerShard
     from strategies.config import StrategyConfig
+
+
+# Function from the name of a task to the path of its shutdown file.
+EndingPath = Callable[[str], str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,26 +225,24 @@ class Strategy(abc.ABC):
         """
 
     @classmethod
-    def serve(cls, config: StrategyConfig, cluster: Cluster, ending: str) -> int:
+    def serve(cls, config: StrategyConfig, cluster: Cluster, ending: EndingPath) -> int:
         """Runs a task of `Traits.server_jobs` until the chief shuts it down.
 
         Args:
           config: Configuration, the same as the chief's.
           cluster: Cluster as seen from this task.
-          ending: Path of the file that `shutdown_servers` writes; {task} stands for the
-            task's name.
+          ending: Paths of the files that `shutdown_servers` writes.
 
         Returns:
           Exit code of the task.
         """
         raise NotImplementedError(f"{cls.name} has no tasks that only serve")
 
-    def shutdown_servers(self, ending: str, exit_code: int) -> None:
+    def shutdown_servers(self, ending: EndingPath, exit_code: int) -> None:
         """Shuts down the servers of this process.
 
         Args:
-          ending: Path of a file on each task's machine; {task} stands for the task's
-            name.
+          ending: Paths of the servers' files, each on its server's machine.
           exit_code: Exit code of this process, which becomes theirs.
         """
 

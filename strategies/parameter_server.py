@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import pathlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
-from strategies.base import Strategy, Traits
+from strategies.base import EndingPath, Strategy, Traits
 from strategies.cluster.failure_detection import LOSSES
 from strategies.cluster.rendezvous import is_serving, wait_for_cluster
 from strategies.cluster.resolver import resolver_of
@@ -103,12 +104,12 @@ class ParameterServer(Strategy):
         return cls(config, cluster)
 
     @classmethod
-    def serve(cls, config: StrategyConfig, cluster: Cluster, ending: str) -> int:
+    def serve(cls, config: StrategyConfig, cluster: Cluster, ending: EndingPath) -> int:
         return serve(
             cluster,
             config.startup_timeout_seconds,
             config.peer_timeout_seconds,
-            ending,
+            pathlib.Path(ending(cluster.task)),
         )
 
     @property
@@ -202,13 +203,13 @@ class ParameterServer(Strategy):
         if self._synchronous is not None:
             self._synchronous.free_workers()
 
-    def shutdown_servers(self, ending: str, exit_code: int) -> None:
+    def shutdown_servers(self, ending: EndingPath, exit_code: int) -> None:
         for job in self.traits.server_jobs:
             for index, address in enumerate(self._cluster.addresses[job]):
                 # Writing would never return for a worker that is suspended.
                 if not is_serving(address):
                     continue
-                path = ending.format(task=f"{job}-{index}")
+                path = ending(f"{job}-{index}")
                 # A worker that is just back does not know this chief yet. It exits
                 # when it sees that the chief has ended.
                 with (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,12 @@ class Cluster:
     def address(self) -> str:
         """Address of this process, host:port."""
         return self.addresses[self.job][self.index]
+
+    @property
+    def digest(self) -> str:
+        """Eight characters for the chief's address, which one cluster has at a time."""
+        spelling = one_spelling(self.computing[0])
+        return hashlib.blake2b(spelling.encode(), digest_size=4).hexdigest()
 
     def tasks(self) -> Mapping[str, str]:
         """Returns the address (host:port) of every task by its name."""

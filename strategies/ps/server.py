@@ -37,7 +37,7 @@ def serve(
     cluster: Cluster,
     startup_timeout_seconds: float,
     peer_timeout_seconds: float,
-    ending: str,
+    shutdown_file: pathlib.Path,
 ) -> int:
     """Serves until the chief shuts this task down or is dead.
 
@@ -47,8 +47,7 @@ def serve(
       cluster: Cluster with this worker or parameter server as its own task.
       startup_timeout_seconds: Longest wait for the other tasks to start.
       peer_timeout_seconds: Longest silence of the chief's machine.
-      ending: Path of the shutdown file that the chief writes when it ends, with {task}
-        in place of this task's name.
+      shutdown_file: File that the chief writes when it ends.
 
     Returns:
       The chief's exit code, or 128 + n after signal n.
@@ -58,7 +57,6 @@ def serve(
       ClusterIncompleteError: A task did not start in time.
       PeerLostError: The chief died without a shutdown file.
     """
-    shutdown_file = pathlib.Path(ending.format(task=cluster.task))
     # A file of an earlier run would end this task at once.
     shutdown_file.unlink(missing_ok=True)
     # Reports a port that is in use before TensorFlow starts its server.

@@ -202,6 +202,30 @@ def test_every_task_of_a_bad_request_ends_with_2(
         assert not tasks.run_dir.exists()
 
 
+def test_a_refused_second_command_ends_no_task_of_the_first(
+    tmp_path: pathlib.Path,
+) -> None:
+    """In a folder whose name means something to `str.format`."""
+    folder = tmp_path / "of {user}"
+    folder.mkdir()
+    with started(folder, "parameter_server", *LONG, worker=1) as tasks:
+        tasks.wait_for_checkpoint()
+        second = processes.run(
+            *("--strategy=parameter_server", "--num_workers=1", "--num_ps=1", *LONG),
+            *(f"--run_dir={tasks.run_dir}", "--resume=auto"),
+        )
+        assert second.returncode == 2, second.stderr
+        assert "another process" in second.stderr
+        newest = max((tasks.run_dir / "checkpoints").glob("step-*"))
+        tasks.wait_until(
+            lambda: max((tasks.run_dir / "checkpoints").glob("step-*")) > newest,
+            "another checkpoint",
+        )
+        tasks.started["chief-0"].send(signal.SIGTERM)
+        assert tasks.exit_codes() == all_of(tasks, TERMINATED)
+        assert not list(tasks.run_dir.glob("logs/*.ending"))
+
+
 # From a scheduler all tasks get it; then parameter servers stay for the chief's
 # checkpoint. One task that trains is enough.
 @pytest.mark.parametrize(

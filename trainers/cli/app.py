@@ -270,7 +270,9 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
             "strategies.cluster.failure_detection"
         ).translate_peer_errors(cluster):
             return registry.load(strategy).serve(
-                config.strategy, cluster, folder.shutdown_path()
+                config.strategy,
+                cluster,
+                functools.partial(folder.shutdown_path, cluster),
             )
     mode = "evaluator" if cluster.job == EVALUATOR else config.run.mode
     run = getattr(importlib.import_module(f"trainers.modes.{mode}"), mode)

@@ -85,7 +85,7 @@ class _Chief:
         self._needed = PeerProbe(
             task, address, _SECONDS_UNTIL_LOST, peer_timeout_seconds
         )
-        self._ending = pathlib.Path(folder.shutdown_path().format(task=cluster.task))
+        self._ending = pathlib.Path(folder.shutdown_path(cluster, cluster.task))
         # A shutdown file from before a resumption does not end this run.
         self._before = self._written()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 from contextlib import AbstractContextManager
 from typing import Any
@@ -134,14 +135,16 @@ class TrainingTask:
         if self.cluster.is_chief and EVALUATOR in self.cluster.addresses:
             self._errors.attempt(
                 "the evaluator cannot be told how the run has ended",
-                lambda: self._folder.write_ending(f"{EVALUATOR}-0", self.exit_code),
+                lambda: self._folder.write_ending(
+                    self.cluster, f"{EVALUATOR}-0", self.exit_code
+                ),
             )
 
     def _shutdown_servers(self, exit_code: int) -> None:
         self._errors.attempt(
             "other tasks cannot be told how the run has ended",
             lambda: self.strategy.shutdown_servers(
-                self._folder.shutdown_path(), exit_code
+                functools.partial(self._folder.shutdown_path, self.cluster), exit_code
             ),
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from errno import EISDIR, ENOTDIR
 from typing import Any
 
+from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 from strategies.common.files import (
     FolderLock,
@@ -156,21 +157,27 @@ class RunDir:
     def log_path(self, task: str) -> pathlib.Path:
         return self.path / "logs" / f"{task}.log"
 
-    def shutdown_path(self) -> str:
-        """Returns the path pattern of the shutdown files; {task} is a task's name.
+    def shutdown_path(self, cluster: Cluster, task: str) -> str:
+        """Returns the path of a task's shutdown file.
 
-        The chief writes the files; the tasks that serve the chief read them.
+        The chief writes the files; the tasks that serve the chief read them. A second
+        command with this folder is refused, and its chief ends no task of the first.
+
+        Args:
+          cluster: Cluster of the task.
+          task: Name of the task.
         """
-        return str(self.path / "logs" / "{task}.ending")
+        return str(self.path / "logs" / f"{task}-{cluster.digest}.ending")
 
-    def write_ending(self, task: str, exit_code: int) -> None:
+    def write_ending(self, cluster: Cluster, task: str, exit_code: int) -> None:
         """Writes the shutdown file of a task that reads this folder.
 
         Args:
+          cluster: Cluster of the task.
           task: Name of the task.
           exit_code: Exit code of the run.
         """
-        path = pathlib.Path(self.shutdown_path().format(task=task))
+        path = pathlib.Path(self.shutdown_path(cluster, task))
         write_atomically(path, str(exit_code))
 
     def read_config(self) -> Config:
