@@ -7,6 +7,7 @@ import shutil
 
 from strategies.common.errors import UsageError
 from strategies.common.files import FolderLock, check_writable, new_folder, unusable
+from trainers.run_dir.checkpoint_names import check_is_no_pattern
 
 
 class ExperimentDir:
@@ -39,6 +40,7 @@ class ExperimentDir:
         """
         try:
             check_writable(self.path, f"--run_dir={self.path}")
+            check_is_no_pattern(self.path, f"--run_dir={self.path}")
             if self.path.exists() and any(self.path.iterdir()):
                 raise UsageError(
                     f"--run_dir={self.path} is not empty: choose a new or empty folder "

@@ -18,6 +18,7 @@ from trainers.config.run import LengthConfig
 from trainers.config.user_code import check_given
 from trainers.loop.builder import assemble, create_strategy
 from trainers.reporting.metrics_writer import in_words
+from trainers.run_dir.checkpoint_names import check_is_no_pattern
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.export import read_keras
 from trainers.run_dir.run_dir import RunDir
@@ -40,6 +41,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         name files or functions that the flags do not name.
     """
     folder = RunDir.of_existing(config.run.run_dir or "")
+    check_is_no_pattern(folder.path, f"--run_dir={folder.path}")
     settings = _settings_of(folder, config)
     assembly = assemble(settings, create_strategy(settings, cluster))
     # Without the replicas' own state: the strategy may be another than the run's.

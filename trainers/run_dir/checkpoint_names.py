@@ -5,8 +5,11 @@ This module does not import TensorFlow.
 
 from __future__ import annotations
 
+import fnmatch
 import pathlib
 import re
+
+from strategies.common.errors import UsageError
 
 _NAME = re.compile(r"step-([0-9]{8,18})")
 
@@ -14,6 +17,27 @@ _NAME = re.compile(r"step-([0-9]{8,18})")
 def name_of(step: int) -> str:
     """Returns the name of a checkpoint's folder."""
     return f"step-{step:08d}"
+
+
+def check_is_no_pattern(path: pathlib.Path, name: str) -> None:
+    """Checks that TensorFlow finds checkpoints below a path.
+
+    Its reader looks for files that match the path (TensorFlow 2.21,
+    tensorflow/core/util/tensor_slice_reader.cc), and a path with [0.1] does not match
+    itself. It can write there nevertheless.
+
+    Args:
+      path: Folder of a run, as TensorFlow gets it.
+      name: Name in messages, such as --run_dir=runs/one.
+
+    Raises:
+      UsageError: The path does not match itself.
+    """
+    if "\\" in str(path) or not fnmatch.fnmatchcase(str(path), str(path)):
+        raise UsageError(
+            f"{name} cannot be used: TensorFlow takes [...] and \\ in the path of a "
+            "checkpoint for a pattern, and would not find it; choose a path without."
+        )
 
 
 def checkpoints_in(folder: pathlib.Path) -> dict[int, pathlib.Path]:

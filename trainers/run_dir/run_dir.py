@@ -26,7 +26,7 @@ from strategies.common.files import (
 from strategies.common.strict_json import parse_json
 from trainers.config.config import Config
 from trainers.config.file import config_from_file
-from trainers.run_dir.checkpoint_names import checkpoints_in
+from trainers.run_dir.checkpoint_names import check_is_no_pattern, checkpoints_in
 from trainers.run_dir.continuation import check_same_training
 from trainers.run_dir.metrics_file import MetricsFile
 
@@ -90,7 +90,7 @@ class RunDir:
 
         Raises:
           UsageError: The folder holds other files, holds a run without --resume=auto,
-            holds a run with other settings, or cannot be written.
+            holds a run with other settings, or cannot be written or read.
         """
         path = config.run.run_dir
         folder = cls(
@@ -99,6 +99,7 @@ class RunDir:
         )
         try:
             check_writable(folder.path, f"--run_dir={folder.path}")
+            check_is_no_pattern(folder.path, f"--run_dir={folder.path}")
             if folder.holds_a_run:
                 folder.check_own()
                 folder._check_continues(config)
@@ -348,8 +349,8 @@ class RunDir:
 def default_path(config: Config) -> pathlib.Path:
     """Returns a new folder named after strategy, model and data set."""
     # Some programs read the part before a colon as a host name; a model or data set
-    # may be in a file.
+    # may be in a file, whose name may have brackets (`check_is_no_pattern`).
     name = f"{config.strategy.strategy}-{config.model.model}-{config.data.dataset}"
     if config.model.script is not None:
         name = f"{config.strategy.strategy}-{pathlib.Path(config.model.script).stem}"
-    return new_folder(re.sub(r"[:/\\]+", "-", name))
+    return new_folder(re.sub(r"[:/\\\[\]]+", "-", name))

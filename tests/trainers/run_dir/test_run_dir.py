@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from strategies.common.errors import UsageError
 from strategies.common.files import FolderLock, write_atomically
@@ -91,6 +92,28 @@ def test_a_folder_with_anything_else_is_refused(tmp_path: pathlib.Path) -> None:
     message = refusal(tmp_path, resume="auto")
     assert f"--run_dir={tmp_path}" in message
     assert "not a run" in message
+
+
+@pytest.mark.parametrize("name", ["lr[0.1]", "a\\b", "[!a]/run"])
+def test_a_folder_whose_checkpoints_tensorflow_would_not_find_is_refused(
+    tmp_path: pathlib.Path, name: str
+) -> None:
+    message = refusal(tmp_path / name)
+    assert f"--run_dir={tmp_path / name}" in message
+    assert "pattern" in message
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a*b", "a?", "a[b", "a]b", "{task} %d"])
+def test_checkpoints_are_read_from_a_folder_with_an_odd_name(
+    tmp_path: pathlib.Path, name: str
+) -> None:
+    RunDir.for_training(config(tmp_path / name))
+    path, saved = str(tmp_path / name / "variables"), tf.Variable(1.0)
+    tf.train.Checkpoint(saved=saved).write(path)
+    saved.assign(2.0)
+    tf.train.Checkpoint(saved=saved).read(path).assert_consumed()
+    assert saved.numpy() == 1.0
 
 
 def test_a_run_is_continued_only_if_asked_to(tmp_path: pathlib.Path) -> None:

@@ -25,6 +25,7 @@ from trainers.config.config import Config
 from trainers.config.groups import option
 from trainers.experiments.arms import Arm
 from trainers.experiments.compare.schedule import Turn
+from trainers.run_dir.checkpoint_names import check_is_no_pattern
 
 # Everything that is read, overwritten or deleted; run folders are checked when they are
 # read.
@@ -111,6 +112,7 @@ class ComparisonFolder:
         }
         try:
             check_writable(self.path, f"--run_dir={self.path}")
+            check_is_no_pattern(self.path, f"--run_dir={self.path}")
             if self.path.is_dir():
                 # Links are refused before anything in the folder is read.
                 check_own(self.path, _PARTS)
