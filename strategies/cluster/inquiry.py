@@ -20,8 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from strategies.cluster.activity import Sign, observe_activity
-from strategies.cluster.rendezvous import PeerState, peer_state
-from strategies.cluster.security import is_loopback
+from strategies.cluster.rendezvous import PeerState, bound_socket, peer_state
 from strategies.cluster.spec import Cluster
 from strategies.common.strict_json import parse_json
 from strategies.common.text import shown
@@ -89,10 +88,7 @@ def answer_questions(
                 on_question()
 
     with contextlib.suppress(OSError):
-        bound, place = _socket_for(cluster.address)
-        # Elsewhere the name of a machine may be that of its loopback there.
-        is_local = is_loopback(cluster.address.rpartition(":")[0])
-        bound.bind(place if is_local else ("", place[1]))
+        bound = bound_socket(cluster.address, socket.SOCK_DGRAM)
         threading.Thread(target=serve, args=(bound,), daemon=True).start()
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from strategies.cluster.security import is_loopback
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import ClusterIncompleteError, PeerLostError, UsageError
 
@@ -140,17 +141,14 @@ def hold_port(cluster: Cluster) -> Iterator[socket.socket]:
     Raises:
       UsageError: Another process uses the address.
     """
-    host, _, port = cluster.address.rpartition(":")
-    with socket.socket() as listener:
-        # Closed connections of an earlier run may still hold the port for a minute.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            _bind(listener, host.strip("[]"), int(port))
-        except OSError as error:
-            raise UsageError(
-                f"the address {cluster.address} of {cluster.task} cannot be used "
-                f"({error.strerror}): give each task a free port of its own machine."
-            ) from error
+    try:
+        listener = bound_socket(cluster.address, socket.SOCK_STREAM)
+    except OSError as error:
+        raise UsageError(
+            f"the address {cluster.address} of {cluster.task} cannot be used "
+            f"({error.strerror}): give each task a free port of its own machine."
+        ) from error
+    with listener:
         # The kernel completes up to 64 connections without a call of `accept`.
         listener.listen(64)
         yield listener
@@ -181,16 +179,42 @@ def sockets_of(address: str) -> set[tuple[Any, ...]]:
     return {place for *_, place in found}
 
 
-def _bind(listener: socket.socket, host: str, port: int) -> None:
-    """Binds to the host's own address; behind address translation, to every address."""
+def bound_socket(address: str, kind: socket.SocketKind) -> socket.socket:
+    """Returns a socket that other tasks reach at host:port of this task.
+
+    Unless the host is loopback, the socket is at every address of this machine, of IPv4
+    and IPv6. The address that others find under the host's name may be another one
+    here: Debian and Ubuntu give the own name of a machine to 127.0.1.1, and behind
+    address translation no interface has it.
+
+    Args:
+      address: Address of this task, host:port.
+      kind: SOCK_STREAM for TCP, SOCK_DGRAM for UDP.
+
+    Raises:
+      OSError: The port is in use.
+    """
+    host, _, port = address.rpartition(":")
+    place: Any = ("", int(port))
+    family = socket.AF_INET
+    is_local, is_dual = is_loopback(host), socket.has_dualstack_ipv6()
+    if is_local:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=kind)
+        family, *_, place = min(found, key=lambda one: one[0] != socket.AF_INET)
+    elif is_dual:
+        family = socket.AF_INET6
+    bound = socket.socket(family, kind)
     try:
-        listener.bind((host, port))
-    except socket.gaierror:
-        listener.bind(("", port))
-    except OSError as error:
-        if error.errno != 99:  # Cannot assign requested address.
-            raise
-        listener.bind(("", port))
+        if kind == socket.SOCK_STREAM:
+            # Closed connections of an earlier run may still hold the port for a minute.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_dual and not is_local:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(place)
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def wait_for_tasks(

@@ -1,0 +1,80 @@
+"""The sockets at which tasks wait for each other."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from strategies.cluster.rendezvous import bound_socket, hold_port, is_listening
+from strategies.cluster.spec import Cluster
+from strategies.common.errors import UsageError
+
+_HAS_IPV6 = socket.has_dualstack_ipv6()
+# Of documents (RFC 5737), and so of no machine.
+_ELSEWHERE = "203.0.113.1"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+def _task(host: str) -> tuple[Cluster, int]:
+    port = _free_port()
+    return Cluster(job="worker", addresses={"worker": (f"{host}:{port}",)}), port
+
+
+@pytest.mark.parametrize(
+    ("host", "reached", "not_reached"),
+    [
+        ("127.0.0.1", ["127.0.0.1"], ["[::1]"]),
+        ("localhost", ["127.0.0.1", "localhost"], []),
+        ("[::1]", ["[::1]"], ["127.0.0.1"]),
+        # Behind address translation; or the machine's own name is 127.0.1.1 here.
+        (_ELSEWHERE, ["127.0.0.1", "127.0.1.1", "[::1]"], []),
+        ("node.invalid", ["127.0.0.1", "[::1]"], []),
+    ],
+)
+@pytest.mark.skipif(not _HAS_IPV6, reason="this machine has no IPv6")
+def test_others_reach_a_task_at_every_address_but_for_loopback(
+    host: str, reached: list[str], not_reached: list[str]
+) -> None:
+    cluster, port = _task(host)
+    with hold_port(cluster):
+        assert all(is_listening(f"{other}:{port}") for other in reached)
+        assert not any(is_listening(f"{other}:{port}") for other in not_reached)
+    assert not is_listening(f"127.0.0.1:{port}")
+
+
+def test_a_machine_without_ipv6_is_reached_by_ipv4(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    cluster, port = _task(_ELSEWHERE)
+    with hold_port(cluster) as listener:
+        assert listener.family == socket.AF_INET
+        assert is_listening(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", _ELSEWHERE])
+def test_a_port_that_another_process_uses_is_refused(host: str) -> None:
+    cluster, port = _task(host)
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(UsageError, match=r"Address already in use\): give each task"),
+        hold_port(cluster),
+    ):
+        raise AssertionError("the port is in use")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", _ELSEWHERE])
+def test_questions_arrive_by_udp_as_well(host: str) -> None:
+    port = _free_port()
+    with (
+        bound_socket(f"{host}:{port}", socket.SOCK_DGRAM) as answering,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking,
+    ):
+        answering.settimeout(10)
+        asking.sendto(b"question", ("127.0.0.1", port))
+        assert answering.recv(100) == b"question"
