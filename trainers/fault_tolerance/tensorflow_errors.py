@@ -71,7 +71,7 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
             f"a folder was deleted or moved while it was in use, and what was in it is "
             f"lost{_named(error)}: start again, in a folder that stays."
         )
-    elif config.data.is_streamed and stream:
+    elif stream:
         refusal = UsageError(stream.group(1))
     elif damaged_record is not None:
         refusal = damaged_record

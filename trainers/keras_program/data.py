@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import keras
@@ -45,7 +46,7 @@ def data_of_fit(arguments: FitArguments, seed: int) -> Data:
     if given.validation_data is None and given.validation_split:
         # Before class weights become sample weights: validation has none.
         examples, validation = _split(examples, given.validation_split)
-        held_out = _arrays(*validation, None)
+        held_out = _first_batches(_arrays(*validation, None), given)
     train = _arrays(*examples, given.class_weight)
     if train is not None:
         return _data(_source(train), held_out, given)
@@ -96,9 +97,27 @@ def _validation(arguments: FitArguments) -> Source:
     if not isinstance(given, (tf.data.Dataset, keras.utils.PyDataset)):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(given)
         found = _arrays(x, y, weights, None)
+    found = _first_batches(found, arguments)
     if found is not None:
         return _source(found)
-    return open_stream(given, arguments.validation_steps, "validation data")
+    steps = arguments.validation_steps
+    stream = open_stream(given, steps, "validation data")
+    num_batches = min(steps or stream.num_batches, stream.num_batches)
+    return dataclasses.replace(stream, num_batches=num_batches)
+
+
+def _first_batches(found: FitData | None, arguments: FitArguments) -> FitData | None:
+    """Returns the examples of `validation_steps` batches."""
+    steps = arguments.validation_steps
+    size = arguments.validation_batch_size or arguments.batch_size
+    # Without a size Keras divides all examples by the number of steps.
+    if found is None or steps is None or size is None:
+        return found
+    return FitData(
+        *keras.tree.map_structure(
+            lambda values: values[: steps * size], tuple(found), none_is_leaf=False
+        )
+    )
 
 
 def _arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> FitData | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainers.keras_program.epochs import Epochs
-from trainers.loop.loop import Always, Callback, Every, StepEvent, When
+from trainers.loop.loop import Always, At, Callback, Every, StepEvent, When
 
 
 class TrainingStopped(Exception):
@@ -46,10 +46,18 @@ def callbacks_of(
         if epochs.is_stopped and not at_end.is_due(event):
             end(event)
 
-    at_end = Every(
-        epochs.steps_per_epoch, with_equal_variables(end), first_step=epochs.first_step
-    )
+    at_end = _at_ends(epochs, with_equal_variables(end))
     found: list[When] = [Always(epochs.window)]
     if epochs.observes_batches:
         found.append(Every(1, with_equal_variables(end_batch)))
     return [*found, at_end]
+
+
+def _at_ends(epochs: Epochs, callback: Callback) -> Every | At:
+    """Returns a trigger for a callback at the ends of epochs."""
+    first, lengths = epochs.first_step, epochs.lengths
+    if lengths.of_all is not None:
+        return Every(lengths.of_all, callback, first_step=first)
+    num_epochs = lengths.epoch_of(epochs.num_steps - 1) + 1
+    ends = [first + lengths.start(epoch + 1) for epoch in range(num_epochs)]
+    return At(ends, callback)

@@ -6,7 +6,6 @@ then sent to the others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,7 +35,7 @@ class Epochs:
     Attributes:
       arguments: Arguments of `fit`.
       fit: Keras's own `fit` of the model; None without a program.
-      steps_per_epoch: Number of steps of an epoch.
+      lengths: Numbers of steps of the epochs.
       window: Sums over the present epoch.
       is_stopped: True if a callback has stopped the training.
       history: What `fit` returns.
@@ -59,7 +58,7 @@ class Epochs:
         """
         self.arguments = arguments
         self.fit = fit
-        self.steps_per_epoch = arguments.steps_per_epoch or parts.order.steps_per_epoch
+        self.lengths = arguments.lengths(parts.order.steps_per_epoch)
         self.window = MetricsWindow(parts.objective.results)
         self.is_stopped = False
         self.history = keras.callbacks.History()
@@ -72,7 +71,7 @@ class Epochs:
             add_history=True,
             model=parts.model,
             epochs=self.last_epoch,
-            steps=self.steps_per_epoch,
+            steps=arguments.steps_per_epoch or parts.order.steps_per_epoch,
             verbose=arguments.verbose,
         )
         self._has_callbacks = bool(arguments.callbacks)
@@ -85,10 +84,12 @@ class Epochs:
 
         It is not the program's own if --train_steps is given.
         """
-        num_steps = self._parts.train_steps - self.first_step
-        return self.arguments.initial_epoch + math.ceil(
-            num_steps / self.steps_per_epoch
-        )
+        return self._epoch_of(self.num_steps - 1) + 1
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps of all epochs."""
+        return self._parts.train_steps - self.first_step
 
     @property
     def first_step(self) -> int:
@@ -128,17 +129,18 @@ class Epochs:
         if not self._step():
             self._call("on_epoch_begin", self._epoch_of(0))
         if self.observes_batches and not self._is_over():
-            self._call("on_train_batch_begin", self._step() % self.steps_per_epoch)
+            self._call("on_train_batch_begin", self.lengths.batch_of(self._step()))
         # Also whether it is stopped, which only the chief has restored.
         self._send_changes()
 
     def end_batch(self) -> None:
         """Calls callbacks after a step, and before the next one of the epoch."""
-        batch = (self._step() - 1) % self.steps_per_epoch
+        batch = self.lengths.batch_of(self._step() - 1)
         logs = self._reported(self.window.means(), training=True)
         self._call("on_train_batch_end", batch, logs)
         self._send_changes()
-        if batch + 1 < self.steps_per_epoch and not self._is_over():
+        is_end = self.lengths.batch_of(self._step()) == 0
+        if not (is_end or self._is_over()):
             self._call("on_train_batch_begin", batch + 1)
             self._send_changes()
 
@@ -259,7 +261,7 @@ class Epochs:
             getattr(self._callbacks, moment)(*arguments)
 
     def _epoch_of(self, step: int) -> int:
-        return self.arguments.initial_epoch + step // self.steps_per_epoch
+        return self.arguments.initial_epoch + self.lengths.epoch_of(step)
 
     def _send_changes(self) -> None:
         """Makes what callbacks have changed equal on all tasks."""

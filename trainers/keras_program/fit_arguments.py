@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import keras
 
 from strategies.common.errors import UsageError
 from strategies.common.text import shown
+from trainers.keras_program.epoch_lengths import EpochLengths
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +43,14 @@ class FitArguments:
             return (epoch + 1) % self.validation_freq == 0
         return epoch + 1 in self.validation_freq
 
+    def lengths(self, num_batches: int) -> EpochLengths:
+        """Returns the numbers of steps of the epochs.
+
+        Args:
+          num_batches: Number of batches of a pass over the data.
+        """
+        return EpochLengths(self.steps_per_epoch or num_batches, num_batches)
+
 
 def arguments_of_call(
     fit: Callable[..., Any], model: keras.Model, args: Any, kwargs: Any
@@ -63,9 +73,13 @@ def arguments_of_call(
     bound.apply_defaults()
     given = {name: bound.arguments[name] for name in _NAMES}
     given["callbacks"] = _callbacks(given["callbacks"])
-    for name in ("epochs", "batch_size", "steps_per_epoch", "validation_batch_size"):
-        value = given[name]
-        if value is not None and (not isinstance(value, int) or value < 1):
+    for name, value in given.items():
+        if isinstance(value, numbers.Integral):
+            # Also NumPy's.
+            given[name] = value = int(value)
+        if name not in _FROM_ONE or value is None:
+            continue
+        if not isinstance(value, int) or value < 1:
             raise UsageError(
                 f"fit({name}={shown(repr(value))}) is not accepted: give a whole "
                 "number from 1."
@@ -73,6 +87,10 @@ def arguments_of_call(
     return FitArguments(**given)
 
 
+_FROM_ONE = (
+    *("epochs", "batch_size", "steps_per_epoch"),
+    *("validation_steps", "validation_batch_size"),
+)
 _NAMES = tuple(field.name for field in dataclasses.fields(FitArguments))
 
 

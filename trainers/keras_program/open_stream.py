@@ -36,7 +36,7 @@ def open_stream(
     Args:
       x: tf.data.Dataset, generator, keras.utils.PyDataset, torch DataLoader or Grain
         source of batches.
-      steps: Number of batches of an epoch; None to find out.
+      steps: Number of batches of an epoch, for data without an end; None for none.
       name: What the data are for, in messages.
       seed: Seed of the order of the batches of a PyDataset; None for their own order.
       given: Other arguments of `fit` for Keras's reader, by name.
@@ -62,14 +62,13 @@ def open_stream(
         endless = tf.data.Dataset.from_generator(
             lambda: _all_epochs(opened()), output_signature=spec_of_batches(first_two)
         )
-        if steps is None:
-            steps = adapter.num_batches
-        if steps is None and isinstance(x, keras.utils.PyDataset):
+        num_batches = adapter.num_batches or steps
+        if num_batches is None and isinstance(x, keras.utils.PyDataset):
             raise _endless(name)
-        if steps is None:
+        if num_batches is None:
             # The last step of the run has to be known at its start.
-            steps = sum(1 for _ in adapter.get_numpy_iterator())
-    return _stream(endless, full, steps, name)
+            num_batches = sum(1 for _ in adapter.get_numpy_iterator())
+    return _stream(endless, full, num_batches, name)
 
 
 def _of_dataset(
@@ -81,13 +80,13 @@ def _of_dataset(
         look = data_adapter(without_reading_ahead(x), **given).get_tf_dataset()
     with _random_numbers_kept():
         full = _full_batch(list(itertools.islice(look, 2)), name)
-        if steps is None:
-            steps = adapter.num_batches
-        if steps is None and dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        num_batches = adapter.num_batches or steps
+        is_endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+        if num_batches is None and is_endless:
             raise _endless(name)
-        if steps is None:
-            steps = sum(1 for _ in dataset)
-    return _stream(dataset.repeat(), full, steps, name)
+        if num_batches is None:
+            num_batches = sum(1 for _ in dataset)
+    return _stream(dataset.repeat(), full, num_batches, name)
 
 
 def _endless(name: str) -> UsageError:
@@ -122,6 +121,8 @@ def refusals_named(name: str) -> Iterator[None]:
     """
     try:
         yield
+    except UsageError:
+        raise
     except (ValueError, TypeError) as error:
         raise UsageError(f"fit refuses its {name}: {error}") from error
 
@@ -169,10 +170,27 @@ def _of_generator(
         data_adapter((batch for batch in first_two), **given)
         # It can be read once: by the run that began it.
         endless = tf.data.Dataset.from_generator(
-            lambda: itertools.chain(first_two, batches),
+            lambda: _until_end(first_two, batches, name),
             output_signature=spec_of_batches(first_two),
         )
     return _stream(endless, full, steps, name)
+
+
+def _until_end(first: Sequence[Any], rest: Iterator[Any], name: str) -> Iterator[Any]:
+    """Yields the batches of a generator.
+
+    Raises:
+      UsageError: A batch is needed after the last one.
+    """
+    num_batches = 0
+    for batch in itertools.chain(first, rest):
+        num_batches += 1
+        yield batch
+    raise UsageError(
+        f"fit has a generator as its {name} that ended after {num_batches} batches, "
+        "before the last step: lower epochs or steps_per_epoch (or validation_steps), "
+        "or let it yield without an end."
+    )
 
 
 def _without_nones(batch: Any) -> Any:
@@ -192,7 +210,7 @@ def _without_nones(batch: Any) -> Any:
 
 
 def _stream(
-    endless: tf.data.Dataset, full: Any, steps: int, name: str
+    endless: tf.data.Dataset, full: Any, num_batches: int, name: str
 ) -> ProgramStream:
     if any(
         isinstance(part, tf.SparseTensorSpec)
@@ -214,5 +232,5 @@ def _stream(
         endless=endless,
         full_batch=full,
         batch_size=int(size or 0),
-        steps_per_epoch=steps,
+        num_batches=num_batches,
     )

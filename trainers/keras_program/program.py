@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -19,6 +20,7 @@ from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.config.config import Config
+from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
 from trainers.keras_program.data import data_of_fit, validates_on_shuffled
 from trainers.keras_program.epochs import Epochs
@@ -171,6 +173,12 @@ class _Program:
         try:
             self._check_call(model)
             arguments = arguments_of_call(fit, model, args, kwargs)
+            if self._config.length.epochs is not None:
+                arguments = dataclasses.replace(
+                    arguments, epochs=self._config.length.epochs
+                )
+            if arguments.epochs <= arguments.initial_epoch:
+                return self._fit_nothing(fit, model, arguments)
             if self._others_wait and self._cluster.is_chief:
                 self._tell(_TRAINS_AGAIN, ExitCode.DONE)
             self._others_wait = False
@@ -223,6 +231,20 @@ class _Program:
                 "steps are graphs, and Python code in them runs when they are traced"
             )
 
+    def _fit_nothing(
+        self, fit: Callable[..., Any], model: keras.Model, arguments: FitArguments
+    ) -> keras.callbacks.History:
+        """Calls Keras's `fit` for no epoch: it calls callbacks, and trains nothing."""
+        if self._config.length.epochs is not None:
+            raise UsageError(
+                f"--epochs={arguments.epochs} leaves nothing to train after "
+                f"fit(initial_epoch={arguments.initial_epoch}): give a larger number."
+            )
+        given = {name: getattr(arguments, name) for name in FitArguments.__slots__}
+        if not self._cluster.is_chief:
+            given["callbacks"] = None
+        return fit(model, **given)
+
     def _train_model(
         self, model: keras.Model, arguments: FitArguments, fit: Callable[..., Any]
     ) -> tuple[keras.callbacks.History, ExitCode]:
@@ -242,6 +264,8 @@ class _Program:
         parts = assemble_parts(config, self._strategy, data, spec, self._phase)
         self._num_fits += 1
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit)
+        if (remark := epochs.lengths.remark(epochs.num_steps)) is not None:
+            self._console.warn(remark)
         exit_code = self._train(parts, epochs)
         if exit_code == ExitCode.DONE:
             # Also of a run that was complete before.
@@ -275,15 +299,20 @@ def _config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Confi
     eval_size = arguments.validation_batch_size or size
     if isinstance(data.evaluation, ProgramStream):
         eval_size = data.evaluation.batch_size
-    steps = steps or math.ceil(num_examples / size)
-    length: dict[str, Any] = {
-        "train_steps": (arguments.epochs - arguments.initial_epoch) * steps
-    }
+    train_steps = config.length.train_steps
     # A flag that says how long to train holds for every `fit` of the program.
-    if config.length.train_steps or config.length.epochs:
-        length = {}
+    if train_steps is None:
+        order = Order(
+            num_examples=num_examples,
+            global_batch_size=size,
+            seed=None,
+            drop_last_batch=config.drops_last_batch,
+        )
+        lengths = arguments.lengths(order.steps_per_epoch)
+        train_steps = lengths.start(arguments.epochs - arguments.initial_epoch)
     return config.replace(
-        **length,
+        train_steps=train_steps,
+        epochs=None,
         global_batch_size=size,
         eval_global_batch_size=eval_size,
     )

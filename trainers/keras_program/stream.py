@@ -50,17 +50,17 @@ class ProgramStream:
         and perhaps sample weights.
       full_batch: Batch of the usual size.
       batch_size: Examples of that batch; others may have fewer.
-      steps_per_epoch: Number of batches of an epoch.
+      num_batches: Number of batches of a pass over the data.
     """
 
     endless: tf.data.Dataset
     full_batch: Any
     batch_size: int
-    steps_per_epoch: int
+    num_batches: int
 
     @property
     def num_examples(self) -> int:
-        return self.batch_size * self.steps_per_epoch
+        return self.batch_size * self.num_batches
 
     @property
     def example_bytes(self) -> None:

@@ -7,6 +7,7 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
 draw = np.random.default_rng(12)
@@ -108,7 +109,21 @@ def generators():
     model.fit(of_lengths(), epochs=2, steps_per_epoch=4)
 
 
+def lengths():
+    few = {"batch_size": 10, "epochs": 3}
+    # Keras ends an epoch at the end of the data, after 3, 1 and 3 steps.
+    small(optimizer="adam").fit(x, y, **few, steps_per_epoch=3)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(10)
+    small(optimizer="adam").fit(data, epochs=3, steps_per_epoch=6)
+    small().fit(x, y, **few, validation_data=(x, y), validation_steps=2)
+    small().fit(x, y, **few, validation_split=0.75, validation_steps=2)
+    small().fit(x, y, epochs=2, validation_data=data, validation_steps=3)
+    small().fit(x, y, epochs=np.int64(2), batch_size=np.int64(10))
+    small().fit(x, y, epochs=3, initial_epoch=3)
+
+
 CALLS = {
+    "lengths": lengths,
     "generators": generators,
     "random_batches": random_batches,
     "parts_for_validation": parts_for_validation,

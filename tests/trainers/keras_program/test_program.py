@@ -318,6 +318,20 @@ def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) ->
     assert last["learning_rate"] == pytest.approx(0.001)
 
 
+def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -> None:
+    text = """
+        fit = {"epochs": 5, "batch_size": 20, "steps_per_epoch": 2}
+        print("found", model.fit(x, y, **fit).epoch)
+        print("found", model.fit(x, y, initial_epoch=3, **fit).epoch)
+    """
+    done = _run(tmp_path, text, "--strategy=one_device", "--epochs=4")
+    assert done.returncode == 0, done.stderr
+    assert "found [0, 1, 2, 3]\n" in done.stdout
+    assert "found [3]\n" in done.stdout
+    # Of 3 batches: epochs of 2, 1, 2 and 1 steps, and one of 2.
+    assert processes.result_of(tmp_path / "run")["steps"] == 8
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -387,6 +401,10 @@ def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) ->
         (
             "model.fit((row for row in [(x, y)]), epochs=2)",
             ("generator", "steps_per_epoch"),
+        ),
+        (
+            "model.fit((row for row in [(x, y)] * 3), epochs=2, steps_per_epoch=2)",
+            ("a generator", "ended after 3 batches"),
         ),
     ],
 )

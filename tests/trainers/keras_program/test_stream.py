@@ -209,7 +209,7 @@ def test_a_remainder_that_comes_first_is_not_taken_for_a_batch(kind: str) -> Non
             output_signature=(tf.TensorSpec([None], tf.int64),) * 2,
         )
         opened = open_stream(data, None, "training data")
-    assert (opened.batch_size, opened.steps_per_epoch) == (4, 3)
+    assert (opened.batch_size, opened.num_batches) == (4, 3)
     order = Order(num_examples=12, global_batch_size=4, seed=None)
     (window,) = opened.batches(order, 0, 3).windows()
     assert window.starts.tolist() == [0, *np.cumsum(sizes)]

@@ -1,0 +1,37 @@
+"""Numbers of steps of epochs, where Keras ends some with the data."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainers.keras_program.epoch_lengths import EpochLengths
+
+
+@pytest.mark.parametrize(
+    ("most_steps", "num_batches", "sizes", "warns"),
+    [
+        (4, 4, [4, 4, 4, 4], False),
+        (2, 4, [2, 2, 2, 2], False),
+        (6, 4, [4, 4, 4, 4], True),
+        (3, 4, [3, 1, 3, 1], True),
+        (4, 10, [4, 4, 2, 4], True),
+    ],
+)
+def test_an_epoch_ends_with_the_data(
+    most_steps: int, num_batches: int, sizes: list[int], warns: bool
+) -> None:
+    lengths = EpochLengths(most_steps, num_batches)
+    starts = [lengths.start(epoch) for epoch in range(5)]
+    assert starts == [sum(sizes[:epoch]) for epoch in range(5)]
+    places = [
+        (epoch, batch) for epoch, size in enumerate(sizes) for batch in range(size)
+    ]
+    found = [
+        (lengths.epoch_of(step), lengths.batch_of(step)) for step in range(sum(sizes))
+    ]
+    assert found == places
+    assert lengths.of_all == (sizes[0] if len(set(sizes)) == 1 else None)
+    assert (lengths.remark(sum(sizes)) is not None) == warns
+    # As long as a pass lasts, no epoch of several is cut short.
+    if most_steps < num_batches:
+        assert lengths.remark(most_steps) is None
