@@ -28,7 +28,11 @@ from strategies.common.private_apis.compiled import (
     metric_results,
     metrics_by_output,
 )
-from strategies.common.private_apis.fit_data import data_adapter, whole_arrays
+from strategies.common.private_apis.fit_data import (
+    data_adapter,
+    is_batched,
+    whole_arrays,
+)
 from strategies.common.private_apis.graphs import (
     graphs_collected,
     keep_sums_in_order,
@@ -977,10 +981,36 @@ def test_arrays_are_read_as_fit_reads_them() -> None:
 
 def test_a_data_set_is_read_as_fit_reads_it() -> None:
     data = tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.constant([0, 1])))
-    adapter = data_adapter(data, {0: 1.0, 1: 5.0}, True)
+    adapter = data_adapter(data, class_weight={0: 1.0, 1: 5.0}, shuffle=True)
     ((_, _, weights),) = adapter.get_tf_dataset()
     assert weights.numpy().tolist() == [1.0, 5.0]
     assert adapter.num_batches == 1
+
+
+def test_batches_of_a_data_set_are_known_by_how_they_were_made() -> None:
+    rows = tf.data.Dataset.from_tensor_slices((tf.ones([6, 2]), tf.ones([6])))
+
+    def generated() -> tf.data.Dataset:
+        spec = tf.TensorSpec([None, 2])
+        return tf.data.Dataset.from_generator(lambda: iter([]), output_signature=spec)
+
+    for batches in (
+        rows.batch(2, drop_remainder=True).map(lambda x, y: (y, x)).cache(),
+        rows.batch(2, num_parallel_calls=2).shuffle(2).prefetch(1),
+        rows.padded_batch(2).take(1),
+        rows.batch(3).rebatch(2).concatenate(rows.batch(2)),
+        generated().batch(2).filter(lambda x: True),
+    ):
+        assert is_batched(batches) is True
+    assert is_batched(rows.map(lambda x, y: (y, x)).shuffle(3)) is False
+    assert is_batched(rows.batch(2).unbatch().repeat(2)) is False
+    for unknown in (
+        generated().prefetch(1),
+        rows.batch(2).concatenate(rows),
+        rows.batch(2).interleave(lambda x, y: rows, num_parallel_calls=2),
+        rows.batch(2).window(2),
+    ):
+        assert is_batched(unknown) is None
 
 
 def test_fit_resets_the_average_of_schedule_free_adamw() -> None:

@@ -204,10 +204,9 @@ class Data:
     @property
     def to_look_at(self) -> Source:
         """Examples from which some are taken to look at the model."""
-        if self.shown is not None:
-            return self.shown
         # A stream of records to train on has none at hand.
-        return self.evaluation if self.evaluation.num_examples else self.train
+        held_out = self.evaluation if self.evaluation.num_examples else None
+        return self.shown or held_out or self.train
 
 
 def hold_out(

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from strategies.common.errors import ExitCode, UsageError
+from strategies.common.errors import ExitCode
 from strategies.common.types import Batch, GlobalBatches, StepResults, SyncedFlags
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.keras_program.executions import (
@@ -47,14 +47,7 @@ class KerasTraining(TrainingRun):
             raise RuntimeError("only a program calls fit")
         arguments, first = self.epochs.arguments, self.epochs.first_step
         num_steps = self.parts.train_steps - first
-        steps_per_epoch = self.epochs.lengths.of_all
-        if steps_per_epoch is None:
-            raise UsageError(
-                f"fit has steps_per_epoch={arguments.steps_per_epoch} of "
-                f"{self.epochs.lengths.num_batches} batches, so that its epochs have "
-                "several lengths, which a comparison with Keras does not take: leave "
-                "steps_per_epoch out."
-            )
+        steps_per_epoch = self.epochs.lengths.equal()
         replays = self.parts.config.model.replayable_random_numbers
         executions = whole_executions(
             self.parts.model,

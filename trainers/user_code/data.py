@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from models import factories
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.fit_data import is_batched
 from strategies.common.text import shown
 from trainers.config.data import DataConfig
 from trainers.inputs.sources import ArraySource, Data, Source, train_eval_split
@@ -244,8 +245,7 @@ def _of_dataset(dataset: tf.data.Dataset) -> ArraySource:
                 "tensors of one shape, such as by tf.sparse.to_dense or "
                 "RaggedTensor.to_tensor."
             )
-    if all(s.shape.rank and s.shape[0] is None for s in specs):
-        dataset = dataset.unbatch()
+    dataset = _unbatched(dataset)
     # The whole dataset is held in memory from here.
     elements = list(dataset.as_numpy_iterator())
     if not elements:
@@ -256,6 +256,22 @@ def _of_dataset(dataset: tf.data.Dataset) -> ArraySource:
         raise _Unusable(_SEVERAL_SHAPES) from error
     features, labels = stacked
     return ArraySource(_arrays(features), _arrays(labels))
+
+
+def _unbatched(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a dataset of examples.
+
+    Raises:
+      UsageError: It is not known whether the elements are examples or batches.
+    """
+    found = is_batched(dataset)
+    specs = tf.nest.flatten(dataset.element_spec)
+    if found is None and all(s.shape.rank and s.shape[0] is None for s in specs):
+        raise _Unusable(
+            "returned a tf.data.Dataset whose elements may be batches, or sequences of "
+            "any length: call unbatch() of batches, or batch(1) of sequences."
+        )
+    return dataset.unbatch() if found else dataset
 
 
 def _arrays(values: Any) -> Any:

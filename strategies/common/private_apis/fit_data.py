@@ -16,7 +16,17 @@ from keras.src.trainers.data_adapters import (
     data_adapter_utils,
     py_dataset_adapter,
 )
-from tensorflow.python.data.ops import prefetch_op
+from tensorflow.python.data.ops import (
+    batch_op,
+    flat_map_op,
+    from_tensor_slices_op,
+    interleave_op,
+    padded_batch_op,
+    prefetch_op,
+    rebatch_op,
+    unbatch_op,
+    window_op,
+)
 
 
 class FitData(NamedTuple):
@@ -136,6 +146,42 @@ def shuffles_of(dataset: tf.data.Dataset) -> set[int]:
     is_anew = getattr(dataset, "_reshuffle_each_iteration", False)
     own = {id(dataset)} if is_anew else set()
     return own.union(*map(shuffles_of, dataset._inputs()))
+
+
+# Transformations that make batches, and ones whose elements are no batches.
+_BATCHED = (
+    batch_op._BatchDataset,
+    batch_op._ParallelBatchDataset,
+    padded_batch_op._PaddedBatchDataset,
+    rebatch_op._RebatchDataset,
+)
+_UNBATCHED = (
+    from_tensor_slices_op._TensorSliceDataset,
+    unbatch_op._UnbatchDataset,
+)
+_OF_FUNCTION = (
+    flat_map_op._FlatMapDataset,
+    interleave_op._InterleaveDataset,
+    interleave_op._ParallelInterleaveDataset,
+    window_op._WindowDataset,
+)
+
+
+def is_batched(dataset: tf.data.Dataset) -> bool | None:
+    """Returns whether the elements of a data set are batches; None if unknown.
+
+    The last transformation that makes or divides batches decides. No shape tells: a
+    batch may have a size that is known, and a sequence one that is not.
+    """
+    if isinstance(dataset, _BATCHED):
+        return True
+    if isinstance(dataset, _UNBATCHED):
+        return False
+    if isinstance(dataset, _OF_FUNCTION):
+        # A function makes other elements, as that of `from_generator` does.
+        return None
+    found = set(map(is_batched, dataset._inputs()))
+    return found.pop() if len(found) == 1 else None
 
 
 def without_reading_ahead(dataset: tf.data.Dataset) -> tf.data.Dataset:

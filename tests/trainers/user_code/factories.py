@@ -49,6 +49,23 @@ def datasets() -> tuple[tf.data.Dataset, tf.data.Dataset]:
     )
 
 
+def batches_of_one_size() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(arrays()).batch(10, drop_remainder=True)
+
+
+def sequences() -> tf.data.Dataset:
+    """Examples of an unknown number of tokens, each with a label."""
+    features = np.ones((_NUM_EXAMPLES, 6, 4), np.float32)
+    return tf.data.Dataset.from_generator(
+        lambda: ((rows, rows[:, 0]) for rows in features),
+        output_signature=(tf.TensorSpec((None, 4)), tf.TensorSpec((None,))),
+    )
+
+
+def batched_sequences() -> tf.data.Dataset:
+    return sequences().batch(1)
+
+
 def reader() -> tuple[int, Any]:
     """The same examples, made when they are asked for."""
 

@@ -49,6 +49,16 @@ def test_a_part_is_held_out_if_there_is_one_of_them(name: str) -> None:
     np.testing.assert_array_equal(all_of(again.train)[0], all_of(data.train)[0])
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("batches_of_one_size", (60, 5)), ("batched_sequences", (60, 6, 4))],
+)
+def test_batches_are_taken_apart(name: str, shape: tuple[int, ...]) -> None:
+    data = loaded(name)
+    parts = [all_of(source)[0] for source in (data.train, data.evaluation)]
+    assert np.concatenate(parts).shape == shape
+
+
 def test_a_held_out_part_has_classes_in_proportion() -> None:
     data = loaded("arrays", eval_fraction=0.25)
     whole = np.bincount(factories.arrays()[1]) / 60
@@ -75,6 +85,7 @@ def test_several_arrays_of_features_and_of_labels() -> None:
     ("name", "words"),
     [
         ("endless", "without an end"),
+        ("sequences", r"may be batches, or .*: call unbatch\(\) of batches, or batch"),
         ("without_labels", "not pairs of features and labels"),
         ("unequal", "has arrays of 59 and 60 examples"),
         ("nothing", "returned None: return"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.keras_program.epoch_lengths import EpochLengths
+from trainers.keras_program.fit_arguments import EpochLengths
 
 
 @pytest.mark.parametrize(
