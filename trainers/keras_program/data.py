@@ -46,8 +46,9 @@ def data_of_fit(arguments: FitArguments, seed: int) -> Data:
     if given.validation_data is None and given.validation_split:
         # Before class weights become sample weights: validation has none.
         examples, validation = _split(examples, given.validation_split)
-        held_out = _first_batches(_arrays(*validation, None), given)
-    train = _arrays(*examples, given.class_weight)
+        part = _arrays(*validation, None, "validation data")
+        held_out = _first_batches(part, given)
+    train = _arrays(*examples, given.class_weight, "training data")
     if train is not None:
         return _data(_source(train), held_out, given)
     others = {
@@ -96,7 +97,7 @@ def _validation(arguments: FitArguments) -> Source:
     found = None
     if not isinstance(given, (tf.data.Dataset, keras.utils.PyDataset)):
         x, y, weights = keras.utils.unpack_x_y_sample_weight(given)
-        found = _arrays(x, y, weights, None)
+        found = _arrays(x, y, weights, None, "validation data")
     found = _first_batches(found, arguments)
     if found is not None:
         return _source(found)
@@ -120,9 +121,11 @@ def _first_batches(found: FitData | None, arguments: FitArguments) -> FitData | 
     )
 
 
-def _arrays(x: Any, y: Any, sample_weight: Any, class_weight: Any) -> FitData | None:
+def _arrays(
+    x: Any, y: Any, sample_weight: Any, class_weight: Any, name: str
+) -> FitData | None:
     """Returns all examples of arrays; None for other data."""
-    with refusals_named("data"):
+    with refusals_named(name):
         return whole_arrays(x, y, sample_weight, class_weight)
 
 

@@ -96,7 +96,9 @@ class LentModel:
                     "give labels, or compile it without."
                 )
             some = few_examples(data.train, _EXAMPLES_OF_A_STEP)
-            if is_own or not has_labels:
+            # Without a compiled loss, layers add what is minimized; labels are unused.
+            has_loss = getattr(self.model, "loss", None) is not None
+            if is_own or not (has_labels and has_loss):
                 objective = own_step(self.model, some, _held_out(data))
                 self._take_optimizers(objective)
             else:

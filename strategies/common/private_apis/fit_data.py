@@ -120,7 +120,7 @@ def whole_arrays(
     the data are no arrays but a data set, a generator or the like.
 
     Raises:
-      ValueError: Keras refuses the arguments.
+      ValueError: Keras refuses the arguments, or there are no examples.
     """
     if not array_data_adapter.can_convert_arrays((x, y, sample_weight)):
         return None
@@ -133,7 +133,9 @@ def whole_arrays(
         batch_size=num_examples,
         shuffle=False,
     )
-    batch = next(iter(adapter.get_numpy_iterator()))
+    batch = next(iter(adapter.get_numpy_iterator()), None)
+    if batch is None:
+        raise ValueError("there are no examples.")
     return FitData(*data_adapter_utils.unpack_x_y_sample_weight(batch))
 
 

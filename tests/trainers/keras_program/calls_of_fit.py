@@ -109,6 +109,21 @@ def generators():
     model.fit(of_lengths(), epochs=2, steps_per_epoch=4)
 
 
+class Squares(layers.Layer):
+    """Adds the mean of its squares to the loss."""
+
+    def call(self, inputs):
+        self.add_loss(keras.ops.mean(inputs**2))
+        return inputs
+
+
+def labels_without_a_loss():
+    keras.utils.set_random_seed(12)
+    model = keras.Sequential([layers.Input((4,)), layers.Dense(3), Squares()])
+    model.compile("sgd")
+    model.fit(x, y, batch_size=10, epochs=2, validation_data=(x, y))
+
+
 def lengths():
     few = {"batch_size": 10, "epochs": 3}
     # Keras ends an epoch at the end of the data, after 3, 1 and 3 steps.
@@ -123,6 +138,7 @@ def lengths():
 
 
 CALLS = {
+    "labels_without_a_loss": labels_without_a_loss,
     "lengths": lengths,
     "generators": generators,
     "random_batches": random_batches,

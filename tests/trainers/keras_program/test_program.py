@@ -342,6 +342,12 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
         ("model.fit(x, y)\nraise SystemExit(3)", ("line 10", "sys.exit(3)")),
         ("model.fit(x)", ("no labels",)),
         ("model.fit(x, y, epochs=0)", ("epochs=0",)),
+        ("model.fit(x[:0], y[:0])", ("its training data", "no examples")),
+        (
+            "m = keras.Sequential([keras.layers.Dense(1)])\nm.compile('sgd')\n"
+            "m.fit(x, y)",
+            ("No loss to compute",),
+        ),
         (
             "model.fit(x, y, epoch=2)",
             ("fit got an unexpected keyword argument 'epoch'",),

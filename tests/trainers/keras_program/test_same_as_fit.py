@@ -197,6 +197,7 @@ def test_a_step_of_its_own_trains_as_with_fit(
         ("parts_for_validation", "mirrored"),
         ("weights_of_one_part", "mirrored"),
         ("generators", "mirrored"),
+        ("labels_without_a_loss", "mirrored"),
         ("lengths", "mirrored"),
         ("random_batches", "multi_worker_mirrored"),
     ],
