@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from strategies.common.private_apis.callbacks import profiles_batches
+
 # Keys of what JSON has no word for.
 _FLOAT, _ARRAY = "/float", "/array"
 # Key of the history beside the names of logs.
@@ -113,8 +115,9 @@ def restored_history(
 def observes_batches(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback has something to do at every batch."""
     if isinstance(callback, _OF_EPOCHS_BY_DEFAULT):
-        every = getattr(callback, "save_freq", getattr(callback, "update_freq", None))
-        return every != "epoch"
+        every = getattr(callback, "save_freq", None) or callback.update_freq
+        if every != "epoch" or profiles_batches(callback):
+            return True
     return _has_any(callback, _BATCH_METHODS)
 
 
@@ -124,10 +127,15 @@ def observes_test_batches(callback: keras.callbacks.Callback) -> bool:
 
 
 def _has_any(callback: keras.callbacks.Callback, names: Sequence[str]) -> bool:
+    base = keras.callbacks.Callback
+    for kind in _OF_EPOCHS_BY_DEFAULT:
+        if isinstance(callback, kind):
+            # A subclass has methods besides those that do nothing by default.
+            base = kind
     # LambdaCallback keeps functions in the instance.
     return any(
         name in vars(callback)
-        or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        or getattr(type(callback), name) is not getattr(base, name)
         for name in names
     )
 

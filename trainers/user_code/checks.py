@@ -36,12 +36,28 @@ def check_batch_dimension(model: keras.Model) -> None:
 
 
 def has_own_step(model: keras.Model) -> bool:
-    """Returns whether the model's class overrides a step or the loss of Keras."""
+    """Returns whether the model or its class overrides a step or the loss of Keras."""
     return any(_has_own(model, name) for name in _OF_FIT)
 
 
 def _has_own(model: keras.Model, name: str) -> bool:
-    return getattr(type(model), name) is not getattr(keras.Model, name)
+    # A function may also be an attribute of the model alone.
+    is_replaced = name in vars(model)
+    return is_replaced or getattr(type(model), name) is not getattr(keras.Model, name)
+
+
+def check_loop(model: keras.Model) -> None:
+    """Refuses a model with a loop over the steps that only `fit` would run.
+
+    Raises:
+      UsageError: It makes the function that `fit` calls for a batch or more.
+    """
+    for name in ("make_train_function", "make_test_function"):
+        if _has_own(model, name):
+            raise UsageError(
+                f"{type(model).__name__} has a {name} of its own, and --strategy runs "
+                "steps in its place: override train_step or test_step instead."
+            )
 
 
 def check_methods(model: keras.Model) -> None:

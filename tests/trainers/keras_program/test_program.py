@@ -392,6 +392,13 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
             ("Own.train_step", "apply_gradients"),
         ),
         (
+            "class Own(keras.Sequential):\n"
+            "  def make_train_function(self, force=False):\n"
+            "    super().make_train_function(force)\n"
+            "m = Own([keras.layers.Dense(1)])\nm.compile('sgd', 'mse')\nm.fit(x, y)",
+            ("Own", "make_train_function", "train_step"),
+        ),
+        (
             "fixed = keras.Sequential([keras.Input(batch_shape=(20, 4)), "
             "keras.layers.Dense(1)])\nfixed.compile('sgd', 'mse')\n"
             "fixed.fit(x, y, batch_size=20)",

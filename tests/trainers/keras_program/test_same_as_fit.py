@@ -62,6 +62,7 @@ _OWN_STEPS = {
     "parts": "parameter_server",
     "parts_and_error": "multi_worker_mirrored",
     "turns": "tower",
+    "replaced": "tower",
     "clipped": "tower",
     "spectral": "multi_worker_mirrored",
     "followed": "parameter_server",
@@ -180,7 +181,7 @@ def test_each_optimizer_updates_as_with_fit(
             *((model, "mirrored") for model in ("spectral", "followed", "decorated")),
             ("distributed", "mirrored"),
             *(("parts", "parameter_server"), ("parts_and_error", "mirrored")),
-            ("turns", "tower"),
+            *(("turns", "tower"), ("replaced", "mirrored")),
         ],
     ),
 )
