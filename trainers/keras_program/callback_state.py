@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import inspect
-import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from strategies.common.private_apis.callbacks import profiles_batches
+from trainers.keras_program.encoding import as_plain, decoded, encoded
+from trainers.run_dir.train_state import EPOCHS
 
-# Keys of what JSON has no word for.
-_FLOAT, _ARRAY = "/float", "/array"
-# Key of the history beside the names of logs.
-_EPOCHS = "/epochs"
 # What Keras sets, and what belongs to a process.
 _LEFT_OUT = ("params", "history", "model")
 
 # Callbacks of Keras that have methods for batches and do nothing in them by default.
 _OF_EPOCHS_BY_DEFAULT = (
     keras.callbacks.ModelCheckpoint,
-    keras.callbacks.BackupAndRestore,
     keras.callbacks.TensorBoard,
 )
 _BATCH_METHODS: Sequence[str] = (
@@ -35,81 +29,118 @@ _BATCH_METHODS: Sequence[str] = (
 )
 
 
-def state_of(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
-    """Returns what callbacks have in their attributes, as JSON values.
+class CallbackState:
+    """What callbacks have in their attributes, for checkpoints.
 
     These are numbers, texts and arrays, and lists and dictionaries of them, such as the
     best weights so far. Files, functions and the like are left out.
-
-    Args:
-      callbacks: Callbacks of a `fit`.
     """
-    return {
-        _name_of(index, callback): {
-            name: encoded
-            for name, value in vars(callback).items()
-            if name not in _settings_of(callback) and not name.startswith("_")
-            for encoded in _encoded(value)
+
+    def __init__(self, callbacks: Sequence[keras.callbacks.Callback]):
+        """Looks at the callbacks as the program has made them.
+
+        Args:
+          callbacks: Callbacks of a `fit`, before its first epoch.
+        """
+        self._callbacks = callbacks
+        # The program may give a resumed run another argument. It is kept only if the
+        # callback itself has changed it.
+        self._made = [
+            {
+                name: encoded(vars(callback)[name])
+                for name in inspect.signature(type(callback)).parameters
+                if name in vars(callback)
+            }
+            for callback in callbacks
+        ]
+
+    def state(self) -> dict[str, Any]:
+        """Returns the attributes as JSON values."""
+        return {
+            _name_of(index, callback): {
+                name: content
+                for name, value in vars(callback).items()
+                if name not in _names_of_keras(type(callback))
+                and self._made[index].get(name) != encoded(value)
+                for content in encoded(value)
+            }
+            for index, callback in enumerate(self._callbacks)
         }
-        for index, callback in enumerate(callbacks)
-    }
+
+    def prepare(self) -> None:
+        """Prepares callbacks to go on with what they wrote before, in a resumed run."""
+        for callback in self._callbacks:
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                # Otherwise it empties its file when it begins.
+                callback.append = True
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Sets the attributes of callbacks, after `on_train_begin` has reset them.
+
+        Args:
+          state: Result of `state`; entries of other callbacks are not used.
+        """
+        for index, callback in enumerate(self._callbacks):
+            for name, value in state.get(_name_of(index, callback), {}).items():
+                setattr(callback, name, decoded(value))
 
 
-def restore(
-    callbacks: Sequence[keras.callbacks.Callback], state: Mapping[str, Any]
-) -> None:
-    """Sets the attributes of callbacks, after `on_train_begin` has reset them.
+def _names_of_keras(kind: type[keras.callbacks.Callback]) -> Collection[str]:
+    """Returns the names of attributes that Keras's own classes set anew.
 
-    Args:
-      callbacks: Callbacks of a `fit`.
-      state: Result of `state_of`; entries of other callbacks are not used.
+    They are arguments, of which EarlyStopping changes the sign of `min_delta` before
+    its first epoch, and attributes of one process, such as TensorBoard's writers.
     """
-    for index, callback in enumerate(callbacks):
-        for name, value in state.get(_name_of(index, callback), {}).items():
-            setattr(callback, name, _decoded(value))
-
-
-def _settings_of(callback: keras.callbacks.Callback) -> Collection[str]:
-    """Returns the names of attributes that the program or Keras sets anew.
-
-    EarlyStopping changes the sign of its argument `min_delta` before its first epoch.
-    """
-    return {*inspect.signature(type(callback)).parameters, *_LEFT_OUT}
+    names = {*_LEFT_OUT}
+    for base in kind.__mro__:
+        if base.__module__.startswith("keras."):
+            names.update(inspect.signature(base).parameters)
+            for method in filter(inspect.isfunction, vars(base).values()):
+                used = method.__code__.co_names
+                names.update(name for name in used if name.startswith("_"))
+    return names
 
 
 def _name_of(index: int, callback: keras.callbacks.Callback) -> str:
     return f"{index}/{type(callback).__name__}"
 
 
-def prepare(callbacks: Sequence[keras.callbacks.Callback]) -> None:
-    """Prepares callbacks to go on with what they wrote before, in a resumed run."""
-    for callback in callbacks:
-        if isinstance(callback, keras.callbacks.CSVLogger):
-            # Otherwise it empties its file when it begins.
-            callback.append = True
+class PlainHistory(keras.callbacks.History):
+    """History that keeps logs as they were at the end of the epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Keeps numbers, texts and arrays, and no variables or tensors."""
+        plain = {name: as_plain(value) for name, value in (logs or {}).items()}
+        super().on_epoch_end(epoch, plain)
 
 
 def state_of_history(history: keras.callbacks.History) -> dict[str, Any]:
-    """Returns the logs of all epochs as JSON values, and the epochs' numbers."""
-    return {
-        **{
-            name: [value if math.isfinite(value) else None for value in values]
-            for name, values in history.history.items()
-        },
-        _EPOCHS: list(history.epoch),
+    """Returns the logs of all epochs as JSON values, and the epochs' numbers.
+
+    Logs that are no numbers, texts or arrays are left out.
+
+    Args:
+      history: History of a `fit`.
+    """
+    logs = {
+        name: content
+        for name, values in history.history.items()
+        for content in encoded([as_plain(value) for value in values])
     }
+    return {**logs, EPOCHS: list(history.epoch)}
 
 
 def restored_history(
     state: Mapping[str, Any],
-) -> tuple[list[int], dict[str, list[float]]]:
+) -> tuple[list[int], dict[str, list[Any]]]:
     """Returns the numbers of epochs and their logs, from `state_of_history`."""
     logs = {
-        name: [math.nan if value is None else value for value in values]
+        # Earlier versions wrote None for a number that is not finite.
+        name: [math.nan if value is None else decoded(value) for value in values]
         for name, values in state.items()
-        if name != _EPOCHS
+        if name != EPOCHS
     }
-    return [int(epoch) for epoch in state.get(_EPOCHS, [])], logs
+    return [int(epoch) for epoch in state.get(EPOCHS, [])], logs
 
 
 def observes_batches(callback: keras.callbacks.Callback) -> bool:
@@ -138,37 +169,3 @@ def _has_any(callback: keras.callbacks.Callback, names: Sequence[str]) -> bool:
         or getattr(type(callback), name) is not getattr(base, name)
         for name in names
     )
-
-
-def _encoded(value: Any) -> list[Any]:
-    """Returns a list of the JSON value; empty if there is none."""
-    if value is None or isinstance(value, (bool, int, str)):
-        return [value]
-    if isinstance(value, (float, np.floating)):
-        return [{_FLOAT: repr(float(value))}]
-    if isinstance(value, np.integer):
-        return [int(value)]
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        buffer = io.BytesIO()
-        np.save(buffer, value)
-        return [{_ARRAY: base64.b64encode(buffer.getvalue()).decode()}]
-    if isinstance(value, (list, tuple)):
-        parts = [_encoded(part) for part in value]
-        return [[part for (part,) in parts]] if all(parts) else []
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        entries = {key: _encoded(part) for key, part in value.items()}
-        if all(entries.values()):
-            return [{key: part for key, (part,) in entries.items()}]
-    return []
-
-
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(part) for part in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {_FLOAT}:
-        return float(value[_FLOAT])
-    if value.keys() == {_ARRAY}:
-        return np.load(io.BytesIO(base64.b64decode(value[_ARRAY])), allow_pickle=False)
-    return {key: _decoded(part) for key, part in value.items()}

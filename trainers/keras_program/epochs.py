@@ -16,6 +16,7 @@ from strategies.base import Strategy
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.keras_program import callback_state
 from trainers.keras_program.callback_state import (
+    CallbackState,
     observes_batches,
     observes_test_batches,
 )
@@ -61,10 +62,11 @@ class Epochs:
         self.lengths = arguments.lengths(parts.order.steps_per_epoch)
         self.window = MetricsWindow(parts.objective.results)
         self.is_stopped = False
-        self.history = keras.callbacks.History()
-        self._restored: tuple[list[int], dict[str, list[float]]] = ([], {})
+        self.history: keras.callbacks.History = callback_state.PlainHistory()
+        self._restored: tuple[list[int], dict[str, list[Any]]] = ([], {})
         self._parts = parts
         self._is_final = False
+        self._is_chief = is_chief
         self._callbacks = keras.callbacks.CallbackList(
             # The history is last, because other callbacks add to the logs.
             [*(arguments.callbacks if is_chief else []), self.history],
@@ -75,7 +77,7 @@ class Epochs:
             verbose=arguments.verbose,
         )
         self._has_callbacks = bool(arguments.callbacks)
-        self._own = list(arguments.callbacks) if is_chief else []
+        self._own = CallbackState(arguments.callbacks if is_chief else [])
         self._state_of_callbacks: Mapping[str, Any] | None = None
 
     @property
@@ -119,11 +121,11 @@ class Epochs:
         # A former `fit` may have been stopped, or this one before it was resumed.
         self._parts.model.stop_training = self.is_stopped
         if self._state_of_callbacks is not None:
-            callback_state.prepare(self._own)
+            self._own.prepare()
         self._call("on_train_begin")
         # After on_train_begin, in which callbacks begin anew.
         if self._state_of_callbacks is not None:
-            callback_state.restore(self._own, self._state_of_callbacks)
+            self._own.restore(self._state_of_callbacks)
         # The history has forgotten it, as at the start of a `fit`.
         self.history.epoch, self.history.history = self._restored
         if not self._step():
@@ -233,16 +235,19 @@ class Epochs:
 
     def share_history(self) -> None:
         """Sends the chief's history to all tasks; its callbacks have added to it."""
-        content = [self.history.epoch, self.history.history]
-        found = broadcast_json(self._parts.strategy, content)
-        self.history.epoch, self.history.history = found
+        content = callback_state.state_of_history(self.history)
+        found = callback_state.restored_history(
+            broadcast_json(self._parts.strategy, content)
+        )
+        if not self._is_chief:
+            self.history.epoch, self.history.history = found
 
     def state(self) -> dict[str, Any]:
         """Returns what a resumed run needs, for a checkpoint."""
         history = callback_state.state_of_history(self.history)
         return {
             "epoch_sums": self.window.sums(),
-            CALLBACKS: callback_state.state_of(self._own),
+            CALLBACKS: self._own.state(),
             "history": {**history, STOPPED: float(self.is_stopped)},
         }
 

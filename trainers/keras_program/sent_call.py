@@ -22,6 +22,7 @@ import keras
 
 from strategies.common.errors import UsageError
 from strategies.common.text import one_line
+from trainers.keras_program.callback_state import restored_history, state_of_history
 
 _MODEL, _CALL, _HISTORY = "model.keras", "call.pickle", "history.json"
 _TRAINED = "trained.keras"
@@ -75,14 +76,8 @@ class SentCall:
             model = keras.saving.load_model(self.folder / _MODEL, safe_mode=False)
             history = model.fit(*args, **kwargs)
             model.save(self.folder / _TRAINED)
-        found = {
-            "epoch": history.epoch,
-            "history": {
-                name: [float(value) for value in values]
-                for name, values in history.history.items()
-            },
-        }
-        (self.folder / _HISTORY).write_text(json.dumps(found), encoding="utf-8")
+        found = json.dumps(state_of_history(history))
+        (self.folder / _HISTORY).write_text(found, encoding="utf-8")
 
     def receive(self, model: keras.Model) -> keras.callbacks.History:
         """Gives a model what it has become, and returns what `fit` returned.
@@ -101,7 +96,7 @@ class SentCall:
         history = keras.callbacks.History()
         history.set_model(model)
         content = json.loads((self.folder / _HISTORY).read_text(encoding="utf-8"))
-        history.epoch, history.history = content["epoch"], content["history"]
+        history.epoch, history.history = restored_history(content)
         return history
 
 

@@ -2,15 +2,117 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
+from tests import processes
+from tests.markers import further
 from trainers.keras_program.callback_state import (
     observes_batches,
     observes_test_batches,
 )
+from trainers.keras_program.encoding import decoded, encoded
+
+# A callback that logs and keeps values of all kinds, in a program that is killed once.
+_PROGRAM = """
+import os, pathlib, signal
+
+import keras
+import numpy as np
+
+
+class Keeps(keras.callbacks.EarlyStopping):
+    def __init__(self, seen=0, label="a"):
+        super().__init__("loss", min_delta=99, patience=9)
+        self.seen, self.label, self._by_epoch, self.flag = seen, label, {}, np.bool_(0)
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        rate = self.model.optimizer.learning_rate
+        logs.update(half=np.float32(0.5), rate=rate, whole=np.asarray(3), word="x")
+        logs.update(table=np.eye(2), infinite=float("inf"), other=object())
+        rate.assign(rate.numpy() / 2)
+        self.seen += 1
+        self.flag = np.bool_(1)
+        self._by_epoch[epoch] = 1.5
+        if epoch == 2 and not pathlib.Path("killed").exists():
+            pathlib.Path("killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+keras.utils.set_random_seed(0)
+x = np.random.normal(size=(60, 4)).astype("float32")
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.5), "mse")
+label = "b" if pathlib.Path("killed").exists() else "a"
+keeps = Keeps(label=label)
+history = model.fit(x, x[:, :1], epochs=5, batch_size=20, callbacks=[keeps], verbose=0)
+logs = {n: v for n, v in history.history.items() if n not in ("loss", "other")}
+logs["table"] = [table.tolist() for table in logs["table"]]
+logs["rate"] = list(map(float, logs["rate"]))
+print("found", history.epoch, sorted(logs.items()))
+print("found", keeps.seen, keeps.label, keeps.flag, keeps._by_epoch, keeps.wait)
+print("found", keeps.min_delta)
+"""
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--strategy=one_device",),
+        further(("--strategy=multi_worker_mirrored", "--num_workers=2")),
+    ],
+)
+def test_a_resumed_run_has_all_that_callbacks_keep_and_log(
+    tmp_path: pathlib.Path, flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "train.py").write_text(_PROGRAM)
+    run = ("--script=train.py", "--run_dir=run", *flags)
+    often = "--checkpoint_every_steps=2"
+    first = processes.run(*run, often, folder=tmp_path)
+    done = first
+    if first.returncode:
+        # Where the launcher has not started the task again by itself.
+        done = processes.run(*run, often, "--resume=auto", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stdout.splitlines() if line.startswith("found")]
+    logs = [
+        *(("half", [0.5] * 5), ("infinite", [float("inf")] * 5)),
+        # As the variable is at the end of the epoch.
+        ("rate", [0.5 / 2**epoch for epoch in range(1, 6)]),
+        *(("table", [[[1.0, 0.0], [0.0, 1.0]]] * 5), ("whole", [3] * 5)),
+        ("word", ["x"] * 5),
+    ]
+    assert found == [
+        f"found {list(range(5))} {logs}",
+        f"found 5 b True {dict.fromkeys(range(5), 1.5)} 4",
+        "found -99",
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 3, 0.1, float("-inf"), "text", [1, [2.5]], {"a": 1, "/b": [2]}),
+        *({1: 2, (1, "a"): 3}, {}),
+    ],
+)
+def test_a_value_comes_back_from_json(value: Any) -> None:
+    (content,) = encoded(value)
+    assert decoded(json.loads(json.dumps(content, allow_nan=False))) == value
+
+
+def test_values_of_numpy_come_back_as_numbers_and_arrays() -> None:
+    (content,) = encoded([np.float32(0.5), np.bool_(1), np.int8(3), np.eye(2)])
+    *numbers, table = decoded(json.loads(json.dumps(content)))
+    assert numbers == [0.5, True, 3]
+    assert table.tolist() == [[1, 0], [0, 1]]
+    assert not encoded({"model": object()})
 
 
 class _Counting:
@@ -29,7 +131,6 @@ def _made(kind: type[keras.callbacks.Callback]) -> keras.callbacks.Callback:
     "kind",
     [
         keras.callbacks.ModelCheckpoint,
-        keras.callbacks.BackupAndRestore,
         keras.callbacks.TensorBoard,
     ],
 )
