@@ -9,7 +9,7 @@ import pathlib
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
@@ -104,6 +104,9 @@ class _Program:
         self._phase = Phase()
         # Raised inside of `fit`, by this project and not by the program.
         self._error: BaseException | None = None
+        self._ended: _ProgramEnded | None = None
+        # Model that is being trained.
+        self._model: keras.Model | None = None
 
     def run(self) -> ExitCode:
         exit_code = ExitCode.USAGE
@@ -140,6 +143,8 @@ class _Program:
         # The program has caught it, or it was raised in a thread.
         if self._error is not None:
             raise self._error
+        if self._ended is not None:
+            return self._ended.exit_code
         if not self._num_fits:
             raise UsageError(
                 f"--script={self._path} has ended without a call of keras.Model.fit: "
@@ -170,6 +175,12 @@ class _Program:
         self, fit: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any
     ) -> keras.callbacks.History:
         """Trains in place of `keras.Model.fit`."""
+        if self._ended is not None:
+            # The program has caught it, by `except:`.
+            raise self._ended
+        if self._model is not None and model is not self._model:
+            # A callback trains another model, on the chief alone.
+            return fit(model, *args, **kwargs)
         try:
             self._check_call(model)
             arguments = arguments_of_call(fit, model, args, kwargs)
@@ -189,7 +200,7 @@ class _Program:
             self._error = error
             raise
         if exit_code != ExitCode.DONE:
-            raise _ProgramEnded(exit_code)
+            self._end_program(exit_code)
         self._others_wait = True
         if not self._cluster.is_chief:
             # Only the chief runs the rest of the program, unless it trains again: then
@@ -197,11 +208,20 @@ class _Program:
             word, exit_code = self._tell(_OVER, ExitCode.BUG)
             if word == _OVER:
                 self._strategy.close()
-                raise _ProgramEnded(exit_code)
+                self._end_program(exit_code)
         return history
+
+    def _end_program(self, exit_code: ExitCode) -> NoReturn:
+        self._ended = _ProgramEnded(exit_code)
+        raise self._ended
 
     def _check_call(self, model: keras.Model) -> None:
         """Refuses a call of `fit` that cannot be taken over."""
+        if model is self._model:
+            raise UsageError(
+                f"--script={self._path} calls fit of the model that is being trained, "
+                "in one of its callbacks: train a copy (keras.models.clone_model)."
+            )
         if threading.current_thread() is not threading.main_thread():
             raise UsageError(
                 f"--script={self._path} calls fit in a thread: call it in the main "
@@ -266,7 +286,11 @@ class _Program:
         epochs = Epochs(arguments, parts, self._cluster.is_chief, fit)
         if (remark := epochs.lengths.remark(epochs.num_steps)) is not None:
             self._console.warn(remark)
-        exit_code = self._train(parts, epochs)
+        self._model = model
+        try:
+            exit_code = self._train(parts, epochs)
+        finally:
+            self._model = None
         if exit_code == ExitCode.DONE:
             # Also of a run that was complete before.
             epochs.finalize()

@@ -28,19 +28,27 @@ def replaced_fit(fit: Callable[..., Any], writes: bool) -> Iterator[None]:
 
     def replacement(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if name == "fit":
-                return fit(original, model, *args, **kwargs)
+                return fit(original, *args, **kwargs)
             # Two tasks that write one file would destroy it.
             return None
 
         return call
 
-    with replaced(keras.Model, ["fit", *([] if writes else _WRITERS)], replacement):
+    with contextlib.ExitStack() as block:
+        block.enter_context(replaced(keras.Model, ["fit"], replacement))
+        for place, names in () if writes else _WRITERS:
+            block.enter_context(replaced(place, names, replacement))
         yield
 
 
-_WRITERS = ("save", "save_weights", "export")
+_WRITERS = (
+    (keras.Model, ("save", "save_weights", "export")),
+    # The same by functions.
+    (keras.saving, ("save_model", "save_weights")),
+    (keras.models, ("save_model",)),
+)
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:

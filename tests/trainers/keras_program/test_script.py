@@ -1,0 +1,105 @@
+"""Programs that call fit, save and except in ways that a run has to expect."""
+
+from __future__ import annotations
+
+import pathlib
+import textwrap
+
+import pytest
+
+from tests import processes
+from tests.markers import further
+
+_MODEL = """
+import os
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+x = np.random.normal(size=(40, 4)).astype("float32")
+y = x.sum(axis=1)
+
+def made():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+fixed = {"batch_size": 20, "shuffle": False, "verbose": 0}
+model = made()
+"""
+_WORKERS = ("--strategy=multi_worker_mirrored", "--num_workers=2")
+
+
+def _write(folder: pathlib.Path, text: str) -> pathlib.Path:
+    path = folder / "train.py"
+    path.write_text(_MODEL + textwrap.dedent(text))
+    return path
+
+
+_NESTED = """
+class Probe(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        found = made().fit(x, y, epochs=2, **fixed)
+        logs["probe"] = found.history["loss"][-1]
+
+history = model.fit(x, y, epochs=2, callbacks=[Probe()], **fixed).history
+print("found", *("%.5f" % v for values in history.values() for v in values))
+"""
+
+
+@pytest.mark.parametrize(
+    "flags", [("--strategy=mirrored", "--num_replicas=2"), further(_WORKERS)]
+)
+def test_a_callback_trains_another_model_as_with_fit(
+    tmp_path: pathlib.Path, flags: tuple[str, ...]
+) -> None:
+    path = _write(tmp_path, _NESTED)
+    plain = processes.run_module(path.stem, folder=tmp_path)
+    done = processes.run(f"--script={path}", f"--run_dir={tmp_path / 'run'}", *flags)
+    assert done.returncode == 0, done.stderr
+    found, expected = (
+        [line for line in ended.stdout.splitlines() if line.startswith("found")]
+        for ended in (done, plain)
+    )
+    assert len(found) == 1
+    assert found == expected
+
+
+def test_a_callback_that_trains_its_own_model_is_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = """
+    class Again(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.fit(x, y)
+
+    model.fit(x, y, callbacks=[Again()])
+    """
+    path = _write(tmp_path, text)
+    run = (f"--script={path}", f"--run_dir={tmp_path / 'run'}")
+    done = processes.run(*run, "--strategy=one_device")
+    assert done.returncode == 2, done.stderr
+    assert "the model that is being trained" in done.stderr
+
+
+def test_only_the_chief_writes_and_a_program_ends_once(tmp_path: pathlib.Path) -> None:
+    text = """
+    model.fit(x, y, **fixed)
+    keras.saving.save_model(model, f"{os.getpid()}.keras")
+    keras.models.save_model(model=model, filepath=f"again_{os.getpid()}.keras")
+    try:
+        model.fit(x, y, **fixed)
+    except:
+        print("caught")
+    try:
+        made().fit(x, y, **fixed)
+    except:
+        pass
+    """
+    path = _write(tmp_path, text)
+    run = (f"--script={path}", f"--run_dir={tmp_path / 'run'}")
+    done = processes.run(*run, *_WORKERS, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("*.keras"))) == 2
+    assert processes.result_of(tmp_path / "run")["steps"] == 6
