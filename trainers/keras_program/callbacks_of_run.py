@@ -36,6 +36,12 @@ def epochs_of_run(parts: TrainingParts, is_chief: bool) -> Epochs | None:
                 f"--callbacks={name} returned a {type(callback).__name__}: return a "
                 "list of keras.callbacks.Callback objects."
             )
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
+            raise UsageError(
+                f"--callbacks={name} returned a BackupAndRestore, which would load its "
+                "weights over those of a checkpoint: leave it out; --resume=auto "
+                "continues a run."
+            )
     # What callbacks find there is what trains.
     parts.model.optimizer = parts.optimizer
     arguments = FitArguments(

@@ -1,16 +1,19 @@
-"""Strategies, devices and threads that a program sets and a run decides."""
+"""Strategies, devices, threads and backups of a program that a run decides."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.replaced import replaced
+from trainers.keras_program.fit_arguments import FitArguments
 
 Warn = Callable[[str], None]
 
@@ -77,6 +80,28 @@ class _LeftOut:
 class _LeftOutWithOneDevice(_LeftOut):
     def _num_replicas(self, devices: Any) -> int:
         return 1
+
+
+def without_backup(arguments: FitArguments, warn: Warn) -> FitArguments:
+    """Returns the arguments of a `fit` without BackupAndRestore.
+
+    In a resumed run it would load its weights over those of the checkpoint.
+
+    Args:
+      arguments: Arguments of `fit`.
+      warn: Function that prints a warning.
+    """
+    kept = [
+        callback
+        for callback in arguments.callbacks
+        if not isinstance(callback, keras.callbacks.BackupAndRestore)
+    ]
+    if len(kept) < len(arguments.callbacks):
+        warn(
+            "BackupAndRestore of the program has no effect: a run has checkpoints "
+            "(--checkpoint_every_steps), from which --resume=auto continues"
+        )
+    return dataclasses.replace(arguments, callbacks=kept)
 
 
 @contextlib.contextmanager

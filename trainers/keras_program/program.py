@@ -25,7 +25,7 @@ from trainers.inputs.sources import Data
 from trainers.keras_program.data import data_of_fit, validates_on_shuffled
 from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
-from trainers.keras_program.left_out import settings_left_out
+from trainers.keras_program.left_out import settings_left_out, without_backup
 from trainers.keras_program.model import LentModel
 from trainers.keras_program.script import line_of, replaced_fit, run_script
 from trainers.keras_program.stream import ProgramStream
@@ -268,6 +268,7 @@ class _Program:
     def _train_model(
         self, model: keras.Model, arguments: FitArguments, fit: Callable[..., Any]
     ) -> tuple[keras.callbacks.History, ExitCode]:
+        arguments = without_backup(arguments, self._console.warn)
         data = data_of_fit(arguments, self._config.run.seed)
         if validates_on_shuffled(arguments):
             self._console.warn(

@@ -103,3 +103,20 @@ def test_only_the_chief_writes_and_a_program_ends_once(tmp_path: pathlib.Path) -
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("*.keras"))) == 2
     assert processes.result_of(tmp_path / "run")["steps"] == 6
+
+
+def test_backups_of_keras_have_no_effect_and_a_warning_says_so(
+    tmp_path: pathlib.Path,
+) -> None:
+    text = """
+    backup = keras.callbacks.BackupAndRestore("backup")
+    history = model.fit(x, y, epochs=2, callbacks=[backup], **fixed)
+    print("found", history.epoch, os.path.exists("backup"))
+    """
+    path = _write(tmp_path, text)
+    run = (f"--script={path}", f"--run_dir={tmp_path / 'run'}")
+    done = processes.run(*run, "--strategy=one_device", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "found [0, 1] False" in done.stdout
+    assert done.stderr.count("BackupAndRestore") == 1
+    assert "--resume=auto" in done.stderr
