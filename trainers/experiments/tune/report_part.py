@@ -94,8 +94,8 @@ def words_of_arms(tuning: Mapping[str, Any]) -> list[str]:
     """
     return [
         f"{arm['name']}: {tuning['option']}={arm['tuned']:g}, loss "
-        f"{arm['tuned_loss']:.4f} after {tuning['compared_steps']:,} steps; with "
-        f"{as_argument(arm['given'])} as given {_shown(arm['given_loss'], '.4f')}"
+        f"{arm['tuned_loss']:.4f} after {tuning['compared_steps']:,} steps; "
+        f"{_given(arm['given'], tuning)} {_shown(arm['given_loss'], '.4f')}"
         + ("" if arm["best"] == arm["tuned"] else f"; {arm['best']:g} is hardly better")
         for arm in tuning["arms"]
     ]
@@ -115,6 +115,12 @@ def words_of_differences(tuning: Mapping[str, Any]) -> list[str]:
         "verdict)"
         for pair in tuning["differences"]
     ]
+
+
+def _given(value: float | None, tuning: Mapping[str, Any]) -> str:
+    if value is None:
+        return f"without {tuning['option']}"
+    return f"with {as_argument(value)} as given"
 
 
 def _shown(loss: float | None, form: str) -> str:

@@ -42,7 +42,7 @@ class Found:
 
     Attributes:
       arm: Arm with the chosen value.
-      given: Value before the search.
+      given: Value before the search; None for none, or that of a program.
       given_loss: Loss with it after the longest runs of the search; None if that run
         did not complete.
       best: Trial with the lowest loss.
@@ -120,7 +120,7 @@ class Search:
                 runs[value, steps] = self._run(arm, value, steps)
             return loss_of(runs[value, steps])
 
-        given = arm.config.to_dict()[tuning.setting]
+        given = tuning.given(arm.config)
         trials, best = halve(
             tuning.values, tuning.rungs, measure, lambda v: tuning.distance(v, given)
         )
@@ -160,7 +160,9 @@ class Search:
         place = f"{steps}-steps/{as_argument(value)}"
         path = self._path / "tuning" / arm.name / place
         log = self._path / "logs" / f"{arm.name}-{place.replace('/', '-')}.log"
-        name = f"{arm.name}, {option(self._tuning.setting)}={value}, {steps} steps"
+        flag = option(self._tuning.setting)
+        words = f"without {flag}" if value is None else f"{flag}={value}"
+        name = f"{arm.name}, {words}, {steps} steps"
         self._num_ended += 1
         run = read_run(path, arm=arm.name, seed=self._tuning.seed, log=log)
         # A failed run is tried again, but not after the decision: the runs of the

@@ -13,6 +13,7 @@ from strategies.common.text import as_argument, shown
 from trainers.config.comparison import DEFAULT_TUNE_RUNS, HELD_FIXED
 from trainers.config.config import Config
 from trainers.config.groups import check_group, field_of, option
+from trainers.config.program import is_of_program
 from trainers.config.run import DEFAULT_TRAIN_STEPS, LARGEST_SEED
 from trainers.config.used_settings import unused
 from trainers.experiments.arms import Arm
@@ -99,8 +100,21 @@ class Tuning:
         low, high = self.values[0], self.values[-1]
         return f"{self.setting}:{low}..{high} --tune_runs={self.asked_runs}"
 
+    def given(self, config: Config) -> Any:
+        """Returns an arm's value before the search; None if its program has one."""
+        if is_of_program(config, self.setting):
+            return None
+        return config.to_dict()[self.setting]
+
     def with_value(self, config: Config, value: Any) -> Config:
-        """Returns an arm's configuration with a value of the setting."""
+        """Returns an arm's configuration with a value of the setting.
+
+        Args:
+          config: Configuration of the arm before the search.
+          value: Value; None for the configuration as it is.
+        """
+        if value is None:
+            return config
         return config.with_given(**{self.setting: value})
 
 

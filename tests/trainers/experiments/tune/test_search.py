@@ -249,6 +249,38 @@ def test_a_given_value_between_worse_ones_is_kept(tmp_path: pathlib.Path) -> Non
         assert run["learning_rate"] == 0.01
 
 
+_PROGRAM = """
+import keras, numpy as np
+
+rows = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.02), "mse")
+model.fit(rows, rows[:, 0], batch_size=8)
+"""
+
+
+def test_the_value_before_the_search_is_that_of_a_program(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "program.py").write_text(_PROGRAM)
+    done = processes.run(
+        *("--mode=compare", "--script=program.py", "--strategies=one_device"),
+        *("--seeds=1", "--train_steps=4", "--run_dir=comparison"),
+        *("--tune=learning_rate:0.02..0.1", "--tune_runs=2"),
+        folder=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    tuning = conclusion_of(tmp_path / "comparison")["tuning"]
+    assert [arm["name"] for arm in tuning["arms"]] == ["keras", "one_device"]
+    for arm in tuning["arms"]:
+        assert arm["given"] is None
+        of_program, other = arm["trials"]
+        assert of_program["value"] == 0.02
+        assert arm["given_loss"] == of_program["runs"][-1]["loss"]
+        assert arm["given_loss"] != other["runs"][-1]["loss"]
+    assert f"; without --learning_rate {arm['given_loss']:.4f}" in done.stdout
+
+
 def test_an_arm_that_always_diverges_ends_it_in_one_line(
     tmp_path: pathlib.Path,
 ) -> None:
