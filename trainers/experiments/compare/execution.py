@@ -42,7 +42,7 @@ class Execution:
 
         A finished run is not repeated, even if it diverged. An interrupted or failed
         run starts again from its beginning. An arm whose flags are refused is not tried
-        with its other seeds.
+        with its other seeds; a program that fails is.
 
         Args:
           turns: Runs in the order of execution.
@@ -71,6 +71,8 @@ class Execution:
                 if not self._run(turn):
                     return None
             run = None if turn.seed is None else self._read(turn)
+            if skipped and run is not None:
+                run = self._with_refusal(run)
             ended(turn, run)
             if run is not None:
                 runs.append(run)
@@ -87,22 +89,30 @@ class Execution:
         )
         if measured is None:
             return False
-        if measured.exit_code == ExitCode.USAGE:
-            self._refused[turn.arm.name] = self._read(turn).reason
+        if turn.seed is not None and measured.exit_code == ExitCode.USAGE:
+            run = self._read(turn)
+            # With a result, a program has failed after a training. A warm-up may fail
+            # because it is short.
+            if not run.result:
+                self._refused[turn.arm.name] = run.reason
         return True
 
     def _is_done(self, turn: Turn) -> bool:
         return turn.seed is not None and self._read(turn).is_final
 
+    def _with_refusal(self, run: Run) -> Run:
+        """Returns a run that was not started, with the reason."""
+        if run.is_final:
+            return run
+        return dataclasses.replace(run, reason=f"not run: {self._refused[run.arm]}")
+
     def _read(self, turn: Turn) -> Run:
-        run = read_run(
+        return read_run(
             self._folder.run_path(turn),
             arm=turn.arm.name,
             seed=turn.seed or 0,
             log=self._folder.log_path(turn),
         )
-        refusal = self._refused.get(turn.arm.name)
-        return run if refusal is None else dataclasses.replace(run, reason=refusal)
 
 
 def config_of(turn: Turn, folder: ComparisonFolder) -> Config:
