@@ -5,6 +5,7 @@ Such a name is code that will run. It is accepted from the command line only.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -29,6 +30,10 @@ _FACTORY = re.compile(
 )
 
 
+class FactoryError(ValueError):
+    """Error for a name that leads to no factory; the message names flag and remedy."""
+
+
 def is_factory(name: str) -> bool:
     """Returns whether a name has the form of a factory's; imports nothing."""
     return not name.startswith(catalogue.PREFIX) and bool(_FACTORY.fullmatch(name))
@@ -38,17 +43,17 @@ def check_package(name: str, flag: str) -> None:
     """Checks that the package of a factory exists, without running the user's code.
 
     Raises:
-      ValueError: There is no such file, or no package or module at the top level.
+      FactoryError: There is no such file, or no package or module at the top level.
     """
     module = _parts(name)[0]
     if _is_file(module):
         if not pathlib.Path(module).is_file():
-            raise ValueError(f"--{flag}={name}: there is no file {module}.")
+            raise FactoryError(f"--{flag}={name}: there is no file {module}.")
         return
     package = module.partition(".")[0]
     # `find_spec` of a dotted name would import the parent package.
     if importlib.util.find_spec(package) is None:
-        raise ValueError(_no_module(name, flag, package))
+        raise FactoryError(_no_module(name, flag, package))
 
 
 def factory(name: str, flag: str) -> Callable[..., Any]:
@@ -59,7 +64,7 @@ def factory(name: str, flag: str) -> Callable[..., Any]:
       flag: Flag that the name was given for.
 
     Raises:
-      ValueError: There is no such module, or it has no such function.
+      FactoryError: There is no such module, or it has no such function.
     """
     module_name, attribute = _parts(name)
     try:
@@ -68,20 +73,29 @@ def factory(name: str, flag: str) -> Callable[..., Any]:
         # A module that the user's module imports is missing: that error is the user's.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(_no_module(name, flag, error.name)) from error
+        raise FactoryError(_no_module(name, flag, error.name)) from error
     found = getattr(module, attribute, None)
     if not callable(found):
-        # Only functions that the module defines, not those it imports.
-        own = [
-            key
-            for key, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", "") == module.__name__
-        ]
-        raise ValueError(
+        raise FactoryError(
             f"--{flag}={name}: {module_name} has no function {attribute}; it has "
-            f"{', '.join(own) or 'none'}."
+            f"{_choices(module, attribute)}."
         )
     return found
+
+
+def _choices(module: types.ModuleType, name: str) -> str:
+    """Returns the functions of a module in words, and the one that a name resembles."""
+    # Only functions that the module defines, not those it imports.
+    public = [
+        key
+        for key, value in vars(module).items()
+        if callable(value)
+        and getattr(value, "__module__", "") == module.__name__
+        and not key.startswith("_")
+    ]
+    near = difflib.get_close_matches(name, public, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return (", ".join(public) or "none") + hint
 
 
 def _is_file(module: str) -> bool:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from models.factories import FactoryError
 from strategies.common.errors import UsageError
 from strategies.common.text import one_line, printable
 
@@ -38,6 +39,8 @@ def wrap_user_errors(what: str) -> Iterator[None]:
         yield
     except (UsageError, KeyboardInterrupt):
         raise
+    except FactoryError as error:
+        raise UsageError(str(error)) from error
     except BaseException as error:
         raise failure_of(what, error) from error
 

@@ -48,6 +48,11 @@ def test_a_file_names_no_function_to_run(tmp_path: pathlib.Path) -> None:
             "there is no module tests.trainers.user_code.no_such",
         ),
         (f"{FACTORIES}:no_such", "has no function no_such; it has "),
+        (
+            f"{FACTORIES}:gide",
+            f"error: --model={FACTORIES}:gide: {FACTORIES} has no function gide; ",
+        ),
+        (f"{FACTORIES}:gide", "(did you mean guide?)."),
         (f"{FACTORIES}:not_a_model", "returned a str: return a keras.Model"),
         (f"{FACTORIES}:raising", "failed (KeyError: 'no such file')"),
         (f"{FACTORIES}:not_compiled", "--loss is missing"),
@@ -67,6 +72,7 @@ def test_what_leads_nowhere_is_refused_in_a_line(
     assert main(["", "--strategy=one_device", *given]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert words in line
+    assert ", _" not in line
     assert not folder.exists()
 
 
