@@ -20,6 +20,7 @@ from strategies.common.private_apis.fit_data import (
     spec_of_batches,
     without_reading_ahead,
 )
+from strategies.common.text import one_line
 from trainers.keras_program.shuffled import Shuffled
 from trainers.keras_program.stream import ProgramStream, tensors_of
 
@@ -124,7 +125,7 @@ def refusals_named(name: str) -> Iterator[None]:
     except UsageError:
         raise
     except (ValueError, TypeError) as error:
-        raise UsageError(f"fit refuses its {name}: {error}") from error
+        raise UsageError(f"fit refuses its {name}: {one_line(error)}") from error
 
 
 def _full_batch(batches: Sequence[Any], name: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+import warnings
 from collections.abc import Callable, Sequence
 
 import keras
@@ -112,7 +113,7 @@ def load_initial_weights(path: str, model: keras.Model) -> None:
       model: Built model.
 
     Raises:
-      UsageError: The file cannot be read, or a layer has other weights.
+      UsageError: There is no such file, or a layer has other weights.
     """
     flag = f"--initial_weights={path}"
     if not path.endswith((_SUFFIX, _WEIGHTS_SUFFIX)):
@@ -120,13 +121,22 @@ def load_initial_weights(path: str, model: keras.Model) -> None:
             f"{flag} is no {_SUFFIX} or {_WEIGHTS_SUFFIX} file: give one, such as one "
             "that --export or Keras's save_weights has written."
         )
+    if not pathlib.Path(path).is_file():
+        raise UsageError(f"{flag} is no file: give the path of an existing one.")
     try:
-        model.load_weights(path)
+        # Keras 3.15 warns of each part that the file does not have, and then raises
+        # an error that names them.
+        with warnings.catch_warnings(record=True) as remarks:
+            model.load_weights(path)
     except Exception as error:
         raise UsageError(
             f"{flag} does not fit the model ({one_line(error)[:300]}): give the file "
             "of a model with the same layers."
         ) from error
+    for remark in remarks:
+        warnings.warn_explicit(
+            remark.message, remark.category, remark.filename, remark.lineno
+        )
 
 
 def _assign(values: Sequence[np.ndarray], like: keras.Model, flag: str) -> None:

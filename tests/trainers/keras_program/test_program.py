@@ -341,6 +341,13 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
         ("print(1)", ("without a call of keras.Model.fit",)),
         ("model.fit(x, y)\nraise SystemExit(3)", ("line 10", "sys.exit(3)")),
         ("model.fit(x)", ("no labels",)),
+        (
+            "model.fit(x, y[:9])",
+            (
+                "fit refuses its data",
+                "'y' sizes: 9",
+            ),
+        ),
         ("model.fit(x, y, epochs=0)", ("epochs=0",)),
         ("model.fit(x[:0], y[:0])", ("its training data", "no examples")),
         (
@@ -433,6 +440,7 @@ def test_what_goes_wrong_in_a_program_is_one_line(
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, done.stderr
     assert all(word in lines[0] for word in words), lines[0]
+    assert r"\n" not in lines[0]
 
 
 @pytest.mark.parametrize(

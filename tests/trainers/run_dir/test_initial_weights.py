@@ -47,11 +47,12 @@ def test_a_run_begins_with_the_weights_of_a_file(
 @pytest.mark.parametrize(
     ("file", "flags", "words"),
     [
-        ("missing.keras", MODEL, ("missing.keras", "--initial_weights")),
+        ("missing.keras", MODEL, ("missing.keras is no file", "--initial_weights")),
         ("model.h5", MODEL, (".weights.h5", "save_weights")),
         # The layer that does not fit is named.
         ("last.keras", ("--model=mlp", "--hidden_units=9"), ("(64, 9)", "same layers")),
         ("last.weights.h5", ("--model=convnet",), ("same layers",)),
+        ("last.keras", ("--model=convnet",), ("same layers",)),
     ],
 )
 def test_a_file_that_does_not_fit_is_one_line(
@@ -66,4 +67,5 @@ def test_a_file_that_does_not_fit_is_one_line(
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert all(word in line for word in words), line
+    assert "Warning" not in done.stderr
     assert not (tmp_path / "run").exists()
