@@ -73,13 +73,15 @@ _WHERE_MADE = re.compile(
     r'^(?:Graph execution error:|Detected at node .* defined at \(.*\):|  File ".*)$',
     re.MULTILINE,
 )
+# What TensorFlow 2.21 puts around the message of an operation that ran by itself.
+_OPERATION = re.compile(r"\{\{function_node [^}]*\}\} ?| ?\[Op:\w+\](?: name: ?)?")
 # Of a terminal's colors: Keras writes some of its errors in bold.
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def one_line(error: BaseException) -> str:
     """Returns an error's message, from the cause on, in one line without colors."""
-    message = _COLOR.sub("", str(error))
+    message = _OPERATION.sub("", _COLOR.sub("", str(error)))
     cause = _WHERE_MADE.sub("", message)
     return " ".join((cause if cause.strip() else message).split())
 

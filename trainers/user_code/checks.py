@@ -13,6 +13,7 @@ from tensorflow.core.framework import graph_pb2, types_pb2
 
 from models.objective import Objective, labels_of
 from strategies.common.errors import UsageError
+from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.inputs.sources import ArraySource, Data
 
@@ -111,23 +112,41 @@ def check_numbers(data: Data) -> None:
 
 
 @contextlib.contextmanager
-def labels_blamed(batch: Batch) -> Iterator[None]:
-    """Turns an error of the block into one line if labels are not real numbers.
+def labels_blamed(labels: Any, predictions: Any) -> Iterator[None]:
+    """Turns an error of the block into one line if labels do not fit the outputs.
 
     Args:
-      batch: Examples that the block computes a loss of.
+      labels: Labels that the block computes a loss of.
+      predictions: Outputs of the model for the same examples.
 
     Raises:
-      UsageError: The block failed, and labels are strings or complex numbers.
+      UsageError: The block failed, and labels are strings or complex numbers, or
+        TensorFlow or Keras refuses them and their shape is not that of the output.
     """
     try:
         yield
     except Exception as error:
-        for label in tf.nest.flatten(batch.labels):
+        for label in tf.nest.flatten(labels):
             unfit = _UNFIT.get(label.dtype.as_datatype_enum)
             if unfit is not None:
                 raise UsageError(f"the data has labels of {unfit}") from error
-        raise
+        of_shapes = isinstance(error, (ValueError, tf.errors.InvalidArgumentError))
+        shapes = _shapes(labels), _shapes(predictions)
+        if isinstance(error, UsageError) or not of_shapes or shapes[0] == shapes[1]:
+            raise
+        raise UsageError(
+            f"the loss and metrics fail with labels of shape {shapes[0]} and outputs "
+            f"of shape {shapes[1]} ({one_line(error)[:200]}): change the labels, the "
+            "last layer or the loss, so that they fit."
+        ) from error
+
+
+def _shapes(values: Any) -> str:
+    """Returns the shapes of labels or outputs in words, such as [n, 3]."""
+    return " and ".join(
+        "[" + ", ".join(["n", *map(str, value.shape[1:])]) + "]"
+        for value in tf.nest.flatten(labels_of(values))
+    )
 
 
 _COMPLEX = (

@@ -91,7 +91,7 @@ class CustomModel:
         names = getattr(model, "output_names", None)
         # Keras computes the loss of these examples to find out what it is made of.
         check_ids(loss, names, self.data, few, predictions)
-        with labels_blamed(few):
+        with labels_blamed(examples.labels, examples.predictions):
             objective = objective_of(model, self.loss, self.metrics, *examples)
         build_metrics(model, labels_of(few.labels), predictions())
         return dataclasses.replace(

@@ -118,6 +118,20 @@ def test_ids_of_one_of_several_outputs_are_checked(
     assert "a label of output 'kind' that is 3, and the model has 3 outputs" in line
 
 
+def test_shapes_of_labels_that_do_not_fit_the_outputs_are_named(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(
+        capfd,
+        tmp_path,
+        f"--model={UNFIT}:three_numbers",
+        f"--dataset={UNFIT}:labels_of_two_numbers",
+    )
+    assert "labels of shape [n, 2] and outputs of shape [n, 3] (Incompatible" in line
+    assert "{{function_node" not in line
+    assert "[Op:" not in line
+
+
 def test_the_cause_of_an_error_in_a_layer_is_not_cut_off(
     tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -274,3 +274,13 @@ def for_others() -> keras.Model:
     model = keras.Model(inputs := keras.Input([5], name="third"), inputs)
     model.compile(loss="mse")
     return model
+
+
+def three_numbers() -> keras.Model:
+    model = keras.Sequential([keras.Input([5]), keras.layers.Dense(3)])
+    model.compile(loss="mse")
+    return model
+
+
+def labels_of_two_numbers() -> Any:
+    return np.ones([60, 5], np.float32), np.ones([60, 2], np.float32)
