@@ -585,7 +585,7 @@ BEFORE_TENSORFLOW = [
     row("--mode=compare --strategies=tower,mirrored --seeds=3-", "--seeds=3-"),
     row(
         "--mode=compare --strategies=tower,mirrored --seeds=2-10",
-        "--set=comparison.fewest_seeds=2",
+        "the first number of --seeds=2",
         "3 or more",
     ),
     row(

@@ -127,8 +127,16 @@ def check_settings(config: Any) -> None:
         check_setting(config_class, field, getattr(config, field.name))
 
 
-def check_setting(config_class: type, field: dataclasses.Field, value: Any) -> None:
+def check_setting(
+    config_class: type, field: dataclasses.Field, value: Any, title: str | None = None
+) -> None:
     """Checks the value of one field of a configuration.
+
+    Args:
+      config_class: Class of the configuration.
+      field: Field of the class.
+      value: Value to check.
+      title: Name of the value in messages; None for the option of the field.
 
     Raises:
       UsageError: The value has the wrong type, is out of bounds or is not a choice.
@@ -136,7 +144,7 @@ def check_setting(config_class: type, field: dataclasses.Field, value: Any) -> N
     hint, optional = field_types(config_class)[field.name]
     if value is None and optional:
         return
-    name = option_of(config_class, field)
+    name = title or option_of(config_class, field)
     _check_type(name, value, hint, optional)
     if optional and value == "":
         # Code that tests a path for truth would take an empty path for no path.

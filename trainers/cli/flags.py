@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 
 from strategies.common.errors import UsageError
-from strategies.common.fields import field_types
+from strategies.common.fields import check_setting, field_types
 from strategies.common.text import as_argument, shown
 from trainers.cli import help, version
 from trainers.config.comparison import ComparisonConfig
@@ -169,8 +169,11 @@ def _of_flag(name: str, value: Any) -> dict[str, Any]:
     found = re.fullmatch(r"(\d+)-(\d+)", str(value))
     if first_name is None or found is None:
         return {name: _converted(name, value)}
-    first, last = found.groups()
-    return {first_name: _converted(first_name, first), name: _converted(name, last)}
+    first, last = (_converted(name, number) for number in found.groups())
+    # Here, where the flag is known that the number is a part of.
+    title = f"the first number of {option(name)}"
+    check_setting(*all_fields()[first_name], first, title)
+    return {first_name: first, name: last}
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -152,8 +152,7 @@ class ModelConfig:
             value = getattr(self, name)
             if value is not None and not self.is_custom:
                 raise UsageError(
-                    f"--set=model.{name}={as_argument(value)} is for a model of your "
-                    "own, and "
+                    f"--{name}={as_argument(value)} is for a model of your own, and "
                     f"--model={self.model} has its own: leave it out."
                 )
 

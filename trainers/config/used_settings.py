@@ -134,11 +134,17 @@ def _refusal(name: str, value: Any, runs: Sequence[Mapping[str, Any]]) -> UsageE
     choices = []
     for deciding in _deciding(name):
         words = [p for p in _patterns(name, deciding) if "*" not in p]
-        choices.append(f"{option(deciding)}={' or '.join(words)}")
+        # Settings without a flag are for this project's own runs.
+        if all_fields()[deciding][1].metadata["has_flag"]:
+            choices.append(f"{option(deciding)}={' or '.join(words)}")
     # Such as --num_replicas for --replicas.
     choices += [option(n) for n in all_fields() if n.endswith(f"_{name}")]
+    # The flag of a range gives two settings.
+    ranges = (
+        n for n, (_, f) in all_fields().items() if f.metadata["range_from"] == name
+    )
     return UsageError(
-        f"{option(name)}={shown(as_argument(value))} is not used by "
+        f"{option(next(ranges, name))}={shown(as_argument(value))} is not used by "
         f"{option(other)}={shown(', '.join(present))}: leave it out, or choose "
         f"{', or '.join(choices)}."
     )

@@ -316,6 +316,27 @@ def test_a_file_that_contradicts_itself_is_refused(tmp_path: pathlib.Path) -> No
     assert "--num_ps=3 is not used by --strategy=mirrored" in refusal(file)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--metrics=mae",), "--metrics=mae is for a model of your own"),
+        (("--loss=mse",), "--loss=mse is for a model of your own"),
+        (
+            ("--mode=compare", "--strategies=tower", "--seeds=1-2"),
+            "the first number of --seeds=1 is out of range: give 3 or more",
+        ),
+        (("--seeds=3-5",), "--seeds=3 is not used by --mode=train"),
+        (("--num_ps=3",), "or choose --strategy=parameter_server."),
+    ],
+)
+def test_a_refusal_names_the_flag_that_was_given(
+    arguments: tuple[str, ...], words: str
+) -> None:
+    message = refusal(*arguments)
+    assert words in message
+    assert "--set=" not in message
+
+
 def test_an_arm_leaves_shared_settings_behind_that_others_use() -> None:
     config = parse(
         *("--mode=compare", "--num_workers=3", "--hidden_units=8"),
