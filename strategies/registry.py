@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from strategies.common.errors import UsageError
+from strategies.common.text import one_line
 
 if TYPE_CHECKING:
     from strategies.base import Strategy, Traits
@@ -29,6 +30,10 @@ class _Declaration:
     module: str
     class_name: str
     traits: dict[str, Any]
+
+    @property
+    def path(self) -> str:
+        return self.module.replace(".", "/") + ".py"
 
 
 def names() -> tuple[str, ...]:
@@ -46,7 +51,14 @@ def traits(name: str) -> Traits:
     # `strategies.base` imports `strategies.config`, which imports this module.
     from strategies.base import Traits
 
-    return Traits(**_declaration(name).traits)
+    declaration = _declaration(name)
+    try:
+        return Traits(**declaration.traits)
+    except TypeError as error:
+        raise UsageError(
+            f"{declaration.path}: traits of class {declaration.class_name} are "
+            f"unusable ({one_line(error)}): correct them; strategies/base.py has all."
+        ) from error
 
 
 def load(name: str) -> type[Strategy]:
@@ -70,7 +82,7 @@ def _declarations() -> dict[str, _Declaration]:
     found = {}
     # Only this folder: subfolders hold no strategies.
     for path in sorted(_FOLDER.glob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in _parsed(path).body:
             if isinstance(node, ast.ClassDef) and any(
                 isinstance(base, ast.Name) and base.id == "Strategy"
                 for base in node.bases
@@ -78,6 +90,17 @@ def _declarations() -> dict[str, _Declaration]:
                 name, traits = _literals(node, path)
                 found[name] = _Declaration(f"strategies.{path.stem}", node.name, traits)
     return found
+
+
+def _parsed(path: pathlib.Path) -> ast.Module:
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    # ValueError is for bytes that are no text.
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(
+            f"strategies/{path.name} is no Python program ({one_line(error)}): correct "
+            "it, or move it out of the folder."
+        ) from error
 
 
 def _literals(node: ast.ClassDef, path: pathlib.Path) -> tuple[str, dict[str, Any]]:
@@ -88,13 +111,17 @@ def _literals(node: ast.ClassDef, path: pathlib.Path) -> tuple[str, dict[str, An
         and isinstance(statement.targets[0], ast.Name)
     }
     call = values.get("traits")
-    name = values.get("name")
-    if not isinstance(call, ast.Call) or not isinstance(name, ast.Constant):
-        raise TypeError(
-            f"{path.name}: class {node.name} must set name = '...' and "
-            "traits = Traits(...) as literals."
-        )
+    try:
+        if not isinstance(call, ast.Call):
+            raise ValueError("traits are no call of Traits")
+        return str(ast.literal_eval(values["name"])), {
+            str(keyword.arg): ast.literal_eval(keyword.value)
+            for keyword in call.keywords
+        }
     # `literal_eval` raises ValueError for anything but a literal.
-    return str(name.value), {
-        str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords
-    }
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"strategies/{path.name}: class {node.name} sets no name = '...' or no "
+            "traits = Traits(...) in literals, which are read without running the "
+            "file: give both as strings, numbers, booleans, None and tuples."
+        ) from error
