@@ -147,7 +147,7 @@ def _settings(
     if stray:
         raise UsageError(
             f"'{shown(stray[0])}' is not a flag: every setting is given as "
-            "--name=value; --help lists them."
+            f"--name=value; --help lists them{_of_program(argv)}."
         )
     given = dict(map(_of_set, values["set"].value or ()))
     for name, (_, field) in all_fields().items():
@@ -265,11 +265,11 @@ def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:
             raise UsageError(f"--{name} is unknown: --help lists the flags.")
         # absl compares a name with all flags by a recursion as deep as it is long.
         if argument.startswith("-") and len(name) > _LONGEST_NAME:
-            raise _unknown(name)
+            raise _unknown(name, argv)
     try:
         return values(argv)[1:]
     except flags.UnrecognizedFlagError as error:
-        raise _unknown(error.flagname) from error
+        raise _unknown(error.flagname, argv) from error
     except flags.IllegalFlagValueError as error:
         # Only switches validate their value here; other flags accept any text.
         argument = str(error).removeprefix("flag ").partition(": ")[0]
@@ -288,7 +288,7 @@ def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:
 _LONGEST_NAME = 40
 
 
-def _unknown(name: str) -> UsageError:
+def _unknown(name: str, argv: Sequence[str]) -> UsageError:
     known = [*all_fields(), *help.OF_THE_COMMAND_LINE]
     near = [name] if name in known else nearest(name.removeprefix("no"), known)
     near = near or nearest(name, known)
@@ -296,8 +296,14 @@ def _unknown(name: str) -> UsageError:
     hint = f"did you mean {' or '.join(words)}? " if words else ""
     return UsageError(
         f"--{shown(name)} is unknown: {hint}--help lists the flags, and --helpfull all "
-        "settings."
+        f"settings{_of_program(argv)}."
     )
+
+
+def _of_program(argv: Sequence[str]) -> str:
+    """Returns the remark that an argument may be one of the program of --script."""
+    has_program = any(re.match(r"--?script(=|$)", argument) for argument in argv)
+    return "; arguments of the program follow after --" if has_program else ""
 
 
 def _not_a_switch(argument: str, name: str) -> UsageError:

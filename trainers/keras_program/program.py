@@ -27,13 +27,12 @@ from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
 from trainers.keras_program.left_out import settings_left_out, without_backup
 from trainers.keras_program.model import LentModel
-from trainers.keras_program.script import line_of, replaced_fit, run_script
+from trainers.keras_program.script import failure_of_script, replaced_fit, run_script
 from trainers.keras_program.stream import ProgramStream
 from trainers.loop.builder import assemble_parts
 from trainers.loop.parts import Phase, TrainingParts
 from trainers.loop.precision import set_precision
 from trainers.run_dir.run_dir import RunDir
-from trainers.user_code import failure_of
 from trainers.user_code.checks import has_own_step
 
 # Trains the parts of a run with the epochs of a `fit`, and returns the exit code.
@@ -123,13 +122,14 @@ class _Program:
         return exit_code
 
     def _run(self) -> ExitCode:
+        arguments = self._config.model.script_arguments or ()
         try:
             with (
                 self._replaced(),
                 settings_left_out(self._console.warn),
                 variables_as_numbers(),
             ):
-                run_script(self._path, self._config.model.script_arguments or ())
+                run_script(self._path, arguments)
         except _ProgramEnded as ended:
             return ended.exit_code
         except BaseException as error:
@@ -138,8 +138,7 @@ class _Program:
             # A program may end with sys.exit() or sys.exit(0), as many do.
             is_end = isinstance(error, SystemExit) and not error.code
             if not is_end:
-                what = f"--script={self._path}{line_of(self._path, error)}"
-                raise failure_of(what, error) from error
+                raise failure_of_script(self._path, arguments, error) from error
         # The program has caught it, or it was raised in a thread.
         if self._error is not None:
             raise self._error

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import runpy
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,10 @@ from typing import Any
 
 import keras
 
+from strategies.common.errors import UsageError
 from strategies.common.private_apis.replaced import replaced
+from strategies.common.text import shown
+from trainers.user_code import failure_of
 
 
 @contextlib.contextmanager
@@ -71,7 +75,36 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         sys.argv, sys.path[:] = argv, paths
 
 
-def line_of(path: str, error: BaseException) -> str:
+def failure_of_script(
+    path: str, arguments: Sequence[str], error: BaseException
+) -> UsageError:
+    """Returns one line on an error that a program raised.
+
+    Args:
+      path: Path of the program.
+      arguments: Its command line after the path.
+      error: What it raised.
+    """
+    if isinstance(error, SystemExit) and _ended_in(error) in _PARSERS:
+        received = shown(shlex.join(arguments)) if arguments else "none"
+        return UsageError(
+            f"--script={path} refuses its arguments ({received}), and its message is "
+            "above: correct the arguments, which follow after --."
+        )
+    return failure_of(f"--script={path}{_line_of(path, error)}", error)
+
+
+# They print a message and call sys.exit, if a command line is not accepted.
+_PARSERS = ("argparse", "click")
+
+
+def _ended_in(error: BaseException) -> str:
+    """Returns the package that raised an error; empty if it is unknown."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return frames[-1].f_globals.get("__name__", "").partition(".")[0] if frames else ""
+
+
+def _line_of(path: str, error: BaseException) -> str:
     """Returns the line of a program that an error came through, such as `, line 12,`.
 
     Args:

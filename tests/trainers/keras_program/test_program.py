@@ -340,6 +340,10 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
         ("def f(:", ("line 9, failed", "SyntaxError")),
         ("print(1)", ("without a call of keras.Model.fit",)),
         ("model.fit(x, y)\nraise SystemExit(3)", ("line 10", "sys.exit(3)")),
+        (
+            "import argparse\nargparse.ArgumentParser().parse_args(['--widht=7'])",
+            ("refuses its arguments (none)", "follow after --"),
+        ),
         ("model.fit(x)", ("no labels",)),
         (
             "model.fit(x, y[:9])",
@@ -452,6 +456,8 @@ def test_what_goes_wrong_in_a_program_is_one_line(
         (("--script={path}", "--strategy=model_parallel"), "model_parallel"),
         (("--script={path}", "--mode=doctor"), "--script"),
         (("--", "word"), "word"),
+        (("--script={path}", "--widht=7"), "arguments of the program follow after --"),
+        (("--script={path}", "a.csv"), "arguments of the program follow after --"),
     ],
 )
 def test_flags_that_do_not_fit_a_program_are_refused(
