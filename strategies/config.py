@@ -347,6 +347,8 @@ class StrategyConfig:
             declared,
             synchronous=self.is_synchronous,
             matches_one_device=matches,
+            # Asynchronous replicas read any step on request.
+            supports_streaming=declared.supports_streaming and self.is_synchronous,
             # An asynchronous update has the gradient of one replica: nothing to
             # average.
             averages=declared.averages if self.is_synchronous else (),

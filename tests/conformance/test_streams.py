@@ -107,3 +107,9 @@ def test_what_is_declared_holds_for_the_data_as_well(
     own = StrategyConfig(strategy=strategy).traits.matches_one_device
     has_own_files = sharding == "file" and declared.multi_process
     assert traits.matches_one_device == (own and not has_own_files)
+
+
+def test_asynchronous_towers_refuse_a_stream(data: pathlib.Path) -> None:
+    """They read any step on request."""
+    with pytest.raises(ValueError, match=r"--update=async.*--update=sync"):
+        config_of(data, "example", strategy="tower", update="async")

@@ -251,13 +251,15 @@ def _check_seeds(config: Config) -> None:
 
 def _check_streaming(config: Config) -> None:
     name = config.strategy.strategy
-    if not config.data.is_streamed or registry.traits(name).supports_streaming:
+    if not config.data.is_streamed or config.strategy.traits.supports_streaming:
         return
-    others = (n for n in registry.names() if registry.traits(n).supports_streaming)
+    others = [n for n in registry.names() if registry.traits(n).supports_streaming]
+    received, instead = f"--strategy={name}", f"--strategy={' or '.join(others)}"
+    if name in others:
+        received, instead = f"--update={config.strategy.update}", "--update=sync"
     raise UsageError(
-        f"--sharding={config.data.sharding} does not fit --strategy={name}, which "
-        "reads any step on request: use --sharding=exact, or "
-        f"--strategy={' or '.join(others)}."
+        f"--sharding={config.data.sharding} does not fit {received}, which "
+        f"reads any step on request: use --sharding=exact, or {instead}."
     )
 
 

@@ -9,12 +9,15 @@ import keras
 import tensorflow as tf
 
 from models.objective import Weighted
+from strategies import registry
+from strategies.common.errors import UsageError
 from strategies.common.private_apis.fit_data import (
     FitData,
     shuffles_of,
     split_arrays,
     whole_arrays,
 )
+from strategies.config import StrategyConfig
 from trainers.inputs.sources import (
     ArraySource,
     Data,
@@ -64,6 +67,23 @@ def data_of_fit(arguments: FitArguments, seed: int) -> Data:
         others,
     )
     return _data(opened, None, given)
+
+
+def check_streams(strategy: StrategyConfig, data: Data) -> None:
+    """Refuses streams where replicas read any step on request.
+
+    Raises:
+      UsageError: The strategy reads streams, but not as it is configured.
+    """
+    declared = registry.traits(strategy.strategy).supports_streaming
+    if not declared or strategy.traits.supports_streaming:
+        return
+    if any(isinstance(part, ProgramStream) for part in (data.train, data.evaluation)):
+        raise UsageError(
+            f"--update={strategy.update} of --strategy={strategy.strategy} does not "
+            "fit data that are a stream, because replicas read any step on request: "
+            "give arrays, or --update=sync."
+        )
 
 
 def validates_on_shuffled(arguments: FitArguments) -> bool:

@@ -22,7 +22,11 @@ from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.config.config import Config
 from trainers.inputs.shuffling import Order
 from trainers.inputs.sources import Data
-from trainers.keras_program.data import data_of_fit, validates_on_shuffled
+from trainers.keras_program.data import (
+    check_streams,
+    data_of_fit,
+    validates_on_shuffled,
+)
 from trainers.keras_program.epochs import Epochs
 from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
 from trainers.keras_program.left_out import settings_left_out, without_backup
@@ -269,6 +273,7 @@ class _Program:
     ) -> tuple[keras.callbacks.History, ExitCode]:
         arguments = without_backup(arguments, self._console.warn)
         data = data_of_fit(arguments, self._config.run.seed)
+        check_streams(self._config.strategy, data)
         if validates_on_shuffled(arguments):
             self._console.warn(
                 "training and validation data are parts of one data set that each "

@@ -14,10 +14,15 @@ import pytest
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.config import StrategyConfig
 from tests import processes
 from trainers.inputs.shuffling import Order
 from trainers.keras_program import stream
-from trainers.keras_program.data import validates_on_shuffled
+from trainers.keras_program.data import (
+    check_streams,
+    data_of_fit,
+    validates_on_shuffled,
+)
 from trainers.keras_program.fit_arguments import arguments_of_call
 from trainers.keras_program.open_stream import open_stream
 from trainers.keras_program.stream import StreamBatches
@@ -254,6 +259,23 @@ def test_backup_workers_do_not_read_streams(tmp_path: pathlib.Path) -> None:
     )
     assert done.returncode == 2, done.stderr
     assert "--backup_workers=1 does not fit data that are a stream" in done.stderr
+
+
+@pytest.mark.parametrize("streamed", ["train", "evaluation"])
+def test_asynchronous_towers_do_not_read_streams(streamed: str) -> None:
+    rows = np.zeros((8, 2), "float32")
+    of_stream = tf.data.Dataset.from_tensor_slices((rows, rows)).batch(4)
+    x = of_stream if streamed == "train" else rows
+    y = None if streamed == "train" else rows
+    validation = of_stream if streamed == "evaluation" else (rows, rows)
+    model = keras.Sequential([keras.layers.Dense(2)])
+    arguments = arguments_of_call(
+        type(model).fit, model, (x, y), {"validation_data": validation}
+    )
+    data = data_of_fit(arguments)
+    check_streams(StrategyConfig(strategy="tower"), data)
+    with pytest.raises(UsageError, match=r"--update=async .* --update=sync"):
+        check_streams(StrategyConfig(strategy="tower", update="async"), data)
 
 
 @pytest.mark.parametrize(
