@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -174,18 +175,15 @@ def test_a_tfjob_is_tried_again_after_the_exit_codes_that_ask_for_it() -> None:
         assert port == {"name": "tfjob-port", "containerPort": PORT}
 
 
+def templates() -> list[dict[str, Any]]:
+    tasks = document("parameter_server", "TFJob")["spec"]["tfReplicaSpecs"].values()
+    job = document("multi_worker", "Job")["spec"]["template"]
+    return [job, *(spec["template"] for spec in tasks)]
+
+
 def test_every_pod_has_the_time_for_a_checkpoint() -> None:
     """10 s, as is promised; and a Job waits up to 360 s between two tries."""
-    templates = [
-        document("multi_worker", "Job")["spec"]["template"],
-        *(
-            spec["template"]
-            for spec in document("parameter_server", "TFJob")["spec"][
-                "tfReplicaSpecs"
-            ].values()
-        ),
-    ]
-    for template in templates:
+    for template in templates():
         assert template["spec"]["terminationGracePeriodSeconds"] > 10
         words = " ".join(container_of(template)["args"]).split()
         (waits,) = (
@@ -193,6 +191,54 @@ def test_every_pod_has_the_time_for_a_checkpoint() -> None:
         )
         assert float(waits.rpartition("=")[2]) > 360
         assert "--resume=auto" in words
+
+
+def test_no_task_is_the_first_process_of_its_pod() -> None:
+    assert all(t["spec"]["shareProcessNamespace"] is True for t in templates())
+
+
+_HANGS_AT_START = """
+import time
+from strategies.cluster.watchdog_process import OutsideWatch
+watch = OutsideWatch({"worker-1": "127.0.0.1:1"}, 0.5)
+time.sleep(5)
+watch.end()
+"""
+_NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+
+
+def _has_process_namespaces() -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    words = [*_NAMESPACE, "true"]
+    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(
+    not _has_process_namespaces(), reason="the kernel allows no process namespace"
+)
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ((), 0),
+        # A shell in the place of the process that Kubernetes begins a pod with.
+        (("sh", "-c", '"$@"; exit $?', "sh"), ExitCode.PEER_LOST),
+    ],
+)
+def test_only_the_first_process_of_a_pod_outlives_its_watchdog(
+    before: tuple[str, ...], expected: int
+) -> None:
+    program = [sys.executable, "-c", _HANGS_AT_START]
+    done = subprocess.run(
+        [*_NAMESPACE, *before, *program],
+        cwd=ROOT,
+        env=processes.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == expected, done.stderr
+    assert "worker-1" in done.stderr
 
 
 def container_of(template: Mapping[str, Any]) -> dict[str, Any]:
