@@ -123,6 +123,7 @@ def _validation(arguments: FitArguments) -> Source:
         return _source(found)
     steps = arguments.validation_steps
     stream = open_stream(given, steps, "validation data")
+    # Keras evaluates on all batches if there are fewer.
     num_batches = min(steps or stream.num_batches, stream.num_batches)
     return dataclasses.replace(stream, num_batches=num_batches)
 

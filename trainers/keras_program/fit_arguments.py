@@ -82,6 +82,7 @@ class EpochLengths:
         Args:
           epoch: Number of earlier epochs.
         """
+        # Each pass begins an epoch, also after one that was cut short.
         passes, of_pass = divmod(epoch, self.epochs_per_pass)
         return passes * self.num_batches + of_pass * self.most_steps
 

@@ -50,6 +50,8 @@ def open_stream(
     if isinstance(x, tf.data.Dataset):
         return _of_dataset(x, steps, name, given)
 
+    # A reader that is left in the middle of an epoch cannot begin another: the look
+    # and each pipeline have their own.
     def opened() -> Any:
         in_order = x
         if isinstance(x, keras.utils.PyDataset) and seed is not None:
@@ -79,6 +81,7 @@ def _of_dataset(
         adapter = data_adapter(x, **given)
         dataset = adapter.get_tf_dataset()
         look = data_adapter(without_reading_ahead(x), **given).get_tf_dataset()
+    # A data set may call Python code, as `from_generator` does.
     with _random_numbers_kept():
         full = _full_batch(list(itertools.islice(look, 2)), name)
         num_batches = adapter.num_batches or steps

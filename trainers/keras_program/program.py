@@ -258,6 +258,7 @@ class _Program:
         self, fit: Callable[..., Any], model: keras.Model, arguments: FitArguments
     ) -> keras.callbacks.History:
         """Calls Keras's `fit` for no epoch: it calls callbacks, and trains nothing."""
+        # The program itself may do so, but not the flag.
         if self._config.length.epochs is not None:
             raise UsageError(
                 f"--epochs={arguments.epochs} leaves nothing to train after "

@@ -107,6 +107,7 @@ class CustomModel:
             or not held_out.num_examples
         ):
             return few
+        # Metrics and losses are made once, for both kinds of batches.
         validated = few_examples(held_out)
         return validated if isinstance(validated.labels, Weighted) else few
 

@@ -173,7 +173,7 @@ def is_batched(dataset: tf.data.Dataset) -> bool | None:
     """Returns whether the elements of a data set are batches; None if unknown.
 
     The last transformation that makes or divides batches decides. No shape tells: a
-    batch may have a size that is known, and a sequence one that is not.
+    batch may have a known size, and a sequence an unknown one.
     """
     if isinstance(dataset, _BATCHED):
         return True
@@ -182,6 +182,7 @@ def is_batched(dataset: tf.data.Dataset) -> bool | None:
     if isinstance(dataset, _OF_FUNCTION):
         # A function makes other elements, as that of `from_generator` does.
         return None
+    # There is no public way to what a data set was made of.
     found = set(map(is_batched, dataset._inputs()))
     return found.pop() if len(found) == 1 else None
 

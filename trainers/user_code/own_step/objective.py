@@ -34,7 +34,7 @@ class OwnUpdate(NamedTuple):
 
 
 def passes_of(updates: Sequence[OwnUpdate], reads_after: Set[int]) -> list[slice]:
-    """Divides the updates of a step into groups that one computation gives.
+    """Divides the updates of a step into groups, one for each computation.
 
     Updates of different optimizers share one, such as an optimizer for each part of a
     model, unless the step uses a changed weight between them. If it uses one after the
