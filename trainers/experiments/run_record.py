@@ -52,6 +52,11 @@ class Run:
         return self.status == "completed"
 
     @property
+    def has_trained(self) -> bool:
+        """True if the training completed, also if the program failed after it."""
+        return self.is_completed or bool(self.result.get("failed_after_fit"))
+
+    @property
     def first_examples_sha256(self) -> str | None:
         return self.result.get("first_examples_sha256")
 
@@ -171,6 +176,18 @@ def read_run(
         measured=measured,
         warnings=_lines_after("warning: ", log),
     )
+
+
+def errors_after_training(runs: Sequence[Run]) -> list[str]:
+    """Returns a remark on each error of a program after its training, each once.
+
+    A training that an experiment has shortened may be too short for what follows.
+    """
+    reasons = [run.reason for run in runs if run.has_trained and not run.is_completed]
+    return [
+        f"the program has failed after its steps, which are used: {reason}"
+        for reason in dict.fromkeys(reasons)
+    ]
 
 
 def machines_of(runs: Sequence[Run]) -> list[str]:

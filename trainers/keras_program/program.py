@@ -119,7 +119,9 @@ class _Program:
             if self._cluster.is_chief and self._num_fits:
                 # Of an earlier `fit`, which is not all that the program trains.
                 folder = RunDir(pathlib.Path(self._config.run.run_dir or ""))
-                folder.add_to_result(status="failed")
+                # The program's own error comes after a whole training.
+                is_after_fit = self._error is None
+                folder.add_to_result(status="failed", failed_after_fit=is_after_fit)
             raise
         finally:
             self._end(exit_code)

@@ -11,6 +11,7 @@ from strategies.common.files import write_atomically, write_json
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.experiment_dir import ExperimentDir
+from trainers.experiments.run_record import errors_after_training
 from trainers.experiments.runner import Executed, Execution, command_again, with_runs
 
 # Enough for shares within a few percent of each other, in some seconds.
@@ -56,7 +57,7 @@ def _explain(
     console: Console,
 ) -> ExitCode:
     executed = execution.run(run.strategy.strategy, run)
-    if not executed.run.is_completed:
+    if not executed.run.has_trained:
         if executed.exit_code == ExitCode.USAGE:
             # A rejected command leaves no folder.
             folder.take_back()
@@ -92,6 +93,7 @@ def _explain(
 def _notes(config: Config, executed: Executed) -> Iterator[str]:
     """Yields what the phases of this run cannot tell apart."""
     result = executed.run.result
+    yield from errors_after_training([executed.run])
     if any((executed.run.path / "checkpoints").glob("phase-*")):
         yield "the program calls fit several times: these are the steps of the last one"
     if result["compilation"]["scope"] == "the loop":

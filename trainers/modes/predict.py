@@ -96,7 +96,7 @@ def _predict(
     for experiment, executed in executed_with_links(
         experiments, has_links, lambda each: execution.run(each.name, each.config)
     ):
-        if not executed.run.is_completed:
+        if not executed.run.has_trained:
             return _refuse(executed, folder, console)
         runs.append((experiment, executed))
     _report(config, folder, runs, console)

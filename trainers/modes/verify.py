@@ -12,6 +12,7 @@ from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm
 from trainers.experiments.experiment_dir import ExperimentDir
+from trainers.experiments.run_record import errors_after_training
 from trainers.experiments.runner import Executed, Execution, command_again, with_runs
 from trainers.experiments.verify.arms import is_comparable, reference_of, subjects_of
 from trainers.experiments.verify.diagnosis import find_cause
@@ -68,7 +69,7 @@ def _verify(
         again = "-again" if arm.name == reference_arm.name else ""
         runs.append((f"{arm.name}{again}", arm.config))
     reference, *recorded = execution.run_all(runs)
-    if not reference.run.is_completed:
+    if not reference.run.has_trained:
         return _refuse(reference, folder, console)
     is_keras = reference.config.model.keras_fit
     keras = None if is_keras else judge_keras(reference)
@@ -83,6 +84,8 @@ def _verify(
     for line in table(keras, findings):
         console.say(line)
     console.item("tolerance", found["tolerance"]["explanation"])
+    for words in errors_after_training([run.run for run in (reference, *recorded)]):
+        console.item("note", words)
     for name, words in explanations(keras, findings):
         console.say(f"{name}: {words}")
     console.item("result", folder.result)
@@ -95,7 +98,7 @@ def _find(
     """Compares the run of a strategy with the reference and returns the finding."""
     # A diverged strategy can be compared: its steps up to the divergence are recorded.
     has_diverged = recorded.run.status == "diverged"
-    if not recorded.run.is_completed and not has_diverged:
+    if not recorded.run.has_trained and not has_diverged:
         return Finding(arm=arm, recorded=recorded, verdict=Verdict.FAILED)
     if not is_comparable(arm.config):
         return Finding(arm=arm, recorded=recorded, verdict=Verdict.NOT_COMPARABLE)

@@ -143,10 +143,9 @@ def _outcome_without(
     ):
         config = switched_off(recorded.config, features, num_steps)
         runs.append(run(f"{arm}-without-{without}", config))
-    if any(recorded.exit_code == ExitCode.USAGE for recorded in runs):
-        return None
-    if not all(recorded.run.is_completed for recorded in runs):
-        return Verdict.FAILED
+    if not all(recorded.run.has_trained for recorded in runs):
+        is_refused = any(recorded.exit_code == ExitCode.USAGE for recorded in runs)
+        return None if is_refused else Verdict.FAILED
     return judge_with_rounding(runs[0], runs[1], run).verdict
 
 

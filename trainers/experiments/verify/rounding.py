@@ -45,7 +45,7 @@ def judge_with_rounding(subject: Executed, reference: Executed, run: Run) -> Jud
         f"{reference.run.arm}-perturbed",
         reference.config.replace(perturb_initial_weights=True),
     )
-    if not perturbed.run.is_completed:
+    if not perturbed.run.has_trained:
         return judgement
     allowed = [
         {key: _TIMES_APART * value for key, value in largest.items()}

@@ -158,6 +158,34 @@ def test_a_warning_of_a_strategy_alone_is_the_likely_cause(
     assert "warning: the state sequential/counted/total" in log.read_text()
 
 
+_FAILING = """
+import keras, numpy as np
+
+rows = np.random.default_rng(0).random((16, 3))
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+history = model.fit(rows, rows[:, 0], batch_size=8, epochs=5)
+print(history.history["loss"][4])
+"""
+
+
+def test_steps_are_compared_although_the_program_fails_after_them(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The verification has shortened the training that the program counts on."""
+    program = tmp_path / "failing.py"
+    program.write_text(_FAILING)
+    done, found = verify(
+        tmp_path, f"--script={program}", "--strategies=one_device", "--train_steps=4"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert found["steps"] == 4
+    assert [entry["verdict"] for entry in found["strategies"]] == ["identical"]
+    (note,) = (line for line in done.stdout.splitlines() if line.startswith("note "))
+    assert "after its steps" in note
+    assert "line 8" in note
+
+
 _STEEP = """
 import keras, numpy as np
 
