@@ -27,9 +27,14 @@ from trainers.experiments.arms import Arm
 from trainers.experiments.compare.schedule import Turn
 from trainers.run_dir.checkpoint_names import check_is_no_pattern
 
+PLAN = "plan.json"
+_WARM_UP = "warm_up"
+# Folders of runs that are not compared.
+NOT_COMPARED = (_WARM_UP, "tuning")
+
 # Everything that is read, overwritten or deleted; run folders are checked when they are
 # read.
-_PARTS = ("plan.json", "runs/*/*", "warm_up/*", "tuning/*/*/*", "logs/*")
+_PARTS = (PLAN, "runs/*/*", f"{_WARM_UP}/*", "tuning/*/*/*", "logs/*")
 
 
 # First and last number of seeds at which the arms of a comparison are compared.
@@ -62,12 +67,12 @@ class ComparisonFolder:
         """Takes --run_dir, or chooses a name with the time."""
         self.path = pathlib.Path(path) if path else new_folder("compare")
         self.runs = self.path / "runs"
-        self._plan = self.path / "plan.json"
+        self._plan = self.path / PLAN
         self._lock = FolderLock(self.path)
 
     def run_path(self, turn: Turn) -> pathlib.Path:
         if turn.seed is None:
-            return self.path / "warm_up" / turn.arm.name
+            return self.path / _WARM_UP / turn.arm.name
         return self.runs / turn.arm.name / f"seed-{turn.seed}"
 
     def event_dir(self, config: Config) -> str | None:

@@ -13,6 +13,7 @@ from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm, check_name, check_names
+from trainers.experiments.compare.comparison_dir import NOT_COMPARED, PLAN
 from trainers.experiments.run_record import Run, read_run
 from trainers.run_dir.run_dir import RunDir
 
@@ -74,17 +75,19 @@ def _run_folders(path: pathlib.Path, text: str) -> list[RunDir]:
         return [RunDir(path)]
     # Not `Path.glob`: it fails if a folder vanishes during the search (Python 3.11), as
     # folders of checkpoints do in a running run.
-    inner = sorted(
-        pathlib.Path(folder)
-        for folder, _, names in os.walk(path)
-        if "config.json" in names
-    )
+    inner = []
+    for folder, subfolders, names in os.walk(path):
+        if "config.json" in names:
+            inner.append(pathlib.Path(folder))
+        if PLAN in names:
+            # Of a comparison, the runs that are compared.
+            subfolders[:] = set(subfolders) - set(NOT_COMPARED)
     if not inner:
         raise UsageError(
             f"--runs={text} is neither the folder of a run nor holds any: give the "
             "--run_dir of runs."
         )
-    return [RunDir(each) for each in inner]
+    return [RunDir(each) for each in sorted(inner)]
 
 
 def _names(keys: Sequence[tuple[str, Config]]) -> list[str]:

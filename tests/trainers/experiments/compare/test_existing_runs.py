@@ -298,6 +298,23 @@ def test_what_is_held_fixed_is_refused_or_said_at_the_top(
     assert page.index("differ in the global batch") < page.index("Verdicts")
 
 
+def test_of_a_comparison_only_the_compared_runs_are_read(
+    tmp_path: pathlib.Path,
+) -> None:
+    before = tmp_path / "before"
+    make_arm(before / "runs" / "one_device", SPEEDS)
+    make_arm(before / "runs" / "tower", SPEEDS, strategy="tower")
+    for name in ("one_device", "tower"):
+        make_run(before / "warm_up" / name, seed=0, strategy=name, train_steps=10)
+    searched = before / "tuning" / "tower" / "10-steps" / "0.1"
+    make_run(searched, seed=99, strategy="tower", learning_rate=0.1)
+    (before / "plan.json").write_text("{}")
+    assert compare(tmp_path, str(before)) == 0
+    arms = concluded(tmp_path)["arms"]
+    assert [arm["name"] for arm in arms] == ["one_device", "tower"]
+    assert [len(arm["runs"]) for arm in arms] == [5, 5]
+
+
 @pytest.mark.parametrize(
     ("beginning", "words"),
     [
