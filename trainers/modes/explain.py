@@ -70,7 +70,11 @@ def _explain(
     from trainers.experiments.explain.causes import Facts
     from trainers.experiments.explain.report import Report, trace_of
 
-    breakdown = read_breakdown(executed.run.path)
+    try:
+        breakdown = read_breakdown(executed.run.path)
+    except UsageError:
+        folder.take_back()
+        raise
     facts = Facts(
         breakdown=breakdown,
         config=executed.config,

@@ -157,12 +157,23 @@ def test_the_page_the_trace_and_the_line(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_refused_leaves_nothing(tmp_path: pathlib.Path) -> None:
-    """What only the run finds out: there is no such archive."""
+@pytest.mark.parametrize(
+    "flags",
+    [
+        # Only the run finds out that there is no such archive.
+        ("--dataset=cifar10", "--data_path=missing"),
+        # Only its phases show that it was too short.
+        ("--model=mlp", "--train_steps=2"),
+    ],
+    ids=["by the run", "after the run"],
+)
+def test_a_run_that_is_refused_leaves_nothing(
+    tmp_path: pathlib.Path, flags: tuple[str, ...]
+) -> None:
     folder = tmp_path / "explained"
     done = processes.run(
-        *("--mode=explain", "--strategy=mirrored", "--dataset=cifar10"),
-        *(f"--data_path={tmp_path / 'missing'}", f"--run_dir={folder}"),
+        *("--mode=explain", "--strategy=mirrored", f"--run_dir={folder}", *flags),
+        folder=tmp_path,
     )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
