@@ -217,8 +217,9 @@ def fit(
         call = module.SentCall(pathlib.Path(folder))
         given = {"strategy": strategy, **(settings or {})}
         given.setdefault("run_dir", str(new_folder(f"{strategy}-fit")))
-        config = configure(**given, script=module.__file__, script_arguments=(folder,))
-        call.send(model, args, kwargs)
+        # Settings are checked before the model is sent.
+        config = configure(**given, script=module.__file__)
+        config = config.replace(script=str(call.send(model, args, kwargs)))
         result = _trained(config)
         if result.status != "completed":
             raise RuntimeError(f"the run in {result.path} was {result.status}.")

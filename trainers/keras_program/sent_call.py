@@ -12,8 +12,10 @@ import dataclasses
 import json
 import pathlib
 import pickle
+import re
 import sys
 import types
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +28,11 @@ from trainers.keras_program.callback_state import restored_history, state_of_his
 
 _MODEL, _CALL, _HISTORY = "model.keras", "call.pickle", "history.json"
 _TRAINED = "trained.keras"
+_PROGRAM = """
+import pathlib
+from trainers.keras_program.sent_call import SentCall
+SentCall(pathlib.Path(__file__).parents[1]).run()
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,8 +45,10 @@ class SentCall:
 
     folder: pathlib.Path
 
-    def send(self, model: keras.Model, args: Any, kwargs: Mapping[str, Any]) -> None:
-        """Writes a call of `model.fit`.
+    def send(
+        self, model: keras.Model, args: Any, kwargs: Mapping[str, Any]
+    ) -> pathlib.Path:
+        """Writes a call of `model.fit`, and returns a program that calls it.
 
         Args:
           model: Compiled model.
@@ -56,7 +65,8 @@ class SentCall:
                 f"fit cannot send the model to other processes ({_words(error)}): "
                 "write the program to a file, and give it as --script."
             ) from error
-        content = _of_notebook(), args, dict(kwargs)
+        has_state = model.optimizer is not None and model.optimizer.built
+        content = _of_notebook(), has_state, args, dict(kwargs)
         try:
             (self.folder / _CALL).write_bytes(cloudpickle.dumps(content))
         # Objects raise errors of any kind where they are pickled.
@@ -66,18 +76,31 @@ class SentCall:
                 "give arrays or a keras.utils.PyDataset, or write the program to a "
                 "file, and give it as --script."
             ) from error
+        # Runs are named after their program.
+        program = self.folder / "program" / re.sub(r"[^\w-]", "_", model.name)
+        program.parent.mkdir()
+        program.write_text(_PROGRAM, encoding="utf-8")
+        return program
 
     def run(self) -> None:
         """Calls `fit`, in a process of the run, and writes the trained model."""
         content = pickle.loads((self.folder / _CALL).read_bytes())
-        custom_objects, args, kwargs = content
+        custom_objects, has_state, args, kwargs = content
         # Classes of cells are in no module that this process could import.
         with keras.saving.custom_object_scope(custom_objects):
-            model = keras.saving.load_model(self.folder / _MODEL, safe_mode=False)
+            model = self._sent_model(has_state)
             history = model.fit(*args, **kwargs)
             model.save(self.folder / _TRAINED)
         found = json.dumps(state_of_history(history))
         (self.folder / _HISTORY).write_text(found, encoding="utf-8")
+
+    def _sent_model(self, has_state: bool) -> keras.Model:
+        with warnings.catch_warnings():
+            if not has_state:
+                # Keras 3.15 builds the optimizer before it reads the state, and warns
+                # that the file has none.
+                warnings.filterwarnings("ignore", "Skipping variable loading for opt")
+            return keras.saving.load_model(self.folder / _MODEL, safe_mode=False)
 
     def receive(self, model: keras.Model) -> keras.callbacks.History:
         """Gives a model what it has become, and returns what `fit` returned.
@@ -126,8 +149,3 @@ def _of_notebook() -> dict[str, Any]:
 
 def _words(error: Exception) -> str:
     return one_line(error)[:200]
-
-
-if __name__ == "__main__":
-    # As the --script of a run.
-    SentCall(pathlib.Path(sys.argv[1])).run()

@@ -91,6 +91,24 @@ def test_a_model_that_fit_builds_comes_back_trained(tmp_path: pathlib.Path) -> N
     assert "steps 4 19" in done.stdout
 
 
+def test_a_first_call_names_the_model_and_warns_of_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The optimizer of a model that is built has no state before it trains."""
+    done = _run(
+        tmp_path,
+        """
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, keras.layers.Dense(1)(inputs), name="my.line")
+        model.compile("adam", "mse")
+        trainers.fit(model, x, y, verbose=0, strategy="one_device")
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stdout + done.stderr
+    assert "model     my_line, 5 parameters" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
