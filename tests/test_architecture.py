@@ -296,7 +296,7 @@ IMPORT_BY_NAME = {
 READS_KERAS_FILES = {
     "trainers/run_dir/export.py": {"load_model", "safe_mode", "load_weights"},
     # With pickles switched off.
-    "trainers/keras_program/callback_state.py": {"allow_pickle"},
+    "trainers/keras_program/encoding.py": {"allow_pickle"},
     # Files in a temporary folder that the same user's process has just written.
     "trainers/keras_program/sent_call.py": {"load_model", "safe_mode", "pickle"},
 }

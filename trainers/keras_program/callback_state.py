@@ -30,7 +30,7 @@ _BATCH_METHODS: Sequence[str] = (
 
 
 class CallbackState:
-    """What callbacks have in their attributes, for checkpoints.
+    """Attributes of callbacks, for checkpoints.
 
     These are numbers, texts and arrays, and lists and dictionaries of them, such as the
     best weights so far. Files, functions and the like are left out.

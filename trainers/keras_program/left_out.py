@@ -85,7 +85,7 @@ class _LeftOutWithOneDevice(_LeftOut):
 def without_backup(arguments: FitArguments, warn: Warn) -> FitArguments:
     """Returns the arguments of a `fit` without BackupAndRestore.
 
-    In a resumed run it would load its weights over those of the checkpoint.
+    In a resumed run it would load its weights after the checkpoint.
 
     Args:
       arguments: Arguments of `fit`.
