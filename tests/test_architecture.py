@@ -91,7 +91,7 @@ FLOORS = (
         *("trainers/model/optimizers", "trainers/model/random_numbers"),
     ),
     ("trainers/inputs/tfrecord", "trainers/model"),
-    ("trainers/user_code",),
+    ("trainers/keras_program/streams", "trainers/user_code"),
     ("trainers/user_code/own_step",),
     ("trainers/pipeline_parallel",),
     ("trainers/loop",),

@@ -26,8 +26,8 @@ from trainers.inputs.sources import (
     first_examples,
 )
 from trainers.keras_program.fit_arguments import FitArguments
-from trainers.keras_program.open_stream import open_stream, refusals_named
-from trainers.keras_program.stream import ProgramStream
+from trainers.keras_program.streams.open_stream import open_stream, refusals_named
+from trainers.keras_program.streams.stream import ProgramStream
 
 # Features, labels and sample weights.
 _Arrays = tuple[Any, Any, Any]

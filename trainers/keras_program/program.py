@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import pathlib
 import threading
 from collections.abc import Callable
@@ -20,8 +19,7 @@ from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.config.config import Config
-from trainers.inputs.shuffling import Order
-from trainers.inputs.sources import Data
+from trainers.keras_program.config_of_fit import config_of_fit
 from trainers.keras_program.data import (
     check_streams,
     data_of_fit,
@@ -32,7 +30,6 @@ from trainers.keras_program.fit_arguments import FitArguments, arguments_of_call
 from trainers.keras_program.left_out import settings_left_out, without_backup
 from trainers.keras_program.model import LentModel
 from trainers.keras_program.script import failure_of_script, replaced_fit, run_script
-from trainers.keras_program.stream import ProgramStream
 from trainers.loop.builder import assemble_parts
 from trainers.loop.parts import Phase, TrainingParts
 from trainers.loop.precision import set_precision
@@ -44,9 +41,6 @@ Train = Callable[[TrainingParts, Epochs], ExitCode]
 
 # What the chief tells tasks that wait after a `fit`.
 _OVER, _TRAINS_AGAIN = 0, 1
-
-# Keras's own, where `fit` has neither a batch size nor a number of steps.
-_DEFAULT_BATCH_SIZE = 32
 
 
 def train_program(
@@ -283,7 +277,7 @@ class _Program:
                 "reader shuffles anew, so that examples change sides and orders do not "
                 "repeat: give its shuffle reshuffle_each_iteration=False"
             )
-        config = _config_of_fit(self._config, arguments, data)
+        config = config_of_fit(self._config, arguments, data)
         # The program keeps its objects; the strategy makes the variables below them.
         lent = LentModel(model, f"--script={self._path}")
         spec = lent.spec(data, config)
@@ -312,39 +306,3 @@ class _Program:
         # Only now, because epochs read variables of the strategy until their end.
         lent.take_back()
         return epochs.history, exit_code
-
-
-def _config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Config:
-    """Returns the configuration of one `fit`; flags that are given override it."""
-    steps, num_examples = arguments.steps_per_epoch, data.train.num_examples
-    default = math.ceil(num_examples / steps) if steps else _DEFAULT_BATCH_SIZE
-    size = arguments.batch_size or default
-    if "global_batch_size" in config.given:
-        size = config.length.global_batch_size
-    if isinstance(data.train, ProgramStream):
-        if size != data.train.batch_size and "global_batch_size" in config.given:
-            raise UsageError(
-                f"--global_batch_size={size} does not fit data of batches of "
-                f"{data.train.batch_size}: change it in the program."
-            )
-        size = data.train.batch_size
-    eval_size = arguments.validation_batch_size or size
-    if isinstance(data.evaluation, ProgramStream):
-        eval_size = data.evaluation.batch_size
-    train_steps = config.length.train_steps
-    # A flag that says how long to train holds for every `fit` of the program.
-    if train_steps is None:
-        order = Order(
-            num_examples=num_examples,
-            global_batch_size=size,
-            seed=None,
-            drop_last_batch=config.drops_last_batch,
-        )
-        lengths = arguments.lengths(order.steps_per_epoch)
-        train_steps = lengths.start(arguments.epochs - arguments.initial_epoch)
-    return config.replace(
-        train_steps=train_steps,
-        epochs=None,
-        global_batch_size=size,
-        eval_global_batch_size=eval_size,
-    )

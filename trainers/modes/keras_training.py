@@ -25,7 +25,7 @@ from trainers.keras_program.executions import (
     whole_executions,
 )
 from trainers.keras_program.loss_of_fit import LossOfFit
-from trainers.keras_program.stream import ProgramStream
+from trainers.keras_program.streams.stream import ProgramStream
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
 from trainers.model.random_numbers.of_fit import RandomNumbersOfFit

@@ -17,15 +17,15 @@ from strategies.common.errors import UsageError
 from strategies.config import StrategyConfig
 from tests import processes
 from trainers.inputs.shuffling import Order
-from trainers.keras_program import stream
 from trainers.keras_program.data import (
     check_streams,
     data_of_fit,
     validates_on_shuffled,
 )
 from trainers.keras_program.fit_arguments import arguments_of_call
-from trainers.keras_program.open_stream import open_stream
-from trainers.keras_program.stream import StreamBatches
+from trainers.keras_program.streams import stream
+from trainers.keras_program.streams.open_stream import open_stream
+from trainers.keras_program.streams.stream import StreamBatches
 
 
 def _batches(data: tf.data.Dataset, first_step: int, last_step: int) -> StreamBatches:

@@ -21,8 +21,8 @@ from strategies.common.private_apis.fit_data import (
     without_reading_ahead,
 )
 from strategies.common.text import one_line
-from trainers.keras_program.shuffled import Shuffled
-from trainers.keras_program.stream import ProgramStream, tensors_of
+from trainers.keras_program.streams.shuffled import Shuffled
+from trainers.keras_program.streams.stream import ProgramStream, tensors_of
 
 
 def open_stream(

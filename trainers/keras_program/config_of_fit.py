@@ -1,0 +1,60 @@
+"""The configuration of one call of `fit`."""
+
+from __future__ import annotations
+
+import math
+
+from strategies.common.errors import UsageError
+from trainers.config.config import Config
+from trainers.inputs.shuffling import Order
+from trainers.inputs.sources import Data
+from trainers.keras_program.fit_arguments import FitArguments
+from trainers.keras_program.streams.stream import ProgramStream
+
+# Keras's own, where `fit` has neither a batch size nor a number of steps.
+_DEFAULT_BATCH_SIZE = 32
+
+
+def config_of_fit(config: Config, arguments: FitArguments, data: Data) -> Config:
+    """Returns the configuration of one `fit`; flags that are given override it.
+
+    Args:
+      config: Configuration of the run.
+      arguments: Arguments of the call.
+      data: Data of the call.
+
+    Raises:
+      UsageError: A batch size is given for data that have batches.
+    """
+    steps, num_examples = arguments.steps_per_epoch, data.train.num_examples
+    default = math.ceil(num_examples / steps) if steps else _DEFAULT_BATCH_SIZE
+    size = arguments.batch_size or default
+    if "global_batch_size" in config.given:
+        size = config.length.global_batch_size
+    if isinstance(data.train, ProgramStream):
+        if size != data.train.batch_size and "global_batch_size" in config.given:
+            raise UsageError(
+                f"--global_batch_size={size} does not fit data of batches of "
+                f"{data.train.batch_size}: change it in the program."
+            )
+        size = data.train.batch_size
+    eval_size = arguments.validation_batch_size or size
+    if isinstance(data.evaluation, ProgramStream):
+        eval_size = data.evaluation.batch_size
+    train_steps = config.length.train_steps
+    # A flag that says how long to train holds for every `fit` of the program.
+    if train_steps is None:
+        order = Order(
+            num_examples=num_examples,
+            global_batch_size=size,
+            seed=None,
+            drop_last_batch=config.drops_last_batch,
+        )
+        lengths = arguments.lengths(order.steps_per_epoch)
+        train_steps = lengths.start(arguments.epochs - arguments.initial_epoch)
+    return config.replace(
+        train_steps=train_steps,
+        epochs=None,
+        global_batch_size=size,
+        eval_global_batch_size=eval_size,
+    )

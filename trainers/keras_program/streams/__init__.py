@@ -1,0 +1,1 @@
+"""Data of a `fit` that are read as a stream of batches."""
