@@ -39,12 +39,12 @@ from strategies.inner_loop.grouping import compute_in_order, grouped
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import totals
 from strategies.inner_loop.replicated import BUCKET_BYTES, OwnShard, all_reduce_packed
-from strategies.inner_loop.results import OWN_TOTALS
+from strategies.inner_loop.results import INTERNAL, OWN_TOTALS
 from strategies.inner_loop.step import Step
 from strategies.inner_loop.steps_on_copies import StepsOnCopies
 
 # Name of the sum of squares of a worker's part of the gradients, among the sums.
-_SQUARES = "squares_of_parts"
+_SQUARES = f"{INTERNAL}squares_of_parts"
 
 
 class _Reduced(NamedTuple):

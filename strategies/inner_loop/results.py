@@ -11,37 +11,30 @@ import tensorflow as tf
 
 from strategies.common.types import StepPhases, StepResults, SyncedFlags
 
-# Metrics of a step that travel with the sums of losses and metrics.
-STAGE_BUSY_SECONDS = "stage_busy_seconds/"
-PIPELINE_SECONDS = "pipeline_seconds"
+# Begins the name of each figure that is no loss or metric and travels with their sums.
+# No metric of a program has such a name.
+INTERNAL = "\0"
+STAGE_BUSY_SECONDS = f"{INTERNAL}stage_busy_seconds/"
+PIPELINE_SECONDS = f"{INTERNAL}pipeline_seconds"
+# Number of updates between reading the weights and applying a gradient.
+STALENESS = f"{INTERNAL}staleness"
+# Number of gradients that arrived after their update was applied without them.
+DROPPED_GRADIENTS = f"{INTERNAL}dropped_gradients"
 # Sum over replicas of their `totals`, where replicas keep their own gradients.
-OWN_TOTALS = "own_totals"
+OWN_TOTALS = f"{INTERNAL}own_totals"
 # Index of the first total that is not finite; NOTHING if all totals are finite.
-NOT_FINITE = "not_finite"
+NOT_FINITE = f"{INTERNAL}not_finite"
 NOTHING = -1
 # Start of a step, by the clock of the task that ran it, and the wait for its batch.
-START = "clock/start"
-WAIT = "clock/wait"
+START = f"{INTERNAL}clock/start"
+WAIT = f"{INTERNAL}clock/wait"
 # Times at which a step's outputs and their sum were complete.
-COMPUTED = "clock/computed"
-REDUCED = "clock/reduced"
+COMPUTED = f"{INTERNAL}clock/computed"
+REDUCED = f"{INTERNAL}clock/reduced"
 # Seconds in which each worker waited for its examples and computed, if others do.
-WORKER_SECONDS = "clock/worker_seconds"
-_AGREED = "agreed/"
+WORKER_SECONDS = f"{INTERNAL}clock/worker_seconds"
+_AGREED = f"{INTERNAL}agreed/"
 _REPLICAS = _AGREED + "replicas"
-_NOT_METRICS = (
-    *(
-        "staleness",
-        "dropped_gradients",
-        NOT_FINITE,
-        START,
-        WAIT,
-        COMPUTED,
-        REDUCED,
-        WORKER_SECONDS,
-    ),
-    *(STAGE_BUSY_SECONDS, PIPELINE_SECONDS, _AGREED),
-)
 
 
 def proposal(local_flags: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -174,10 +167,10 @@ def step_results(
         sums={
             name: values
             for name, values in figures.items()
-            if not name.startswith(_NOT_METRICS)
+            if not name.startswith(INTERNAL)
         },
-        staleness=figures.get("staleness"),
-        dropped_gradients=figures.get("dropped_gradients"),
+        staleness=figures.get(STALENESS),
+        dropped_gradients=figures.get(DROPPED_GRADIENTS),
         stage_busy_seconds=_by_stage(figures),
         pipeline_seconds=figures.get(PIPELINE_SECONDS),
         attempted_steps=len(figures[START]),

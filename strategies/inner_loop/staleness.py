@@ -23,9 +23,10 @@ from strategies.common.types import (
     StepResults,
     Update,
 )
+from strategies.inner_loop.results import STALENESS
 
 # Names of the values that a step reports in addition to its sums.
-REPORTED = ("staleness",)
+REPORTED = (STALENESS,)
 
 
 def read_then_compute(
@@ -63,7 +64,7 @@ def apply_then_count(
     # update that a dying worker never completes.
     with tf.control_dependencies([changes_of(apply)]):
         count = update.increment_step()
-    return {"staleness": count - 1 - version}
+    return {STALENESS: count - 1 - version}
 
 
 def changes_of(apply: Callable[[], None]) -> tf.Operation:

@@ -32,7 +32,12 @@ from strategies.common.types import (
 from strategies.inner_loop.input import IndexedInput
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.reduction import scaled, with_totals_of_sum
-from strategies.inner_loop.results import OWN_TOTALS, WORKER_SECONDS
+from strategies.inner_loop.results import (
+    DROPPED_GRADIENTS,
+    OWN_TOTALS,
+    STALENESS,
+    WORKER_SECONDS,
+)
 from strategies.inner_loop.step import Step
 from strategies.ps.compressed_push import WholeGradients
 from strategies.ps.gradient_queues import GradientQueues
@@ -176,8 +181,8 @@ class SynchronousSteps:
         num_rows, global_size, versions = tf.unstack(counts[:3])
         sums = {
             **outputs.sums,
-            "staleness": tf.cast(applied, tf.float64) - versions / self._num_required,
-            "dropped_gradients": late,
+            STALENESS: tf.cast(applied, tf.float64) - versions / self._num_required,
+            DROPPED_GRADIENTS: late,
         }
         if self._update.times_phases:
             sums[WORKER_SECONDS] = counts[3:]

@@ -12,9 +12,12 @@ import tensorflow as tf
 from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
 from strategies.inner_loop.reduction import scaled
+from strategies.inner_loop.results import INTERNAL
 
-# Named in the sums of a step, so that it is reported as a mean over its examples.
-LOSS_SCALE = "loss_scale"
+# Name of the scale among the sums of a step.
+LOSS_SCALE = f"{INTERNAL}loss_scale"
+# Name by which it is reported, as a mean over examples, unless a metric has this name.
+_REPORTED = "loss_scale"
 
 
 class LossScale:
@@ -117,7 +120,11 @@ def scaled_loss(
         return loss, sums
     # Exact for a power of two, so that the mean over all examples is the scale.
     of_rows = tf.cast(scale, tf.float64) * tf.cast(batch.num_rows, tf.float64)
-    return loss * tf.cast(scale, loss.dtype), {**sums, LOSS_SCALE: of_rows}
+    return loss * tf.cast(scale, loss.dtype), {
+        _REPORTED: of_rows,
+        **sums,
+        LOSS_SCALE: of_rows,
+    }
 
 
 def unscaled(gradients: Sequence[Any], scale: tf.Tensor | None) -> list[Any]:

@@ -1,0 +1,42 @@
+"""Metrics whose names are those of figures that a step has beside them."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+
+from tests import processes
+from tests.trainers.keras_program.beside_fit import by_fit, under
+
+_NAMES = (
+    *("staleness", "dropped_gradients", "pipeline_seconds", "stage_busy_seconds/0"),
+    *("not_finite", "own_totals", "clock/start", "agreed/replicas", "loss_scale"),
+)
+_TEXT = f"""
+import keras
+import numpy as np
+
+keras.utils.set_random_seed(0)
+random = np.random.default_rng(0)
+x = random.normal(size=(32, 4))
+y = random.normal(size=(32, 1))
+# In half precision the loss has a scale.
+layers = [keras.layers.Dense(2, dtype="mixed_float16"), keras.layers.Dense(1)]
+model = keras.Sequential([keras.Input((4,)), *layers])
+metrics = [keras.metrics.MeanAbsoluteError(name=name) for name in {_NAMES}]
+model.compile(keras.optimizers.SGD(0.0), "mse", metrics=metrics)
+model.fit(x, y, batch_size=16, epochs=2, validation_data=(x, y))
+"""
+
+
+def test_a_metric_may_have_any_name(tmp_path: pathlib.Path) -> None:
+    (found,) = under(tmp_path, _TEXT, "--strategy=tower", "--num_replicas=2")
+    (plain,) = by_fit(tmp_path, _TEXT)
+    assert set(found["history"]) == set(plain["history"])
+    for name in _NAMES:
+        # In half precision, of which a half has other roundings than the whole.
+        np.testing.assert_allclose(
+            found["history"][name], plain["history"][name], rtol=1e-2
+        )
+    assert processes.result_of(tmp_path / "run")["staleness"] is None
