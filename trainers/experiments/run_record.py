@@ -70,14 +70,13 @@ class Run:
         All are None unless the run completed.
         """
         result = self.result
+        lengths = {
+            p: _at(result, "throughput", "step_milliseconds", p)
+            for p in ("p50", "p90", "p99")
+        }
         values = {
             "examples_per_second": _at(result, "throughput", "examples_per_second"),
-            **{
-                f"step_milliseconds_{p}": _at(
-                    result, "throughput", "step_milliseconds", p
-                )
-                for p in ("p50", "p90", "p99")
-            },
+            **{f"step_milliseconds_{p}": length for p, length in lengths.items()},
             "seconds_to_target_accuracy": self._seconds_to(target_accuracy),
             "eval_accuracy": _at(result, "final", "eval_accuracy"),
             "eval_loss": _at(result, "final", "eval_loss"),
@@ -245,9 +244,8 @@ def _lines_after(label: str, log: pathlib.Path | None) -> list[str]:
     """Returns the lines of a log that begin with a label, without it, each once."""
     if log is None or not log.is_file():
         return []
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = [line.removeprefix(label) for line in lines if line.startswith(label)]
-    return list(dict.fromkeys(found))
+    lines = dict.fromkeys(log.read_text("utf-8", errors="replace").splitlines())
+    return [line.removeprefix(label) for line in lines if line.startswith(label)]
 
 
 def _at(content: Mapping[str, Any], *path: str) -> float | None:

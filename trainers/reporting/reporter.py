@@ -99,9 +99,8 @@ class Reporter(NullReporter):
         is_over = step == self._parts.train_steps or is_stopped(self._restored or {})
         if not (is_over and self._folder.has_ended(self._parts.phase)):
             return False
-        self._console.say(
-            f"{self._folder.path} is complete at step {step}: nothing to do."
-        )
+        words = f"{self._folder.path} is complete at step {step}: nothing to do."
+        self._console.say(words)
         return True
 
     def begin(self, first_step: int) -> None:

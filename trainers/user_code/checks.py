@@ -206,8 +206,8 @@ def check_ids(
       UsageError: A label is not from 0 to the number of outputs - 1.
     """
     losses = _by_output(loss, names)
-    sparse = {name: _ignored(given) for name, given in losses.items()}
-    sparse = {name: ignored for name, ignored in sparse.items() if ignored is not False}
+    ignored_by = {name: _ignored(given) for name, given in losses.items()}
+    sparse = {name: v for name, v in ignored_by.items() if v is not False}
     sources = [
         labels_of(source.tensors()[1])
         for source in (data.train, data.evaluation)
