@@ -39,8 +39,10 @@ def hosts(environment: Mapping[str, str]) -> Mapping[str, str]:
 def first_port(job: int, step: int) -> int:
     """Returns the lowest port of a step's tasks on every node.
 
-    The tasks of a node count up from this port. Steps of jobs that run at the same time
-    have different ranges, until the numbers of the jobs are 350 apart.
+    The tasks of a node count up from this port. The steps of one job have different
+    ranges, and so have first steps (0) of jobs whose numbers are less than 350 apart.
+    Later steps may share a range with another job, such as step 4 of job 1 with step 0
+    of job 35.
     """
     # Slurm does not assign a port: SLURM_STEP_RESV_PORTS exists only where the
     # administrator has set MpiParams, and SLURM_SRUN_COMM_PORT belongs to srun.
