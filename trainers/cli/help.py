@@ -27,7 +27,7 @@ curves, checkpoints and a result.json.
   python -m trainers.main --mode=evaluate --run_dir=runs/first
 
 Strategies and modes have pages of their own, with the flags that they alone
-have: --strategy=tower --help, --mode=compare --help.
+have: --strategy=parameter_server --help, --mode=compare --help.
 """
 
 _HOW_TO_READ = (

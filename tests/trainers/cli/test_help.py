@@ -20,6 +20,7 @@ from trainers.config.config import Config
 from trainers.config.groups import all_fields, option
 from trainers.config.run import MODES as MODE_NAMES
 
+README = processes.ROOT / "README.md"
 PAGES = [
     "--help",
     "--helpfull",
@@ -99,6 +100,12 @@ def test_the_page_of_a_strategy_has_the_flags_that_not_all_have() -> None:
     assert shown["one_device"] == set()
     assert "learning_rate" not in set.union(*shown.values())
     assert "num_workers" not in page_of("--help")
+
+
+@pytest.mark.parametrize("text", [page_of("--help"), README.read_text("utf-8")])
+def test_the_page_that_is_an_example_has_flags(text: str) -> None:
+    (strategy,) = re.findall(r"--strategy=(\w+) --help", text)
+    assert headings_by_flag(page_of(f"--strategy={strategy} --help"))
 
 
 def test_a_mode_is_more_than_a_strategy() -> None:
