@@ -84,7 +84,7 @@ def factory(name: str, flag: str) -> Callable[..., Any]:
 
 
 def _choices(module: types.ModuleType, name: str) -> str:
-    """Returns the functions of a module in words, also the one a name resembles."""
+    """Returns the functions of a module in words, and the closest to a name."""
     # Only functions that the module defines, not those it imports.
     public = [
         key
