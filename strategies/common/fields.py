@@ -212,9 +212,8 @@ def _check_beyond(
       UsageError: Neither the choices nor `why_not` accept the word.
     """
     why_not: Callable[[str], str | None] | None = field.metadata["why_not"]
-    problem: str | None = f"is unknown; choose one of {', '.join(choices)}."
-    if why_not is not None:
-        problem = why_not(value)
+    unknown = f"is unknown; choose one of {', '.join(choices)}."
+    problem = unknown if why_not is None else why_not(value)
     if problem is not None:
         raise UsageError(f"{name}={shown(value)} {problem}")
 

@@ -156,7 +156,6 @@ def read_run(
         return Run(arm=arm, seed=seed, path=path, status="failed", reason=str(error))
     measured = read_measured(path)
     result = folder.read_result()
-    metrics = _metrics(folder)
     if result is None:
         status, reason = "failed", _why_no_result(measured, log)
     else:
@@ -171,7 +170,7 @@ def read_run(
         status=status,
         reason=reason,
         result=result or {},
-        metrics=metrics,
+        metrics=_metrics(folder),
         measured=measured,
         warnings=_lines_after("warning: ", log),
     )
