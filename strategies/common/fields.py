@@ -132,11 +132,7 @@ def check_setting(
 ) -> None:
     """Checks the value of one field of a configuration.
 
-    Args:
-      config_class: Class of the configuration.
-      field: Field of the class.
-      value: Value to check.
-      title: Name of the value in messages; None for the option of the field.
+    Messages name it by `title`, or else by the option of the field.
 
     Raises:
       UsageError: The value has the wrong type, is out of bounds or is not a choice.
