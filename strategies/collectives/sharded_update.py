@@ -37,7 +37,7 @@ from strategies.common.types import (
 )
 from strategies.inner_loop.grouping import compute_in_order, grouped
 from strategies.inner_loop.loop import InnerLoop
-from strategies.inner_loop.reduction import totals
+from strategies.inner_loop.reduction import total_of, totals, widened
 from strategies.inner_loop.replicated import BUCKET_BYTES, OwnShard, all_reduce_packed
 from strategies.inner_loop.results import INTERNAL, OWN_TOTALS
 from strategies.inner_loop.step import Step
@@ -186,11 +186,14 @@ class ShardedUpdate(UpdateExchange):
         # A weight that lies in the parts of two workers has the sum of both.
         own = [zero] * len(self._trained)
         for index, piece in self._slices_of(parts):
-            own[index] = tf.cast(tf.reduce_sum(piece), tf.float64)
+            own[index] = total_of(piece)
         squares = zero
         if self._shard.needs_norm:
             squares = tf.add_n(
-                [tf.cast(2 * tf.nn.l2_loss(part), tf.float64) for part in parts]
+                [
+                    tf.cast(2 * tf.nn.l2_loss(widened(part)), tf.float64)
+                    for part in parts
+                ]
             )
         # These few numbers travel with losses and metrics, in no message of their own.
         sums = {**outputs.sums, OWN_TOTALS: tf.stack(own), _SQUARES: squares}

@@ -126,7 +126,25 @@ def _total(value: Any) -> tf.Tensor:
     if value is None or not value.dtype.is_floating:
         return tf.zeros([], tf.float64)
     with tf.device(value.device):
-        return tf.cast(tf.reduce_sum(value), tf.float64)
+        return total_of(value)
+
+
+def total_of(value: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of a floating tensor, a float64 scalar."""
+    return tf.cast(tf.reduce_sum(widened(value)), tf.float64)
+
+
+def widened(value: Any) -> Any:
+    """Returns a floating tensor or IndexedSlices in a type of 4 bytes or more.
+
+    Sums of many numbers in float16 overflow: it ends at 65,504.
+    """
+    if value is None or value.dtype.size >= tf.float32.size:
+        return value
+    if isinstance(value, tf.IndexedSlices):
+        rows = widened(value.values)
+        return tf.IndexedSlices(rows, value.indices, value.dense_shape)
+    return tf.cast(value, tf.float32)
 
 
 def with_own_totals(

@@ -11,7 +11,7 @@ import tensorflow as tf
 from strategies.collectives.buckets import Span
 from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.common.types import ReplicaOutputs
-from strategies.inner_loop.reduction import clipped, with_known_shapes
+from strategies.inner_loop.reduction import clipped, widened, with_known_shapes
 from trainers.model.histograms import histogram
 from trainers.model.layer_state import LayerState
 from trainers.model.optimizers.loss_scale import LOSS_SCALE, LossScale, unscaled
@@ -216,7 +216,7 @@ def _norm_where_they_are(variables: Sequence[tf.Variable]) -> tf.Tensor:
     for variable in variables:
         with tf.device(variable.device):
             # l2_loss is half the sum of squares, hence the factor 2 below.
-            squares.append(tf.nn.l2_loss(variable))
+            squares.append(tf.nn.l2_loss(widened(tf.convert_to_tensor(variable))))
     if len({square.dtype for square in squares}) > 1:
         squares = [tf.cast(square, tf.float64) for square in squares]
     return tf.sqrt(2 * tf.add_n(squares))
@@ -224,6 +224,7 @@ def _norm_where_they_are(variables: Sequence[tf.Variable]) -> tf.Tensor:
 
 def _global_norm(gradients: Sequence[Any]) -> tf.Tensor:
     """Returns the norm of all together, in float64 if layers have several types."""
+    gradients = list(map(widened, gradients))
     if len(_dtypes(gradients)) < 2:
         return tf.linalg.global_norm(gradients)
     norms = [
