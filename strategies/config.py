@@ -341,7 +341,7 @@ class StrategyConfig:
             matches = self.is_synchronous and not self.backup_workers
         if self.gradient_reduction != "mean" or self.average == "parameters":
             matches = False
-        if self.compression is not None:
+        if self.compression is not None or self.all_reduce_dtype != "as_is":
             matches = False
         return dataclasses.replace(
             declared,

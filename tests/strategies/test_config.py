@@ -1,0 +1,19 @@
+"""Traits of a strategy as it is configured."""
+
+from __future__ import annotations
+
+import pytest
+
+from strategies.config import StrategyConfig
+from trainers.config.config import Config
+from trainers.experiments.verify.arms import is_comparable
+
+
+@pytest.mark.parametrize(
+    ("dtype", "matches"), [("as_is", True), ("bfloat16", False), ("float16", False)]
+)
+def test_rounded_gradients_are_another_training(dtype: str, matches: bool) -> None:
+    """Verification compares it all the same."""
+    settings = {"strategy": "multi_worker_mirrored", "all_reduce_dtype": dtype}
+    assert StrategyConfig(**settings).traits.matches_one_device is matches
+    assert is_comparable(Config().replace(**settings))
