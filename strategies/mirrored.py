@@ -19,7 +19,7 @@ from strategies.common.types import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.devices.assignment import replica_devices, require_gpus
+from strategies.devices.assignment import require_gpus, take_devices
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.loop import InnerLoop
 from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
@@ -57,8 +57,8 @@ class Mirrored(Strategy):
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> Mirrored:
         del cluster
-        devices = replica_devices(
-            config.device_choice, config.num_replicas, replicas_without_gpu=2
+        devices = take_devices(
+            config.device_choice, config.num_replicas, wanted_without_gpu=2
         )
         on_gpus = "GPU" in devices[0]
         reduction = config.cross_device_reduction

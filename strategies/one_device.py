@@ -18,7 +18,7 @@ from strategies.common.types import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.devices.assignment import replica_devices
+from strategies.devices.assignment import take_devices
 from strategies.inner_loop.compiled_loop import CompiledLoop
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.loop import InnerLoop
@@ -48,8 +48,8 @@ class OneDevice(Strategy):
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> OneDevice:
         del cluster
-        devices = replica_devices(
-            config.device_choice, config.num_replicas, replicas_without_gpu=1
+        devices = take_devices(
+            config.device_choice, config.num_replicas, wanted_without_gpu=1
         )
         return cls(devices[0])
 

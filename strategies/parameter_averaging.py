@@ -34,7 +34,7 @@ from strategies.common.types import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.devices.assignment import replica_devices
+from strategies.devices.assignment import take_devices
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.replicated import all_reduce_local, compile_replicated
 from strategies.inner_loop.sharding import take_shard
@@ -76,8 +76,8 @@ class ParameterAveraging(Strategy):
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> ParameterAveraging:
         del cluster
-        devices = replica_devices(
-            config.device_choice, config.num_replicas, replicas_without_gpu=2
+        devices = take_devices(
+            config.device_choice, config.num_replicas, wanted_without_gpu=2
         )
         return cls(devices, config)
 

@@ -36,7 +36,7 @@ from strategies.common.types import (
     Update,
 )
 from strategies.config import StrategyConfig
-from strategies.devices.assignment import CPU, replica_devices
+from strategies.devices.assignment import CPU, take_devices
 from strategies.inner_loop.async_towers import AsynchronousTowers, TowerInput
 from strategies.inner_loop.input import StepChunks
 from strategies.inner_loop.loop import InnerLoop
@@ -73,8 +73,8 @@ class Tower(Strategy):
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> Tower:
         del cluster
-        devices = replica_devices(
-            config.device_choice, config.num_replicas, replicas_without_gpu=2
+        devices = take_devices(
+            config.device_choice, config.num_replicas, wanted_without_gpu=2
         )
         return cls(devices, parameter_device=CPU, config=config)
 

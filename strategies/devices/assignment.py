@@ -16,26 +16,6 @@ from strategies.devices.parsing import DeviceChoice
 CPU = "/device:CPU:0"
 
 
-def replica_devices(
-    choice: DeviceChoice, num_replicas: int | None, replicas_without_gpu: int
-) -> list[str]:
-    """Returns one device for each replica.
-
-    Every GPU is used if there are any. Without a GPU the CPU is split into logical
-    devices, which behave like separate devices but share its cores.
-
-    Args:
-      choice: The value of --devices.
-      num_replicas: The value of --num_replicas; None for one replica a device.
-      replicas_without_gpu: Number of replicas on a machine without a GPU if neither
-        flag is given.
-
-    Raises:
-      UsageError: The devices cannot be provided, for a reason of `take_devices`.
-    """
-    return take_devices(choice, num_replicas, replicas_without_gpu)
-
-
 def take_devices(
     choice: DeviceChoice,
     wanted: int | None,
@@ -43,6 +23,9 @@ def take_devices(
     setting: str = "--num_replicas",
 ) -> list[str]:
     """Returns the chosen devices, or else the first devices of the machine.
+
+    Every GPU is used if there are any and no number is wanted. Without a GPU the CPU is
+    split into logical devices, which behave like separate devices but share its cores.
 
     Args:
       choice: Value of --devices.

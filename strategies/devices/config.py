@@ -6,13 +6,10 @@ This module does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_settings, setting
-
-if TYPE_CHECKING:
-    pass
 
 # Settings of GPU memory, with their options.
 _OF_MEMORY = {

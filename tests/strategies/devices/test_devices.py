@@ -20,7 +20,6 @@ from strategies.config import StrategyConfig
 from strategies.devices.assignment import (
     configure_devices,
     describe,
-    replica_devices,
     take_devices,
 )
 from strategies.devices.config import DeviceConfig
@@ -74,7 +73,7 @@ def test_every_strategy_takes_the_devices_that_are_chosen(strategy: str) -> None
 
 
 def devices_of(config: StrategyConfig) -> list[str]:
-    return replica_devices(config.device_choice, config.num_replicas, 2)
+    return take_devices(config.device_choice, config.num_replicas, 2)
 
 
 def configure(config: StrategyConfig, device_config: DeviceConfig) -> None:
