@@ -12,7 +12,8 @@ from strategies.common.errors import UsageError
 from strategies.common.types import Update
 from strategies.inner_loop.reduction import bytes_of
 from strategies.local_sgd.outer_optimizer import OuterOptimizer
-from strategies.local_sgd.replica_variables import Copies, WorkerCopies
+from strategies.local_sgd.replica_variables import Copies
+from strategies.local_sgd.worker_variables import WorkerCopies
 
 if TYPE_CHECKING:
     from strategies.config import StrategyConfig

@@ -31,7 +31,7 @@ from strategies.local_sgd.local_steps import (
     local_step,
     sum_what_is_reported,
 )
-from strategies.local_sgd.replica_variables import WorkerCopies
+from strategies.local_sgd.worker_variables import WorkerCopies
 
 if TYPE_CHECKING:
     from strategies.config import StrategyConfig
