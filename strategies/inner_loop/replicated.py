@@ -186,7 +186,7 @@ def _sum_dense(
       outputs: Outputs of the calling replica.
       wire_type: Function that returns the type in which a tensor is sent.
       groups_of: Function from the type and number of elements of each tensor to the
-        positions of tensors that are sent together. The number is zero if unknown.
+        positions of each group. The number is zero if unknown.
       is_ring: True if the sum may be of several processes.
     """
     flat = tf.nest.flatten(outputs)

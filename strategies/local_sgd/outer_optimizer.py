@@ -78,7 +78,7 @@ class OuterOptimizer:
         """Takes the present values of weights as their anchors, without momentum.
 
         Args:
-          variables: Variables, of which those are meant that this optimizer changes.
+          variables: Variables, of which this optimizer may change some.
         """
         for weight in filter(self.changes, variables):
             for copy, anchor, *momentum in self._on_each_device(weight):

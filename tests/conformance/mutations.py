@@ -436,7 +436,12 @@ MUTATIONS = (
     Mutation(
         "a run that takes over other weights keeps its anchor",
         _AVERAGES,
-        (("            self._outer.restart()\n", "            pass\n"),),
+        (
+            (
+                "            self._outer.restart(without_local)\n",
+                "            pass\n",
+            ),
+        ),
         OUTER,
     ),
     Mutation(
@@ -559,7 +564,7 @@ MUTATIONS = (
     Mutation(
         "workers send a loss in the type of the first gradient",
         _REPLICATED,
-        (("others = max(types, key", "others = min(types, key"),),
+        (("others = _widest(*types)", "others = types[0]"),),
         BUCKETS,
     ),
     Mutation(
