@@ -9,8 +9,8 @@ int64 from 0 to 9, and `label`, an int64 that is 0 or 1. The rule to be learned 
 
 which holds for about half of all samples. No single weighted sum tells the two
 classes apart (logistic regression gets 67 percent right), but a hidden layer of
-ten units does: 1000 steps of 64 examples with adam at 0.01 got 96 to 100 percent
-of unseen examples right, over 40 seeds of data, weights and order.
+ten units does: the command that this one prints got 95 to 100 percent of the
+held-out examples right, with --seed=0 to 5.
 """
 
 from __future__ import annotations
@@ -145,7 +145,8 @@ def run(values: flags.FlagValues) -> ExitCode:
     print(
         f"wrote {values.num_examples} examples to {path}; train on them with: "
         "python -m trainers.main --dataset=tfrecord "
-        f"--data_path={shlex.quote(str(path))} --model=mlp --hidden_units=10"
+        f"--data_path={shlex.quote(str(path))} --model=mlp --hidden_units=10 "
+        "--learning_rate=0.01"
     )
     return ExitCode.DONE
 
