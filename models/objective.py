@@ -91,6 +91,44 @@ def add_steps(sums: MutableMapping[str, Any], steps: Mapping[str, np.ndarray]) -
             sums[name] = sums.get(name, 0) + values.sum(axis=0)
 
 
+def as_scalars(results: Mapping[str, Any]) -> dict[str, float]:
+    """Returns one number for each name, for files and charts.
+
+    The entries of a vector have their places in the names, and accuracy has one name:
+    `compile` takes it as `acc` too.
+
+    Args:
+      results: Loss and metrics by the names of `fit`, numbers or arrays.
+    """
+    found = {}
+    for name, value in results.items():
+        if name.lower() in ("acc", "accuracy") and "accuracy" not in found:
+            name = "accuracy"
+        numbers = np.asarray(value)
+        if not numbers.ndim:
+            found[name] = float(numbers)
+            continue
+        for index, number in enumerate(numbers.reshape(-1)):
+            found[f"{name}/{index}"] = float(number)
+    return found
+
+
+def as_logs(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns results as `fit` has them in its logs: numbers, and arrays of vectors.
+
+    Args:
+      results: Results of metrics; one may be a dictionary of several.
+    """
+    found: dict[str, Any] = {}
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            found |= as_logs(value)
+            continue
+        numbers = np.asarray(value)
+        found[name] = numbers if numbers.ndim else float(numbers)
+    return found
+
+
 def means_over_examples(sums: Mapping[str, Any]) -> dict[str, float]:
     """Divides sums by their common denominator, `examples`.
 
@@ -166,8 +204,8 @@ class Objective(Protocol):
         It takes a model and a batch, and returns scalar sums over the rows, by name.
         """
 
-    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the loss and metrics of any number of examples.
+    def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the loss and metrics of any number of examples, as in logs of `fit`.
 
         Args:
           sums: Sums of `values` over the examples by name, NumPy arrays or numbers, and

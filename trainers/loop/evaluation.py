@@ -34,15 +34,15 @@ class Evaluated(NamedTuple):
     """Result of an evaluation.
 
     Attributes:
-      means: Loss and metrics over every example exactly once. One example whose value
-        is not finite makes the mean of that value infinite or nan.
+      means: Loss and metrics over every example exactly once, as in logs of `fit`. One
+        example whose value is not finite makes the mean of that value infinite or nan.
       confusion: int64 [classes, classes], number of examples by true class (row) and
         predicted class (column). None if the model is no classifier, has more than
         `trainers.model.confusion_matrix.MOST_CLASSES` classes, or the loss is not
         finite.
     """
 
-    means: dict[str, float]
+    means: dict[str, Any]
     confusion: np.ndarray | None
 
 
@@ -61,7 +61,7 @@ class Evaluation:
         eval_step: ReplicaFunction,
         source: Source,
         global_batch_size: int,
-        results: Callable[[Mapping[str, Any]], dict[str, float]],
+        results: Callable[[Mapping[str, Any]], dict[str, Any]],
     ):
         """Prepares the evaluation; the first `run` compiles it.
 

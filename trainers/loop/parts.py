@@ -181,8 +181,8 @@ class TrainingParts(ModelParts):
     rebuild: Callable[[], keras.Model]
     phase: int = 1
 
-    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the loss and metrics that sums over training steps make."""
+    def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the loss and metrics that sums over training steps make, as `fit`."""
         # Keras's own `fit` gives means, whose sums have no state of metrics.
         by_keras = self.config.model.keras_fit
         return (means_over_examples if by_keras else self.objective.results)(sums)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from models import factories
+from models.objective import as_scalars
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
@@ -60,7 +61,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
             f"--run_dir={folder.path} has no checkpoint: train it first, or continue "
             "it with --mode=train --resume=auto."
         )
-    means, _ = assembly.evaluation.run()
+    means = as_scalars(assembly.evaluation.run().means)
     examples = assembly.data.evaluation.num_examples
     what = f"step {assembly.applied_steps()}" if exported is None else exported
     console.say(f"eval  | {what} | {in_words(means)} | {examples:,} examples")

@@ -11,6 +11,7 @@ import math
 import pathlib
 import time
 
+from models.objective import as_scalars
 from strategies.cluster.rendezvous import PeerProbe, wait_for_tasks
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
@@ -156,7 +157,7 @@ class _Evaluator:
             self._summaries = Summaries(
                 self._folder.tensorboard, self._write_errors, (EVALUATOR,)
             )
-        means, confusion = evaluated
+        means, confusion = as_scalars(evaluated.means), evaluated.confusion
         finite = {name: v for name, v in means.items() if math.isfinite(v)}
         self._summaries.scalars(EVALUATOR, finite, step)
         if confusion is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from models.objective import add_steps
+from models.objective import add_steps, as_scalars
 from strategies.common.files import without_nan
 from trainers.loop.loop import StepEvent
 from trainers.loop.timing import Clock
@@ -18,7 +18,7 @@ from trainers.reporting.pipeline_idle import PipelineIdleMeter
 from trainers.reporting.step_phases import PhaseMeter
 from trainers.run_dir.train_state import TrainCounters
 
-Results = Callable[[Mapping[str, Any]], dict[str, float]]
+Results = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class RunMetrics:
@@ -56,7 +56,7 @@ class RunMetrics:
         self.phases = phases
         self.counters = TrainCounters()
         self.throughput = ThroughputMeter()
-        self.window = MetricsWindow(results)
+        self.window = MetricsWindow(lambda sums: as_scalars(results(sums)))
         self.staleness, self.run_staleness = Staleness(), Staleness()
         self.idle, self.run_idle = (
             PipelineIdleMeter(pipeline),

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from models.objective import add_steps
+from models.objective import add_steps, as_scalars
 from trainers.loop.loop import StepEvent
 from trainers.loop.parts import TrainingParts
 from trainers.model.gradient_noise_scale import without_statistics
@@ -31,7 +31,7 @@ def record_step(
     results = event.results
     sums: dict[str, Any] = {}
     add_steps(sums, results.sums)
-    metrics = parts.results(without_statistics(sums))
+    metrics = as_scalars(parts.results(without_statistics(sums)))
     recorded = RecordedStep(
         loss=float(results.sums["loss"][-1]),
         examples=int(results.sums["examples"][-1]),

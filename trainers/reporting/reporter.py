@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from models.objective import as_scalars
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console, ProgressMetrics
 from strategies.common.errors import DivergedError, NotSavedError
@@ -172,6 +173,7 @@ class Reporter(NullReporter):
             self._writer.write_histograms(event)
 
     def write_evaluation(self, event: StepEvent, evaluated: Evaluated) -> None:
+        evaluated = evaluated._replace(means=as_scalars(evaluated.means))
         if self._writer.write_evaluation(event, evaluated):
             self._export(BEST)
         # The final summary of the run prints the last evaluation.

@@ -36,8 +36,6 @@ from trainers.user_code.metrics import Metrics, resolve_metrics
 from trainers.user_code.probe import Probe
 from trainers.user_code.unreduced import RowWeights, Unreduced, num_rows, of_rows
 
-_ACCURACY = ("accuracy", "acc")
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CompiledObjective:
@@ -125,7 +123,7 @@ class CompiledObjective:
             if count is not None
         }
 
-    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+    def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """See `Objective`."""
         return self.metrics.results(sums)
 
@@ -166,8 +164,8 @@ def objective_of(
     compiled = AsCompiled(
         loss=minimized,
         loss_weights=None if loss else weights,
-        metrics=_named_accuracy(list(metrics) if metrics else reported),
-        weighted_metrics=None if metrics else _named_accuracy(weighted),
+        metrics=list(metrics) if metrics else reported,
+        weighted_metrics=None if metrics else weighted,
     )
     names = getattr(model, "output_names", None)
     labels, sample_weights = _separated(labels)
@@ -297,19 +295,6 @@ def _check_names(
                 f"the data has no labels of output {output!r}; it has labels of "
                 f"{', '.join(labels)}: name both alike."
             )
-
-
-def _named_accuracy(metrics: Any) -> Any:
-    """Returns the same metrics, with one name for accuracy in files and charts."""
-    if metrics is None:
-        return None
-    return keras.tree.map_structure(
-        lambda given: "accuracy" if _is_accuracy(given) else given, metrics
-    )
-
-
-def _is_accuracy(given: Any) -> bool:
-    return isinstance(given, str) and given.lower() in _ACCURACY
 
 
 def _separated(labels: Any) -> tuple[Any, Any]:

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from models.objective import AsCompiled, means_over_examples
+from models.objective import AsCompiled, as_logs, means_over_examples
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.compiled import (
     OutputMetric,
@@ -100,7 +99,7 @@ class Metrics:
             found |= metric.counts(labels, predictions, weights)
         return found
 
-    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+    def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Returns means over examples, and results of counts; see `Objective`."""
         means = means_over_examples(
             {name: value for name, value in sums.items() if STATE not in name}
@@ -113,7 +112,7 @@ class Metrics:
         counted = {
             name: value for name, value in found.items() if name not in self.means
         }
-        return {**means, **numbered(counted)}
+        return {**means, **as_logs(counted)}
 
 
 def resolve_metrics(
@@ -144,9 +143,13 @@ def resolve_metrics(
         of_output = metric.of_output(labels, predictions)
         metric.metric.update_state(*of_output)
         metric.metric.reset_state()
-    owners = _names_by_metric(resolved)
-    if "loss" in owners:
-        raise UsageError("a metric is named 'loss', as the loss is: rename it.")
+    # One for each metric, also for one whose result is a dictionary.
+    owners = list(metric_results(resolved, []))
+    for name in ("loss", "examples"):
+        if name in owners:
+            raise UsageError(
+                f"a metric is named {name!r}, as another sum of a step is: rename it."
+            )
     means, counting = {}, []
     for name, metric in zip(owners, resolved, strict=True):
         # A mask weighs the values of every metric, and sample weights those of some.
@@ -159,15 +162,6 @@ def resolve_metrics(
     return Metrics(means, counting, resolved)
 
 
-def _names_by_metric(resolved: Sequence[OutputMetric]) -> Sequence[str]:
-    """Returns a name for each metric: `evaluate`'s, where it has one for each."""
-    names = list(metric_results(resolved, []))
-    # A metric whose result is a dictionary has a name for each entry.
-    if len(names) == len(resolved):
-        return names
-    return [f"{index}:{one.metric.name}" for index, one in enumerate(resolved)]
-
-
 def _is_mean(metric: OutputMetric, weights: Any) -> bool:
     """Returns whether a metric is the unweighted mean of a function's values."""
     kind, mean = type(metric.metric), keras.metrics.MeanMetricWrapper
@@ -175,16 +169,3 @@ def _is_mean(metric: OutputMetric, weights: Any) -> bool:
         (kind.update_state, kind.result) == (mean.update_state, mean.result)
     )
     return is_mean and not (metric.is_weighted and weights is not None)
-
-
-def numbered(results: Mapping[str, Any]) -> dict[str, float]:
-    """Returns one number for each name; a vector's have their places in the names."""
-    found = {}
-    for name, value in results.items():
-        numbers = np.asarray(value)
-        if not numbers.ndim:
-            found[name] = float(numbers)
-            continue
-        for index, number in enumerate(numbers.reshape(-1)):
-            found[f"{name}/{index}"] = float(number)
-    return found

@@ -186,7 +186,8 @@ def metric_results(
     compiled = metrics[0].compiled
     zeros = [(v, tf.zeros(v.shape, v.dtype)) for v in compiled.variables]
     with keras.StatelessScope([*zeros, *state]):
-        return compiled.result()
+        # A result may be a variable, whose value outside of the scope is another.
+        return tf.nest.map_structure(tf.convert_to_tensor, compiled.result())
 
 
 def function_of_metric(

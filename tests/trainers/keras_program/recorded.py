@@ -11,6 +11,7 @@ import runpy
 import sys
 
 import keras
+import numpy as np
 
 path, floatx, *sys.argv = sys.argv[1:]
 keras.config.set_floatx(floatx)
@@ -27,7 +28,7 @@ def recorded(model, *args, **kwargs):
     record.append(
         {
             "epochs": history.epoch,
-            "history": {k: list(map(float, v)) for k, v in history.history.items()},
+            "history": {k: np.array(v).tolist() for k, v in history.history.items()},
             "weights": [weight.tolist() for weight in model.get_weights()],
         }
     )

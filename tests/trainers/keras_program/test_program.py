@@ -348,7 +348,7 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
         (
             "model.fit(x, y[:9])",
             (
-                "fit refuses its data",
+                "fit refuses its training data",
                 "'y' sizes: 9",
             ),
         ),

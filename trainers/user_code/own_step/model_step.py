@@ -11,11 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.objective import LATEST, Summed, Values, separated
+from models.objective import LATEST, Summed, Values, as_logs, separated
 from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from trainers.user_code.counting_metric import change_of, total_of
-from trainers.user_code.metrics import numbered
 from trainers.user_code.own_step.update_catcher import UpdateCatcher
 
 # Between the position of a metric and that of its variable, in names of sums.
@@ -142,7 +141,7 @@ class ModelStep:
         """Name of the number that stands for the loss: `loss`, or the first one."""
         return "loss" if "loss" in self.sources else next(iter(self.sources), "")
 
-    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+    def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the logs of all examples of some sums."""
         state: list[tuple[keras.Variable, Any]] = []
         for index, own in enumerate(self.metrics):
@@ -152,7 +151,7 @@ class ModelStep:
                 total = sums[f"{self.name}/{index}{STATE}{place}"]
                 state.append((variable, total_of(old, total, variable)))
         results: dict[int, Any] = {}
-        found: dict[str, float] = {}
+        found: dict[str, Any] = {}
         with keras.StatelessScope(state):
             for name, source in self.sources.items():
                 if source is None:
@@ -160,9 +159,12 @@ class ModelStep:
                     continue
                 index, key = source
                 if index not in results:
-                    results[index] = self.metrics[index].metric.result()
+                    # A result may be a variable, whose value is the scope's.
+                    results[index] = tf.nest.map_structure(
+                        tf.convert_to_tensor, self.metrics[index].metric.result()
+                    )
                 value = results[index][key] if key else results[index]
-                found |= numbered({name: value})
+                found |= as_logs({name: value})
         return found
 
 

@@ -116,7 +116,7 @@ class OwnStep:
         """See `Objective`."""
         return EvalOutputs(self.values(model, batch, training=False), None)
 
-    def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
+    def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """See `Objective`."""
         others = {
             name: value
