@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Modules of this folder that define no model.
 _NOT_MODELS = {
     *("__init__", "base", "objective", "classification", "embedding"),
-    *("catalogue", "factories", "keras_applications"),
+    *("catalogue", "factories", "keras_applications", "name_collisions"),
 }
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from models import catalogue
+from models.name_collisions import check_names
 
 FORM = "package.module:factory or path/to/file.py:factory"
 # For `fnmatch`, where nothing else has a colon in it.
@@ -44,11 +45,13 @@ def check_package(name: str, flag: str) -> None:
 
     Raises:
       FactoryError: There is no such file, or no package or module at the top level.
+      ValueError: The file imports a module that a package of this project hides.
     """
     module = _parts(name)[0]
     if _is_file(module):
         if not pathlib.Path(module).is_file():
             raise FactoryError(f"--{flag}={name}: there is no file {module}.")
+        check_names(module, f"--{flag}={name}")
         return
     package = module.partition(".")[0]
     # `find_spec` of a dotted name would import the parent package.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models import factories
+from models.name_collisions import check_names
 from strategies.common.errors import UsageError
 from strategies.common.text import shown
 from trainers.config.config import Config
@@ -19,13 +20,14 @@ _SETTINGS = ("model", "dataset", "callbacks")
 
 
 def check_packages(config: Config) -> None:
-    """Rejects functions in missing packages, before anything is loaded.
+    """Rejects functions in missing or hidden modules, before anything is loaded.
 
     Args:
       config: Configuration of the run.
 
     Raises:
-      UsageError: A package is missing; the message names the first one.
+      UsageError: A package is missing, or a module has the name of a package of this
+        project; the message names the first one.
     """
     for name, value in _factories(config.to_dict()).items():
         try:
@@ -37,6 +39,11 @@ def check_packages(config: Config) -> None:
         raise UsageError(
             f"--script={shown(script)} is no file: give the path of a Keras program."
         )
+    if script is not None:
+        try:
+            check_names(script, f"--script={script}")
+        except ValueError as error:
+            raise UsageError(str(error)) from error
 
 
 def check_given(

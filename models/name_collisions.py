@@ -1,0 +1,72 @@
+"""Modules of a user that have the name of a package of this project.
+
+This module imports neither TensorFlow nor Keras.
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+# Packages of this project, which are loaded before a user's code runs.
+_PACKAGES = ("models", "strategies", "trainers")
+
+
+def check_names(path: str, option: str) -> None:
+    """Refuses a file that imports a module which a package of this project hides.
+
+    Python keeps one module of a name, and the program's own would not be found.
+
+    Args:
+      path: Path of the file.
+      option: Option with the file, for the message.
+
+    Raises:
+      ValueError: The file, or a module beside it that it imports, has such an import.
+    """
+    program = pathlib.Path(path).expanduser().absolute()
+    folder = program.parent
+    # This project's own folder has these packages themselves.
+    if folder.resolve() == _ROOT:
+        return
+    waiting, seen = [program], set[pathlib.Path]()
+    while waiting:
+        file = waiting.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        for name in _imported(file):
+            own = list(_files_of(folder, name))
+            if own and name in _PACKAGES:
+                raise ValueError(
+                    f"{option}: {file.name} imports {name}, and {own[0]} "
+                    "has the name of a package of this project, which Python would "
+                    "import in its place: rename the module."
+                )
+            waiting += own
+
+
+def _imported(file: pathlib.Path) -> list[str]:
+    """Returns the top-level names of a file's absolute imports, sorted."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        # The program reports its error when it runs.
+        return []
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return sorted(names)
+
+
+def _files_of(folder: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
+    """Yields the files of a module or package in a folder; none without it."""
+    module = folder / f"{name}.py"
+    if module.is_file():
+        yield module
+    yield from sorted((folder / name).rglob("*.py"))

@@ -1,0 +1,71 @@
+"""Modules of a user that this project's packages would hide."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from models.name_collisions import check_names
+from trainers.main import main
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def _write(folder: pathlib.Path, **files: str) -> str:
+    for name, text in files.items():
+        path = folder / f"{name.replace('__in__', '/')}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return str(folder / "train.py")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"train": "import models", "models": ""},
+        {"train": "from models import make", "models": ""},
+        {"train": "from models.net import make", "models__in__net": ""},
+        {"train": "import helper", "helper": "import trainers", "trainers": ""},
+        {"train": "def f():\n    import strategies", "strategies": ""},
+    ],
+)
+def test_a_hidden_module_is_refused(
+    tmp_path: pathlib.Path, files: dict[str, str]
+) -> None:
+    with pytest.raises(ValueError, match="rename the module"):
+        check_names(_write(tmp_path, **files), "--script=train.py")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        # Nothing imports it.
+        {"train": "import numpy", "models": ""},
+        # This project's packages are there to be imported.
+        {"train": "import trainers"},
+        # Relative imports find their own package.
+        {"train": "import net", "net__in__a": "from . import models"},
+        {"train": "this is no Python", "models": ""},
+    ],
+)
+def test_other_programs_are_not_refused(
+    tmp_path: pathlib.Path, files: dict[str, str]
+) -> None:
+    # Trained models are often kept in such a folder.
+    (tmp_path / "models").mkdir()
+    check_names(_write(tmp_path, **files), "--script=train.py")
+
+
+def test_the_folder_of_this_project_is_not_refused() -> None:
+    check_names(str(_ROOT / "setup.py"), "--script=setup.py")
+
+
+@pytest.mark.parametrize("flag", ["--script={}", "--model={}:make"])
+def test_a_run_names_the_file_and_the_module(
+    tmp_path: pathlib.Path, flag: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = _write(tmp_path, train="from models import make", models="")
+    assert main(["main", flag.format(path), f"--run_dir={tmp_path / 'run'}"]) == 2
+    assert f"imports models, and {tmp_path / 'models.py'}" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
