@@ -1379,7 +1379,7 @@ RUN_EXISTS = [
         "--model=mlp --hidden_units=8 --resume=auto --run_dir=run",
         *("a run of --train_steps=20", "no length is given"),
     ),
-    row(f"{RESUME} --train_steps=5", "--train_steps=5", "the 20 steps", "--run_dir"),
+    row(f"{RESUME} --train_steps=5", "has done 20 steps", "--train_steps", "--run_dir"),
     row(
         "--train_steps=20 --resume=auto --run_dir=run",
         "--model=convnet (was mlp)",

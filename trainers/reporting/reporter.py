@@ -27,6 +27,7 @@ from trainers.reporting.result import Origin, build_result, versions
 from trainers.reporting.startup_report import print_startup_report
 from trainers.reporting.tracking.tracking import Tracking
 from trainers.run_dir.checkpoints import Checkpoints
+from trainers.run_dir.continuation import check_enough_steps
 from trainers.run_dir.export import BEST, LAST, Exports
 from trainers.run_dir.run_dir import RunDir
 from trainers.run_dir.train_state import is_stopped
@@ -95,6 +96,7 @@ class Reporter(NullReporter):
             self._restored = self._checkpoints.restore_newest(self._console.warn)
         self._rollbacks.restore(self._restored or {})
         step = self._parts.applied_steps()
+        check_enough_steps(self._folder.path, step, self._parts.train_steps)
         # A run without a result, such as one killed in its last checkpoint, still
         # writes one.
         is_over = step == self._parts.train_steps or is_stopped(self._restored or {})

@@ -59,23 +59,21 @@ def check_same_training(path: pathlib.Path, before: Config, config: Config) -> N
     _check_length(path, before, config)
 
 
-def check_enough_steps(path: pathlib.Path, saved_step: int, config: Config) -> None:
-    """Checks that a resumed run ends after its newest checkpoint.
+def check_enough_steps(path: pathlib.Path, step: int, last_step: int) -> None:
+    """Checks that a resumed run does not end before its checkpoint.
 
     Args:
       path: Folder of the run, for the message.
-      saved_step: Step of the newest checkpoint.
-      config: Configuration to continue with.
+      step: Step of the checkpoint.
+      last_step: Step at which the run would end.
 
     Raises:
       UsageError: The run has more steps already.
     """
-    steps = config.length.train_steps
-    # Of a program it is the number of steps of each `fit`.
-    if steps is not None and steps < saved_step and config.model.script is None:
+    if step > last_step:
         raise UsageError(
-            f"--train_steps={steps} is less than the {saved_step:,} steps that {path} "
-            "has done: raise it, or choose another --run_dir."
+            f"{path} has done {step:,} steps, and would end at step {last_step:,}: "
+            "raise --train_steps or --epochs, or choose another --run_dir."
         )
 
 

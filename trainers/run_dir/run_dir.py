@@ -27,7 +27,7 @@ from strategies.common.strict_json import parse_json
 from trainers.config.config import Config
 from trainers.config.file import config_from_file
 from trainers.run_dir.checkpoint_names import check_is_no_pattern, checkpoints_in
-from trainers.run_dir.continuation import check_enough_steps, check_same_training
+from trainers.run_dir.continuation import check_same_training
 from trainers.run_dir.metrics_file import MetricsFile
 
 SCHEMA_VERSION = 1
@@ -344,7 +344,6 @@ class RunDir:
             if path.is_dir():
                 raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
         check_same_training(self.path, self.read_config(), config)
-        check_enough_steps(self.path, self.saved_step(), config)
 
 
 def default_path(config: Config) -> pathlib.Path:
