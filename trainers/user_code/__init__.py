@@ -18,7 +18,7 @@ _AROUND = re.compile(
     r"Exception encountered when calling [\w.]+\(\)\. | Arguments received by .*"
 )
 # How TensorFlow names the type.
-_OF_DOUBLES = re.compile(r"\b(?:float64|double)\b")
+OF_DOUBLES = re.compile(r"\b(?:float64|double)\b")
 
 
 class PerBatchError(UsageError):
@@ -61,7 +61,7 @@ def failure_of(what: str, error: BaseException) -> UsageError:
     import keras
 
     remedy = "correct it"
-    if keras.config.floatx() == "float64" and _OF_DOUBLES.search(words):
+    if keras.config.floatx() == "float64" and OF_DOUBLES.search(words):
         # Some layers and metrics of Keras 3.15 take no float64, such as RandomRotation.
         remedy += ", or leave out --dtype=float64"
     return UsageError(

@@ -16,6 +16,7 @@ from strategies.common.errors import UsageError
 from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.inputs.sources import ArraySource, Data
+from trainers.user_code import OF_DOUBLES
 
 # In place of which `fit` and `evaluate` would call them.
 _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -131,6 +132,8 @@ def labels_blamed(labels: Any, predictions: Any) -> Iterator[None]:
             if unfit is not None:
                 raise UsageError(f"the data has labels of {unfit}") from error
         of_shapes = isinstance(error, (ValueError, tf.errors.InvalidArgumentError))
+        # An operation may take no double precision.
+        of_shapes = of_shapes and not OF_DOUBLES.search(str(error))
         shapes = _shapes(labels), _shapes(predictions)
         if isinstance(error, UsageError) or not of_shapes or shapes[0] == shapes[1]:
             raise

@@ -272,7 +272,7 @@ def test_asynchronous_towers_do_not_read_streams(streamed: str) -> None:
     arguments = arguments_of_call(
         type(model).fit, model, (x, y), {"validation_data": validation}
     )
-    data = data_of_fit(arguments)
+    data = data_of_fit(arguments, 0)
     check_streams(StrategyConfig(strategy="tower"), data)
     with pytest.raises(UsageError, match=r"--update=async .* --update=sync"):
         check_streams(StrategyConfig(strategy="tower", update="async"), data)
