@@ -63,7 +63,7 @@ class CountsExamples(keras.metrics.Metric):
     """As `CountsCalls`, in a metric."""
 
     def __init__(self) -> None:
-        super().__init__(name="examples")
+        super().__init__(name="counted")
         self.count = tf.Variable(0.0)
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
