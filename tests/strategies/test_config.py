@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from strategies.config import StrategyConfig
 from trainers.config.config import Config
 from trainers.experiments.verify.arms import is_comparable
 
@@ -15,5 +14,6 @@ from trainers.experiments.verify.arms import is_comparable
 def test_rounded_gradients_are_another_training(dtype: str, matches: bool) -> None:
     """Verification compares it all the same."""
     settings = {"strategy": "multi_worker_mirrored", "all_reduce_dtype": dtype}
-    assert StrategyConfig(**settings).traits.matches_one_device is matches
-    assert is_comparable(Config().replace(**settings))
+    config = Config().replace(**settings)
+    assert config.strategy.traits.matches_one_device is matches
+    assert is_comparable(config)
