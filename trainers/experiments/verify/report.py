@@ -212,9 +212,9 @@ def _why_not_comparable(finding: Finding) -> str:
             f"--gradient_compression={strategy.gradient_compression} sums "
             "approximations of gradients: it is another training, by intention"
         )
-    if strategy.is_synchronous and not strategy.backup_workers:
+    if strategy.is_synchronous and finding.arm.config.data.sharding == "file":
         return (
-            f"--sharding={finding.arm.config.data.sharding} gives every process files "
+            "--sharding=file gives every process files "
             "of its own, so that its global batches hold other examples: it is another "
             "training, by intention"
         )

@@ -1,0 +1,34 @@
+"""Why a strategy is not compared: each reason belongs to its setting."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+from trainers.config.config import Config
+from trainers.experiments.arms import Arm
+from trainers.experiments.verify.report import _why_not_comparable
+
+_FILES = {"dataset": "tfrecord", "data_path": "a", "eval_data_path": "b"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"strategy": "mirrored"}, "mirrored declares matches_one_device=False"),
+        (
+            {"strategy": "multi_worker_mirrored", "sharding": "file", **_FILES},
+            "--sharding=file",
+        ),
+        (
+            {"strategy": "parameter_server", "update": "sync", "backup_workers": 1},
+            "--backup_workers=1",
+        ),
+    ],
+)
+def test_the_reason_names_the_setting(settings: dict[str, Any], words: str) -> None:
+    arm = Arm(name="subject", config=Config().replace(**settings))
+    finding: Any = types.SimpleNamespace(arm=arm)
+    assert words in _why_not_comparable(finding)
