@@ -75,16 +75,6 @@ def changes_keras_fit(config: Config) -> str | None:
     return next((name for name in _NOT_OF_KERAS if name in config.given), None)
 
 
-def is_of_program(config: Config, name: str) -> bool:
-    """Returns whether the program decides a setting, because no flag has given it."""
-    if config.model.script is None or name in config.given:
-        return False
-    keeps_optimizer = "optimizer" not in config.given
-    return name in _OF_A_PROGRAM or (
-        keeps_optimizer and name in ("learning_rate", *_OF_AN_OPTIMIZER)
-    )
-
-
 def check_program(config: Config) -> None:
     """Refuses settings that a program decides, and arguments without a program.
 

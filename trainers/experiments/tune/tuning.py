@@ -13,7 +13,7 @@ from strategies.common.text import as_argument, shown
 from trainers.config.comparison import DEFAULT_TUNE_RUNS, HELD_FIXED
 from trainers.config.config import Config
 from trainers.config.groups import check_group, field_of, option
-from trainers.config.program import is_of_program
+from trainers.config.program import is_left_to_program
 from trainers.config.run import DEFAULT_TRAIN_STEPS, LARGEST_SEED
 from trainers.config.used_settings import unused
 from trainers.experiments.arms import Arm
@@ -102,7 +102,7 @@ class Tuning:
 
     def given(self, config: Config) -> Any:
         """Returns an arm's value before the search; None if its program has one."""
-        if is_of_program(config, self.setting):
+        if is_left_to_program(self.setting, config):
             return None
         return config.to_dict()[self.setting]
 
