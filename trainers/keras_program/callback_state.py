@@ -57,14 +57,10 @@ class CallbackState:
     def state(self) -> dict[str, Any]:
         """Returns the attributes as JSON values."""
         return {
-            _name_of(index, callback): {
-                name: content
-                for name, value in vars(callback).items()
-                if name not in _names_of_keras(type(callback))
-                and self._made[index].get(name) != encoded(value)
-                for content in encoded(value)
-            }
-            for index, callback in enumerate(self._callbacks)
+            _name_of(index, callback): _changed(callback, made)
+            for index, (callback, made) in enumerate(
+                zip(self._callbacks, self._made, strict=True)
+            )
         }
 
     def prepare(self) -> None:
@@ -83,6 +79,23 @@ class CallbackState:
         for index, callback in enumerate(self._callbacks):
             for name, value in state.get(_name_of(index, callback), {}).items():
                 setattr(callback, name, decoded(value))
+
+
+def _changed(
+    callback: keras.callbacks.Callback, made: Mapping[str, list[Any]]
+) -> dict[str, Any]:
+    """Returns the attributes that are not as the program has made them, as JSON."""
+    of_keras = _names_of_keras(type(callback))
+    contents = {
+        name: encoded(value)
+        for name, value in vars(callback).items()
+        if name not in of_keras
+    }
+    return {
+        name: content[0]
+        for name, content in contents.items()
+        if content and made.get(name) != content
+    }
 
 
 def _names_of_keras(kind: type[keras.callbacks.Callback]) -> Collection[str]:
