@@ -9,25 +9,25 @@ UV_VERSION := 0.13.8
 
 python := $(VENV)/bin/python
 
-# Wheels only: compiling TensorFlow's dependencies would fail late and at length.
+# Wheels only: compiling TensorFlow's dependencies takes long, and fails in the end.
 install = $(python) -m pip install --quiet --no-input --no-user \
 	--disable-pip-version-check --only-binary=:all: --require-hashes --requirement
 
-# A test that ends its process ends the run: pytest-xdist 3.8 would run it again and
-# again in new ones, or wait for ever.
-# In the order that tests/conftest.py gives: with the most tests first, as is the
-# default, the few long files come last and one process waits for the other.
-# Three on two cores: tests of clusters wait a fifth of their time for timeouts.
+# A test that ends its process ends the run: pytest-xdist 3.8 would repeat it in new
+# processes without end, or wait for ever.
+# tests/conftest.py gives the order. By default files with the most tests come first,
+# and the few long files last, so that one process waits for the others.
+# Three processes on two cores: tests of clusters wait a fifth of their time.
 in_parallel := --numprocesses=3 --dist=loadfile --no-loadscope-reorder \
 	--max-worker-restart=0
 
-# Of the conformance tests, those of models that XLA can compile.
+# Conformance tests of models that XLA can compile.
 compilable := $(patsubst %,tests/conformance/test_%.py,same_training added_losses \
 	parameter_averaging randomness streams step_input replica_statistics \
 	gradient_reduction)
 
-# What shows most in little time: of everything that is read, checked and computed, and
-# of strategies what holds for each step. Next to no processes, and no long traces.
+# Tests that show most in little time: of everything that is read, checked and computed,
+# and of each step of a strategy. They start few processes and trace no large graph.
 steps := tests/conformance/test_steps.py
 quick := tests/test_architecture.py tests/docs/test_documentation.py \
 	tests/test_tensorflow_facts.py tests/models \
@@ -63,27 +63,27 @@ train: $(VENV)/.runtime ## Train under the mirrored strategy
 	$(python) -m trainers.main --strategy=mirrored $(ARGS)
 
 .PHONY: test
-test: $(VENV)/.test ## Run the tests, for every promise at least one
+test: $(VENV)/.test ## Run at least one test for every promise
 	$(python) -m pytest $(in_parallel) -m "not exhaustive" $(ARGS)
 
 .PHONY: check
-check: lint ## Check style, types and what tests show in seconds
+check: lint ## Check style and types, and run the quick tests
 	$(python) -m pytest $(in_parallel) --numprocesses=2 --quiet \
 		-m "not exhaustive and not slow and not cluster" $(quick) $(ARGS)
 
 .PHONY: test-exhaustive
-test-exhaustive: $(VENV)/.test ## Run those that show the same in further ways
+test-exhaustive: $(VENV)/.test ## Run the tests that repeat a check in further ways
 	$(python) -m pytest $(in_parallel) -m exhaustive $(ARGS)
 	TEST_JIT_COMPILE=on $(python) -m pytest $(in_parallel) -m "not exhaustive" \
 		$(compilable)
 
 .PHONY: test-mutations
-test-mutations: $(VENV)/.test ## Break the code on purpose, fault by fault, and see who notices
+test-mutations: $(VENV)/.test ## Break the code on purpose, fault by fault, and list the tests that fail
 	$(python) -m tests.conformance.mutations --record $(ARGS)
 
-# Data of every process is combined, also if tests have failed.
+# Combines the data of all processes, also if tests have failed.
 .PHONY: coverage
-coverage: $(VENV)/.test ## Run the tests and show which code none of them reaches
+coverage: $(VENV)/.test ## Run the tests and list code that no test reaches
 	rm -rf build/coverage
 	mkdir -p build/coverage
 	$(python) -m coverage run -m pytest $(in_parallel) -m "not exhaustive" $(ARGS); \
@@ -109,11 +109,11 @@ lint: $(VENV)/.test ## Check style and types
 	$(python) -m mypy
 
 .PHONY: format
-format: $(VENV)/.test ## Sort imports, mend what can be mended, lay out the code
+format: $(VENV)/.test ## Sort imports, apply automatic fixes, format the code
 	$(python) -m ruff check --fix-only
 	$(python) -m ruff format
 
-# Documents as they lie in the repository, so that links between them hold.
+# Documents at their paths of the repository, so that links between them work.
 site_pages := README.md BUILD.md CONTRIBUTING.md CHANGELOG.md docs deploy examples
 
 .PHONY: docs
@@ -127,16 +127,16 @@ docs: $(VENV)/.test ## Build the documentation as a site into build/site
 	@echo 'Open build/site/docs/index.html in a browser.'
 
 .PHONY: install
-install: $(VENV)/.runtime ## Install what training needs into .venv
+install: $(VENV)/.runtime ## Install the packages of training into .venv
 
 .PHONY: install-test
-install-test: $(VENV)/.test ## Install what tests need as well
+install-test: $(VENV)/.test ## Install the packages of tests as well
 
 .PHONY: install-gpu
 install-gpu: $(VENV)/.gpu ## Install NVIDIA's libraries as well (Linux)
 
 .PHONY: lock
-lock: build/uv/.$(UV_VERSION) ## Pin anew what pyproject.toml names
+lock: build/uv/.$(UV_VERSION) ## Pin the packages that pyproject.toml names
 	$(call compile,runtime)
 	$(call compile,test,--extra=test --extra=docs --extra=mlflow --extra=optuna --extra=ray \
 		--extra=wandb --constraints=requirements/runtime.lock)

@@ -153,7 +153,7 @@ def this_machine() -> Mapping[str, Any]:
 def _newest_results(
     folder: pathlib.Path,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Returns the newest result of each subject, and those of removed benchmarks."""
+    """Returns the newest result of each subject, and of each removed benchmark."""
     newest: dict[str, dict[str, Any]] = {}
     # Names of files begin with the date.
     for path in sorted(folder.glob("[0-9]*.json")):

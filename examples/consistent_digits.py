@@ -1,9 +1,9 @@
-"""A loss of one's own: an image and its copy moved aside must look alike.
+"""A custom loss: an image and a shifted copy of it must give the same prediction.
 
   python -m trainers.main --script=examples/consistent_digits.py --strategy=mirrored
 
-Each replica computes it on its rows. Gradients, their sum, checkpoints and summaries
-are those of any other program.
+Each replica computes the loss of its rows. Gradients, their sum, checkpoints and
+summaries work as for any other program.
 """
 
 import keras

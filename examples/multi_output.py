@@ -1,9 +1,9 @@
-"""One model with two outputs: which digit an image shows, and how much ink it has.
+"""A model with two outputs: the digit that an image shows, and its amount of ink.
 
   python -m trainers.main --model=examples.multi_output:model \
     --dataset=examples.multi_output:digits --strategy=tower --num_replicas=2
 
-Weights are regularized, and the second loss is a function of its own.
+Weights are regularized, and the second loss is a custom function.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def digits() -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
 
 def relative_error(true: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
-    """A loss of each example, [n], as `fit` wants it as well."""
+    """Returns the loss of each example, [n], as `fit` expects it, too."""
     return tf.reduce_mean(tf.abs(predicted - true) / true, axis=-1)
 
 
 def model() -> keras.Model:
-    """A convolution that both outputs share."""
+    """Builds a model whose outputs share a convolution."""
     images = keras.Input([8, 8, 1], name="images")
     shared = keras.layers.Conv2D(
         16, 3, activation="relu", kernel_regularizer=keras.regularizers.L2(1e-4)

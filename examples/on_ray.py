@@ -3,18 +3,16 @@
     python -m examples.on_ray --address=auto --num_workers=2 -- \
         --strategy=multi_worker_mirrored --run_dir=/shared/ray --train_steps=1000
 
-What comes after `--` is handed on to `python -m trainers.main`, which each actor runs
-in a process of its own, on the node that Ray has put it on, with TF_CONFIG saying which
-task it is. The project has to be at the same path of every node, and `--run_dir` on a
-disk that all of them see. With `--num_ps` there is a chief besides, for
-parameter_server.
+Each actor runs `python -m trainers.main` with the arguments after `--`, in a separate
+process on its node, with its task in TF_CONFIG. The project must have the same path on
+every node, and `--run_dir` must be on a disk that all nodes see. With `--num_ps` there
+is a chief as well, for parameter_server.
 
-Ray Train's own TensorflowTrainer sets TF_CONFIG as well, and TF_USE_LEGACY_KERAS=1
-beside it, so that `tf.keras` is Keras 2 from the package tf-keras (Ray 2.60,
+Ray Train's TensorflowTrainer sets TF_CONFIG as well, and also TF_USE_LEGACY_KERAS=1,
+so that `tf.keras` is Keras 2 from the package tf-keras (Ray 2.60,
 python/ray/train/tensorflow/config.py, `_setup_tensorflow_environment`; why:
-https://github.com/ray-project/ray/pull/64276). Here the processes are this project's,
-and train with Keras 3. Ray's core is all that is needed: the extra `ray` of
-pyproject.toml.
+https://github.com/ray-project/ray/pull/64276). Here the processes are this project's
+and train with Keras 3. They need Ray's core only: the extra `ray` of pyproject.toml.
 """
 
 from __future__ import annotations
@@ -47,19 +45,19 @@ class Task:
         self._program: subprocess.Popen[bytes] | None = None
 
     def address(self) -> str:
-        """Its host:port, as other nodes reach it."""
+        """Returns the host:port at which other nodes reach this task."""
         return f"{ray.util.get_node_ip_address()}:{self._port.getsockname()[1]}"
 
     def run(self, tf_config: str, folder: str, arguments: Sequence[str]) -> int:
         """Runs the program as this task.
 
         Args:
-          tf_config: which task it is.
-          folder: where the project is.
-          arguments: of the program.
+          tf_config: Value of TF_CONFIG, which names the task.
+          folder: Folder of the project.
+          arguments: Arguments of the program.
 
         Returns:
-          Its exit code, 128 + n after signal n.
+          Exit code of the program, 128 + n after signal n.
         """
         # The program ends with this actor, however that ends.
         ours = {"TF_CONFIG": tf_config, LAUNCHER_PID: str(os.getpid())}
@@ -87,16 +85,16 @@ def train(
     """Runs the tasks of a cluster to their end.
 
     Args:
-      num_tasks: by job.
-      resources: what each takes of its node, by Ray's names.
-      arguments: of the program.
+      num_tasks: Number of tasks by job.
+      resources: Resources of each task on its node, by Ray's names.
+      arguments: Arguments of the program.
 
     Returns:
-      The highest exit code of all tasks. After 138 and 143 the same command goes on, if
-      `--resume=auto` is among the arguments.
+      The highest exit code of all tasks. After 138 and 143 the same command continues
+      the run, if `--resume=auto` is among the arguments.
 
     Raises:
-      TimeoutError: the nodes have not as much to give.
+      TimeoutError: The nodes do not have these resources.
     """
     names = [(job, i) for job, number in num_tasks.items() for i in range(number)]
     # All or none: a task waits for the others.

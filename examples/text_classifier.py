@@ -1,10 +1,10 @@
-"""A transformer that tells praise from complaint.
+"""A transformer that classifies sentences as praise or complaint.
 
   python -m trainers.main --model=examples.text_classifier:model \
     --dataset=examples.text_classifier:reviews --strategy=mirrored --num_replicas=2
 
-The sentences are put together from a few words, with "not" and "but" in them, so that
-no single word tells what is meant, and nothing has to be downloaded.
+Sentences are made from a few words, with "not" and "but" in them, so that no single
+word decides their class. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def reviews() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sentence(random: np.random.Generator) -> tuple[str, bool]:
-    """What comes after "but" is what counts."""
+    """Returns a sentence and its class, which is that of the part after "but"."""
     text, is_praise = _clause(random)
     if random.random() < 0.5:
         more, is_praise = _clause(random)

@@ -77,4 +77,4 @@ class TrainableModel(Protocol):
 
     @property
     def compiled_optimizer(self) -> keras.optimizers.Optimizer | None:
-        """The optimizer to train with; None for the optimizer of the settings."""
+        """Returns the optimizer to train with; None for the one of the settings."""

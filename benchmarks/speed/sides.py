@@ -48,7 +48,7 @@ class Side(Protocol):
 
     @property
     def label(self) -> str:
-        """Its command, or a line that describes it."""
+        """Returns the command, or a line that describes the side."""
 
     def measure(self, folder: pathlib.Path) -> Measured:
         """Runs it once, in an empty folder.
@@ -72,7 +72,7 @@ class Project:
 
     @property
     def label(self) -> str:
-        """The command."""
+        """Returns the command."""
         pinned = f"taskset -c {','.join(map(str, self.cores))} " if self.cores else ""
         return f"{pinned}python -m trainers.main {' '.join(self.flags)}"
 
@@ -95,7 +95,7 @@ class Unconnected:
 
     @property
     def label(self) -> str:
-        """The number of runs, and the command of the first."""
+        """Returns the number of runs, and the command of the first."""
         return f"{len(self.projects)} at once: {self.projects[0].label}"
 
     def measure(self, folder: pathlib.Path) -> Measured:
@@ -127,7 +127,7 @@ class Peer:
 
     @property
     def label(self) -> str:
-        """The command."""
+        """Returns the command."""
         return f"python -m benchmarks.peers.{self.script} {' '.join(self.flags)}"
 
     def measure(self, folder: pathlib.Path) -> Measured:

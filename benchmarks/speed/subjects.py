@@ -47,7 +47,7 @@ def _flags(work: str, num_steps: int, flags: str = "") -> tuple[str, ...]:
 
 
 def _loops() -> Iterator[Subject]:
-    """One process, many steps a call on both sides."""
+    """Yields subjects of one process, many steps a call on both sides."""
     for work, replicas, goal in (
         *(("mlp", 1, 2.0), ("digits", 1, 1.4), ("transformer", 1, 1.2)),
         *(("convnet", 1, 1.0), ("mlp", 2, 2.5), ("convnet", 2, 1.0)),
@@ -56,7 +56,7 @@ def _loops() -> Iterator[Subject]:
 
 
 def _compiled_loops() -> Iterator[Subject]:
-    """One process; the loop by hand has its step compiled by XLA."""
+    """Yields subjects of one process; XLA compiles the step of the loop by hand."""
     for work in ("mlp", "digits", "transformer"):
         yield _by_hand(work, 1, "compiled-loop", 1.0, "--jit_compile")
 
@@ -85,7 +85,7 @@ def _keras_fit() -> Iterator[Subject]:
 
 
 def _workers() -> Iterator[Subject]:
-    """Two processes of one thread each."""
+    """Yields subjects of two processes of one thread each."""
     for work, steps, against_torch, against_loop in (
         ("mlp", 3_000, 1.0, 1.5),
         ("convnet", 150, 1.6, 1.1),
@@ -108,7 +108,7 @@ def _workers() -> Iterator[Subject]:
 
 
 def _sharded() -> Iterator[Subject]:
-    """The optimizer's state in parts, beside the whole of it on both workers."""
+    """Yields subjects of an optimizer's state in shards, against whole copies."""
     whole = f"{_WORKERS} --optimizer=adam"
     for work, steps in (("convnet", 150), ("dense", 40)):
         yield Subject(

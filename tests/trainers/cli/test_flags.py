@@ -44,12 +44,12 @@ def refusal(*arguments: str) -> str:
 
 
 def short(value: Any) -> str:
-    """A name for a row of a table."""
+    """Returns a short name of a value, for the ID of a test."""
     return ascii(value)[:30]
 
 
 def write_config(folder: pathlib.Path, content: str | dict[str, Any]) -> str:
-    """The flag that names a file of this text, or of these settings by name."""
+    """Writes a text, or settings by name, into a file; returns the flag for it."""
     path = folder / "settings.json"
     text = content if isinstance(content, str) else json.dumps(by_group(content))
     path.write_text(text, encoding="utf-8")
@@ -158,7 +158,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse("--run_dir=~/run").run.run_dir == "/somewhere/run"
 
 
-# What is refused
+# Refused settings
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_what_is_left_of_a_large_value_is_a_line_that_can_be_read(
 
 
 def test_every_setting_names_those_that_decide_about_it() -> None:
-    """By a name that exists and values that it takes."""
+    """Checks that these settings exist and take the listed values."""
     for name, (_, field) in all_fields().items():
         for other, listed in (field.metadata["used_by"] or {}).items():
             values = listed() if callable(listed) else listed
@@ -286,7 +286,7 @@ def test_every_setting_names_those_that_decide_about_it() -> None:
 
 
 def test_a_model_takes_the_settings_that_its_file_reads() -> None:
-    """Also those that it hands on to another model, as wide_embedding does to mlp."""
+    """Includes settings handed on to another model, as wide_embedding does to mlp."""
     for model in ("mlp", "convnet", "wide_embedding", "keras:MobileNetV2"):
         assert parse(f"--model={model}", "--dropout=0.1").model.dropout == 0.1
     assert parse("--model=wide_embedding", "--hidden_units=8").model.hidden_units == (
@@ -712,7 +712,7 @@ def configs(draw: st.DrawFn) -> Config:
     names = draw(st.sets(st.sampled_from(sorted(all_fields()))))
     values = {name: draw(values_of(name)) for name in sorted(names)}
     try:
-        # A program refuses what is given, and takes what is a default.
+        # A program refuses a setting that was given, and accepts a default.
         return Config().with_given(**values)
     except UsageError as error:
         message = str(error)

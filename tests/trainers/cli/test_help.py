@@ -36,7 +36,7 @@ def page_of(words: str) -> str:
 
 
 def headings_by_flag(page: str) -> list[tuple[str, str]]:
-    """Every flag or --set that a page explains, with the heading it stands under."""
+    """Returns every flag or --set that a page explains, each with its heading."""
     found = []
     heading = None
     for line in page.splitlines():
@@ -49,7 +49,7 @@ def headings_by_flag(page: str) -> list[tuple[str, str]]:
 
 
 def commands_on(page: str) -> list[str]:
-    """Every command of the program that a page shows, as a shell reads it."""
+    """Returns the commands that a page shows, each joined to one line."""
     joined = re.sub(r" \\\n +", " ", page)
     return re.findall(r"^  (python -m trainers\.main .*)$", joined, re.M)
 
@@ -94,7 +94,7 @@ def test_the_page_of_a_strategy_has_the_flags_that_not_all_have() -> None:
     }
     assert "num_ps" in shown["parameter_server"]
     assert {"num_workers", "sync_every_steps"} <= shown["multi_worker_mirrored"]
-    # Those of a setting that only some strategies have.
+    # Defaults of a setting that only some strategies have.
     assert {"outer_optimizer", "outer_dtype"} <= shown["parameter_averaging"]
     assert "outer_dtype" not in page_of("--help")
     assert shown["one_device"] == set()

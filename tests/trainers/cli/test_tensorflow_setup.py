@@ -1,4 +1,4 @@
-"""How TensorFlow is loaded."""
+"""Loading of TensorFlow."""
 
 from __future__ import annotations
 

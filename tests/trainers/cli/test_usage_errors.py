@@ -1,4 +1,4 @@
-"""Whatever the user gets wrong is one line, exit code 2, and nothing is touched."""
+"""Usage errors: one line, exit code 2, and no file written or changed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HAS_GPU = bool(tf.config.list_physical_devices("GPU"))
 
 
 def assert_one_line(stderr: str, named: tuple[str, ...]) -> None:
-    """One error, of one line, that names what is wrong."""
+    """Checks that the text is one line with an error that has all these words."""
     (line,) = stderr.splitlines()
     assert stderr == line + "\n"
     assert line.startswith("error: ")
@@ -50,7 +50,7 @@ def assert_one_line(stderr: str, named: tuple[str, ...]) -> None:
 
 
 def test_packages_that_are_missing_are_one_line() -> None:
-    """As in a shell in which .venv is not active: -S leaves its packages out."""
+    """Starts Python with -S, without packages, as in a shell without .venv."""
     command = [sys.executable, "-S", "-m", "trainers.main", "--strategy=mirrored"]
     done = processes.run_words(command)
     assert done.returncode == 2
@@ -59,7 +59,7 @@ def test_packages_that_are_missing_are_one_line() -> None:
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """An empty working directory."""
+    """Returns an empty folder, which is the working directory."""
     path = tmp_path / "here"
     path.mkdir()
     monkeypatch.chdir(path)
@@ -163,7 +163,7 @@ def test_a_run_whose_folder_is_gone_says_so_and_leaves_nothing(
 
 @pytest.fixture(scope="session")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The folder of a short run that ended well. To be copied, not changed."""
+    """Returns the folder of a short completed run; tests copy and never change it."""
     path = tmp_path_factory.mktemp("finished") / "run"
     finished = processes.run(*SMALL_RUN, f"--run_dir={path}", folder=path.parent)
     assert finished.returncode == 0, finished.stderr
@@ -172,13 +172,13 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def run(finished_run: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """A copy of a finished run, as `run` in the working directory."""
+    """Returns `run` in the working directory, a copy of a finished run."""
     shutil.copytree(finished_run, folder / "run")
     return folder / "run"
 
 
 def assert_refused_by_a_process(wrong: Row, folder: pathlib.Path) -> None:
-    """In one line, and nothing in the folder changes."""
+    """Checks that a command is refused in one line and changes no file."""
     before = processes.contents(folder)
     finished = processes.run(*wrong.arguments, folder=folder)
     assert finished.returncode == 2

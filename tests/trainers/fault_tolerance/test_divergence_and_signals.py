@@ -1,4 +1,4 @@
-"""How training ends before its last step, in real processes."""
+"""Training that ends before its last step, in real processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DIVERGING = (
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The folder of the run that the others are compared with."""
+    """Returns the folder of an undisturbed run, to compare the others with."""
     path = tmp_path_factory.mktemp("undisturbed") / "run"
     finished = processes.run(*FLAGS, f"--run_dir={path}", folder=path.parent)
     assert finished.returncode == 0, finished.stderr
@@ -59,7 +59,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 def assert_continues_like(run: pathlib.Path, undisturbed: pathlib.Path) -> None:
-    """Resumes a run, and compares all of it with one that was left alone."""
+    """Resumes a run, and compares all of it with the undisturbed run."""
     resumed = processes.run(
         *FLAGS, f"--run_dir={run}", "--resume=auto", folder=run.parent
     )
@@ -157,7 +157,7 @@ def test_a_signal_ends_training_with_a_checkpoint_that_loses_nothing(
 def test_asynchronous_towers_end_on_a_signal_and_go_on_to_the_last_step(
     tmp_path: pathlib.Path,
 ) -> None:
-    """Which tower computed what is not the same again; how much they did is."""
+    """Towers share the work differently each time; its amount is the same."""
     run = tmp_path / "run"
     flags = (*FLAGS, "--strategy=tower", "--update=async", f"--run_dir={run}")
     with processes.started(*flags, folder=tmp_path) as process:
@@ -269,7 +269,7 @@ def test_a_signal_before_the_first_step_leaves_a_folder_that_can_be_used_again(
 def test_an_interrupt_that_was_ignored_from_the_start_stays_ignored(
     tmp_path: pathlib.Path,
 ) -> None:
-    """As in a background job of a shell, whose Ctrl-C is for another program."""
+    """A shell starts background jobs so: its Ctrl-C is for another program."""
     run = tmp_path / "run"
     begin = [*processes.ignoring(signal.SIGINT, signal.SIGHUP), *processes.command()]
     flags = (*FLAGS, "--train_steps=1000000", f"--run_dir={run}")
@@ -305,7 +305,7 @@ print(subprocess.check_output([sys.executable, "-c", shown], text=True), end="")
 
 
 def test_processes_of_tests_begin_with_default_signals() -> None:
-    """Whatever the process that runs the tests ignores, and still ignores."""
+    """They do although the process of the tests ignores signals, and still does."""
     started = processes.run_words([sys.executable, "-c", _STARTS_ANOTHER])
     assert started.returncode == -signal.SIGINT, "nothing is ignored here"
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD)
@@ -346,7 +346,7 @@ def test_tests_depend_on_nothing_that_they_inherit(tmp_path: pathlib.Path) -> No
 
 
 def report(signals: PreemptionSignals, is_last: bool = False) -> StepEvent:
-    """A step that carried what this process proposed, as a single process's does."""
+    """Returns a step that carried the flags which this one process proposed."""
     results = StepResults(
         applied_steps=1,
         sums={},

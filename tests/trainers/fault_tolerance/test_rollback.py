@@ -37,7 +37,7 @@ LINE = re.compile(
 
 
 def strategies() -> list[tuple[str, ...]]:
-    """Every strategy of one process, with all its ways to update."""
+    """Returns the flags of every strategy of one process, and update mode."""
     found: list[tuple[str, ...]] = []
     for name in in_one_process():
         ways = [f"--update={way}" for way in registry.traits(name).updates]
@@ -46,7 +46,7 @@ def strategies() -> list[tuple[str, ...]]:
     return found
 
 
-# Of those that keep weights once and several times, and that do not wait.
+# One with a single copy of the weights, one with several, one asynchronous.
 REPRESENTATIVE = (
     ("--strategy=mirrored",),
     ("--strategy=parameter_averaging",),
@@ -61,7 +61,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def rates(run: pathlib.Path) -> dict[int, float]:
-    """The learning rate of each line of metrics.jsonl."""
+    """Returns the learning rate of each line of metrics.jsonl, by step."""
     rows = [row for row in processes.metrics_of(run) if "train_loss" in row]
     steps = [row["step"] for row in rows]
     assert steps == sorted(set(steps)), "lines of steps that were taken back"

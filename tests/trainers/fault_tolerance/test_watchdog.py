@@ -31,7 +31,7 @@ def test_a_task_that_stands_still_listens_but_does_not_answer() -> None:
         server.accept()[0].close()
 
         def answer() -> None:
-            # The one that gave up is still in the queue.
+            # The thread that gave up is still in the queue.
             for _ in range(2):
                 connection, _ = server.accept()
                 with connection:

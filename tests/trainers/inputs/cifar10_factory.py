@@ -20,13 +20,13 @@ def images_of(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def training_images() -> tuple[np.ndarray, np.ndarray]:
-    """Of all training files, in their order."""
+    """Returns images and labels of all training files, in their order."""
     pixels, labels = zip(*(images_of(name) for name in NAMES[:-1]), strict=True)
     return np.concatenate(pixels), np.concatenate(labels)
 
 
 def binary(name: str) -> bytes:
-    """A byte with the class, then the red, green and blue plane of each image."""
+    """Returns for each image a byte with its class, and its three color planes."""
     pixels, labels = images_of(name)
     rows = [
         bytes([label]) + image.transpose(2, 0, 1).tobytes()
@@ -36,7 +36,7 @@ def binary(name: str) -> bytes:
 
 
 def write_folder(folder: pathlib.Path) -> pathlib.Path:
-    """The files, as the published archive unpacks to."""
+    """Writes the files that the published archive unpacks to; returns the folder."""
     folder.mkdir()
     for name, content in files_of().items():
         (folder / name).write_bytes(content)
@@ -45,7 +45,7 @@ def write_folder(folder: pathlib.Path) -> pathlib.Path:
 
 
 def write_archive(path: pathlib.Path, *more: tarfile.TarInfo) -> pathlib.Path:
-    """The same as an archive, with further members at its end."""
+    """Writes an archive of the files, with further members at its end."""
     with tarfile.open(path, "w:gz") as archive:
         inner = "cifar-10-batches-bin"
         folder = tarfile.TarInfo(inner)

@@ -1,4 +1,4 @@
-"""Small TFRecord files whose examples can be told from each other."""
+"""Small TFRecord files whose examples all differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainers.inputs.tfrecord.reader import read_pieces
 
 
 def number(value: int, label: int = 0) -> bytes:
-    """A serialized Example of the default schema, five times the same number."""
+    """Returns a serialized Example of the default schema: a number five times."""
     example = tf.train.Example()
     example.features.feature["sample"].int64_list.value.extend([value] * 5)
     example.features.feature["label"].int64_list.value.append(label)
@@ -20,7 +20,7 @@ def number(value: int, label: int = 0) -> bytes:
 
 
 def write(path: Path, payloads: Sequence[bytes]) -> Path:
-    """A file of records; one that is called *.gz is compressed."""
+    """Writes a file of records, compressed if its name ends in .gz."""
     with tf.io.TFRecordWriter(str(path)) as writer:
         for payload in payloads:
             writer.write(payload)
@@ -30,7 +30,7 @@ def write(path: Path, payloads: Sequence[bytes]) -> Path:
 
 
 def read_records(path: Path) -> list[tuple[bytes, int]]:
-    """The data of each record of a file, and the byte at which the record begins."""
+    """Returns the data of each record of a file, and the record's first byte."""
     return [
         record
         for piece in read_pieces(path)
@@ -39,7 +39,7 @@ def read_records(path: Path) -> list[tuple[bytes, int]]:
 
 
 def write_folder(folder: Path, sizes: Sequence[int]) -> Path:
-    """Files of so many examples, numbered through; every other file is compressed."""
+    """Writes files of these sizes, examples numbered; compresses every other file."""
     folder.mkdir()
     first = 0
     for index, size in enumerate(sizes):

@@ -1,4 +1,4 @@
-"""What is done to an image depends on the seed, the step and the image alone."""
+"""Distortions of an image depend on seed, step and image alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_seed_step_and_image_each_make_a_difference() -> None:
 
 
 def test_the_distortion_of_an_image_is_a_golden_value() -> None:
-    """So that a run of last year can be repeated."""
+    """A golden value: a run of last year can be repeated."""
     image = distorted(random_images(1), [41], step=12, seed=7)[0]
     np.testing.assert_allclose(image[0, 0], GOLDEN, atol=1e-5)
 
@@ -109,7 +109,7 @@ def test_contrast_is_that_of_tensorflow(factor: float) -> None:
 
 
 def test_what_is_added_to_all_pixels_is_gone_once_they_are_standardized() -> None:
-    """The tutorial says the same of its own."""
+    """The tutorial says this of its brightness, too."""
     bright = DistortedImages(height=8, width=8, contrast=(1.0, 1.0))
     images = random_images(5)
     rows = list(range(5))

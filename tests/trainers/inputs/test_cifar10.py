@@ -49,7 +49,7 @@ def everything(source: Source) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cropped_in_the_middle(pixels: np.ndarray) -> np.ndarray:
-    """With the functions that the tutorial calls."""
+    """Returns the images as the functions of the tutorial crop and scale them."""
     images = tf.image.resize_with_crop_or_pad(pixels.astype(np.float32), 24, 24)
     return np.stack([tf.image.per_image_standardization(i) for i in images])
 
@@ -106,11 +106,11 @@ def test_without_augmentation_training_sees_the_middle(tmp_path: pathlib.Path) -
     )
 
 
-# What is damaged
+# Damaged files
 
 
 def change(name: str, content: bytes) -> Callable[[pathlib.Path], Any]:
-    """A folder of which one file is another."""
+    """Returns a function that writes the folder with another content of one file."""
 
     def prepare(path: pathlib.Path) -> None:
         write_folder(path)
@@ -179,7 +179,7 @@ def test_what_is_damaged_is_named_in_one_line(
     assert "give the published" in message
 
 
-# What is meant to do harm
+# Malicious archives
 
 
 @pytest.mark.parametrize(

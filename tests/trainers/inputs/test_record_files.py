@@ -33,21 +33,21 @@ def refusal(path: Path) -> str:
 
 
 def count_refusal(path: Path) -> str:
-    """The same where only lengths are looked at."""
+    """Returns the error of a count of records, which reads only their lengths."""
     with pytest.raises(UsageError) as raised:
         size_of(path)
     return str(raised.value)
 
 
 def gzip_content(path: Path) -> bytes | None:
-    """What Python's own reader makes of a compressed file; None if it is damaged."""
+    """Returns the data of a compressed file by Python's reader; None if damaged."""
     with contextlib.suppress(OSError, EOFError, zlib.error):
         return gzip.decompress(path.read_bytes())
     return None
 
 
 def compress(path: Path) -> Path:
-    """A copy of a file, compressed."""
+    """Writes a compressed copy of a file; returns its path."""
     compressed = path.with_suffix(".gz")
     compressed.write_bytes(gzip.compress(path.read_bytes()))
     return compressed
@@ -155,7 +155,7 @@ def test_every_flipped_bit_is_found_in_the_record_that_has_it(tmp_path):
 
 
 def header(length: int) -> bytes:
-    """A header whose checksum is right, whatever length it claims."""
+    """Returns a header that claims a length, with a right checksum."""
     length_bytes = struct.pack("<Q", length)
     return length_bytes + struct.pack("<I", checksum_of(length_bytes))
 

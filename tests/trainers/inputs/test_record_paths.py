@@ -11,7 +11,7 @@ from trainers.inputs.record_paths import find_files
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
-    """A working directory with files; nothing is read of them."""
+    """Returns the working directory, with files that nothing reads."""
     for name in (
         "a/2.tfrecord",
         "a/1.tfrecord",

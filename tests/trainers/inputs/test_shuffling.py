@@ -34,7 +34,7 @@ def read_batches(
 
 
 def counted(batch: Batch) -> list[int]:
-    """The examples of a share that count."""
+    """Returns the examples of a share that count."""
     weights = row_weights(batch, tf.cast(batch.indices, tf.float32)).numpy()
     assert len(weights) >= 1, "no share may be without a row"
     assert weights.sum() == int(batch.num_rows)
@@ -54,7 +54,7 @@ seeds = generate.integers(0, 2**31 - 1)
 def test_an_epoch_shows_every_example_exactly_once(
     num_examples: int, batch_size: int, replicas: int, seed: int, sliced: bool
 ) -> None:
-    """Whether each replica reads its own rows or slices those of a whole batch."""
+    """Replicas read their own rows, or slices of a whole batch."""
     order = Order(num_examples=num_examples, global_batch_size=batch_size, seed=seed)
     epoch = order.steps_per_epoch
     whole = read_batches(order, epoch, 2 * epoch)
@@ -161,7 +161,7 @@ def test_batches_that_come_in_spans_are_those_of_their_steps(
 
 
 def steps_of_spans(features: np.ndarray, **settings: Any) -> list[int]:
-    """Of two epochs in batches of 4."""
+    """Returns the number of steps of each span of two epochs, in batches of 4."""
     order = Order(num_examples=len(features), global_batch_size=4, seed=1)
     batches = SourceBatches(
         source=ArraySource(features, np.arange(len(features))),
@@ -174,13 +174,13 @@ def steps_of_spans(features: np.ndarray, **settings: Any) -> list[int]:
 
 
 def test_small_examples_come_many_steps_at_a_time_and_large_ones_do_not() -> None:
-    """202 examples: 50 batches of 4 and one of 2, which is a span of its own."""
+    """202 examples are 50 batches of 4 and one of 2, which is a span alone."""
     small = np.zeros([202, 5], np.float32)
     assert steps_of_spans(small) == [32, 18, 1] * 2
     assert steps_of_spans(np.zeros([12, 512, 512, 3], np.float32)) == [1] * 6
 
     def unchanged(features: Any, indices: Any, step: Any, seed: int) -> Any:
-        """A step's own, so that steps cannot be read together."""
+        """Takes the number of one step, so that steps cannot be read together."""
         assert step.shape == ()
         return features
 
@@ -200,7 +200,7 @@ def test_epochs_and_seeds_differ_and_a_seed_repeats() -> None:
 
 
 def places_over_epochs(num_examples: int, num_epochs: int) -> np.ndarray:
-    """Which examples come first and second, int64 [epochs, 2]."""
+    """Returns the first and second example of each epoch, int64 [epochs, 2]."""
     order = Order(num_examples=num_examples, global_batch_size=2, seed=3)
     per_epoch = order.steps_per_epoch
     firsts = tf.data.Dataset.range(num_epochs).map(
@@ -211,7 +211,7 @@ def places_over_epochs(num_examples: int, num_epochs: int) -> np.ndarray:
 
 @pytest.mark.parametrize("num_examples", [3, 10, 97, 1438])
 def test_no_example_and_no_neighbourhood_is_favoured(num_examples: int) -> None:
-    """Over 4000 epochs: which example comes first, and how far off is the next.
+    """Counts, over 4000 epochs, the first example and the distance of the second.
 
     Chi-squared over at most 50 cells, against a chance of 1e-6. A permutation keyed
     by plain (seed, epoch) fails with less than 1e-30 at every one of these lengths.

@@ -82,7 +82,7 @@ def read(
 
 
 def counted(batches: list[Batch]) -> list[list[int]]:
-    """The examples of each step that count."""
+    """Returns the examples of each step that count."""
     return [b.indices.numpy()[: int(b.num_rows)].tolist() for b in batches]
 
 
@@ -109,7 +109,7 @@ def test_the_order_is_that_of_the_seed(folder: Path) -> None:
     stream = open_stream(folder, "example")
     steps = counted(read(stream, 0, EPOCH))
     assert counted(read(stream, 0, EPOCH)) == steps
-    # Whatever else was drawn in the process.
+    # Independently of other draws in the process.
     tf.random.set_seed(12345)
     assert counted(read(open_stream(folder, "example"), 0, EPOCH)) == steps
     assert counted(read(stream, 0, EPOCH, seed=5)) != steps
@@ -199,7 +199,7 @@ def test_no_example_is_more_likely_to_come_first(tmp_path: Path) -> None:
 def test_steps_that_are_read_together_are_within_an_epoch_and_of_one_size(
     tmp_path: Path, first: int
 ) -> None:
-    """81 examples in batches of two: 32 steps, 8, and one that has what is left."""
+    """81 examples in batches of two are spans of 32 steps, of 8, and of one example."""
     stream = open_stream(write_folder(tmp_path / "many", (50, 31)), "example")
     order = Order(num_examples=81, global_batch_size=2, seed=4)
     whole = counted(list(stream.batches(order, 0, 82).dataset(0, 1)))
@@ -256,11 +256,11 @@ def test_a_batch_that_does_not_divide_is_full_all_the_same(folder: Path) -> None
     assert sizes == [{4}, {3}, {3}]
 
 
-# What is wrong with records
+# Faulty records
 
 
 def failure(stream: RecordStream, batch: int = BATCH) -> str:
-    """What a run would say of a stream that is read to the end of an epoch."""
+    """Returns the error of a stream that is read to the end of an epoch."""
     order = Order(num_examples=stream.num_examples, global_batch_size=batch, seed=0)
     batches = stream.batches(order, 0, order.steps_per_epoch).dataset(0, 1)
     with pytest.raises(tf.errors.OpError) as raised:

@@ -19,7 +19,7 @@ from trainers.inputs.tfrecord.schema import Feature, RecordSchema, parse_schema
 
 
 def example(**values: list[int] | list[float] | list[bytes]) -> bytes:
-    """A serialized Example; the type of a feature follows its first value."""
+    """Returns a serialized Example; a feature has the type of its first value."""
     message = tf.train.Example()
     for name, of_name in values.items():
         feature = message.features.feature[name]

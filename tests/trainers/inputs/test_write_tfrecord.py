@@ -125,7 +125,7 @@ def test_a_wrong_command_line_is_refused(tmp_path, arguments, expected):
 
 
 def test_a_pipe_stays_a_pipe(tmp_path):
-    """As a device would, for which a test has no right to risk that of the machine."""
+    """A device would stay, too; a pipe puts none of this machine at risk."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     assert "pipe or device" in refusal(f"--path={path}", "--overwrite")

@@ -1,4 +1,4 @@
-"""Runs a Keras program, and writes what its calls of fit returned and trained.
+"""Runs a Keras program, and writes the results and weights of its calls of fit.
 
   python recorded.py RECORD.json FLOATX PROGRAM.py [ARGUMENTS...]
 

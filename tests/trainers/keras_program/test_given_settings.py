@@ -88,7 +88,7 @@ def test_a_given_type_contradicts_the_policy_of_a_program(
 ) -> None:
     policy = "keras.mixed_precision.set_global_policy('mixed_bfloat16')"
     words = (f"--script={_script(tmp_path, policy)}", _ONE_DEVICE)
-    # The default of the flag, and given all the same.
+    # The default of the flag, but given.
     refused = processes.run(*words, "--dtype=float32", folder=tmp_path)
     assert refused.returncode == 2
     assert "--dtype=float32 contradicts mixed_bfloat16" in refused.stderr

@@ -1,4 +1,4 @@
-"""Metrics whose names are those of figures that a step has beside them."""
+"""Metrics with the names of other figures of a step."""
 
 from __future__ import annotations
 

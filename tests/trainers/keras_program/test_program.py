@@ -122,7 +122,7 @@ def test_a_loss_or_metric_of_whole_batches_is_named(
 def test_a_strategy_of_the_program_is_left_out(
     tmp_path: pathlib.Path, strategy: tuple[str, ...]
 ) -> None:
-    """As in Keras's guide to training with tf.distribute."""
+    """The program is the one of Keras's guide to training with tf.distribute."""
     text = """
     import tensorflow as tf
 
@@ -140,7 +140,7 @@ def test_a_strategy_of_the_program_is_left_out(
     """
     done = _run(tmp_path, text, *strategy)
     assert done.returncode == 0, done.stderr
-    # Whatever the number of replicas of --strategy.
+    # For any number of replicas of --strategy.
     sizes = [line for line in done.stdout.splitlines() if line.startswith("size")]
     assert sizes == ["size 10", "size 20", "size 10"]
     assert done.stderr.count("makes a MirroredStrategy") == 2
@@ -219,7 +219,7 @@ def test_a_program_clears_the_session_between_fits(tmp_path: pathlib.Path) -> No
 def test_state_that_replicas_cannot_average_is_named(
     tmp_path: pathlib.Path, own_step: bool, change: str, is_named: bool
 ) -> None:
-    """As the counts of codes that a vector quantizer with moving averages keeps."""
+    """A vector quantizer with moving averages keeps such counts of its codes."""
     text = f"""
     from keras import ops
 
@@ -314,7 +314,7 @@ def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) ->
     assert done.returncode == 0, done.stderr
     assert processes.result_of(tmp_path / "run")["steps"] == 2
     last = processes.metrics_of(tmp_path / "run")[-1]
-    # The default of the flag, and given all the same.
+    # The default of the flag, but given.
     assert last["learning_rate"] == pytest.approx(0.001)
 
 

@@ -79,7 +79,7 @@ _TOLERANCE = 1e-9
 
 @functools.cache
 def _plain(program: str, *arguments: str) -> list[dict[str, Any]]:
-    """What Keras's fit returns and trains."""
+    """Runs a program with Keras alone; returns the record of each call of fit."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         path = folder / "record.json"
@@ -128,7 +128,7 @@ def _assert_same(
 
 
 def _tolerance_of(name: str) -> float:
-    # Keras counts in float32 whatever floatx is, where a metric has that type.
+    # Keras counts in float32 under any floatx, where a metric has that type.
     in_float32 = ("accuracy", "acc", "f1_score", "size", "learning_rate")
     return 1e-5 if any(part in name for part in in_float32) else 1e-6
 
@@ -155,7 +155,7 @@ def test_a_program_trains_as_with_fit(
 def test_servers_take_a_second_fit_without_evaluation(tmp_path: pathlib.Path) -> None:
     """Workers run the steps of the first one until something else needs them."""
     found = _under("parameter_server", tmp_path, "low_rank_adapters")
-    # Keras has adapters in float32, whatever floatx is
+    # Keras has adapters in float32 under any floatx
     # (keras/src/layers/core/embedding.py, `enable_lora`).
     _assert_same(found, _plain("low_rank_adapters"), tolerance=1e-5)
 

@@ -51,7 +51,7 @@ def _run(folder: pathlib.Path, cell: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_it_trains_as_the_model_itself(tmp_path: pathlib.Path, strategy: str) -> None:
-    """Twice, so that the optimizer goes on with its state."""
+    """Calls `fit` twice: the optimizer continues with its state."""
     done = _run(
         tmp_path,
         f"""
@@ -77,7 +77,7 @@ def test_it_trains_as_the_model_itself(tmp_path: pathlib.Path, strategy: str) ->
 
 
 def test_a_model_that_fit_builds_comes_back_trained(tmp_path: pathlib.Path) -> None:
-    """As most models of notebooks: a list of layers without an input."""
+    """The model is a list of layers without an input, as in most notebooks."""
     done = _run(
         tmp_path,
         """

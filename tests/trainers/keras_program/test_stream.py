@@ -65,7 +65,7 @@ def test_windows_have_the_batches_of_the_stream(
 
 
 def test_no_more_is_read_than_there_are_steps() -> None:
-    """As for a validation, each of which opens the stream anew."""
+    """Each validation opens the stream anew, so that this matters there."""
     num_read = 0
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -103,7 +103,7 @@ def test_a_look_at_data_does_not_read_ahead() -> None:
 
 
 class _Drawn(keras.utils.PyDataset):
-    """Batches that are drawn, and the indices of those that were read."""
+    """Drawn batches, and the indices of the batches that were read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""When a run is evaluated, and which metrics of it are reported where."""
+"""Steps at which a run is evaluated, and places that report its metrics."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_each_evaluation_is_of_all_examples_from_the_first(strategy: str) -> Non
 
 @pytest.fixture(scope="module")
 def regression(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, str]:
-    """A run of a model without accuracy: its folder, and what it printed."""
+    """Returns the folder and the output of a run of a model without accuracy."""
     folder = tmp_path_factory.mktemp("runs") / "regression"
     done = processes.run(f"--run_dir={folder}", *REGRESSION, "--export=keras")
     assert done.returncode == 0, done.stderr
@@ -192,7 +192,7 @@ def test_every_output_has_its_metrics(tmp_path: pathlib.Path) -> None:
 
 
 def test_metrics_outlive_the_process(tmp_path: pathlib.Path) -> None:
-    """What was measured before a kill is in the result of who only ends the run."""
+    """A process that only ends a run reports the metrics from before a kill."""
     before = train(tmp_path / "run", *REGRESSION)
     (tmp_path / "run" / "result.json").unlink()
     after = train(tmp_path / "run", *REGRESSION, "--resume=auto")

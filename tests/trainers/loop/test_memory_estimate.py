@@ -58,7 +58,7 @@ def test_replicas_on_one_machine_share_its_memory(strategy: str, copies: int) ->
 def test_what_replicas_keep_of_their_own_is_counted() -> None:
     assembly = assembled("parameter_averaging", num_replicas=3, optimizer="adam")
     kept = estimate_memory(assembly)["CPU"].weights - 3 * 4 * PARAMETERS
-    # Weights and two averages of each of three replicas; steps and rates besides.
+    # Weights and two averages of each of three replicas; then steps and rates.
     assert 0 <= kept - 3 * 3 * 4 * PARAMETERS < 128
 
 
@@ -84,7 +84,7 @@ def test_stages_hold_what_is_under_way_in_them() -> None:
 
 
 def test_replicas_that_do_not_wait_compute_whole_batches() -> None:
-    """As workers of parameter servers do, which a test has no cluster for."""
+    """Workers of parameter servers do, and this test needs no cluster for it."""
     assembly = assembled("mirrored", num_replicas=2, global_batch_size=24)
     assert estimate_memory(assembly)["CPU"].activations == 2 * 12 * 4 * ACTIVATIONS
     config = assembly.config.replace(num_replicas=None, strategy="parameter_server")

@@ -1,4 +1,4 @@
-"""What is said to save memory does, in real processes."""
+"""Settings that are documented to save memory do so, in real processes."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_counts_are_those_of_what_the_model_predicts(
     chosen(alone_and_uneven(subjects()), [("one_device", 1), ("tower", 3)]),
 )
 def test_counts_are_the_same_under_every_strategy(strategy: str, replicas: int) -> None:
-    """At the same weights."""
+    """Counts at the same weights."""
     config = small_config(
         strategy=strategy,
         num_replicas=replicas,
@@ -110,7 +110,7 @@ def test_of_many_classes_there_is_none(num_classes: int, has_counts: bool) -> No
 def test_of_a_loss_that_is_not_finite_there_is_none() -> None:
     config = small_config()
     assembly = assemble(config, create_strategy(config, Cluster()))
-    # The last: what is no number becomes zero in a ReLU.
+    # The last layer: a ReLU turns NaN into zero.
     bias = assembly.model.trainable_variables[-1]
     bias.assign(np.full(bias.shape, np.nan))
     assert assembly.evaluation.run().confusion is None

@@ -49,7 +49,7 @@ FLAGS = (
 def run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, pathlib.Path, str]:
-    """A short run of one strategy: its name, its folder and what it printed."""
+    """Returns the strategy, the folder and the output of a short run."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     done = processes.run(f"--strategy={request.param}", f"--run_dir={folder}", *FLAGS)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -68,7 +68,7 @@ def reference_tags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[st
 
 
 def tags_of(folder: pathlib.Path) -> dict[str, set[str]]:
-    """Of all points of a run, but for what only a model in stages has."""
+    """Returns the tags of all points, without tags of a model in stages only."""
     return {
         split: {
             tag
@@ -209,7 +209,10 @@ def test_tensorboard_shows_graph_texts_images_and_hparams(run: Run) -> None:
 
 
 def assert_layers_have_scopes(graph: GraphDef) -> None:
-    """Each under its name alone, in what TensorBoard draws: nodes outside functions."""
+    """Checks that each layer is a scope of nodes outside functions.
+
+    TensorBoard draws these nodes.
+    """
     operations = {node.name: node for node in graph.node}
     assert len(operations) == len(graph.node)
     scopes = {scope for name in operations for scope in name.split("/")[:-1]}
@@ -232,7 +235,7 @@ def assert_layers_have_scopes(graph: GraphDef) -> None:
 
 
 def assert_columns_of_hparams(folder: pathlib.Path) -> None:
-    """As TensorBoard's server sends them to its page."""
+    """Checks the columns that TensorBoard's server sends to its page."""
     multiplexer = EventMultiplexer().AddRunsFromDirectory(str(folder))
     multiplexer.Reload()
     provider = MultiplexerDataProvider(multiplexer, str(folder))
@@ -251,7 +254,7 @@ def assert_columns_of_hparams(folder: pathlib.Path) -> None:
 
 
 def assert_charts_have_curves(described: Events, tags: dict[str, set[str]]) -> None:
-    """Of the Custom Scalars dashboard: each draws something, staleness apart."""
+    """Checks that each chart of Custom Scalars but staleness draws a curve."""
     ((_, (point,)),) = [
         (tag, points)
         for tag, points in described.points.items()
@@ -336,7 +339,7 @@ def test_evaluate_repeats_the_final_evaluation(
 
 
 def test_the_default_run_learns_the_digits(tmp_path: pathlib.Path) -> None:
-    """How long that takes is a figure of README.md: this machine may be busy."""
+    """README.md has its duration, which no test asserts: machines may be busy."""
     result = train(tmp_path / "run", "--strategy=mirrored")
     assert result["final"]["eval_accuracy"] >= 0.97
     assert math.isfinite(result["final"]["eval_loss"])

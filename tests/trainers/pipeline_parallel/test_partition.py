@@ -1,4 +1,4 @@
-"""Where a model can be cut, and where it is."""
+"""Places where a model can be cut, and where it is cut."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class OwnCall(keras.Model):
 
 
 class Functional(keras.Model):
-    """Made of connected layers, and yet with a call of its own."""
+    """A model of connected layers that overrides `call`."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return 2 * super().call(inputs)

@@ -16,7 +16,7 @@ SHAPES = [(s, m) for s in (1, 2, 3, 5) for m in (1, 2, 4, 7)]
 
 
 def ends_of(num_stages: int, num_microbatches: int) -> dict[Piece, int]:
-    """When each piece ends if forward takes 1 and backward 2 units of time."""
+    """Returns the end of each piece if forward takes 1 and backward 2 units of time."""
     ends: dict[Piece, int] = {}
     free = Counter[int]()
     for piece in order_of_pieces(num_stages, num_microbatches):

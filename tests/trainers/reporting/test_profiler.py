@@ -22,7 +22,7 @@ def traces(run_dir: pathlib.Path) -> list[xplane_pb2.XSpace]:
 
 
 def times_seen(trace: xplane_pb2.XSpace, part: str) -> int:
-    """How many events have a name with that in it."""
+    """Returns the number of events whose names contain this part."""
     return sum(
         part in plane.event_metadata[event.metadata_id].name
         for plane in trace.planes
@@ -43,7 +43,7 @@ def times_seen(trace: xplane_pb2.XSpace, part: str) -> int:
 def test_a_trace_has_the_steps_and_no_others(
     strategy: str, replicas: int, tmp_path: pathlib.Path
 ) -> None:
-    # An evaluation between two steps would be in the trace, with losses of its own.
+    # An evaluation between two steps would add its losses to the trace.
     flags = (*SMALL, "--eval_every_steps=none", "--set=report.profile_steps=7,13")
     # XLA would make one program of all operations.
     plain = "--jit_compile=off"

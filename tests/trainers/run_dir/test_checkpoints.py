@@ -71,7 +71,7 @@ class Run:
         return [np.ravel(v.numpy()).tolist() for v in self._variables()]
 
     def values_at(self, step: int) -> list[list[float]]:
-        """What `values` are after `train_to`."""
+        """Returns `values` after `train_to`."""
         return [np.ravel(value).tolist() for value in self._at(step)]
 
     def _at(self, step: int) -> list[np.ndarray]:
@@ -409,7 +409,7 @@ def text(content: str) -> Damage:
 
 
 ODD_COUNTS: tuple[Any, ...] = ("1", 1.5, True, {}, [])
-# Wrong values of the keys of commit.json, and of those of each of its files.
+# Wrong values of the keys of commit.json, and of the keys of each of its files.
 WRONG: dict[str, tuple[Any, ...]] = {
     "schema_version": (0, 2, "1", None, 10**30),
     "step": (1, 21, -20, 10**30, "20", 20.0, True, None, [20]),
@@ -524,7 +524,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def folder(pristine: pathlib.Path, tmp_path: pathlib.Path) -> pathlib.Path:
-    """A copy of them, beside files that are none of their business."""
+    """Returns a copy of the checkpoints, beside files that must stay untouched."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("x")

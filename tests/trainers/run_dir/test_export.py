@@ -1,4 +1,4 @@
-"""What --export writes is the model, from whichever strategy, and can be evaluated."""
+"""--export writes the model under every strategy, and it can be evaluated."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def images() -> np.ndarray:
 
 
 def served(folder: pathlib.Path, inputs: np.ndarray) -> np.ndarray:
-    """What the graph of a SavedModel says, as a server runs it."""
+    """Returns the predictions of a SavedModel, as a server runs it."""
     loaded = tf.saved_model.load(str(folder))
     return loaded.serve(inputs).numpy()
 

@@ -26,7 +26,7 @@ def config(path: pathlib.Path | str, **settings: Any) -> Config:
 
 
 def begun(path: pathlib.Path, first_step: int = 0, **settings: Any) -> RunDir:
-    """The folder of a run that has just begun, and has ended since."""
+    """Returns the folder of a run that began and ended."""
     resume = "auto" if (path / "config.json").exists() else "never"
     wanted = config(path, resume=resume, **settings)
     folder = RunDir.for_training(wanted)
@@ -268,7 +268,7 @@ def test_only_a_folder_with_a_sound_configuration_can_be_evaluated(
     assert "config.json" in str(raised.value)
 
 
-# What is written
+# Written files
 
 
 def test_a_run_begins_with_its_folders_and_its_configuration(

@@ -15,7 +15,7 @@ LEARNING_RATE = 0.5
 
 
 def test_weights_change_by_the_recorded_gradients(tmp_path: pathlib.Path) -> None:
-    """Also those of an embedding, of which a step has only some rows."""
+    """Includes weights of an embedding, whose gradients have only some rows."""
     result = processes.train(
         tmp_path / "run",
         *("--model=wide_embedding", "--dataset=clicks", "--set=data.num_examples=64"),

@@ -67,7 +67,7 @@ def batched_sequences() -> tf.data.Dataset:
 
 
 def reader() -> tuple[int, Any]:
-    """The same examples, made when they are asked for."""
+    """Returns the number of examples of `arrays`, and a function that reads some."""
 
     def read(indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         features, labels = arrays()
@@ -77,7 +77,7 @@ def reader() -> tuple[int, Any]:
 
 
 def several() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Two inputs and two outputs."""
+    """Returns examples of two inputs and two outputs."""
     features, labels = arrays()
     first, second = features[:, :2], features[:, 2:]
     size = np.abs(features).sum(axis=1, keepdims=True)
@@ -153,7 +153,7 @@ def two_in_two_out() -> keras.Model:
 
 
 def quantities() -> tuple[Any, Any]:
-    """A quantity to predict, with examples to evaluate with."""
+    """Returns examples of a quantity to predict, to train and to evaluate."""
     features, _ = arrays()
     sums = features.sum(axis=1, keepdims=True)
     return (features[:40], sums[:40]), (features[40:], sums[40:])
@@ -191,7 +191,7 @@ def not_a_model() -> str:
 
 
 def blobs() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Three classes far from zero: 1,280 examples to train and 300 to evaluate."""
+    """Returns three classes far from zero, 1,280 examples to train and 300 held out."""
     random = np.random.default_rng(0)
     labels = random.integers(3, size=1580)
     features = random.normal(20 + 10 * np.eye(3)[labels], 4).astype(np.float32)
@@ -199,9 +199,9 @@ def blobs() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
 
 
 def normalized() -> keras.Model:
-    """A classifier that is right only with the moving statistics of its input.
+    """Returns a classifier that is right only with moving statistics of its input.
 
-    Those of the layer "constant" are of zeros: after n updates its moving variance is
+    The layer "constant" has zeros as input: after n updates its moving variance is
     0.99 ** n.
     """
     inputs = keras.Input([3])
@@ -223,7 +223,7 @@ def numbers() -> tuple[np.ndarray, np.ndarray]:
 
 
 def guide_loss(y_true: Any, y_pred: Any) -> Any:
-    """The loss of Keras's guide to training with built-in methods."""
+    """Returns the loss of Keras's guide to training with built-in methods."""
     return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
 
 
@@ -266,7 +266,7 @@ def regularized() -> keras.Model:
 
 
 def numbers_twice() -> Any:
-    """The same to train and to evaluate on."""
+    """Returns the examples of `numbers`, 40 to train and the rest to evaluate."""
     features, labels = numbers()
     return (features[:40], labels[:40]), (features[40:], labels[40:])
 

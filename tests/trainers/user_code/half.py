@@ -33,7 +33,7 @@ def by_policy() -> keras.Model:
 
 
 def by_layer() -> keras.Model:
-    """Has one layer in half precision, and one that is not."""
+    """Returns a model with one layer in half precision and one in single."""
     return _layers("mixed_float16", "float32")
 
 

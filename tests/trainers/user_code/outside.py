@@ -57,7 +57,7 @@ NOT_CALLED = Around(keras.layers.Dense(8, activation="tanh"))
 
 @functools.cache
 def once() -> keras.Model:
-    """The same model, whenever it is called."""
+    """Returns the same model at every call."""
     return compiled(_connected("once"))
 
 

@@ -86,7 +86,7 @@ def _made(kind: type) -> Any:
 
 
 def _nothing(y_true: Any, y_pred: Any) -> Any:
-    """A loss that takes labels of any rank."""
+    """Returns zeros as losses, for labels of any rank."""
     return tf.zeros(tf.shape(y_pred)[:1])
 
 
@@ -103,7 +103,7 @@ def _compiled(predictions: Any, **settings: Any) -> keras.Model:
 
 
 def in_keras(labels: Any, predictions: Any, settings: dict[str, Any]) -> float:
-    """The metric if there is one, otherwise the loss."""
+    """Returns the metric as Keras computes it, or the loss without one."""
     model = _compiled(predictions, **settings)
     loss = model.compute_loss(None, labels, predictions)
     if "metrics" not in settings:
@@ -114,7 +114,7 @@ def in_keras(labels: Any, predictions: Any, settings: dict[str, Any]) -> float:
 
 
 def here(labels: Any, predictions: Any, settings: dict[str, Any]) -> np.ndarray:
-    """The same for each example, computed in two parts of the batch."""
+    """Returns the metric or loss of the project, from two parts of the batch."""
     with wrap_user_errors("--model=some.module:model"):
         model = _compiled(predictions, **settings)
         objective = objective_of(model, None, None, labels, predictions)
@@ -127,7 +127,7 @@ def here(labels: Any, predictions: Any, settings: dict[str, Any]) -> np.ndarray:
 
 
 def _outcome(compute: Callable[[], Any]) -> Any:
-    """What is returned, or the error."""
+    """Returns the result of a call, or its error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -147,7 +147,7 @@ def _cases(
 
 
 def _fault(labels: Any, predictions: Any, settings: dict[str, Any]) -> str | None:
-    """What is wrong, if anything is."""
+    """Returns a description of the difference; None if there is none."""
     found = _outcome(functools.partial(here, labels, predictions, settings))
     converted = labels
     if labels.dtype == tf.float64:

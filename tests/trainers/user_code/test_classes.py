@@ -1,4 +1,4 @@
-"""What a model of the user's own takes examples for, or that nobody can say."""
+"""Numbers of classes of users' models, and models that leave them open."""
 
 from __future__ import annotations
 

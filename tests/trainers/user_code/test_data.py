@@ -1,4 +1,4 @@
-"""What a factory of examples may return."""
+"""Values that a factory of examples may return."""
 
 from __future__ import annotations
 

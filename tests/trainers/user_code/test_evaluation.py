@@ -20,7 +20,7 @@ DATASET = "--dataset=tests.trainers.user_code.factories:numbers_twice"
     ["regularized", further("guide"), further("column"), further("summed")],
 )
 def test_it_is_that_of_the_exported_model(model: str, tmp_path: pathlib.Path) -> None:
-    """With labels [n], predictions [n, 1], and penalties of weights and activations."""
+    """Labels are [n], predictions [n, 1]; weights and activations have penalties."""
     flag = f"--model=tests.trainers.user_code.factories:{model}"
     run_folder = tmp_path / "run"
     result = train(run_folder, flag, DATASET, "--train_steps=3", "--export=keras")

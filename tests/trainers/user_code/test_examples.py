@@ -80,7 +80,7 @@ def test_a_loss_of_ones_own_trains_as_with_fit(tmp_path: pathlib.Path) -> None:
 
 
 def code_of(example: str) -> list[str]:
-    """Without what comes before its imports, indentation and empty lines."""
+    """Returns the lines from the imports on, without indentation and empty lines."""
     text = (ROOT / "examples" / f"{example}.py").read_text(encoding="utf-8")
     code = text[text.index("import keras") :]
     return [line.strip() for line in code.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Losses and metrics of each example come to what `fit` and `evaluate` say."""
+"""Sums of losses and metrics of examples equal those of `fit` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -210,14 +210,14 @@ def test_a_loss_of_pairs_is_refused() -> None:
 
 
 def words_of_all(y_true: Any, y_pred: Any) -> Any:
-    """As losses of sequences are often written."""
+    """Returns the loss of each word, as losses of sequences are often written."""
     return keras.losses.sparse_categorical_crossentropy(
         tf.reshape(y_true, [-1]), tf.reshape(y_pred, [-1, 3]), from_logits=True
     )
 
 
 def same_shape(y_true: Any, y_pred: Any) -> Any:
-    """A metric of Booleans."""
+    """Returns Booleans: whether each prediction is right."""
     return tf.equal(tf.argmax(y_pred, axis=-1), tf.cast(y_true, tf.int64))
 
 

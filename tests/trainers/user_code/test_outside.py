@@ -32,7 +32,7 @@ LAYOUT = Layout(num_examples=48, global_batch_size=12)
 
 
 def subject(strategy: str, name: str, num_replicas: int) -> Subject:
-    """Of a module as if it had just been imported."""
+    """Returns a subject of the module `outside`, imported anew."""
     keras.utils.set_random_seed(7)
     importlib.reload(outside)
     return Subject.of(
@@ -91,7 +91,7 @@ def test_the_seed_of_the_run_decides_what_a_module_makes(
 
 @pytest.mark.parametrize("name", ["whole", "built_layer", "layer_of_a_subclass"])
 def test_an_export_has_what_was_trained(name: str, tmp_path: pathlib.Path) -> None:
-    """Which is a model of its own, though its layers were in use by the run's."""
+    """It is a separate model, although its layers belong to the run's model."""
     done = run(
         f"--model=tests.trainers.user_code.outside:{name}",
         *("--dataset=tests.trainers.user_code.factories:arrays", "--export=keras"),

@@ -17,7 +17,7 @@ MADE = "tests.trainers.user_code.factories"
 def refused(
     capfd: pytest.CaptureFixture[str], folder: pathlib.Path, *flags: str
 ) -> str:
-    """The error of a command that must end with exit code 2 and leave no folder."""
+    """Checks that a command ends with exit code 2 and no folder; returns its error."""
     place = folder / "run"
     given = ["", "--strategy=one_device", "--train_steps=3", f"--run_dir={place}"]
     assert main([*given, *flags]) == 2

@@ -32,7 +32,7 @@ class Unordered:
 
 
 class NoCall(keras.Model):
-    """Is used by a training step of its own, and never called."""
+    """A model whose training step never calls it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class CountsCalls(keras.layers.Layer):
 
 
 class CountsExamples(keras.metrics.Metric):
-    """As `CountsCalls`, in a metric."""
+    """A metric that counts calls, as `CountsCalls` does."""
 
     def __init__(self) -> None:
         super().__init__(name="counted")

@@ -25,7 +25,7 @@ def make_run(
     measured: dict[str, Any] | None = None,
     **settings: Any,
 ) -> pathlib.Path:
-    """A folder as a run of 20 steps leaves it."""
+    """Writes a folder as a run of 20 steps leaves it; returns the folder."""
     config = Config().replace(
         **{"train_steps": 20, "seed": seed, "run_dir": str(path), **settings}
     )
@@ -81,7 +81,7 @@ def make_arm(
     accuracies: Sequence[float] | None = None,
     **settings: Any,
 ) -> str:
-    """A run for each speed, with seeds 0, 1, ...; returns what --runs takes."""
+    """Writes a run for each speed, with seeds 0, 1, ...; returns a value of --runs."""
     for seed, speed in enumerate(speeds):
         accuracy = 0.9 if accuracies is None else accuracies[seed]
         make_run(

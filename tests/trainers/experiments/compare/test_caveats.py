@@ -1,4 +1,4 @@
-"""What a report says before its verdicts."""
+"""Caveats at the beginning of a report, before its verdicts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainers.experiments.compare.caveats import remarks_on_batches
 
 @pytest.mark.parametrize("sharding", ["exact", "example", "file"])
 def test_arms_whose_processes_read_files_of_their_own_are_named(sharding: str) -> None:
-    """Their settings are those of the other arms, and their global batches are not."""
+    """Compares arms of equal settings whose global batches differ."""
     shared = Config().replace(
         dataset="tfrecord", data_path="a", eval_data_path="b", sharding=sharding
     )

@@ -1,4 +1,4 @@
-"""Accuracies of equal arms are rarely told apart, although they are counts."""
+"""Accuracies are counts: equal arms must rarely be called different."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def comparison(counts: np.ndarray) -> bool:
 
 
 def test_equal_arms_are_called_different_in_at_most_5_percent() -> None:
-    """Without the rounding of counts it was 10 percent."""
+    """The deviation includes the rounding of counts; without it 10 % were."""
     drawn = np.random.default_rng(0).binomial(
         HELD_OUT, 0.97, (400, 1 + NUM_ARMS, NUM_SEEDS)
     )

@@ -1,4 +1,4 @@
-"""The report of a comparison: what is at its top, and how a browser shows it."""
+"""The report of a comparison: its first lines, and its look in a browser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTHS = (1280, 400)
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The folder of a comparison of five runs each that differ by noise."""
+    """Returns the folder of a comparison of arms that differ by noise, 5 runs each."""
     folder = tmp_path_factory.mktemp("comparison")
     one = make_arm(folder / "one", (1000.0, 1010.0, 990.0, 1005.0, 995.0))
     two = make_arm(
@@ -74,7 +74,7 @@ def test_metrics_besides_loss_and_accuracy_are_compared(report: pathlib.Path) ->
 def page_of(
     report: pathlib.Path, browser: Any, scheme: str, width: int
 ) -> dict[str, Any]:
-    """What a browser makes of the page: sizes in pixels, and colours."""
+    """Returns sizes in pixels and colours of the page in a browser."""
     page = browser.new_page(
         viewport={"width": width, "height": 1000}, color_scheme=scheme
     )
@@ -101,7 +101,7 @@ def page_of(
 
 
 def luminance(colour: str) -> float:
-    """From 0 to 255, without gamma."""
+    """Returns the luminance of a colour, from 0 to 255, without gamma."""
     red, green, blue = map(int, re.findall(r"\d+", colour)[:3])
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 

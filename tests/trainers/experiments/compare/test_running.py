@@ -289,7 +289,7 @@ def test_arms_that_diverge_crash_or_are_refused_are_reported_beside_the_others(
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Any]:
-    """A page of a real headless Chromium."""
+    """Yields a page of a real headless Chromium."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no chromium: apt-get install chromium")
@@ -306,7 +306,7 @@ def page() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def tensorboard(comparison: ContinuedComparison) -> Iterator[str]:
-    """The address of a TensorBoard that shows all runs, as the report suggests it."""
+    """Yields the address of a TensorBoard, started as the report suggests."""
     program, *arguments = shlex.split(conclusion_of(comparison.folder)["tensorboard"])
     assert program == "tensorboard"
     process = subprocess.Popen(

@@ -79,7 +79,7 @@ def test_an_adjusted_p_value_is_the_rate_of_its_own_level(
     look = look_at(num_seeds, ranges_of([5, 10, 20]))
     for rate in (0.01, 0.05, 0.3):
         level = look.level(rate, 2)
-        # A path more or less of those that are beyond the level.
+        # One path more or less beyond the level.
         off = 2 / (500_000 * part * rate)
         adjusted = look.adjusted_p_value(level, 2)
         assert adjusted == pytest.approx(rate, rel=off)
@@ -110,7 +110,7 @@ def test_large_differences_are_decided_soon(
 def test_it_takes_little_more_seeds_than_the_best_fixed_number(shift: float) -> None:
     decided = decided_at(shift, planned([LAST]), 5_000)
     power = (decided > 0).mean()
-    # One that has this power, which nobody knows before.
+    # The number of seeds that has this power, unknown before the runs.
     best = next(n for n in range(FIRST, 100) if power_of(shift, n) >= power)
     assert np.where(decided, decided, LAST).mean() <= 1.35 * best
 
@@ -123,7 +123,7 @@ def power_of(shift: float, num_seeds: int) -> float:
 
 
 def test_equivalence_is_wrong_in_at_most_5_percent() -> None:
-    """At the margin itself: the mean is exactly as far as is not equivalent."""
+    """The mean lies on the margin, the smallest one that is not equivalent."""
     levels = planned([LAST], sides=1)
     margin, num_trials = 4.0, 20_000
     values = RANDOM.standard_normal([num_trials, LAST]) + margin

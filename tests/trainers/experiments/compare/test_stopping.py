@@ -1,4 +1,4 @@
-"""When a comparison stops, on recorded runs and on runs made by hand."""
+"""Stopping of a comparison, on recorded runs and on runs made by hand."""
 
 from __future__ import annotations
 

@@ -130,11 +130,11 @@ class Plant:
     """A planted cause.
 
     Attributes:
-      cause: its name in the report.
-      flags: of the run.
-      named: what the line also says.
-      before: words in front of the command.
-      beside: what happens while it runs.
+      cause: Name of the cause in the report.
+      flags: Flags of the run.
+      named: Further words in the report's line.
+      before: Words in front of the command.
+      beside: Context in which the command runs.
     """
 
     cause: str

@@ -30,13 +30,13 @@ RESULT = {
 
 
 def task_of(name: str, row: Row, clock: float = 0.0, **other: Any) -> dict[str, Any]:
-    """The file of a task whose steps are all equal.
+    """Returns the content of the file of a task whose steps are all equal.
 
     Args:
-      name: of the task.
-      row: seconds of each step.
-      clock: by which its clock is ahead.
-      other: further values of the file, or of its seconds.
+      name: Name of the task.
+      row: Seconds of each step.
+      clock: Seconds by which the task's clock is ahead.
+      other: Further values of the file, or of its seconds.
     """
     waited, computes, exchange, update = row
     reduced = waited + max(computes) + exchange
@@ -99,7 +99,7 @@ def test_the_last_to_arrive_waits_for_nobody_and_clocks_are_not_compared() -> No
     first, second = breakdown.replicas
     assert first.seconds["wait"] == pytest.approx(NUM_STEPS * 0.1)
     assert second.seconds["wait"] == pytest.approx(0, abs=1e-6)
-    # What is left of the exchange is the wire, the same for both.
+    # The rest of the exchange is the wire, the same for both.
     for replica in breakdown.replicas:
         assert replica.seconds["wire"] == pytest.approx(NUM_STEPS * 0.01, rel=1e-6)
         assert sum(replica.seconds.values()) / WALL_SECONDS == pytest.approx(1)

@@ -46,7 +46,7 @@ def explained(
 
 
 def causes_of(folder: pathlib.Path, content: Any, planted: str = "") -> list[Any]:
-    """The causes, without that of other programs of this machine."""
+    """Returns the causes, without one of other programs of this machine."""
     (measured,) = (folder / "runs").glob("*/measured.json")
     is_quiet = json.loads(measured.read_text())["other_busy_cores"] < _MOST_BUSY_CORES
     return [

@@ -55,7 +55,10 @@ COSTS = Costs()
 
 
 def ring(run: Measurement, compute: float, c: Costs) -> float:
-    """Each sends and receives 2 (N - 1) / N of the gradient, as others do."""
+    """Returns the seconds of a step in which N replicas exchange in a ring.
+
+    Each sends and receives 2 (N - 1) / N of the gradient, as the others do.
+    """
     n = run.num_replicas
     part = 2 * (n - 1) / n * run.gradient_bytes
     waiting = c.contention if n > CORES else 1.0
@@ -69,9 +72,10 @@ def ring(run: Measurement, compute: float, c: Costs) -> float:
 
 
 def servers(run: Measurement, compute: float, c: Costs) -> float:
-    """Each worker moves two gradients, and the server those of all workers.
+    """Returns the seconds of a step with a parameter server.
 
-    Software runs while a link is busy.
+    Each worker moves two gradients, and the server two for each worker. Software runs
+    while a link is busy.
     """
     n, size = run.num_replicas, run.gradient_bytes
     waiting = c.contention if n > CORES else 1.0
@@ -103,7 +107,7 @@ def asynchronous(run: Measurement, compute: float, c: Costs) -> float:
 
 
 def reduce_to_one(run: Measurement, compute: float, c: Costs) -> float:
-    """One place adds the gradients of all others, one after the other."""
+    """Returns the seconds of a step in which one device adds all gradients in turn."""
     n = run.num_replicas
     waiting = c.contention if n > CORES else 1.0
     work = max(1, n * c.busy_cores / CORES) * waiting * compute
@@ -146,7 +150,7 @@ def runs_of(
     costs: Costs = COSTS,
     sizes: Sequence[str] = ("ballast", "small"),
 ) -> list[Measurement]:
-    """The runs that a prediction makes of an arm."""
+    """Returns the runs that a prediction makes of an arm."""
     found = [run_of(exchange, count, costs=costs) for count in (2, 3, 4)]
     found += [run_of(exchange, n, size, costs=costs) for size in sizes for n in (2, 4)]
     if exchange is not REDUCE_TO_ONE:
@@ -236,7 +240,7 @@ def test_points_beyond_the_runs_are_predicted_although_runs_differ(
 
 
 def test_bytes_on_the_wire_are_not_bytes_of_the_processor() -> None:
-    """Two machines with the same step at 1 Gbit/s, told apart by the other network.
+    """Two machines have the same step at 1 Gbit/s, and differ on the other network.
 
     One has a fast processor and a wire that carries half of its rate, the other a slow
     one: a byte takes 8 ns more on that wire, or on that processor.
@@ -263,7 +267,7 @@ def test_bytes_on_the_wire_are_not_bytes_of_the_processor() -> None:
 
 
 def test_no_link_is_faster_than_loopback() -> None:
-    """Where the wire takes no time, nothing hides what processors do."""
+    """If the wire takes no time, it hides no work of the processors."""
     link = Link(seconds_per_byte=0.2e-9, wire_factor=1.0)
     model = model_of(RING, link)
     run = run_of(RING, 2, "own", 1e6)
@@ -327,7 +331,7 @@ def test_around_a_ring_further_sizes_are_needed_once_runs_differ(
 
 
 def test_what_every_update_has_as_many_of_counts_as_software() -> None:
-    """Two messages whatever the replicas: no run can tell them from software."""
+    """There are two messages for any number of replicas, as for software."""
     found = fitted_to(runs_of(REDUCE_TO_ONE), REDUCE_TO_ONE)
     assert found.not_identifiable == ("message",)
     assert found.local.seconds_per_message == 0

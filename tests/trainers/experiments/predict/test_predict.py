@@ -108,7 +108,7 @@ def test_a_keras_program_is_predicted(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_is_refused_leaves_nothing(tmp_path: pathlib.Path) -> None:
-    """What only a run finds out: there is no such archive."""
+    """The archive is missing, which only a run finds out."""
     folder = tmp_path / "predicted"
     done = processes.run(
         "--mode=predict",

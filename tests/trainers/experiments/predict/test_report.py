@@ -1,4 +1,4 @@
-"""What a prediction says, of measurements that are made up."""
+"""Report of a prediction from made-up measurements."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_errors_are_told_and_the_fastest_is_named() -> None:
     # two at a time; 8 more of the server, where one waits for the other.
     assert "best      2 replicas: multi_worker_mirrored, 10.4 ms a step" in text
     assert "parameter_server-async: updates are of stale gradients" in text
-    # Nobody has shown that the model holds for so many.
+    # Nobody has shown that the model holds for this many.
     (row,) = (
         line for line in lines if line.startswith("multi_worker") and " 512" in line
     )
@@ -278,7 +278,7 @@ def test_what_is_run_covers_shares_and_numbers_of_replicas() -> None:
 
 
 def test_the_fewest_and_the_most_replicas_are_run_over_links() -> None:
-    """Those of several processes, with as many steps as take no longer."""
+    """Strategies of several processes do, in fewer steps if these are slower."""
 
     def repeated(arms: Config) -> list[Experiment]:
         runs = [e for arm in arms_of(arms) for e in of_an_arm(arm, num_gpus=0)]

@@ -103,9 +103,9 @@ class Outcome:
     """Verdicts of one trial: the sign of a difference, or 0 for none.
 
     Attributes:
-      search: of the search.
-      grid: of whole runs of all values.
-      given: with the given value.
+      search: Verdict of the search.
+      grid: Verdict of whole runs of all values.
+      given: Verdict of runs with the given value.
     """
 
     search: int

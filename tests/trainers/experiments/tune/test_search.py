@@ -168,7 +168,7 @@ def test_optuna_reads_the_study(
             losses = {run["steps"]: run["loss"] for run in known["runs"]}
             assert trial.intermediate_values == losses
             assert trial.duration.total_seconds() > 0
-        # A search of its own can continue from there.
+        # A search by Optuna's own sampler can continue from there.
         distribution = study.trials[0].distributions["learning_rate"]
         assert (distribution.low, distribution.high) == (1e-4, 1e-1)
         assert distribution.log

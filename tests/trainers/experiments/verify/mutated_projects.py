@@ -25,9 +25,9 @@ class Fault:
     """A line that is replaced.
 
     Attributes:
-      file: in which it is.
-      right: the line, or a part of it.
-      wrong: what stands there instead.
+      file: Path of the file, below the project.
+      right: The line, or a part of it.
+      wrong: Text that replaces it.
     """
 
     file: str
@@ -38,13 +38,12 @@ class Fault:
 def plant(
     folder: pathlib.Path, fault: Fault | Sequence[Fault] | None, **models: str
 ) -> None:
-    """Makes the project in a folder, of links but for the faulty files.
+    """Makes the project in a folder: links, and copies of the faulty files.
 
     Args:
-      folder: that is there already.
-      fault: One or several to plant, each in a file of its own; none for the project
-        as it is.
-      models: source of further models, by name.
+      folder: Existing folder.
+      fault: Fault, or several in different files; none for the project as it is.
+      models: Sources of further models, by name.
     """
     faults = [fault] if isinstance(fault, Fault) else fault or []
     for package in PACKAGES:
@@ -58,7 +57,7 @@ def verify(
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """Runs a verification in a folder; returns verify.json, empty if there is none.
 
-    If there is a project in the folder it is run, otherwise the one that is tested.
+    Runs the project in the folder if there is one, otherwise the tested project.
     """
     project = folder if (folder / "trainers").is_dir() else processes.ROOT
     done = processes.run_patiently(

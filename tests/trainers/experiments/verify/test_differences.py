@@ -1,4 +1,4 @@
-"""How far two steps are apart, on made-up steps."""
+"""Differences between two steps, on made-up steps."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def made(model: str, dataset: str) -> tuple[str, ...]:
 def test_one_device_takes_the_step_of_keras(
     flags: tuple[str, ...], figures: set[str], tmp_path: pathlib.Path
 ) -> None:
-    """In double precision, where nothing but rounding is within the tolerance."""
+    """Trains in double precision, where the tolerance has room for rounding only."""
     done, found = verify(tmp_path, *SHORT, *flags, "--dtype=float64")
     assert done.returncode == 0, done.stdout + done.stderr
     arm = keras_arm(found)

@@ -38,15 +38,15 @@ SPEC = classifier(build)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A fault, how to see it, and what verify has to say.
+    """A fault, the flags that show it, and the finding that verify must report.
 
     Attributes:
-      fault: that is planted.
-      flags: under which it shows.
-      step: the first that differs.
-      quantity: that differs first.
-      words: of the cause.
-      tested: what is switched off, and what remains of the difference.
+      fault: Planted fault.
+      flags: Flags under which it shows.
+      step: First step that differs.
+      quantity: First quantity that differs.
+      words: Words of the reported cause.
+      tested: Setting that verify switches off, and the remaining difference.
     """
 
     fault: Fault
@@ -57,7 +57,7 @@ class Case:
     tested: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-# Those that wait for each other; the others are not comparable.
+# Synchronous strategies; the others are not comparable.
 TOWERS = ("--strategies=tower", "--update=sync")
 
 CASES = {
@@ -172,7 +172,7 @@ CASES = {
 }
 
 
-# Their causes are found as those of the others are, by switching something off.
+# Verify finds these causes, as the others, by switching a setting off.
 FURTHER = (
     "gradients averaged twice",
     "one replica's examples dropped",

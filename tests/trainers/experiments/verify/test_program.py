@@ -225,7 +225,7 @@ def test_a_small_loss_after_large_ones_has_all_its_digits(
 
 
 def test_a_comparison_begins_with_fit(tmp_path: pathlib.Path) -> None:
-    """Of a program whose second `fit` begins with weights that are not equal."""
+    """The second `fit` of the program begins with weights that are not equal."""
     done = processes.run(
         *("--mode=compare", "--strategies=mirrored", "--seeds=1", "--train_steps=6"),
         f"--script={path_of('transfer_learning')}",

@@ -1,4 +1,4 @@
-"""Why a strategy is not compared: each reason belongs to its setting."""
+"""Reasons not to compare a strategy: each belongs to its setting."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ def entries(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_strategies_of_one_process_train_the_same(tmp_path: pathlib.Path) -> None:
-    """In single precision, with everything at once that is the same training.
+    """Trains in single precision, with all features of the same training at once.
 
-    What is another training by intention runs along, and is told apart.
+    Strategies that train differently by intention take part and are named.
     """
     flags = ("--model=mlp", "--hidden_units=8", "--train_steps=5")
     features = (

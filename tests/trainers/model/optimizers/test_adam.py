@@ -26,7 +26,7 @@ def trained(
     scope: Any,
     gradients: list[np.ndarray],
 ) -> list[np.ndarray]:
-    """A variable after updates with these gradients, and the optimizer's own."""
+    """Returns a variable after updates by gradients, and the optimizer's variables."""
     with scope.scope():
         variable = keras.Variable(np.linspace(-1, 1, 12).reshape(4, 3), dtype=dtype)
         optimizer = make(**SETTINGS)

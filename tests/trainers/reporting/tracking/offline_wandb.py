@@ -28,11 +28,11 @@ class Offline:
     """One session of a run.
 
     Attributes:
-      run: what it was begun with.
-      config: its settings, those told of later included.
-      rows: of its history.
-      summary: at the end.
-      exit_code: None if it was not told of an end.
+      run: Values that the session was begun with.
+      config: Settings, including later ones.
+      rows: Rows of the history.
+      summary: Summary at the end.
+      exit_code: Exit code; None if no end was reported.
     """
 
     run: Any
@@ -43,10 +43,10 @@ class Offline:
 
 
 def sessions_below(folder: pathlib.Path) -> list[Offline]:
-    """All that were kept below a folder, the oldest first.
+    """Returns all sessions that were kept below a folder, the oldest first.
 
-    Of a run that goes on, folders of checkpoints vanish meanwhile: os.walk passes them
-    over, at which Path.rglob of Python 3.11 fails.
+    While a run continues, folders of checkpoints vanish: os.walk skips them, where
+    Path.rglob of Python 3.11 fails.
     """
     files = [
         pathlib.Path(inner, name)

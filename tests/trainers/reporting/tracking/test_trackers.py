@@ -43,7 +43,7 @@ EXPERIMENT = "distribution-strategies"
 
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """To make it takes MLflow seconds."""
+    """Returns an empty database, made once because MLflow takes seconds for it."""
     path = tmp_path_factory.mktemp("empty") / "mlflow.db"
     MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
@@ -55,7 +55,7 @@ def store(
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> MlflowClient:
-    """A database for MLflow; Weights & Biases keep everything for later."""
+    """Returns a client of a new MLflow database; sets W&B to keep its data here."""
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -189,7 +189,7 @@ def test_a_tracker_that_fails_on_the_way_costs_a_warning(
         )
         for path in tmp_path.glob("mlflow.db*"):
             path.unlink()
-        # What is there instead can be no database.
+        # A file in its place that is no database.
         (tmp_path / "mlflow.db").mkdir()
         done = end_of(process)
     assert done.returncode == 0
@@ -203,7 +203,7 @@ def test_a_tracker_that_fails_on_the_way_costs_a_warning(
 def begun(
     store: MlflowClient, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> MLflow:
-    """An entry of a run in this process, whose environment MLflow changes."""
+    """Returns the entry of a run in this process, whose environment MLflow changes."""
     del store
     for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "_MLFLOW_TELEMETRY_SESSION_ID"):
         monkeypatch.setenv(name, "2")

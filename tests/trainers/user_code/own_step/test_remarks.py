@@ -53,7 +53,7 @@ def of_others_in_the_batch(outputs):
 
 
 def with_numbers_of_no_example(outputs):
-    """As noise on the labels of real and made images, one after the other."""
+    """Draws two numbers for each example, as for labels of real and made images."""
     both = ops.concatenate([outputs, outputs], axis=0)
     noise = keras.random.uniform((2 * outputs.shape[0], 1), seed=1)
     return ops.mean(ops.square(both - noise))
