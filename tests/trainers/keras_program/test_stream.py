@@ -81,7 +81,7 @@ def test_no_more_is_read_than_there_are_steps() -> None:
     num_read = 0
     (window,) = opened.windows()
     assert num_read == 3
-    assert window.features.shape == (12, 2)
+    assert window.sizes.numpy().tolist() == [4, 4, 4]
 
 
 def test_a_look_at_data_does_not_read_ahead() -> None:
@@ -175,28 +175,32 @@ def test_all_windows_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
         [part.shape for part in tf.nest.flatten(window)]
         for window in _batches(data.batch(8), 0, 11).windows()
     ]
-    assert shapes[1:] == shapes[:-1]
-    assert shapes[0][-2:] == [(32, 2), (32,)]
+    assert shapes == [[(), (4,), (4,), (4,)]] * 3
 
 
-@pytest.mark.parametrize(
-    ("sizes", "widths", "words"),
-    [
-        ((4, 2, 8), (3, 3, 3), "8 examples after batches of at most 4"),
-        ((4, 4), (3, 5), r"shapes \(3,\) and \(5,\)"),
-    ],
-)
-def test_windows_refuse_batches_that_do_not_fit(
-    sizes: tuple[int, ...], widths: tuple[int, ...], words: str
-) -> None:
+def test_windows_take_batches_of_several_shapes_and_types() -> None:
+    sizes, widths = (4, 2, 8, 3), (3, 5, 1, 3)
+
+    def batches() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        for size, width in zip(sizes, widths, strict=True):
+            rows = np.arange(size * width).reshape(size, width)
+            yield rows, rows[:, 0] > 2, rows[:, 0].astype(str)
+
     data = tf.data.Dataset.from_generator(
-        lambda: (
-            (np.zeros(s), np.zeros(s[0])) for s in zip(sizes, widths, strict=True)
+        batches,
+        output_signature=(
+            tf.TensorSpec((None, None), tf.int64),
+            tf.TensorSpec((None,), tf.bool),
+            tf.TensorSpec((None,), tf.string),
         ),
-        output_signature=(tf.TensorSpec((None, None)), tf.TensorSpec((None,))),
     )
-    with pytest.raises(UsageError, match=words):
-        next(_batches(data, 0, len(sizes)).windows())
+    opened = _batches(data, 0, len(sizes))
+    (window,) = opened.windows()
+    at = tf.function(lambda step, shard: opened.at(window, step, shard, 2))
+    for shard in range(2):
+        for step, expected in enumerate(opened.dataset(shard, 2)):
+            found = at(tf.constant(step, tf.int64), tf.constant(shard))
+            tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("kind", ["dataset", "generator"])
@@ -217,8 +221,8 @@ def test_a_remainder_that_comes_first_is_not_taken_for_a_batch(kind: str) -> Non
     assert (opened.batch_size, opened.num_batches) == (4, 3)
     order = Order(num_examples=12, global_batch_size=4, seed=None)
     (window,) = opened.batches(order, 0, 3).windows()
-    assert window.starts.tolist() == [0, *np.cumsum(sizes)]
-    assert window.features[:10].numpy().tolist() == rows.tolist()
+    assert window.sizes.numpy().tolist() == [*sizes]
+    assert tf.io.parse_tensor(window.features[0], tf.int64).numpy().tolist() == [0, 1]
 
 
 def test_a_check_of_compilation_reads_no_batch_of_the_training(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from models.objective import Weighted
-from strategies.common.errors import UsageError
 from strategies.common.types import Batch
 from strategies.inner_loop.sharding import shard_rows
 from trainers.inputs.batches import batch_of_steps
@@ -24,17 +22,19 @@ _MOST_WINDOW_STEPS = 512
 
 
 class _Window(NamedTuple):
-    """Rows of some steps.
+    """Batches of some steps, each tensor as a string.
+
+    Batches differ in shape, and the arguments of a traced function may not.
 
     Attributes:
       first_step: First step, int64 scalar.
-      starts: First row of each step, and the row after the last, int64 [steps + 1].
-      features: Tensors of features [rows, ...].
-      labels: Tensors of labels [rows, ...].
+      sizes: Examples of each step, int64 [steps].
+      features: Serialized tensors of features, strings [steps].
+      labels: Serialized tensors of labels, strings [steps].
     """
 
     first_step: tf.Tensor
-    starts: tf.Tensor
+    sizes: tf.Tensor
     features: Any
     labels: Any
 
@@ -123,31 +123,28 @@ class StreamBatches:
         return max(min(_WINDOW_BYTES // max(size, 1), _MOST_WINDOW_STEPS, all_steps), 1)
 
     def windows(self) -> Iterator[_Window]:
-        """Yields windows; the last one may have fewer steps.
-
-        Raises:
-          UsageError: A batch is larger than the first two, or its rows have other
-            shapes.
-        """
-        num_rows = self.window_steps * self.stream.batch_size
+        """Yields windows; the last one may have fewer steps."""
         # The stream has no end, and what is read of it costs time.
         following = self._following().take(self.last_step - self.first_step)
         batches = iter(following.prefetch(tf.data.AUTOTUNE))
         for first in range(self.first_step, self.last_step, self.window_steps):
             some = list(itertools.islice(batches, self.window_steps))
             sizes = [len(tensors_of(batch)[0]) for batch in some]
-            starts = np.cumsum([0, *sizes])
-            starts = np.pad(starts, (0, self.window_steps - len(some)), mode="edge")
-            if starts[-1] > num_rows:
-                raise UsageError(
-                    f"fit has a batch of {max(sizes)} examples after batches of at "
-                    f"most {self.stream.batch_size}, which parameter servers do not "
-                    "take: put the largest batch first."
-                )
             features, labels = tf.nest.map_structure(
-                lambda *rows: _joined(rows, num_rows), *map(_parts, some)
+                lambda *of_steps: self._filled(map(tf.io.serialize_tensor, of_steps)),
+                *map(_parts, some),
             )
-            yield _Window(tf.constant(first, tf.int64), starts, features, labels)
+            yield _Window(
+                tf.constant(first, tf.int64),
+                tf.cast(self._filled(sizes), tf.int64),
+                features,
+                labels,
+            )
+
+    def _filled(self, of_steps: Iterable[Any]) -> tf.Tensor:
+        """Returns scalars of steps as a vector, with zeros up to a window's length."""
+        vector = tf.stack([*of_steps])
+        return tf.pad(vector, [[0, self.window_steps - len(vector)]])
 
     def at(
         self,
@@ -157,16 +154,22 @@ class StreamBatches:
         num_shards: int,
     ) -> Batch:
         index = step - cached_data.first_step
-        begin, end = cached_data.starts[index], cached_data.starts[index + 1]
-        start, stop, num_rows = shard_rows(end - begin, shard_index, num_shards)
+        size = cached_data.sizes[index]
+        start, stop, num_rows = shard_rows(size, shard_index, num_shards)
+
+        def rows_of(spec: tf.TensorSpec, serialized: tf.Tensor) -> tf.Tensor:
+            rows = tf.io.parse_tensor(serialized[index], spec.dtype)
+            return tf.ensure_shape(rows, spec.shape)[start:stop]
+
         features, labels = tf.nest.map_structure(
-            lambda rows: rows[begin + start : begin + stop],
+            rows_of,
+            _parts(self.stream.endless.element_spec),
             (cached_data.features, cached_data.labels),
         )
         return Batch(
             step=step,
             replica=tf.cast(shard_index, tf.int64),
-            global_size=end - begin,
+            global_size=size,
             num_rows=num_rows,
             indices=step * self.stream.batch_size + tf.range(start, stop),
             features=features,
@@ -227,22 +230,3 @@ def _parts(batch: Any) -> tuple[Any, Any]:
     if weights is None:
         return features, labels
     return features, Weighted(labels, weights)
-
-
-def _joined(rows: Sequence[tf.Tensor], num_rows: int) -> tf.Tensor:
-    """Returns the rows of several batches, padded to a number of rows.
-
-    Raises:
-      UsageError: The rows of two batches have other shapes.
-    """
-    shapes = {tuple(batch.shape[1:]) for batch in rows}
-    if len(shapes) > 1:
-        one, other = sorted(shapes)[:2]
-        raise UsageError(
-            f"fit has batches of examples of shapes {one} and {other}, which parameter "
-            "servers do not take: pad them to one shape, or choose mirrored or "
-            "multi_worker_mirrored."
-        )
-    joined = np.concatenate([batch.numpy() for batch in rows])
-    missing = [(0, num_rows - len(joined)), *[(0, 0)] * (joined.ndim - 1)]
-    return tf.constant(np.pad(joined, missing, mode="edge"), rows[0].dtype)
