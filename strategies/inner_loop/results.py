@@ -136,10 +136,12 @@ def is_finite(sums: Mapping[str, tf.Tensor], changes: tf.Tensor) -> tf.Tensor:
     a label is zero.
 
     Args:
-      sums: Sums of the loss and metrics, by name.
+      sums: Sums of the loss and metrics, by name; without a loss for an update of a
+        step that another one follows.
       changes: Total of each gradient and tensor of layer state, float64 vector.
     """
-    return tf.reduce_all(tf.math.is_finite(in_a_vector([sums["loss"], changes])))
+    losses = [sums["loss"]] if "loss" in sums else []
+    return tf.reduce_all(tf.math.is_finite(in_a_vector([*losses, changes])))
 
 
 def step_results(

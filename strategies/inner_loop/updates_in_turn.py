@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs, Update
 from strategies.inner_loop.reduction import totals
-from strategies.inner_loop.results import OWN_TOTALS
+from strategies.inner_loop.results import OWN_TOTALS, is_finite
 
 # Values that variables had before each of the earlier updates of a step.
 Former = Sequence[Sequence[tf.Tensor]]
@@ -94,7 +94,7 @@ def apply_earlier(
         changes = summed.sums.get(OWN_TOTALS)
         if changes is None:
             changes = totals(summed)
-        finite &= tf.reduce_all(tf.math.is_finite(changes))
+        finite &= is_finite(summed.sums, changes)
         # Read before the update below: TensorFlow orders reads and writes of a variable
         # as they are in the program.
         former.append([tf.identity(v) for v in replica_step.changed(index)])

@@ -24,7 +24,7 @@ from tests.cluster.compressed_sums import (
 from tests.cluster.test_averaged_parameters import assert_same_training, variables_of
 from tests.cluster.test_emulated_bandwidth import needs_networks, training
 from tests.markers import further
-from tests.processes import metrics_so_far, result_of, train
+from tests.processes import ROOT, metrics_so_far, result_of, train
 from trainers.config.config import Config
 from trainers.experiments.verify.arms import is_comparable
 from trainers.inputs.shuffling import Order
@@ -202,6 +202,14 @@ def test_a_compression_that_loses_nothing_changes_nothing(
 
 
 RESUMED = (*SMALL, "--global_batch_size=8", "--dropout=0.2", "--summary_every_steps=1")
+
+
+def test_each_of_two_updates_of_a_step_is_compressed(tmp_path: pathlib.Path) -> None:
+    """The first one has gradients and no loss, which the last one reports."""
+    program = "tests/keras_programs/generative_adversarial_network.py"
+    flags = ("--gradient_compression=topk:0.1", "--train_steps=3")
+    result = train(tmp_path / "run", *WORKERS, *flags, f"--script={ROOT / program}")
+    assert result["steps"] == 3
 
 
 @pytest.mark.slow
