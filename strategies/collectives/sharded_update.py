@@ -22,7 +22,6 @@ from strategies.collectives.optimizer_shard import OptimizerShard
 from strategies.collectives.update_exchange import (
     WIRE_TYPES,
     UpdateExchange,
-    relative_size,
     ring_factor,
 )
 from strategies.common.private_apis.collectives import exchange_rows, gather_by_key
@@ -37,7 +36,7 @@ from strategies.common.types import (
 )
 from strategies.inner_loop.grouping import compute_in_order, grouped
 from strategies.inner_loop.loop import InnerLoop
-from strategies.inner_loop.reduction import total_of, totals, widened
+from strategies.inner_loop.reduction import bytes_of, total_of, totals, widened
 from strategies.inner_loop.replicated import BUCKET_BYTES, OwnShard, all_reduce_packed
 from strategies.inner_loop.results import INTERNAL, OWN_TOTALS
 from strategies.inner_loop.step import Step
@@ -119,15 +118,14 @@ class ShardedUpdate(UpdateExchange):
         return self._shard
 
     def communication(self, gradient_bytes: int) -> Communication:
-        # Weights keep their type.
-        of_gradients = relative_size(self._all_reduce_dtype)
+        # Whole tables of embeddings, too, and weights in their own type.
+        del gradient_bytes
+        size = bytes_of(self._trained, self._send_as) + bytes_of(self._trained)
         factor = ring_factor(self._strategy.num_replicas_in_sync)
         return Communication(
             algorithm=f"reduce-scatter of gradients, {self._all_reduce_dtype}, "
             "all-gather of weights",
-            bytes_per_step_per_replica=round(
-                factor * (of_gradients + 1) / 2 * gradient_bytes
-            ),
+            bytes_per_step_per_replica=round(factor * size / 2),
         )
 
     def compile(

@@ -15,6 +15,7 @@ from strategies.common.types import (
     ReplicaOutputs,
     Update,
 )
+from strategies.inner_loop.reduction import bytes_of
 from strategies.inner_loop.replicated import (
     OwnShard,
     all_reduce_packed,
@@ -92,23 +93,20 @@ class SummedGradients(UpdateExchange):
         )
 
     def communication(self, gradient_bytes: int) -> Communication:
+        dense = [spec for spec in self._update.dense_gradients() if spec is not None]
+        # Rows of sparse gradients keep their type.
+        size = gradient_bytes - bytes_of(dense)
+        size += bytes_of(dense, WIRE_TYPES[self._all_reduce_dtype])
         factor = ring_factor(self._strategy.num_replicas_in_sync)
-        factor *= relative_size(self._all_reduce_dtype)
         return Communication(
             algorithm=f"ring all-reduce, {self._all_reduce_dtype}",
-            bytes_per_step_per_replica=round(factor * gradient_bytes),
+            bytes_per_step_per_replica=round(factor * size),
         )
 
     def _sum(
         self, context: tf.distribute.ReplicaContext, outputs: ReplicaOutputs
     ) -> ReplicaOutputs:
         return all_reduce_packed(context, outputs, WIRE_TYPES[self._all_reduce_dtype])
-
-
-def relative_size(all_reduce_dtype: str) -> float:
-    """Returns the size of a gradient on the wire, relative to its size as float32."""
-    wire_type = WIRE_TYPES[all_reduce_dtype]
-    return 1.0 if wire_type is None else wire_type.size / tf.float32.size
 
 
 def ring_factor(num_replicas: int) -> float:

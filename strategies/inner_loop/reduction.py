@@ -186,10 +186,14 @@ def mean_of_copies(copies: Sequence[tf.Tensor]) -> tf.Tensor:
     return first + tf.add_n(differences) / len(copies)
 
 
-def bytes_of(tensors: Iterable[tf.Variable | tf.Tensor | tf.TensorSpec]) -> int:
+def bytes_of(
+    tensors: Iterable[tf.Variable | tf.Tensor | tf.TensorSpec],
+    send_as: tf.DType | None = None,
+) -> int:
     """Returns the bytes of one copy of each tensor, as sent between tasks.
 
     Args:
       tensors: Variables, tensors or specs of known shape.
+      send_as: Type of all of them on the wire; None for their own types.
     """
-    return sum(t.dtype.size * t.shape.num_elements() for t in tensors)
+    return sum((send_as or t.dtype).size * t.shape.num_elements() for t in tensors)

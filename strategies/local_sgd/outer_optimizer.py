@@ -72,7 +72,7 @@ class OuterOptimizer:
 
     def sent_bytes(self, weight: tf.Variable) -> int:
         """Returns the bytes of one replica's change of a weight, as it is sent."""
-        return bytes_of([weight]) // weight.dtype.size * self._wire_type(weight).size
+        return bytes_of([weight], self._send_as)
 
     def restart(self, variables: Sequence[tf.Variable]) -> None:
         """Takes the present values of weights as their anchors, without momentum.
@@ -114,7 +114,7 @@ class OuterOptimizer:
         anchor = self._slots[weight.ref()][0]
         # A collective can only sum, so that each replica divides its part.
         part = (anchor - weight) / self._strategy.num_replicas_in_sync
-        return tf.cast(part, self._wire_type(weight))
+        return tf.cast(part, self._send_as or weight.dtype)
 
     def _step(self, gradient: tf.Tensor, momentum: Sequence[tf.Variable]) -> tf.Tensor:
         """Returns the step of one weight, and changes its momentum if it has one.
@@ -141,6 +141,3 @@ class OuterOptimizer:
         values = (weight, *further, *self._slots[weight.ref()])
         parts = map(self._strategy.experimental_local_results, values)
         return zip(*parts, strict=True)
-
-    def _wire_type(self, weight: tf.Variable) -> tf.DType:
-        return self._send_as or weight.dtype
