@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from strategies.base import Strategy, Traits
 from strategies.cluster.spec import Cluster
+from strategies.collectives.update_exchange import ring_factor
 from strategies.common.errors import UsageError
 from strategies.common.types import (
     Batch,
@@ -99,12 +100,8 @@ class Mirrored(Strategy):
         if self.num_replicas == 1:
             return None
         # Each replica sends its gradient to one place, and receives the sum.
-        factor = 2.0
-        if self._reduction == "nccl":
-            # A ring sends each of N pieces N-1 times to add it and N-1 times to
-            # distribute the sum: Patarasuk and Yuan, Bandwidth optimal all-reduce
-            # algorithms, 2009.
-            factor = 2 * (self.num_replicas - 1) / self.num_replicas
+        is_ring = self._reduction == "nccl"
+        factor = ring_factor(self.num_replicas) if is_ring else 2.0
         return Communication(
             algorithm=f"all-reduce, {self._reduction}",
             bytes_per_step_per_replica=round(factor * gradient_bytes),
