@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from strategies.gradient_compression.method import Method
-from strategies.ps.tensor_packing import GradientPacking
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,6 +25,107 @@ class CompressedGradient:
     parts: Sequence[tf.Tensor]
     spec: tf.TensorSpec
     method: Method
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GradientPacking:
+    """Layout of a list of values in a list of components.
+
+    The dense values of a type are one vector, because each tensor that goes from one
+    task to another costs a message. A sparse value is two components, its indices
+    and its rows.
+
+    Attributes:
+      kinds: Triple for each value: true if it is sparse, its type and its shape.
+    """
+
+    kinds: Sequence[tuple[bool, tf.DType, tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> GradientPacking:
+        return cls(
+            [
+                (isinstance(value, tf.IndexedSlices), value.dtype, tuple(value.shape))
+                for value in values
+            ]
+        )
+
+    def _dense(self) -> dict[tf.DType, list[int]]:
+        by_type: dict[tf.DType, list[int]] = {}
+        for index, (is_sparse, dtype, _) in enumerate(self.kinds):
+            if not is_sparse:
+                by_type.setdefault(dtype, []).append(index)
+        return by_type
+
+    def _size(self, index: int) -> int:
+        """Returns the number of elements of a dense value."""
+        return int(np.prod(self.kinds[index][2]))
+
+    def _sparse(self) -> list[int]:
+        return [
+            index for index, (is_sparse, _, _) in enumerate(self.kinds) if is_sparse
+        ]
+
+    def dtypes(self) -> list[tf.DType]:
+        sparse = [(tf.int64, self.kinds[index][1]) for index in self._sparse()]
+        return [*self._dense(), *(dtype for pair in sparse for dtype in pair)]
+
+    def shapes(self) -> list[tf.TensorShape]:
+        """Returns the components' shapes; sparse values have any number of rows."""
+        shapes = [
+            tf.TensorShape([sum(map(self._size, indices))])
+            for indices in self._dense().values()
+        ]
+        for index in self._sparse():
+            row = self.kinds[index][2][1:]
+            shapes += [tf.TensorShape([None]), tf.TensorShape([None, *row])]
+        return shapes
+
+    def filled(self, value: float) -> list[tf.Tensor]:
+        """Returns components without sparse rows, and with `value` in floating ones."""
+        components = []
+        for dtype, indices in self._dense().items():
+            filling = tf.cast(value if dtype.is_floating else 0, dtype)
+            components.append(tf.fill([sum(map(self._size, indices))], filling))
+        for index in self._sparse():
+            _, dtype, shape = self.kinds[index]
+            components += [tf.zeros([0], tf.int64), tf.zeros([0, *shape[1:]], dtype)]
+        return components
+
+    def pack(self, values: Sequence[Any]) -> list[tf.Tensor]:
+        components = [
+            tf.concat([tf.reshape(values[index], [-1]) for index in indices], axis=0)
+            for indices in self._dense().values()
+        ]
+        for index in self._sparse():
+            slices = values[index]
+            components += [tf.cast(slices.indices, tf.int64), slices.values]
+        return components
+
+    def add(
+        self, totals: Sequence[tf.Tensor], parts: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Returns the sum of two lists of components."""
+        # Dense vectors come first and are added. Sparse rows are concatenated.
+        num_dense = len(self._dense())
+        pairs = list(zip(totals, parts, strict=True))
+        return [
+            *(total + part for total, part in pairs[:num_dense]),
+            *(tf.concat(pair, axis=0) for pair in pairs[num_dense:]),
+        ]
+
+    def unpack(self, components: Sequence[tf.Tensor]) -> list[Any]:
+        values: list[Any] = [None] * len(self.kinds)
+        remaining = iter(components)
+        for indices in self._dense().values():
+            parts = tf.split(next(remaining), list(map(self._size, indices)))
+            for index, part in zip(indices, parts, strict=True):
+                values[index] = tf.reshape(part, self.kinds[index][2])
+        for index in self._sparse():
+            shape = tf.constant(self.kinds[index][2], tf.int64)
+            rows, slices = next(remaining), next(remaining)
+            values[index] = tf.IndexedSlices(slices, rows, shape)
+        return values
 
 
 class ElementLayout:
