@@ -101,7 +101,7 @@ class AsynchronousSteps:
         # The loop is traced with the first input. Later inputs read batches in the same
         # way.
         self._worker.batches = self._worker.batches or batches.batches
-        closures: list[tuple[Any, SummaryLevel]] = []
+        closures = []
         most = _MOST_CLOSURE_SECONDS / self._typical_step_seconds
         counts = divided(num_steps, self._num_workers, most)
         for index, count in enumerate(counts):
@@ -114,7 +114,7 @@ class AsynchronousSteps:
                     *loop_arguments(count, looked, local_flags or SyncedFlags()),
                 ),
             )
-            closures.append((closure, looked))
+            closures.append(closure)
         return _ScheduledSteps(closures, self)
 
     def _run(
@@ -156,9 +156,22 @@ class AsynchronousSteps:
             kept = tf.identity(sealed)
         return kept, tf.zeros([])
 
-    def results_of(
-        self, closure: Any, observe: SummaryLevel
-    ) -> Sequence[tuple[StepResults, str]]:
+    def results_of(self, closures: Sequence[Any]) -> StepResults:
+        """Waits for the closures of a call and returns their joint results."""
+        found = [pair for c in closures for pair in self._results_of_closure(c)]
+        parts, workers = zip(*found, strict=True)
+        step_seconds = np.concatenate([part.step_seconds for part in parts])
+        if len(step_seconds):
+            # Sets the length of later closures.
+            self._typical_step_seconds = max(float(np.median(step_seconds)), 1e-6)
+        # Steps begun on any worker since the last call. A step that a dead worker began
+        # and did not mark counts again.
+        attempts = int(self._attempts.numpy())
+        since, self._attempts_seen = attempts - self._attempts_seen, attempts
+        results = joined(parts, workers, self._num_workers)
+        return dataclasses.replace(results, attempted_steps=since)
+
+    def _results_of_closure(self, closure: Any) -> Sequence[tuple[StepResults, str]]:
         """Waits for a closure and returns its results with the names of the workers."""
         sealed, mark = values_where_they_are(closure)
         parts = self._envelope.open(sealed.numpy())
@@ -187,24 +200,6 @@ class AsynchronousSteps:
             found.insert(0, (lost, _LOST))
         return found
 
-    def learn(self, step_seconds: np.ndarray) -> None:
-        """Updates the duration of a step, which sets the length of later closures."""
-        if len(step_seconds):
-            self._typical_step_seconds = max(float(np.median(step_seconds)), 1e-6)
-
-    def take_attempts(self) -> int:
-        """Returns the number of steps begun on any worker since the last call.
-
-        A step that a dead worker began and did not mark counts again.
-        """
-        attempts = int(self._attempts.numpy())
-        since, self._attempts_seen = attempts - self._attempts_seen, attempts
-        return since
-
-    @property
-    def num_workers(self) -> int:
-        return self._num_workers
-
 
 def divided(num_steps: int, num_workers: int, most: float) -> Sequence[int]:
     """Returns the number of steps of each closure of a call.
@@ -225,12 +220,8 @@ def divided(num_steps: int, num_workers: int, most: float) -> Sequence[int]:
 class _ScheduledSteps:
     """Scheduled closures in the order of their steps. Satisfies `StepFuture`."""
 
-    closures: Sequence[tuple[Any, SummaryLevel]]
+    closures: Sequence[Any]
     steps: AsynchronousSteps
 
     def fetch(self) -> StepResults:
-        found = [pair for c in self.closures for pair in self.steps.results_of(*c)]
-        parts, workers = zip(*found, strict=True)
-        self.steps.learn(np.concatenate([part.step_seconds for part in parts]))
-        results = joined(parts, workers, self.steps.num_workers)
-        return dataclasses.replace(results, attempted_steps=self.steps.take_attempts())
+        return self.steps.results_of(self.closures)
