@@ -14,12 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from strategies.common.errors import UsageError
 from strategies.inner_loop.results import Packing
 
 # More steps than are under way at once: later steps overwrite earlier ones, and a
 # closure repeats the steps that it does not find. The number is fixed, because a
 # variable of unknown shape ends its server with SIGABRT (TensorFlow 2.21).
 _NUM_ROWS = 1 << 14
+_MOST_BYTES = 4 << 30
 
 
 class Entry(NamedTuple):
@@ -65,6 +67,9 @@ class AppliedSteps:
           call: Number of the call of the inner loop, int64 scalar.
           step: Index of the step, int64 scalar.
           sums: Named tensors.
+
+        Raises:
+          UsageError: The record of these values does not fit into memory.
         """
         # Whole numbers are exact in float64 up to 2 ** 53.
         place = tf.cast(tf.stack([call, step]), tf.float64)
@@ -73,6 +78,7 @@ class AppliedSteps:
         )
         # `init_scope` lifts the variable out of the function that is being traced.
         if self._notes is None:
+            _check_size(values.shape[0])
             with tf.init_scope():
                 self._notes = self._variable(values.shape[0] + 1, tf.float64)
         return tf.concat([place, values], axis=0)
@@ -121,7 +127,7 @@ class AppliedSteps:
         """
         with tf.device(self._server):
             steps = first_step + tf.range(tf.cast(num_steps, tf.int64))
-            marks = tf.gather(self._marks.read_value(), steps % _NUM_ROWS)
+            marks = self._marks.sparse_read(steps % _NUM_ROWS)
             is_done = tf.equal(marks[:, 0], call) & tf.equal(marks[:, 1], steps)
             # 1 up to the first step that is not done, 0 from there on.
             unbroken = tf.math.cumprod(tf.cast(is_done, tf.int32))
@@ -139,7 +145,7 @@ class AppliedSteps:
         if self._notes is None:
             raise RuntimeError("what is noted must be traced first")
         with tf.device(self._server):
-            return tf.gather(self._notes.read_value(), done[:, 1] % _NUM_ROWS)
+            return self._notes.sparse_read(done[:, 1] % _NUM_ROWS)
 
     def read(
         self, done: np.ndarray, noted: np.ndarray
@@ -157,6 +163,17 @@ class AppliedSteps:
     def _variable(self, width: int, dtype: tf.DType) -> tf.Variable:
         with tf.device(self._server):
             return tf.Variable(tf.zeros([_NUM_ROWS, width], dtype), trainable=False)
+
+
+def _check_size(num_values: int) -> None:
+    """Refuses more values of a step than a server keeps of all newest steps."""
+    most = _MOST_BYTES // (_NUM_ROWS * tf.float64.size)
+    if num_values > most:
+        raise UsageError(
+            f"the metrics of this model have {num_values:,} numbers in each step, and "
+            f"--update=async takes at most {most:,}: leave out the largest, such as an "
+            "IoU of many classes, or choose --update=sync."
+        )
 
 
 def _at(step: tf.Tensor, row: tf.Tensor) -> tf.IndexedSlices:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from strategies.common.errors import UsageError
 from strategies.ps.applied_steps import AppliedSteps
 
 DEVICE = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -82,3 +83,11 @@ def test_steps_whose_rows_were_taken_by_later_ones_are_done_again(
     closure.run(call=5, first_step=32 + (1 << 14), num_steps=1)
     done, _ = closure.run(call=5, first_step=30, num_steps=4)
     assert done[:, 1].tolist() == [30, 31]
+
+
+def test_more_values_than_a_server_has_memory_for_are_refused() -> None:
+    """A confusion matrix of 1,000 classes would be 122 GiB for all steps."""
+    zero = tf.zeros([], tf.int64)
+    table = {"iou": tf.zeros([1000, 1000])}
+    with pytest.raises(UsageError, match=r"have 1,000,000 numbers .* at most 32,768"):
+        AppliedSteps(DEVICE).line(zero, zero, table)
