@@ -39,10 +39,7 @@ from strategies.config import StrategyConfig
 from strategies.devices.assignment import check_one_replica, require_gpus
 from strategies.gradient_compression.compressed_sum import CompressedSum
 from strategies.inner_loop.input import StepChunks
-from strategies.inner_loop.replicated import (
-    all_reduce_packed,
-    compile_replicated,
-)
+from strategies.inner_loop.replicated import all_reduce_packed, compile_replicated
 from strategies.local_sgd.worker_averages import WorkerAverages
 
 

@@ -40,10 +40,7 @@ from strategies.inner_loop.replicated import all_reduce_local, compile_replicate
 from strategies.inner_loop.sharding import take_shard
 from strategies.inner_loop.steps_on_copies import StepsOnCopies
 from strategies.local_sgd.averages import Averages
-from strategies.local_sgd.local_steps import (
-    local_step,
-    sum_what_is_reported,
-)
+from strategies.local_sgd.local_steps import local_step, sum_what_is_reported
 from strategies.local_sgd.replica_variables import Copies
 
 

@@ -211,8 +211,7 @@ def _sum_dense(
 
 
 def sum_by_type(
-    context: tf.distribute.ReplicaContext,
-    values: Sequence[tf.Tensor],
+    context: tf.distribute.ReplicaContext, values: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
     """Returns the sums of all replicas' tensors by one collective for each type.
 

@@ -41,8 +41,7 @@ def _first_key(kind: Hashable) -> int:
 
 
 def sum_sparse(
-    context: tf.distribute.ReplicaContext,
-    gradients: Sequence[Any],
+    context: tf.distribute.ReplicaContext, gradients: Sequence[Any]
 ) -> list[Any]:
     """Returns gradients in which IndexedSlices have the rows of all replicas.
 

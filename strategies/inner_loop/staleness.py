@@ -49,9 +49,7 @@ def read_then_compute(
 
 
 def apply_then_count(
-    update: Update,
-    apply: Callable[[], None],
-    version: tf.Tensor,
+    update: Update, apply: Callable[[], None], version: tf.Tensor
 ) -> Mapping[str, tf.Tensor]:
     """Changes the weights, counts the update, and returns its staleness.
 

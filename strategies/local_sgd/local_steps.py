@@ -6,11 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from strategies.common.types import (
-    Batch,
-    ReplicaFunction,
-    ReplicaOutputs,
-)
+from strategies.common.types import Batch, ReplicaFunction, ReplicaOutputs
 from strategies.inner_loop.reduction import scaled, with_own_totals
 from strategies.inner_loop.totals import WithTotals
 

@@ -27,10 +27,7 @@ from strategies.inner_loop.replicated import (
 )
 from strategies.inner_loop.steps_on_copies import StepsOnCopies
 from strategies.local_sgd.averages import Averages
-from strategies.local_sgd.local_steps import (
-    local_step,
-    sum_what_is_reported,
-)
+from strategies.local_sgd.local_steps import local_step, sum_what_is_reported
 from strategies.local_sgd.worker_variables import WorkerCopies
 
 if TYPE_CHECKING:

@@ -137,11 +137,7 @@ class AsynchronousSteps:
         else:
             # Evaluation changes nothing, so that a closure can run again as a whole.
             num_before = tf.constant(0)
-        after_those = (
-            cached_data,
-            first_step + tf.cast(num_before, tf.int64),
-            call,
-        )
+        after_those = (cached_data, first_step + tf.cast(num_before, tf.int64), call)
         outputs, _ = self._loop.function_of(after_those)(
             after_those, num_steps - num_before, observe, local_flags
         )

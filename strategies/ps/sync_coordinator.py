@@ -149,11 +149,7 @@ class SynchronousSteps:
         self._worker.batches = self._worker.batches or feed.batches
         self._turns.reset()
         for shard_index, tokens in enumerate(self._turns.token_queues()):
-            arguments = (
-                cached_data,
-                tf.constant(shard_index, tf.int64),
-                tokens,
-            )
+            arguments = (cached_data, tf.constant(shard_index, tf.int64), tokens)
             self._coordinator.schedule(self._worker.function, args=arguments)
         self._under_way = WorkersUnderWay(self._coordinator, self._queues.give_up)
 

@@ -156,10 +156,7 @@ class WorkerLoop:
         # The shard counts as a part of this step's batch, also if it is from a later
         # one, so that its gradient is divided by the same number of examples.
         return batch._replace(
-            step=step,
-            replica=shard_index,
-            global_size=whole.global_size,
-            totals=totals,
+            step=step, replica=shard_index, global_size=whole.global_size, totals=totals
         )
 
     def _check_state(self, outputs: ReplicaOutputs) -> None:
