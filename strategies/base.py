@@ -247,7 +247,7 @@ class Strategy(abc.ABC):
         """
 
     def pause(self) -> None:
-        """Ends what other tasks still run for a training; another one may follow."""
+        """Ends what other tasks still run and keep for a training; more may follow."""
 
     def close(self) -> None:
         """Releases threads, processes and devices."""

@@ -192,6 +192,9 @@ class ParameterServer(Strategy):
         # Workers would take no steps of another training, and a program that clears
         # Keras's session would wait for their closures for ever.
         self._free_workers()
+        # Another training has other data: workers would keep both.
+        self._cached_data.clear()
+        self._synchronous = None
 
     def close(self) -> None:
         # A dead worker never returns its closure, so that the wait is limited.
