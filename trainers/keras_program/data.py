@@ -122,7 +122,7 @@ def _validation(arguments: FitArguments) -> Source:
     if found is not None:
         return _source(found)
     steps = arguments.validation_steps
-    stream = open_stream(given, steps, "validation data")
+    stream = open_stream(given, steps, "validation data", repeats=False)
     # Keras evaluates on all batches if there are fewer.
     num_batches = min(steps or stream.num_batches, stream.num_batches)
     return dataclasses.replace(stream, num_batches=num_batches)

@@ -133,6 +133,8 @@ def lengths():
     small().fit(x, y, **few, validation_data=(x, y), validation_steps=2)
     small().fit(x, y, **few, validation_split=0.75, validation_steps=2)
     small().fit(x, y, epochs=2, validation_data=data, validation_steps=3)
+    unknown = data.filter(lambda *_: True)
+    small().fit(unknown, epochs=2, validation_data=unknown, validation_steps=9)
     small().fit(x, y, epochs=np.int64(2), batch_size=np.int64(10))
     small().fit(x, y, epochs=3, initial_epoch=3)
 

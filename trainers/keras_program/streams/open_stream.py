@@ -21,6 +21,12 @@ from strategies.common.private_apis.fit_data import (
     without_reading_ahead,
 )
 from strategies.common.text import one_line
+from trainers.keras_program.streams.passes import (
+    equal_passes,
+    passes_of_reader,
+    until_end,
+    without_nones,
+)
 from trainers.keras_program.streams.shuffled import Shuffled
 from trainers.keras_program.streams.stream import ProgramStream, tensors_of
 
@@ -31,6 +37,7 @@ def open_stream(
     name: str,
     seed: int | None = None,
     given: Mapping[str, Any] = types.MappingProxyType({}),
+    repeats: bool = True,
 ) -> ProgramStream:
     """Opens data that are no arrays.
 
@@ -41,6 +48,7 @@ def open_stream(
       name: What the data are for, in messages.
       seed: Seed of the order of the batches of a PyDataset; None for their own order.
       given: Other arguments of `fit` for Keras's reader, by name.
+      repeats: False if an epoch of `steps` ends with data of unknown length.
 
     Raises:
       UsageError: The data are of another kind, empty, or of unknown length.
@@ -48,7 +56,7 @@ def open_stream(
     if isinstance(x, types.GeneratorType):
         return _of_generator(x, steps, name, given)
     if isinstance(x, tf.data.Dataset):
-        return _of_dataset(x, steps, name, given)
+        return _of_dataset(x, steps, name, given, repeats)
 
     # A reader that is left in the middle of an epoch cannot begin another: the look
     # and each pipeline have their own.
@@ -60,22 +68,29 @@ def open_stream(
 
     with refusals_named(name), _random_numbers_kept():
         adapter = opened()
-        first_two = list(map(_without_nones, first_batches(adapter)))
+        first_two = list(map(without_nones, first_batches(adapter)))
         full = _full_batch(first_two, name)
-        endless = tf.data.Dataset.from_generator(
-            lambda: _all_epochs(opened()), output_signature=spec_of_batches(first_two)
-        )
-        num_batches = adapter.num_batches or steps
-        if num_batches is None and isinstance(x, keras.utils.PyDataset):
+        num_batches = adapter.num_batches
+        is_endless = num_batches is None and isinstance(x, keras.utils.PyDataset)
+        if is_endless and steps is None:
             raise _endless(name)
-        if num_batches is None:
+        if num_batches is None and not is_endless and not (steps and repeats):
             # The last step of the run has to be known at its start.
-            num_batches = sum(1 for _ in adapter.get_numpy_iterator())
-    return _stream(endless, full, num_batches, name)
+            batches = itertools.islice(adapter.get_numpy_iterator(), steps)
+            num_batches = sum(1 for _ in batches)
+        endless = tf.data.Dataset.from_generator(
+            lambda: passes_of_reader(opened(), num_batches, name),
+            output_signature=spec_of_batches(first_two),
+        )
+    return _stream(endless, full, num_batches or steps, name)
 
 
 def _of_dataset(
-    x: tf.data.Dataset, steps: int | None, name: str, given: Mapping[str, Any]
+    x: tf.data.Dataset,
+    steps: int | None,
+    name: str,
+    given: Mapping[str, Any],
+    repeats: bool,
 ) -> ProgramStream:
     with refusals_named(name):
         adapter = data_adapter(x, **given)
@@ -84,13 +99,14 @@ def _of_dataset(
     # A data set may call Python code, as `from_generator` does.
     with _random_numbers_kept():
         full = _full_batch(list(itertools.islice(look, 2)), name)
-        num_batches = adapter.num_batches or steps
         is_endless = dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-        if num_batches is None and is_endless:
+        if is_endless and steps is None:
             raise _endless(name)
-        if num_batches is None:
-            num_batches = sum(1 for _ in dataset)
-    return _stream(dataset.repeat(), full, num_batches, name)
+        num_batches = adapter.num_batches
+        if num_batches is not None or is_endless or (steps and repeats):
+            return _stream(dataset.repeat(), full, num_batches or steps, name)
+        num_batches = sum(1 for _ in dataset.take(steps or -1))
+    return _stream(equal_passes(dataset, num_batches, name), full, num_batches, name)
 
 
 def _endless(name: str) -> UsageError:
@@ -146,19 +162,6 @@ def _full_batch(batches: Sequence[Any], name: str) -> Any:
     return max(batches, key=lambda batch: tuple(tensors_of(batch)[0].shape[:1]))
 
 
-def _all_epochs(adapter: Any) -> Iterator[Any]:
-    """Yields the batches of one epoch after the other, without an end."""
-    batches = adapter.get_tf_dataset()
-    # `fit` does so before the first epoch too (keras/src/trainers/epoch_iterator.py).
-    adapter.on_epoch_end()
-    while True:
-        adapter.on_epoch_begin()
-        try:
-            yield from map(_without_nones, batches)
-        finally:
-            adapter.on_epoch_end()
-
-
 def _of_generator(
     x: Iterable[Any], steps: int | None, name: str, given: Mapping[str, Any]
 ) -> ProgramStream:
@@ -167,50 +170,18 @@ def _of_generator(
             f"fit has a generator as its {name}, whose length is not known: give "
             "steps_per_epoch (or validation_steps), or a keras.utils.PyDataset."
         )
-    batches = map(_without_nones, x)
+    batches = map(without_nones, x)
     first_two = list(itertools.islice(batches, 2))
     full = _full_batch(first_two, name)
     with refusals_named(name):
         data_adapter((batch for batch in first_two), **given)
-        # It can be read once: by the run that began it.
+        # It can be read once: each validation goes on where the last one ended.
+        following = until_end(itertools.chain(first_two, batches), name)
         endless = tf.data.Dataset.from_generator(
-            lambda: _until_end(first_two, batches, name),
+            lambda: following,
             output_signature=spec_of_batches(first_two),
         )
     return _stream(endless, full, steps, name)
-
-
-def _until_end(first: Sequence[Any], rest: Iterator[Any], name: str) -> Iterator[Any]:
-    """Yields the batches of a generator.
-
-    Raises:
-      UsageError: A batch is needed after the last one.
-    """
-    num_batches = 0
-    for batch in itertools.chain(first, rest):
-        num_batches += 1
-        yield batch
-    raise UsageError(
-        f"fit has a generator as its {name} that ended after {num_batches} batches, "
-        "before the last step: lower epochs or steps_per_epoch (or validation_steps), "
-        "or let it yield without an end."
-    )
-
-
-def _without_nones(batch: Any) -> Any:
-    """Returns a batch, in which a list is a tuple, without None for labels or weights.
-
-    Keras's readers have an empty `Optional` in place of None.
-    """
-    if isinstance(batch, list):
-        batch = tuple(batch)
-    if not isinstance(batch, tuple):
-        return batch
-    return tuple(
-        part
-        for part in batch
-        if not (part is None or isinstance(part, tf.experimental.Optional))
-    )
 
 
 def _stream(
