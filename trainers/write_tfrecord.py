@@ -122,7 +122,7 @@ def _write_records(path: Path, samples: np.ndarray, labels: np.ndarray) -> None:
 
 
 def run(values: flags.FlagValues) -> ExitCode:
-    """Writes the file and prints how to train on it.
+    """Writes the file and prints how to use it.
 
     Args:
       values: Flags of this command.
@@ -142,11 +142,12 @@ def run(values: flags.FlagValues) -> ExitCode:
         raise UsageError(
             f"--path={path} cannot be written ({error.strerror}): name another file."
         ) from error
+    named = shlex.quote(str(path))
     print(
-        f"wrote {values.num_examples} examples to {path}; train on them with: "
-        "python -m trainers.main --dataset=tfrecord "
-        f"--data_path={shlex.quote(str(path))} --model=mlp --hidden_units=10 "
-        "--learning_rate=0.01"
+        f"wrote {values.num_examples} examples to {path}; evaluate on them by "
+        f"--eval_data_path={named}, or train on them with: "
+        f"python -m trainers.main --dataset=tfrecord --data_path={named} --model=mlp "
+        "--hidden_units=10 --learning_rate=0.01"
     )
     return ExitCode.DONE
 

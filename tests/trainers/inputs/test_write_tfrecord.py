@@ -37,9 +37,9 @@ def test_it_writes_what_it_says(tmp_path):
     done = command(f"--path={path}", "--num_examples=300", "--seed=5")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
-        f"wrote 300 examples to {path}; train on them with: python -m trainers.main "
-        f"--dataset=tfrecord --data_path='{path}' --model=mlp --hidden_units=10 "
-        "--learning_rate=0.01\n"
+        f"wrote 300 examples to {path}; evaluate on them by --eval_data_path='{path}', "
+        "or train on them with: python -m trainers.main --dataset=tfrecord "
+        f"--data_path='{path}' --model=mlp --hidden_units=10 --learning_rate=0.01\n"
     )
     assert list(path.parent.iterdir()) == [path]
     schema = parse_schema(DataConfig().record_schema)
