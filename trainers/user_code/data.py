@@ -31,8 +31,8 @@ _WEIGHTS = (
     "Weights of examples are not taken: give the program that calls fit as --script."
 )
 # What steps can be given, by NumPy's kinds of types (numpy.dtype.kind): booleans,
-# numbers and strings.
-_KINDS = "biufcSU"
+# numbers, and strings, also those that `_array` leaves as objects.
+_KINDS = "biufcSUO"
 
 
 def load(config: DataConfig) -> Data:
@@ -251,11 +251,16 @@ def _of_dataset(dataset: tf.data.Dataset) -> ArraySource:
     if not elements:
         raise _Unusable("returned a tf.data.Dataset without elements.")
     try:
-        stacked = tf.nest.map_structure(lambda *rows: np.stack(rows), *elements)
+        stacked = tf.nest.map_structure(_stacked, *elements)
     except ValueError as error:
         raise _Unusable(_SEVERAL_SHAPES) from error
     features, labels = stacked
     return ArraySource(_arrays(features), _arrays(labels))
+
+
+def _stacked(*rows: Any) -> np.ndarray:
+    """Returns values of examples as one array; strings stay what they are."""
+    return np.array(rows, object) if isinstance(rows[0], bytes) else np.stack(rows)
 
 
 def _unbatched(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -316,7 +321,8 @@ def _array(values: Any) -> np.ndarray:
         raise _Unusable(_SEVERAL_SHAPES) from error
     if array.dtype == object:
         if all(isinstance(value, (str, bytes)) for value in array.flat):
-            return array.astype(np.str_)
+            # NumPy's types of strings are for ASCII, or lose zeros at their end.
+            return array
         raise _Unusable(_SEVERAL_SHAPES)
     return array
 

@@ -81,6 +81,23 @@ def test_several_arrays_of_features_and_of_labels() -> None:
     assert data.num_classes == 0
 
 
+_WORDS = [["h\u00e9", "b\x00"], ["c", "\u00e9\x00"]] * 4
+
+
+def strings() -> tf.data.Dataset:
+    whole = tf.data.Dataset.from_tensor_slices((_WORDS, [row[1] for row in _WORDS]))
+    return whole.map(lambda words, last: ((words, last), tf.strings.length(last)))
+
+
+def test_strings_of_a_dataset_are_kept_to_the_last_byte() -> None:
+    """Letters beyond ASCII were an error, and zeros at the end were lost."""
+    name = "tests.trainers.user_code.test_data:strings"
+    (words, last), _ = all_of(load(DataConfig(dataset=name, eval_fraction=0.5)).train)
+    expected = {tuple(word.encode() for word in row) for row in _WORDS}
+    assert set(map(tuple, words)) == expected
+    assert list(last) == [row[1] for row in words]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
