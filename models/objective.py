@@ -102,7 +102,8 @@ def as_scalars(results: Mapping[str, Any]) -> dict[str, float]:
     """
     found = {}
     for name, value in results.items():
-        if name.lower() in ("acc", "accuracy") and "accuracy" not in found:
+        is_accuracy = name.lower() in ("acc", "accuracy")
+        if is_accuracy and "accuracy" not in {*results, *found}:
             name = "accuracy"
         numbers = np.asarray(value)
         if not numbers.ndim:

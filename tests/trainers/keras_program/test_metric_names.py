@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 
+from models.objective import as_scalars
 from tests import processes
 from tests.trainers.keras_program.beside_fit import by_fit, under
 
@@ -40,3 +41,10 @@ def test_a_metric_may_have_any_name(tmp_path: pathlib.Path) -> None:
             found["history"][name], plain["history"][name], rtol=1e-2
         )
     assert processes.result_of(tmp_path / "run")["staleness"] is None
+
+
+def test_a_file_has_both_of_two_accuracies() -> None:
+    """A single one is `accuracy` in files, whichever name `compile` was given."""
+    both = {"acc": 0.5, "accuracy": 0.25}
+    assert as_scalars(both) == both
+    assert as_scalars({"acc": 0.5}) == {"accuracy": 0.5}
