@@ -90,7 +90,9 @@ class LentModel:
             check_batch_dimension(self.model)
             check_loop(self.model)
             has_labels = bool(tf.nest.flatten(few().labels))
-            is_own = has_own_step(self.model) or self._is_per_batch(compiled)
+            is_own = has_own_step(self.model) or (
+                has_labels and self._is_per_batch(compiled)
+            )
             if not (has_labels or is_own) and getattr(self.model, "loss", None):
                 raise UsageError(
                     "fit has no labels (y), and the model is compiled with a loss: "

@@ -346,6 +346,10 @@ def test_epochs_are_counted_as_the_program_counts_them(tmp_path: pathlib.Path) -
         ),
         ("model.fit(x)", ("no labels",)),
         (
+            "model.compile('sgd', lambda y, found: found[:, 0])\nmodel.fit(x)",
+            ("fit has no labels (y)",),
+        ),
+        (
             "model.fit(x, y[:9])",
             (
                 "fit refuses its training data",
