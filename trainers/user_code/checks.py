@@ -17,6 +17,7 @@ from strategies.common.text import one_line
 from strategies.common.types import Batch
 from trainers.inputs.sources import ArraySource, Data
 from trainers.user_code import OF_DOUBLES
+from trainers.user_code.few_examples import shapes_in_words
 
 # In place of which `fit` and `evaluate` would call them.
 _OF_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
@@ -134,7 +135,7 @@ def labels_blamed(labels: Any, predictions: Any) -> Iterator[None]:
         of_shapes = isinstance(error, (ValueError, tf.errors.InvalidArgumentError))
         # An operation may take no double precision.
         of_shapes = of_shapes and not OF_DOUBLES.search(str(error))
-        shapes = _shapes(labels), _shapes(predictions)
+        shapes = shapes_in_words(labels_of(labels)), shapes_in_words(predictions)
         if isinstance(error, UsageError) or not of_shapes or shapes[0] == shapes[1]:
             raise
         raise UsageError(
@@ -142,14 +143,6 @@ def labels_blamed(labels: Any, predictions: Any) -> Iterator[None]:
             f"of shape {shapes[1]} ({one_line(error)[:200]}): change the labels, the "
             "last layer or the loss, so that they fit."
         ) from error
-
-
-def _shapes(values: Any) -> str:
-    """Returns the shapes of labels or outputs in words, such as [n, 3]."""
-    return " and ".join(
-        "[" + ", ".join(["n", *map(str, value.shape[1:])]) + "]"
-        for value in tf.nest.flatten(labels_of(values))
-    )
 
 
 _COMPLEX = (
@@ -236,7 +229,7 @@ def _check_range(labels: Any, outputs: Any, name: str, ignored: int | None) -> N
     wrong = values[~((values >= 0) & (values < num_classes))]
     if wrong.size:
         of_output = f" of output {name!r}" if name else ""
-        found = "not a number" if np.isnan(wrong[0]) else f"{wrong[0]:g}"
+        found = "not a number" if np.isnan(wrong[0]) else f"{float(wrong[0]):.10g}"
         raise UsageError(
             f"the data has a label{of_output} that is {found}, and the model has "
             f"{num_classes} outputs for classes, 0 to {num_classes - 1}: give the "

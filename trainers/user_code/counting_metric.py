@@ -13,6 +13,7 @@ import tensorflow as tf
 from models.objective import Summed
 from strategies.common.private_apis.compiled import OutputMetric
 from trainers.user_code import PerBatchError
+from trainers.user_code.few_examples import rows_of
 from trainers.user_code.independence import agree
 
 # Between the name of a metric and the number of its variable, in names of sums.
@@ -87,7 +88,7 @@ class CountingMetric:
         given = (labels, predictions, weights)
         num_rows = tf.nest.flatten(predictions)[0].shape[0]
         halves = [
-            [_rows(value, rows) for value in given]
+            [rows_of(value, rows) for value in given]
             for rows in (range(num_rows // 2), range(num_rows // 2, num_rows))
         ]
         # Sums of the parts must be the sums of the whole, as replicas add them.
@@ -106,12 +107,6 @@ class CountingMetric:
                     "examples, so that replicas cannot add theirs: leave it out, and "
                     "use it on the trained model."
                 )
-
-
-def _rows(values: Any, rows: range) -> Any:
-    if values is None:
-        return None
-    return tf.nest.map_structure(lambda value: tf.gather(value, list(rows)), values)
 
 
 def change_of(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:

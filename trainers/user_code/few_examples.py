@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,7 @@ def few_examples(source: Source, most: int = 2) -> Batch:
     features, labels = spread_examples(source, max(most, _EXAMPLES_TO_CHOOSE))
     num_rows = tf.nest.flatten(features)[0].shape[0]
     rows = _different_first(labels_of(labels), num_rows)[:most]
-    features, labels = tf.nest.map_structure(
-        lambda values: tf.gather(values, rows), (features, labels)
-    )
+    features, labels = rows_of((features, labels), rows)
     count = len(rows)
     indices = tf.range(count, dtype=tf.int64)
     size = tf.constant(count, tf.int64)
@@ -38,6 +37,21 @@ def few_examples(source: Source, most: int = 2) -> Batch:
         indices=indices,
         features=features,
         labels=labels,
+    )
+
+
+def rows_of(values: Any, rows: Sequence[int]) -> Any:
+    """Returns some rows of each tensor [n, ...] of a structure; None for None."""
+    if values is None:
+        return None
+    return tf.nest.map_structure(lambda value: tf.gather(value, list(rows)), values)
+
+
+def shapes_in_words(values: Any) -> str:
+    """Returns the shapes of labels or outputs, such as `[n] and [n, 3]`."""
+    return " and ".join(
+        "[" + ", ".join(["n", *map(str, value.shape[1:])]) + "]"
+        for value in tf.nest.flatten(values)
     )
 
 

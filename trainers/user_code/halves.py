@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from strategies.common.types import Batch
+from trainers.user_code.few_examples import rows_of
 from trainers.user_code.independence import agree
 
 
@@ -26,13 +27,12 @@ def parts_of_batch(few: Batch) -> list[Batch]:
 
 def _part(few: Batch, rows: Sequence[int]) -> Batch:
     size = tf.constant(len(rows), tf.int64)
-    features, labels = tf.nest.map_structure(
-        lambda value: tf.gather(value, list(rows)), (few.features, few.labels)
-    )
+    given = (few.features, few.labels, few.indices)
+    features, labels, indices = rows_of(given, rows)
     return few._replace(
         features=features,
         labels=labels,
-        indices=tf.gather(few.indices, list(rows)),
+        indices=indices,
         global_size=size,
         num_rows=size,
     )

@@ -6,7 +6,8 @@ its batch, the sum over replicas is another loss than that of the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from strategies.common.errors import UsageError
 from trainers.user_code import PerBatchError
+from trainers.user_code.few_examples import rows_of, shapes_in_words
 
 # Rounding of sums over one example's values, in single precision.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
@@ -67,7 +69,8 @@ def check_independence(judges: Sequence[Judge], labels: Any, predictions: Any) -
         _check_rows(judge, labels, predictions)
         # An argmax over the examples is found out by predictions in another order.
         for shift in range(1 if is_large else flat[0].shape[0]):
-            _check_mean(judge, labels, _each(tf.roll, predictions, shift, 0))
+            rolled = functools.partial(tf.roll, shift=shift, axis=0)
+            _check_mean(judge, labels, tf.nest.map_structure(rolled, predictions))
 
 
 def _check_rows(judge: Judge, labels: Any, predictions: Any) -> None:
@@ -80,7 +83,7 @@ def _check_rows(judge: Judge, labels: Any, predictions: Any) -> None:
         )
     total = _total(judge, labels, predictions)
     alone = [
-        judge(_rows(labels, [i]), _rows(predictions, [i]), count, None, total)
+        judge(rows_of(labels, [i]), rows_of(predictions, [i]), count, None, total)
         for i in range(count)
     ]
     found = tf.reduce_mean(values)
@@ -105,7 +108,7 @@ def _check_mean(judge: Judge, labels: Any, predictions: Any) -> None:
     count = values.shape[0]
     total = _total(judge, labels, predictions)
     parts = [
-        judge(_rows(labels, rows), _rows(predictions, rows), count, None, total)
+        judge(rows_of(labels, rows), rows_of(predictions, rows), count, None, total)
         for rows in (range(count // 2), range(count // 2, count))
         if rows
     ]
@@ -125,14 +128,6 @@ def _total(judge: Judge, labels: Any, predictions: Any) -> Any:
     return None if weights is None else tf.reduce_sum(weights)
 
 
-def _rows(values: Any, rows: Sequence[int]) -> Any:
-    return _each(tf.gather, values, list(rows))
-
-
-def _each(function: Callable[..., Any], values: Any, *arguments: Any) -> Any:
-    return tf.nest.map_structure(lambda value: function(value, *arguments), values)
-
-
 def agree(found: Any, expected: Any) -> bool:
     """Returns whether numbers are equal but for rounding in single precision."""
     return np.allclose(
@@ -146,11 +141,5 @@ def agree(found: Any, expected: Any) -> bool:
 
 def _shapes(labels: Any, predictions: Any) -> str:
     """Returns such as `labels [n], predictions [n, 1]`."""
-    words = [
-        ", ".join(
-            "[" + ", ".join(["n", *map(str, value.shape[1:])]) + "]"
-            for value in tf.nest.flatten(values)
-        )
-        for values in (labels, predictions)
-    ]
-    return f"labels {words[0]}, predictions {words[1]}"
+    found = map(shapes_in_words, (labels, predictions))
+    return "labels {}, predictions {}".format(*found)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from strategies.common.private_apis.models import mask_of
 from strategies.common.types import Batch
+from trainers.user_code.few_examples import rows_of
 
 # Two examples several times: losses of pairs need pairs of one label and of two. It is
 # rarely the size of another axis, with which labels of too few axes would agree.
@@ -43,9 +44,9 @@ def probe(model: keras.Model, batch: Batch) -> Probe:
     specs, is_masked = _specs(model, batch)
     count = tf.nest.flatten(batch.labels)[0].shape[0]
     rows = [index % count for index in range(_NUM_ROWS)]
-    labels = tf.nest.map_structure(lambda v: tf.gather(v, rows), batch.labels)
     drawn = [_drawn(spec, index) for index, spec in enumerate(tf.nest.flatten(specs))]
-    return Probe(labels, tf.nest.pack_sequence_as(specs, drawn), is_masked)
+    predictions = tf.nest.pack_sequence_as(specs, drawn)
+    return Probe(rows_of(batch.labels, rows), predictions, is_masked)
 
 
 def _specs(model: keras.Model, batch: Batch) -> tuple[Any, bool]:
