@@ -36,6 +36,8 @@ class ModelSpec:
     make_loss: Callable[[float], PerExample]
     metrics: Mapping[str, PerExample]
     as_compiled: Callable[[float], AsCompiled] | None = None
+    # Not a field: the optimizer is that of the settings.
+    compiled_optimizer = None
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
         """See `TrainableModel`."""
@@ -46,10 +48,6 @@ class ModelSpec:
             classes=largest_logit,
             compiled=None if compiled is None else compiled(label_smoothing),
         )
-
-    @property
-    def compiled_optimizer(self) -> None:
-        """See `TrainableModel`."""
 
 
 def make_cross_entropy(label_smoothing: float) -> PerExample:

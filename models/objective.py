@@ -276,6 +276,9 @@ class PredictionObjective:
     metrics: Mapping[str, PerExample]
     classes: ClassPredictionsFunction | None = None
     compiled: AsCompiled | None = None
+    # Not fields: see `Objective`.
+    has_layer_losses = False
+    totals = None
 
     def values(
         self, model: Predict, batch: Any, training: bool
@@ -299,16 +302,6 @@ class PredictionObjective:
     def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """See `Objective`."""
         return judged_by(self, self.classes, model, batch)
-
-    @property
-    def has_layer_losses(self) -> bool:
-        """See `Objective`."""
-        return False
-
-    @property
-    def totals(self) -> None:
-        """See `Objective`."""
-        return None
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """See `Objective`."""

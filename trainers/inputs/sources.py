@@ -152,15 +152,12 @@ class PreparedSource:
 
     stored: Source
     prepare: Callable[[Any], Any]
+    # `prepare` may be slow: several steps at once would delay the first.
+    example_bytes = None
 
     @property
     def num_examples(self) -> int:
         return self.stored.num_examples
-
-    @property
-    def example_bytes(self) -> None:
-        # `prepare` may be slow: several steps at once would delay the first.
-        return None
 
     def tensors(self) -> Any:
         return self.stored.tensors()

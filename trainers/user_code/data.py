@@ -136,10 +136,8 @@ class ReadSource:
 
     num_examples: int
     function: Callable[[tf.Tensor], tuple[Any, Any]]
-
-    @property
-    def example_bytes(self) -> None:
-        return None
+    # Not known before it reads some.
+    example_bytes = None
 
     def tensors(self) -> Any:
         # `read` needs no tensors of the data set.

@@ -54,6 +54,8 @@ class CompiledObjective:
     classes: ClassPredictionsFunction | None
     compiled: AsCompiled | None
     weighs_rows: bool = False
+    # Not a field: see `Objective`.
+    has_layer_losses = False
 
     def values(self, model: Predict, batch: Any, training: bool) -> Values:
         """See `Objective`."""
@@ -89,11 +91,6 @@ class CompiledObjective:
     def judged(self, model: Predict, batch: Any) -> EvalOutputs:
         """See `Objective`."""
         return judged_by(self, self.classes, model, batch)
-
-    @property
-    def has_layer_losses(self) -> bool:
-        """See `Objective`."""
-        return False
 
     @property
     def totals(self) -> Totals | None:
@@ -155,10 +152,8 @@ def objective_of(
     minimized = loss or getattr(model, "loss", None)
     if minimized is None:
         raise UsageError(
-            "--loss is missing, and the model was not compiled with one: "
-            "give Keras's "
-            "name of it, such as --loss=sparse_categorical_crossentropy, or "
-            "compile "
+            "--loss is missing, and the model was not compiled with one: give Keras's "
+            "name of it, such as --loss=sparse_categorical_crossentropy, or compile "
             "the model."
         )
     compiled = AsCompiled(

@@ -101,14 +101,12 @@ class RecordStream:
     num_classes: int
     by_file: bool
     shuffle_buffer_examples: int
+    # Steps are read together by `batches`.
+    example_bytes = None
 
     @property
     def num_examples(self) -> int:
         return sum(file.size.num_records for file in self.files)
-
-    @property
-    def example_bytes(self) -> None:
-        return None
 
     def tensors(self) -> NoReturn:
         raise TypeError("a stream is kept nowhere: see `batches`")

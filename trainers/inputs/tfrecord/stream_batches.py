@@ -41,13 +41,11 @@ class StreamBatches:
     order: Order
     first_step: int
     last_step: int
+    # Not a field: spans have no bound that is known.
+    largest_span = None
 
     def dataset(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         return self.spans(shard_index, num_shards).unbatch()
-
-    @property
-    def largest_span(self) -> None:
-        return None
 
     def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         if self.stream.by_file:

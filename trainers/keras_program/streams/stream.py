@@ -57,14 +57,12 @@ class ProgramStream:
     full_batch: Any
     batch_size: int
     num_batches: int
+    # Not a field: the size of an example may change.
+    example_bytes = None
 
     @property
     def num_examples(self) -> int:
         return self.batch_size * self.num_batches
-
-    @property
-    def example_bytes(self) -> None:
-        return None
 
     def tensors(self) -> NoReturn:
         raise TypeError("a stream is kept nowhere: see `batches`")
@@ -105,6 +103,8 @@ class StreamBatches:
     order: Order
     first_step: int
     last_step: int
+    # Not a field: the size of a batch may change.
+    largest_span = None
 
     @property
     def data(self) -> ProgramStream:
@@ -183,10 +183,6 @@ class StreamBatches:
 
     def dataset(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         return self.spans(shard_index, num_shards).unbatch()
-
-    @property
-    def largest_span(self) -> None:
-        return None
 
     def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         batches = self._following().enumerate(self.first_step)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import keras
 
-from models.objective import LATEST, EvalOutputs, Totals, Values, means_over_examples
+from models.objective import LATEST, EvalOutputs, Values, means_over_examples
 from strategies.common.errors import UsageError
 from trainers.model.loss_sums import regularized_weights
 from trainers.user_code.own_step.model_step import STATE, ModelStep
@@ -75,6 +75,9 @@ class OwnStep:
     updates: Sequence[OwnUpdate] = ()
     passes: Sequence[slice] = ()
     remark: str | None = None
+    # Not fields: see `Objective`; `keras.Model.compile` takes no such step.
+    compiled = totals = None
+    has_layer_losses = True
 
     @property
     def num_passes(self) -> int:
@@ -85,11 +88,6 @@ class OwnStep:
     def title(self) -> str:
         """Class and name of the step, for messages."""
         return f"{type(self.train.model).__name__}.{self.train.name}"
-
-    @property
-    def compiled(self) -> None:
-        """See `Objective`; `keras.Model.compile` takes no such step."""
-        return None
 
     def of_predictions(
         self,
@@ -131,16 +129,6 @@ class OwnStep:
         of_test = (f"{self.test.name}/", f"{LATEST}{self.test.name}/")
         is_test = any(name.startswith(of_test) for name in sums)
         return self.test if is_test else self.train
-
-    @property
-    def totals(self) -> Totals | None:
-        """See `Objective`."""
-        return None
-
-    @property
-    def has_layer_losses(self) -> bool:
-        """See `Objective`."""
-        return True
 
 
 def reported_names(objective: Any, training: bool) -> Collection[str] | None:
