@@ -61,8 +61,7 @@ def _check_size(num_rows: int, settings: Settings) -> None:
     if num_rows < settings.embedding_shards:
         raise ValueError(
             f"--set=model.embedding_shards={settings.embedding_shards} is more than "
-            "the "
-            f"{num_rows:,} rows of the table: lower it."
+            f"the {num_rows:,} rows of the table: lower it."
         )
 
 

@@ -64,8 +64,7 @@ class CustomModel:
         if label_smoothing:
             raise UsageError(
                 f"--set=optimizer.label_smoothing={label_smoothing} is not used with "
-                "a model of your "
-                "own: compile it with a loss that smooths labels."
+                "a model of your own: compile it with a loss that smooths labels."
             )
         with wrap_user_errors(self.flag):
             if self.own_objective is not None:
@@ -124,11 +123,11 @@ def _weighs(objective: CompiledObjective, model: keras.Model, few: Batch) -> boo
 
 
 def custom_model(config: ModelConfig, data: Data) -> CustomModel:
-    """The model of --model=package.module:factory.
+    """Returns the model of --model=package.module:factory.
 
     Args:
-      config: names it.
-      data: Examples that it is to take.
+      config: Configuration with the name of the factory.
+      data: Examples for the model.
 
     Raises:
       UsageError: There is no such factory.
@@ -234,7 +233,7 @@ def build_with(model: keras.Model, few: Callable[[], Batch]) -> None:
 
 
 def _specified(features: Any) -> Any:
-    """Any number of examples like some."""
+    """Returns symbolic tensors of any number of examples like some given ones."""
     return tf.nest.map_structure(
         lambda one: keras.KerasTensor([None, *one.shape[1:]], one.dtype.name), features
     )
