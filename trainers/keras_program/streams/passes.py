@@ -27,19 +27,20 @@ def equal_passes(
     def refuse(found: Any) -> NoReturn:
         raise _shorter_pass(name, num_batches, int(found))
 
-    def is_in_place(place: tf.Tensor, numbered: tuple[tf.Tensor, Any]) -> tf.Tensor:
+    def checked(expected: tf.Tensor, numbered: Any) -> tuple[tf.Tensor, Any]:
+        number, batch = numbered
         # After a pass that ends early comes the first batch of the next one.
-        expected = place % num_batches
-        return tf.cond(
-            tf.equal(numbered[0], expected),
-            lambda: True,
-            lambda: tf.numpy_function(refuse, [expected], tf.bool),
+        number = tf.cond(
+            tf.equal(number, expected),
+            lambda: number,
+            lambda: tf.numpy_function(refuse, [expected], tf.int64),
         )
+        return (tf.ensure_shape(number, []) + 1) % num_batches, batch
 
-    numbered = dataset.take(num_batches).enumerate().repeat().enumerate()
-    as_it_is = tf.autograph.experimental.do_not_convert
-    of_passes = numbered.filter(as_it_is(is_in_place))
-    return of_passes.map(as_it_is(lambda place, numbered: numbered[1]))
+    numbered = dataset.take(num_batches).enumerate().repeat()
+    # Not by `map`, which TensorFlow makes parallel, so that it reads ahead.
+    as_it_is = tf.autograph.experimental.do_not_convert(checked)
+    return numbered.scan(tf.zeros([], tf.int64), as_it_is)
 
 
 def passes_of_reader(reader: Any, num_batches: int | None, name: str) -> Iterator[Any]:
