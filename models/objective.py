@@ -100,7 +100,7 @@ def as_scalars(results: Mapping[str, Any]) -> dict[str, float]:
     Args:
       results: Loss and metrics by the names of `fit`, numbers or arrays.
     """
-    found = {}
+    found: dict[str, float] = {}
     for name, value in results.items():
         is_accuracy = name.lower() in ("acc", "accuracy")
         if is_accuracy and "accuracy" not in {*results, *found}:

@@ -354,13 +354,13 @@ class StreamedBatches(GlobalBatches, Protocol):
     """Global batches that come one after the other and are not kept.
 
     Attributes:
-      window_steps: Number of steps of a window.
+      window_steps: Maximum number of steps of a window.
     """
 
     window_steps: int
 
-    def windows(self) -> Iterator[Any]:
-        """Yields tuples of tensors from which `at` reads `window_steps` steps.
+    def windows(self) -> Iterator[tuple[int, Any]]:
+        """Yields numbers of steps, and tuples of tensors from which `at` reads them.
 
         The tensors of all windows have the same shapes.
         """

@@ -132,7 +132,7 @@ class StepChunks:
           largest_span: Size that no span exceeds; None if unknown.
         """
         self.largest_span = largest_span
-        nothing = _no_steps(dataset.element_spec)
+        nothing = no_steps(dataset.element_spec)
         # The loop requests one more span while it computes the last one. Without this
         # empty span the request would end the loop with OutOfRangeError.
         dataset = dataset.concatenate(tf.data.Dataset.from_tensors(nothing))
@@ -249,7 +249,7 @@ def _num_steps(span: Any) -> tf.Tensor:
     return tf.shape(tf.nest.flatten(span)[0])[0]
 
 
-def _no_steps(spec: Any) -> Any:
+def no_steps(spec: Any) -> Any:
     """Returns a span without steps, as small as its specification allows."""
 
     def of(values: tf.TensorSpec) -> tf.Tensor:

@@ -41,20 +41,24 @@ class WindowedInput(WorkerInput):
     """
 
     def __init__(self, batches: StreamedBatches):
-        """Reads the first window.
+        """Reads nothing yet.
 
         Args:
           batches: Global batches of the run.
         """
         super().__init__(None, batches)
-        self._windows: Iterator[Any] = batches.windows()
-        self._num_steps = batches.window_steps
+        self._windows: Iterator[tuple[int, Any]] = batches.windows()
         self._window: Any = None
+        # Window that is read and not taken, with its number of steps.
+        self._upcoming: tuple[int, Any] | None = None
         self._end = self.next_step
 
     def steps_left(self) -> int:
         """Returns the number of steps up to the end of the present or next window."""
-        return self._end - self.next_step or self._num_steps
+        if not self.is_exhausted:
+            return self._end - self.next_step
+        self._upcoming = self._upcoming or next(self._windows)
+        return self._upcoming[0]
 
     @property
     def is_exhausted(self) -> bool:
@@ -68,8 +72,9 @@ class WindowedInput(WorkerInput):
           num_steps: Number of steps, at most `steps_left`.
         """
         if self.is_exhausted:
-            self._window = next(self._windows)
-            self._end += self._num_steps
+            window_steps, self._window = self._upcoming or next(self._windows)
+            self._upcoming = None
+            self._end += window_steps
         self.next_step += num_steps
         return self._window
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import keras
@@ -122,10 +121,7 @@ def _validation(arguments: FitArguments) -> Source:
     if found is not None:
         return _source(found)
     steps = arguments.validation_steps
-    stream = open_stream(given, steps, "validation data", repeats=False)
-    # Keras evaluates on all batches if there are fewer.
-    num_batches = min(steps or stream.num_batches, stream.num_batches)
-    return dataclasses.replace(stream, num_batches=num_batches)
+    return open_stream(given, steps, "validation data", is_validation=True)
 
 
 def _first_batches(found: FitData | None, arguments: FitArguments) -> FitData | None:

@@ -22,6 +22,7 @@ from trainers.keras_program.callback_state import (
 )
 from trainers.keras_program.chief_values import broadcast_json
 from trainers.keras_program.fit_arguments import FitArguments
+from trainers.keras_program.streams.random_state import random_state, set_random_state
 from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
 from trainers.reporting.metrics import MetricsWindow
@@ -134,6 +135,7 @@ class Epochs:
             self._call("on_train_batch_begin", self.lengths.batch_of(self._step()))
         # Also whether it is stopped, which only the chief has restored.
         self._send_changes()
+        self._send_random_state()
 
     def end_batch(self) -> None:
         """Calls callbacks after a step, and before the next one of the epoch."""
@@ -165,6 +167,7 @@ class Epochs:
         """Calls callbacks before the held-out examples are evaluated."""
         self._call("on_test_begin")
         self._send_changes()
+        self._send_random_state()
 
     def end_validation(self, validated: Mapping[str, float]) -> None:
         """Calls callbacks after the held-out examples have been evaluated.
@@ -195,6 +198,7 @@ class Epochs:
         if self.observes_batches:
             self._call("on_train_batch_begin", 0)
         self._send_changes()
+        self._send_random_state()
 
     def _reported(
         self, results: Mapping[str, float], training: bool
@@ -277,3 +281,12 @@ class Epochs:
         stop = tf.Variable(float(self._parts.model.stop_training))
         strategy.broadcast_from_chief([*self._parts.state_variables(), stop])
         self.is_stopped = self._parts.model.stop_training = bool(stop.numpy())
+
+    def _send_random_state(self) -> None:
+        """Lets all tasks draw from where the chief's callbacks have drawn to.
+
+        Each task reads the program's data, which may draw. No batch is being read now.
+        """
+        if self._has_callbacks:
+            state = broadcast_json(self._parts.strategy, random_state())
+            set_random_state(state)

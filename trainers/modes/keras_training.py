@@ -25,7 +25,7 @@ from trainers.keras_program.executions import (
     whole_executions,
 )
 from trainers.keras_program.loss_of_fit import LossOfFit
-from trainers.keras_program.streams.stream import ProgramStream
+from trainers.keras_program.streams.stream import ProgramStream, map_in_turn
 from trainers.loop.evaluation import Evaluated
 from trainers.loop.loop import StepEvent
 from trainers.model.random_numbers.of_fit import RandomNumbersOfFit
@@ -92,7 +92,7 @@ class KerasTraining(TrainingRun):
 
 def _as_fit_takes_it(batches: tf.data.Dataset) -> tf.data.Dataset:
     """Returns batches of the training loop as tuples that `fit` takes."""
-    return batches.map(tf.autograph.experimental.do_not_convert(as_fit_has_it))
+    return map_in_turn(batches, as_fit_has_it)
 
 
 class _Watcher(keras.callbacks.Callback):

@@ -70,12 +70,12 @@ def weights_of_one_part():
 class Noisy(keras.utils.PyDataset):
     """Draws noise and its order from NumPy's generator."""
 
-    def __init__(self):
+    def __init__(self, first=0, stop=40):
         super().__init__()
-        self.rows = np.arange(40)
+        self.rows = np.arange(first, stop)
 
     def __len__(self):
-        return 4
+        return len(self.rows) // 10
 
     def __getitem__(self, index):
         rows = self.rows[10 * index : 10 * index + 10]
@@ -87,6 +87,32 @@ class Noisy(keras.utils.PyDataset):
 
 def random_batches():
     small().fit(Noisy(), epochs=5)
+
+
+class Sampling(keras.callbacks.Callback):
+    """Draws from the same generator, as one does that shows some examples."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        np.random.normal(size=epoch)
+
+
+def random_parts():
+    """Training, validation and a callback draw in turns."""
+    few = {"epochs": 5, "validation_data": Noisy(20, 40)}
+    small().fit(Noisy(0, 20), **few)
+    small().fit(Noisy(0, 20), **few, steps_per_epoch=2)
+    parts = tf.data.Dataset.from_generator(
+        lambda: (Noisy(0, 20)[index] for index in range(2)),
+        output_signature=(tf.TensorSpec((10, 4)), tf.TensorSpec((10,))),
+    )
+    # Of unknown length, Keras 3.15 counts a batch more in the loss of an epoch.
+    known = parts.apply(tf.data.experimental.assert_cardinality(2))
+    small().fit(known, **few)
+
+
+def random_parts_and_callback():
+    few = {"epochs": 5, "validation_data": Noisy(20, 40)}
+    small().fit(Noisy(0, 20), **few, callbacks=[Sampling()])
 
 
 def of_lengths():
@@ -144,6 +170,8 @@ CALLS = {
     "lengths": lengths,
     "generators": generators,
     "random_batches": random_batches,
+    "random_parts": random_parts,
+    "random_parts_and_callback": random_parts_and_callback,
     "parts_for_validation": parts_for_validation,
     "weights_of_one_part": weights_of_one_part,
 }

@@ -204,6 +204,10 @@ def test_a_step_of_its_own_trains_as_with_fit(
         ("labels_without_a_loss", "mirrored"),
         ("lengths", "mirrored"),
         ("random_batches", "multi_worker_mirrored"),
+        ("random_parts", "multi_worker_mirrored"),
+        ("random_parts", "parameter_server"),
+        ("random_parts_and_callback", "mirrored"),
+        ("random_parts_and_callback", "multi_worker_mirrored"),
     ],
 )
 def test_a_call_of_fit_does_what_keras_does(

@@ -23,7 +23,7 @@ from trainers.keras_program.data import (
     validates_on_shuffled,
 )
 from trainers.keras_program.fit_arguments import arguments_of_call
-from trainers.keras_program.streams import stream
+from trainers.keras_program.streams import windows
 from trainers.keras_program.streams.open_stream import open_stream
 from trainers.keras_program.streams.stream import StreamBatches
 
@@ -43,16 +43,18 @@ def _batches(data: tf.data.Dataset, first_step: int, last_step: int) -> StreamBa
 def test_windows_have_the_batches_of_the_stream(
     monkeypatch: pytest.MonkeyPatch, first_step: int, num_shards: int
 ) -> None:
-    """23 examples: batches of 8, 8 and 7, epoch after epoch; windows of 4 steps."""
-    monkeypatch.setattr(stream, "_MOST_WINDOW_STEPS", 4)
+    """23 examples: batches of 8, 8 and 7, in windows of 2 steps and of 1."""
+    monkeypatch.setattr(windows, "_MOST_WINDOW_STEPS", 2)
     rows = np.arange(46, dtype="float32").reshape(23, 2)
     data = tf.data.Dataset.from_tensor_slices(({"a": rows}, rows[:, 0])).batch(8)
     batches = _batches(data, first_step, 11)
     expected = [list(batches.dataset(shard, num_shards)) for shard in range(num_shards)]
-    windows = batches.windows()
+    following = batches.windows()
+    stop = first_step
     for step in range(first_step, 11):
-        if (step - first_step) % batches.window_steps == 0:
-            window = next(windows)
+        if step == stop:
+            num_steps, window = next(following)
+            stop += num_steps
         for shard in range(num_shards):
             found = batches.at(
                 window, tf.constant(step, tf.int64), tf.constant(shard), num_shards
@@ -60,8 +62,9 @@ def test_windows_have_the_batches_of_the_stream(
             tf.nest.map_structure(
                 np.testing.assert_array_equal, found, expected[shard][step - first_step]
             )
-    assert batches.window_steps == 4
-    assert next(windows, None) is None
+    assert batches.window_steps == 2
+    assert stop == 11
+    assert next(following, None) is None
 
 
 def test_no_more_is_read_than_there_are_steps() -> None:
@@ -79,8 +82,8 @@ def test_no_more_is_read_than_there_are_steps() -> None:
     )
     opened = _batches(data, 0, 3)
     num_read = 0
-    (window,) = opened.windows()
-    assert num_read == 3
+    ((num_steps, window),) = opened.windows()
+    assert num_read == num_steps == 3
     assert window.sizes.numpy().tolist() == [4, 4, 4]
 
 
@@ -131,10 +134,11 @@ def test_a_look_at_batches_draws_no_random_numbers() -> None:
 def test_batches_are_shuffled_without_the_generator_of_the_program() -> None:
     def order(seed_of_program: int) -> list[int]:
         data = _Drawn()
-        batches = open_stream(data, None, "training data", seed=3).endless
+        opened = open_stream(data, None, "training data", seed=3)
+        order = Order(num_examples=24, global_batch_size=4, seed=None)
+        batches = opened.batches(order, 0, 12).dataset(0, 1)
         random.seed(seed_of_program)
-        for _ in batches.take(12):
-            pass
+        assert len(list(batches)) == 12
         # After the look, and the first two batches that Keras looks at.
         return data.read[4:16]
 
@@ -169,13 +173,13 @@ def test_data_that_are_not_taken_are_named(
 
 def test_all_windows_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others would be traced again."""
-    monkeypatch.setattr(stream, "_MOST_WINDOW_STEPS", 4)
+    monkeypatch.setattr(windows, "_MOST_WINDOW_STEPS", 2)
     data = tf.data.Dataset.from_tensor_slices((np.zeros((23, 2)), np.zeros(23)))
     shapes = [
         [part.shape for part in tf.nest.flatten(window)]
-        for window in _batches(data.batch(8), 0, 11).windows()
+        for _, window in _batches(data.batch(8), 0, 11).windows()
     ]
-    assert shapes == [[(), (4,), (4,), (4,)]] * 3
+    assert shapes == [[(), (2,), (2,), (2,)]] * 7
 
 
 def test_windows_take_batches_of_several_shapes_and_types() -> None:
@@ -195,7 +199,7 @@ def test_windows_take_batches_of_several_shapes_and_types() -> None:
         ),
     )
     opened = _batches(data, 0, len(sizes))
-    (window,) = opened.windows()
+    ((_, window),) = opened.windows()
     at = tf.function(lambda step, shard: opened.at(window, step, shard, 2))
     for shard in range(2):
         for step, expected in enumerate(opened.dataset(shard, 2)):
@@ -220,7 +224,7 @@ def test_a_remainder_that_comes_first_is_not_taken_for_a_batch(kind: str) -> Non
         opened = open_stream(data, None, "training data")
     assert (opened.batch_size, opened.num_batches) == (4, 3)
     order = Order(num_examples=12, global_batch_size=4, seed=None)
-    (window,) = opened.batches(order, 0, 3).windows()
+    ((_, window),) = opened.batches(order, 0, 3).windows()
     assert window.sizes.numpy().tolist() == [*sizes]
     assert tf.io.parse_tensor(window.features[0], tf.int64).numpy().tolist() == [0, 1]
 

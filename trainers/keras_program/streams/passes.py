@@ -1,74 +1,126 @@
-"""Passes over a program's data, each with as many batches as the first one."""
+"""Passes over a program's data, each with as many batches as the first one.
+
+`fit` ends a pass before it validates and calls callbacks, and begins the next one after
+them (keras/src/trainers/epoch_iterator.py). A program may draw the numbers of batches,
+of their order, of its validation data and in callbacks from one generator, so that no
+pass may be read before it begins.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
+from strategies.common.private_apis.fit_data import without_reading_ahead
+
+# Function from the number of earlier passes of an iterator, an int64 scalar, to the
+# batches of a pass.
+OnePass = Callable[[tf.Tensor], tf.data.Dataset]
 
 
-def equal_passes(
-    dataset: tf.data.Dataset, num_batches: int, name: str
-) -> tf.data.Dataset:
-    """Returns the batches of one pass after the other, without an end.
+class ReadPasses:
+    """Passes over data that Python reads, by a reader of Keras."""
 
-    As in `fit`, the first pass decides where an epoch ends: what a later one has
-    beyond that is left out.
+    def __init__(
+        self,
+        opened: Callable[[], Any],
+        num_batches: int,
+        name: str,
+        *,
+        is_endless: bool,
+        is_kept: bool,
+    ):
+        """Opens no reader yet.
+
+        Args:
+          opened: Function that opens a reader of the data.
+          num_batches: Number of batches of a pass.
+          name: What the data are for, in messages.
+          is_endless: True if a pass begins where the one before has ended.
+          is_kept: True if later iterators continue with the reader of the first, as a
+            second validation does; False if each opens a new one, as training does
+            after a rollback.
+        """
+        self._opened = opened
+        self._num_batches = num_batches
+        self._name = name
+        self._is_endless = is_endless
+        self._is_kept = is_kept
+        self._reader: Any = None
+        self._dataset: Any = None
+        self._batches: Iterator[Any] = iter(())
+
+    def read(self, index: int) -> Iterator[Any]:
+        """Yields the batches of a pass.
+
+        Args:
+          index: Number of earlier passes of the same iterator.
+
+        Raises:
+          UsageError: The pass has fewer batches than the first one.
+        """
+        if index == 0:
+            self._begin()
+        self._reader.on_epoch_begin()
+        if index == 0 or not self._is_endless:
+            self._batches = self._following()
+        yield from itertools.islice(self._batches, self._num_batches - 1)
+        # The data may be shuffled in place now, and the batch be a view of them.
+        last = list(map(_copied, itertools.islice(self._batches, 1)))
+        self._reader.on_epoch_end()
+        if not last:
+            raise _shorter_pass(self._name, self._num_batches)
+        yield from last
+
+    def _begin(self) -> None:
+        if self._reader is None or not self._is_kept:
+            self._reader = self._opened()
+            self._dataset = without_reading_ahead(self._reader.get_tf_dataset())
+        # `fit` does so before the first epoch, and `evaluate` before each pass.
+        self._reader.on_epoch_end()
+
+    def _following(self) -> Iterator[Any]:
+        for _ in itertools.count() if self._is_endless else range(1):
+            yield from map(without_nones, self._dataset)
+
+
+def passes_of_reader(read: Callable[[int], Iterator[Any]], spec: Any) -> OnePass:
+    """Returns the passes over data that Python reads.
 
     Args:
-      dataset: Batches, of which TensorFlow does not know the number.
+      read: Function from the number of earlier passes to the batches of a pass.
+      spec: Specification of a batch.
+    """
+    return lambda index: tf.data.Dataset.from_generator(
+        lambda number: read(int(number)), args=(index,), output_signature=spec
+    )
+
+
+def passes_of_dataset(dataset: tf.data.Dataset, num_batches: int, name: str) -> OnePass:
+    """Returns the passes over a data set.
+
+    Args:
+      dataset: Batches.
       num_batches: Number of batches of the first pass.
       name: What the data are for, in messages.
     """
 
-    def refuse(found: Any) -> NoReturn:
-        raise _shorter_pass(name, num_batches, int(found))
+    def refuse() -> NoReturn:
+        raise _shorter_pass(name, num_batches)
 
-    def checked(expected: tf.Tensor, numbered: Any) -> tuple[tf.Tensor, Any]:
-        number, batch = numbered
-        # After a pass that ends early comes the first batch of the next one.
-        number = tf.cond(
-            tf.equal(number, expected),
-            lambda: number,
-            lambda: tf.numpy_function(refuse, [expected], tf.int64),
+    if dataset.cardinality() == tf.data.UNKNOWN_CARDINALITY:
+        # Read only where a pass ends before the first one did.
+        dataset = dataset.concatenate(
+            tf.data.Dataset.from_generator(
+                refuse, output_signature=dataset.element_spec
+            )
         )
-        return (tf.ensure_shape(number, []) + 1) % num_batches, batch
-
-    numbered = dataset.take(num_batches).enumerate().repeat()
-    # Not by `map`, which TensorFlow makes parallel, so that it reads ahead.
-    as_it_is = tf.autograph.experimental.do_not_convert(checked)
-    return numbered.scan(tf.zeros([], tf.int64), as_it_is)
-
-
-def passes_of_reader(reader: Any, num_batches: int | None, name: str) -> Iterator[Any]:
-    """Yields the batches of one epoch after the other, without an end.
-
-    Args:
-      reader: Keras's reader of anything but a tf.data.Dataset.
-      num_batches: Number of batches of each epoch; None if `fit` decides where it ends.
-      name: What the data are for, in messages.
-
-    Raises:
-      UsageError: An epoch has fewer batches.
-    """
-    batches = reader.get_tf_dataset()
-    # `fit` does so before the first epoch too (keras/src/trainers/epoch_iterator.py).
-    reader.on_epoch_end()
-    while True:
-        reader.on_epoch_begin()
-        found = 0
-        try:
-            for batch in batches:
-                found += 1
-                if num_batches is None or found <= num_batches:
-                    yield without_nones(batch)
-        finally:
-            reader.on_epoch_end()
-        if num_batches is not None and found < num_batches:
-            raise _shorter_pass(name, num_batches, found)
+    one_pass = dataset.take(num_batches)
+    return lambda index: one_pass
 
 
 def until_end(batches: Iterator[Any], name: str) -> Iterator[Any]:
@@ -88,11 +140,17 @@ def until_end(batches: Iterator[Any], name: str) -> Iterator[Any]:
     )
 
 
-def _shorter_pass(name: str, num_batches: int, found: int) -> UsageError:
+def _shorter_pass(name: str, num_batches: int) -> UsageError:
     return UsageError(
-        f"fit has {name} of {num_batches} batches in the first pass and {found} in a "
+        f"fit has {name} of {num_batches} batches in the first pass and fewer in a "
         "later one, so that its epochs have several lengths: repeat() the data and "
         "give steps_per_epoch (or validation_steps), or let each pass have as many."
+    )
+
+
+def _copied(batch: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda part: tf.raw_ops.DeepCopy(x=part), batch, expand_composites=True
     )
 
 

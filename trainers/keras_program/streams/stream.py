@@ -4,39 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
-import keras
 import tensorflow as tf
 
-from models.objective import Weighted
 from strategies.common.types import Batch
+from strategies.inner_loop.input import no_steps
 from strategies.inner_loop.sharding import shard_rows
 from trainers.inputs.batches import batch_of_steps
 from trainers.inputs.shuffling import Order
+from trainers.keras_program.streams.passes import OnePass
+from trainers.keras_program.streams.windows import (
+    Window,
+    most_window_steps,
+    parts_of,
+    tensors_of,
+)
 
-# A window is sent to every worker, and a call of the inner loop has at most its steps.
-_WINDOW_BYTES = 16 * 2**20
-_MOST_WINDOW_STEPS = 512
-
-
-class _Window(NamedTuple):
-    """Batches of some steps, each tensor as a string.
-
-    Batches differ in shape, and the arguments of a traced function may not.
-
-    Attributes:
-      first_step: First step, int64 scalar.
-      sizes: Examples of each step, int64 [steps].
-      features: Serialized tensors of features, strings [steps].
-      labels: Serialized tensors of labels, strings [steps].
-    """
-
-    first_step: tf.Tensor
-    sizes: tf.Tensor
-    features: Any
-    labels: Any
+# Length of the only pass over data without an end; tf.data counts in int64.
+_WITHOUT_END = 2**62
+# AutoGraph has nothing to convert here, and takes 0.05 s to find that out.
+_unconverted = tf.autograph.experimental.do_not_convert
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,14 +35,16 @@ class ProgramStream:
     Satisfies `StreamedSource`.
 
     Attributes:
-      endless: Batches of all epochs, one after the other: tuples of features, labels
-        and perhaps sample weights.
+      one_pass: Function to the batches of a pass over the data: tuples of features,
+        labels and perhaps sample weights.
+      is_one_pass: True if the first pass has no end.
       full_batch: Batch of the usual size.
       batch_size: Examples of that batch; others may have fewer.
-      num_batches: Number of batches of a pass over the data.
+      num_batches: Number of batches of a pass over the data, or of an epoch.
     """
 
-    endless: tf.data.Dataset
+    one_pass: OnePass
+    is_one_pass: bool = False
     full_batch: Any
     batch_size: int
     num_batches: int
@@ -76,7 +67,8 @@ class ProgramStream:
         Args:
           count: Number of examples.
         """
-        return tf.nest.map_structure(lambda rows: rows[:count], _parts(self.full_batch))
+        parts = parts_of(self.full_batch)
+        return tf.nest.map_structure(lambda rows: rows[:count], parts)
 
     def batches(self, order: Order, first_step: int, last_step: int) -> StreamBatches:
         """Returns the batches of a range of steps.
@@ -105,6 +97,10 @@ class StreamBatches:
     last_step: int
     # Not a field: the size of a batch may change.
     largest_span = None
+    # By share and number of shares: an evaluation that is repeated traces none again.
+    _pipelines: dict[tuple[int, int], tf.data.Dataset] = dataclasses.field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def data(self) -> ProgramStream:
@@ -115,81 +111,43 @@ class StreamBatches:
 
     @property
     def window_steps(self) -> int:
-        tensors = tensors_of(self.stream.full_batch)
-        size = sum(rows.dtype.size * rows.shape.num_elements() for rows in tensors)
-        # Not the steps from the present one on: windows after a rollback have one shape
-        # with those before.
-        all_steps = self.last_step - self.order.first_step
-        return max(min(_WINDOW_BYTES // max(size, 1), _MOST_WINDOW_STEPS, all_steps), 1)
+        return most_window_steps(self.stream.full_batch, self.stream.num_batches)
 
-    def windows(self) -> Iterator[_Window]:
-        """Yields windows; the last one may have fewer steps."""
-        # The stream has no end, and what is read of it costs time.
-        following = self._following().take(self.last_step - self.first_step)
-        batches = iter(following.prefetch(tf.data.AUTOTUNE))
-        for first in range(self.first_step, self.last_step, self.window_steps):
-            some = list(itertools.islice(batches, self.window_steps))
-            sizes = [len(tensors_of(batch)[0]) for batch in some]
-            features, labels = tf.nest.map_structure(
-                lambda *of_steps: self._filled(map(tf.io.serialize_tensor, of_steps)),
-                *map(_parts, some),
-            )
-            yield _Window(
-                tf.constant(first, tf.int64),
-                tf.cast(self._filled(sizes), tf.int64),
-                features,
-                labels,
-            )
-
-    def _filled(self, of_steps: Iterable[Any]) -> tf.Tensor:
-        """Returns scalars of steps as a vector, with zeros up to a window's length."""
-        vector = tf.stack([*of_steps])
-        return tf.pad(vector, [[0, self.window_steps - len(vector)]])
+    def windows(self) -> Iterator[tuple[int, Window]]:
+        """Yields the number of steps of each window, and the window."""
+        step = self.first_step
+        for index in range(self._num_passes()):
+            numbered = self._numbered(tf.constant(index, tf.int64))
+            batches = (batch for _, batch in numbered.prefetch(tf.data.AUTOTUNE))
+            while some := list(itertools.islice(batches, self.window_steps)):
+                yield len(some), Window.of(step, some, self.window_steps)
+                step += len(some)
 
     def at(
         self,
-        cached_data: _Window,
+        cached_data: Window,
         step: tf.Tensor,
         shard_index: tf.Tensor | int,
         num_shards: int,
     ) -> Batch:
-        index = step - cached_data.first_step
-        size = cached_data.sizes[index]
-        start, stop, num_rows = shard_rows(size, shard_index, num_shards)
-
-        def rows_of(spec: tf.TensorSpec, serialized: tf.Tensor) -> tf.Tensor:
-            rows = tf.io.parse_tensor(serialized[index], spec.dtype)
-            return tf.ensure_shape(rows, spec.shape)[start:stop]
-
-        features, labels = tf.nest.map_structure(
-            rows_of,
-            _parts(self.stream.endless.element_spec),
-            (cached_data.features, cached_data.labels),
+        spec = parts_of(self.stream.one_pass(tf.zeros([], tf.int64)).element_spec)
+        return cached_data.shard(
+            spec, step, shard_index, num_shards, self.stream.batch_size
         )
-        return Batch(
-            step=step,
-            replica=tf.cast(shard_index, tf.int64),
-            global_size=size,
-            num_rows=num_rows,
-            indices=step * self.stream.batch_size + tf.range(start, stop),
-            features=features,
-            labels=labels,
-        )
-
-    def _following(self) -> tf.data.Dataset:
-        """Returns the batches from the first step on."""
-        # A run that is continued reads what comes before, as it may be a generator.
-        return self.stream.endless.skip(self.first_step - self.order.first_step)
 
     def dataset(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         return self.spans(shard_index, num_shards).unbatch()
 
     def spans(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
-        batches = self._following().enumerate(self.first_step)
+        key = shard_index, num_shards
+        if key not in self._pipelines:
+            self._pipelines[key] = self._pipeline(shard_index, num_shards)
+        return self._pipelines[key]
 
+    def _pipeline(self, shard_index: int, num_shards: int) -> tf.data.Dataset:
         def shard(step: tf.Tensor, batch: Any) -> Batch:
-            features, labels = _parts(batch)
-            size = tf.shape(tf.nest.flatten(features)[0], tf.int64)[0]
+            features, labels = parts_of(batch)
+            size = tf.shape(tensors_of(batch)[0], tf.int64)[0]
             start, stop, num_rows = shard_rows(size, shard_index, num_shards)
             features, labels = tf.nest.map_structure(
                 lambda rows: rows[start:stop], (features, labels)
@@ -206,23 +164,50 @@ class StreamBatches:
                 labels=labels,
             )
 
-        count = self.last_step - self.first_step
-        shards = batches.take(count).map(
-            tf.autograph.experimental.do_not_convert(shard)
+        def spans_of(index: tf.Tensor) -> tf.data.Dataset:
+            spans = self._numbered(index).map(_unconverted(shard))
+            # The next span is read while the present one is computed. After the last
+            # one of a pass this is empty, and the next pass is not begun.
+            end = tf.data.Dataset.from_tensors(no_steps(spans.element_spec))
+            return spans.prefetch(tf.data.AUTOTUNE).concatenate(end)
+
+        passes = tf.data.Dataset.range(self._num_passes())
+        options = tf.data.Options()
+        # TensorFlow adds a prefetch, which would begin the next pass.
+        options.experimental_optimization.inject_prefetch = False
+        return passes.flat_map(_unconverted(spans_of)).with_options(options)
+
+    def _numbered(self, index: tf.Tensor) -> tf.data.Dataset:
+        """Returns steps and batches of a pass, of which some may not be needed.
+
+        Args:
+          index: Number of earlier passes, int64 scalar.
+        """
+        begin = self.order.first_step + index * self._pass_length()
+        first, last = (
+            tf.clip_by_value(step - begin, 0, self._pass_length())
+            for step in (self.first_step, self.last_step)
         )
-        return shards.prefetch(tf.data.AUTOTUNE)
+        # A run that is continued reads what comes before, as it may be a generator.
+        return self.stream.one_pass(index).enumerate(begin).take(last).skip(first)
+
+    def _pass_length(self) -> int:
+        return _WITHOUT_END if self.stream.is_one_pass else self.stream.num_batches
+
+    def _num_passes(self) -> int:
+        # Division that rounds up: the last pass may not be needed whole.
+        return -(-(self.last_step - self.order.first_step) // self._pass_length())
 
 
-def tensors_of(batch: Any) -> list[tf.Tensor]:
-    """Returns all tensors of a batch."""
-    return [part for part in tf.nest.flatten(batch) if part is not None]
+def map_in_turn(
+    dataset: tf.data.Dataset, function: Callable[[Any], Any]
+) -> tf.data.Dataset:
+    """Returns a data set with a function applied to each element when it is read.
 
-
-def _parts(batch: Any) -> tuple[Any, Any]:
-    """Returns features, and labels with their sample weights if there are some."""
-    features, labels, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    if labels is None:
-        labels = ()
-    if weights is None:
-        return features, labels
-    return features, Weighted(labels, weights)
+    TensorFlow makes a `map` of a function without state parallel, and reads ahead for
+    it (tensorflow/core/grappler/optimizers/data/map_parallelization.cc), into the next
+    pass over the data.
+    """
+    return dataset.scan(
+        tf.constant(0), _unconverted(lambda state, element: (state, function(element)))
+    )

@@ -1,0 +1,123 @@
+"""Windows of a stream: the batches of some steps as one tuple of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from models.objective import Weighted
+from strategies.common.types import Batch
+from strategies.inner_loop.sharding import shard_rows
+
+# A window is sent to every worker, and a call of the inner loop has at most its steps.
+_WINDOW_BYTES = 16 * 2**20
+_MOST_WINDOW_STEPS = 512
+
+
+class Window(NamedTuple):
+    """Batches of some steps, each tensor as a string.
+
+    Batches differ in shape, and the arguments of a traced function may not.
+
+    Attributes:
+      first_step: First step, int64 scalar.
+      sizes: Examples of each step, int64 [steps].
+      features: Serialized tensors of features, strings [steps].
+      labels: Serialized tensors of labels, strings [steps].
+    """
+
+    first_step: tf.Tensor
+    sizes: tf.Tensor
+    features: Any
+    labels: Any
+
+    @classmethod
+    def of(cls, first_step: int, batches: Iterable[Any], num_steps: int) -> Window:
+        """Returns a window of some batches.
+
+        Args:
+          first_step: Step of the first batch.
+          batches: Batches.
+          num_steps: Length of all windows, of which steps without a batch are empty.
+        """
+
+        def filled(of_steps: Iterable[Any]) -> tf.Tensor:
+            vector = tf.stack([*of_steps])
+            return tf.pad(vector, [[0, num_steps - len(vector)]])
+
+        parts = list(map(parts_of, batches))
+        features, labels = tf.nest.map_structure(
+            lambda *of_steps: filled(map(tf.io.serialize_tensor, of_steps)), *parts
+        )
+        sizes = filled(tf.shape(tensors_of(part)[0], tf.int64)[0] for part in parts)
+        return cls(tf.constant(first_step, tf.int64), sizes, features, labels)
+
+    def shard(
+        self,
+        spec: Any,
+        step: tf.Tensor,
+        shard_index: tf.Tensor | int,
+        num_shards: int,
+        batch_size: int,
+    ) -> Batch:
+        """Returns one shard of one step, as graph operations.
+
+        Args:
+          spec: Specification of features and labels.
+          step: Step, int64 scalar.
+          shard_index: Index of the shard.
+          num_shards: Number of shards of a batch.
+          batch_size: Examples of a step, by which rows are numbered.
+        """
+        index = step - self.first_step
+        size = self.sizes[index]
+        start, stop, num_rows = shard_rows(size, shard_index, num_shards)
+
+        def rows_of(spec: tf.TensorSpec, serialized: tf.Tensor) -> tf.Tensor:
+            rows = tf.io.parse_tensor(serialized[index], spec.dtype)
+            return tf.ensure_shape(rows, spec.shape)[start:stop]
+
+        features, labels = tf.nest.map_structure(
+            rows_of, spec, (self.features, self.labels)
+        )
+        return Batch(
+            step=step,
+            replica=tf.cast(shard_index, tf.int64),
+            global_size=size,
+            num_rows=num_rows,
+            indices=step * batch_size + tf.range(start, stop),
+            features=features,
+            labels=labels,
+        )
+
+
+def most_window_steps(batch: Any, num_batches: int) -> int:
+    """Returns the length of windows in steps.
+
+    Args:
+      batch: Batch of the usual size.
+      num_batches: Number of batches of a pass, over whose end no window reads.
+    """
+    size = sum(
+        rows.dtype.size * rows.shape.num_elements() for rows in tensors_of(batch)
+    )
+    most = min(_WINDOW_BYTES // max(size, 1), _MOST_WINDOW_STEPS, num_batches)
+    return max(most, 1)
+
+
+def tensors_of(batch: Any) -> list[tf.Tensor]:
+    """Returns all tensors of a batch."""
+    return [part for part in tf.nest.flatten(batch) if part is not None]
+
+
+def parts_of(batch: Any) -> tuple[Any, Any]:
+    """Returns features, and labels with their sample weights if there are some."""
+    features, labels, weights = keras.utils.unpack_x_y_sample_weight(batch)
+    if labels is None:
+        labels = ()
+    if weights is None:
+        return features, labels
+    return features, Weighted(labels, weights)
