@@ -83,7 +83,13 @@ class LentModel:
                 return self._lend()
 
         compiled = CustomModel(
-            build=build, loss=None, metrics=None, few=few, data=data, flag=self._flag
+            build=build,
+            loss=None,
+            metrics=None,
+            few=few,
+            data=data,
+            flag=self._flag,
+            is_of_program=True,
         )
         objective = None
         with wrap_user_errors(self._flag):

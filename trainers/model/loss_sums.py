@@ -30,7 +30,8 @@ def weighted_sums(values: Values, batch: Batch) -> dict[str, tf.Tensor]:
             rows = tf.math.multiply_no_nan(value, row_weights(batch, value))
             return tf.reduce_sum(rows)
         # The row of an empty shard is the only one that does not count.
-        return value.total * tf.cast(batch.num_rows > 0, value.total.dtype)
+        total = value.total
+        return tf.where(batch.num_rows > 0, total, tf.zeros_like(total))
 
     return {name: of_rows_that_count(value) for name, value in values.items()}
 

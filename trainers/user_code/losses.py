@@ -30,6 +30,7 @@ from strategies.common.private_apis.compiled import (
     losses_by_output,
 )
 from strategies.inner_loop.sharding import row_weights
+from trainers.user_code.batch_means import sums_over_batches, total_and_count
 from trainers.user_code.classes import classes_of
 from trainers.user_code.independence import Judge, check_independence
 from trainers.user_code.metrics import Metrics, resolve_metrics
@@ -47,6 +48,8 @@ class CompiledObjective:
       classes: Classes of examples; None where the model is no classifier.
       compiled: The arguments of `compile` that it was made from.
       weighs_rows: True if examples have unequal weights in the mean of a loss.
+      fit_model: Model of a program, of which all is reported as in `fit`: the losses
+        of outputs are means over batches. None without a program.
     """
 
     losses: Sequence[_Loss]
@@ -54,6 +57,7 @@ class CompiledObjective:
     classes: ClassPredictionsFunction | None
     compiled: AsCompiled | None
     weighs_rows: bool = False
+    fit_model: keras.Model | None = None
     # Not a field: see `Objective`.
     has_layer_losses = False
 
@@ -84,7 +88,10 @@ class CompiledObjective:
                 for loss, value in zip(self.losses, by_name.values(), strict=True)
             ]
         )
-        reported = by_name if len(self.losses) > 1 else {}
+        reported: Values = by_name if len(self.losses) > 1 else {}
+        if self.fit_model is not None:
+            size = num_rows(predictions) if global_size is None else global_size
+            reported = sums_over_batches(reported, size)
         metrics = self.metrics.values(labels, predictions, weights)
         return {"loss": total, **metrics, **reported}
 
@@ -122,7 +129,13 @@ class CompiledObjective:
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """See `Objective`."""
-        return self.metrics.results(sums)
+        found = self.metrics.results(sums)
+        if self.fit_model is not None and len(self.losses) > 1:
+            for loss in self.losses:
+                name = f"{loss.name}_loss"
+                total, count = total_and_count(sums, name)
+                found[name] = float(total / count)
+        return found
 
 
 def objective_of(

@@ -48,6 +48,7 @@ class CustomModel:
       compiled_optimizer: Optimizer to train with; None for that of the settings.
       own_objective: Objective of a model that computes its loss itself; None for the
         compiled one.
+      is_of_program: True for the model of a program that calls `fit`.
     """
 
     build: Build
@@ -58,6 +59,7 @@ class CustomModel:
     flag: str
     compiled_optimizer: keras.optimizers.Optimizer | None = None
     own_objective: Objective | None = None
+    is_of_program: bool = False
 
     def objective(self, model: keras.Model, label_smoothing: float) -> Objective:
         """Returns the objective of a model; see `TrainableModel`."""
@@ -94,7 +96,9 @@ class CustomModel:
             objective = objective_of(model, self.loss, self.metrics, *examples)
         build_metrics(model, labels_of(few.labels), predictions())
         return dataclasses.replace(
-            objective, weighs_rows=_weighs(objective, model, few)
+            objective,
+            weighs_rows=_weighs(objective, model, few),
+            fit_model=model if self.is_of_program else None,
         )
 
     def _few_with_weights(self) -> Batch:
