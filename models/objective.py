@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -213,6 +213,16 @@ class Objective(Protocol):
             the number of examples as `examples`. Other sums become means too.
         """
 
+    def metric_state(self, sums: Mapping[str, Any]) -> Sequence[tuple[Any, Any]]:
+        """Returns what `fit` would leave in the metrics of a program's model.
+
+        Args:
+          sums: Sums as in `results`.
+
+        Returns:
+          Variables of Keras and their values; empty without a program.
+        """
+
     @property
     def compiled(self) -> AsCompiled | None:
         """Objective for `keras.Model.compile`; None if Keras has no counterpart."""
@@ -306,3 +316,7 @@ class PredictionObjective:
     def results(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """See `Objective`."""
         return means_over_examples(sums)
+
+    def metric_state(self, sums: Mapping[str, Any]) -> Sequence[tuple[Any, Any]]:
+        """See `Objective`."""
+        return []

@@ -31,12 +31,14 @@ def callbacks_of(
     """
 
     def end(event: StepEvent) -> None:
+        # Before a validation, which begins with empty metrics of the model.
+        logs = epochs.end_training()
         evaluated = None
         if epochs.is_validated():
             epochs.begin_validation()
             evaluated = evaluate(event)
             epochs.end_validation(evaluated)
-        epochs.end(evaluated)
+        epochs.end(logs, evaluated)
         if epochs.is_stopped:
             raise TrainingStopped(event)
 

@@ -61,7 +61,7 @@ class Epochs:
         self.arguments = arguments
         self.fit = fit
         self.lengths = arguments.lengths(parts.order.steps_per_epoch)
-        self.window = MetricsWindow(parts.objective.results)
+        self.window = MetricsWindow(parts.logs)
         self.is_stopped = False
         self.history: keras.callbacks.History = callback_state.PlainHistory()
         self._restored: tuple[list[int], dict[str, list[Any]]] = ([], {})
@@ -130,7 +130,7 @@ class Epochs:
         # The history has forgotten it, as at the start of a `fit`.
         self.history.epoch, self.history.history = self._restored
         if not self._step():
-            self._call("on_epoch_begin", self._epoch_of(0))
+            self._begin_epoch(self._epoch_of(0))
         if self.observes_batches and not self._is_over():
             self._call("on_train_batch_begin", self.lengths.batch_of(self._step()))
         # Also whether it is stopped, which only the chief has restored.
@@ -158,6 +158,8 @@ class Epochs:
         self, batch: int, results: Mapping[str, float] | None
     ) -> None:
         if results is None:
+            if not batch:
+                self._reset_metrics()
             self._call("on_test_batch_begin", batch)
         else:
             logs = self._reported(results, training=False)
@@ -178,27 +180,43 @@ class Epochs:
         self._call("on_test_end", self._reported(validated, training=False))
         self._send_changes()
 
-    def end(self, validated: Mapping[str, float] | None) -> None:
-        """Ends an epoch, and begins the next one if there is one.
-
-        Args:
-          validated: Results of the validation; None without.
-        """
-        epoch = self._epoch_of(self._step() - 1)
+    def end_training(self) -> dict[str, float]:
+        """Returns the logs of the epoch, whose last batch has been trained on."""
         logs = self._reported(self.window.means(), training=True)
         # The next epoch begins with no examples, as Keras resets its metrics.
         self.window.reset()
+        return logs
+
+    def end(
+        self, logs: dict[str, float], validated: Mapping[str, float] | None
+    ) -> None:
+        """Ends an epoch, and begins the next one if there is one.
+
+        Args:
+          logs: Result of `end_training`.
+          validated: Results of the validation; None without.
+        """
+        epoch = self._epoch_of(self._step() - 1)
         validated = self._reported(validated or {}, training=False)
         logs |= {f"val_{name}": value for name, value in validated.items()}
         self._call("on_epoch_end", epoch, logs)
         self._send_changes()
         if self._is_over():
             return
-        self._call("on_epoch_begin", epoch + 1)
+        self._begin_epoch(epoch + 1)
         if self.observes_batches:
             self._call("on_train_batch_begin", 0)
         self._send_changes()
         self._send_random_state()
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._reset_metrics()
+        self._call("on_epoch_begin", epoch)
+
+    def _reset_metrics(self) -> None:
+        """Empties the metrics of a program's model, in which `fit` keeps the logs."""
+        if self.fit is not None:
+            self._parts.model.reset_metrics()
 
     def _reported(
         self, results: Mapping[str, float], training: bool

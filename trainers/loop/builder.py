@@ -165,7 +165,7 @@ def assemble_parts(
             model_parts.eval_step(),
             data.evaluation,
             config.report.eval_global_batch_size,
-            model_parts.objective.results,
+            model_parts.logs,
         ),
         # Called later for exports, outside of the strategy's scope.
         rebuild=lambda: spec.build(data, config.model),

@@ -128,6 +128,16 @@ class ModelParts:
             times_phases=config.report.step_phases,
         )
 
+    def logs(self, sums: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the logs of `fit`, and leaves the model's metrics as it does.
+
+        Args:
+          sums: Sums over examples, as in `Objective.results`.
+        """
+        for variable, value in self.objective.metric_state(sums):
+            variable.assign(value)
+        return self.objective.results(sums)
+
     def eval_step(self) -> ReplicaFunction:
         """Returns the evaluation step of one replica."""
         model = self.pipeline.staged if self.pipeline else self.model

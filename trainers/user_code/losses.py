@@ -25,17 +25,21 @@ from models.objective import (
 )
 from strategies.common.errors import UsageError
 from strategies.common.private_apis.compiled import (
-    OutputLoss,
     compiled_with,
-    losses_by_output,
+    loss_tracker,
 )
 from strategies.inner_loop.sharding import row_weights
-from trainers.user_code.batch_means import sums_over_batches, total_and_count
 from trainers.user_code.classes import classes_of
 from trainers.user_code.independence import Judge, check_independence
-from trainers.user_code.metrics import Metrics, resolve_metrics
+from trainers.user_code.metrics import Metrics, resolve_metrics, state_of_mean
+from trainers.user_code.output_losses import (
+    Loss,
+    losses_of,
+    sums_over_batches,
+    total_and_count,
+)
 from trainers.user_code.probe import Probe
-from trainers.user_code.unreduced import RowWeights, Unreduced, num_rows, of_rows
+from trainers.user_code.unreduced import num_rows
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,10 +53,11 @@ class CompiledObjective:
       compiled: The arguments of `compile` that it was made from.
       weighs_rows: True if examples have unequal weights in the mean of a loss.
       fit_model: Model of a program, of which all is reported as in `fit`: the losses
-        of outputs are means over batches. None without a program.
+        of outputs are means over batches, and its metrics keep their values. None
+        without a program.
     """
 
-    losses: Sequence[_Loss]
+    losses: Sequence[Loss]
     metrics: Metrics
     classes: ClassPredictionsFunction | None
     compiled: AsCompiled | None
@@ -137,6 +142,21 @@ class CompiledObjective:
                 found[name] = float(total / count)
         return found
 
+    def metric_state(
+        self, sums: Mapping[str, Any]
+    ) -> Sequence[tuple[keras.Variable, Any]]:
+        """See `Objective`."""
+        if self.fit_model is None:
+            return []
+        tracker = loss_tracker(self.fit_model)
+        state = state_of_mean(tracker, sums["loss"], sums["examples"])
+        for loss in self.losses:
+            if (mean := loss.resolved.mean) is not None:
+                state += state_of_mean(
+                    mean, *total_and_count(sums, f"{loss.name}_loss")
+                )
+        return [*state, *self.metrics.state(sums)]
+
 
 def objective_of(
     model: keras.Model,
@@ -145,6 +165,7 @@ def objective_of(
     labels: Any,
     predictions: Any,
     is_masked: bool = False,
+    is_of_program: bool = False,
 ) -> CompiledObjective:
     """Returns what `fit` would minimize and report, for each example.
 
@@ -157,6 +178,7 @@ def objective_of(
       labels: Labels of a few examples, perhaps `Weighted`.
       predictions: Tensors such as the model returns for these examples.
       is_masked: True if some of the model's predictions have a mask.
+      is_of_program: True for the model of a program that calls `fit`.
 
     Raises:
       UsageError: There is no loss, or one of them has no value for each example.
@@ -177,132 +199,24 @@ def objective_of(
     )
     names = getattr(model, "output_names", None)
     labels, sample_weights = _separated(labels)
-    losses = _losses(compiled, names, labels, predictions)
+    fit_model = model if is_of_program else None
+    losses = losses_of(compiled, names, labels, predictions, fit_model)
     objective = CompiledObjective(
         losses=losses,
         metrics=resolve_metrics(
-            compiled, names, Probe(labels, predictions, is_masked), sample_weights
+            compiled,
+            names,
+            Probe(labels, predictions, is_masked),
+            sample_weights,
+            fit_model,
         ),
         classes=classes_of(losses[0].resolved.loss) if len(losses) == 1 else None,
         compiled=compiled,
+        fit_model=fit_model,
     )
     judges: list[Judge] = [*losses, *objective.metrics.means.values()]
     check_independence(judges, labels, predictions)
     return objective
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Loss:
-    """The loss of one output, for each example.
-
-    Attributes:
-      resolved: The loss as Keras resolves it.
-    """
-
-    resolved: OutputLoss
-
-    @property
-    def name(self) -> str:
-        return self.resolved.name
-
-    @property
-    def title(self) -> str:
-        return f"the loss {self.resolved.loss.name!r}"
-
-    @property
-    def weight(self) -> float | None:
-        return self.resolved.weight
-
-    def __call__(
-        self,
-        labels: Any,
-        predictions: Any,
-        global_size: Any = None,
-        weights: Any = None,
-        total: Any = None,
-    ) -> tf.Tensor:
-        """Returns values [n] whose mean over the global batch is Keras's loss.
-
-        Args:
-          labels: Labels of n examples.
-          predictions: Predictions for the same examples.
-          global_size: Examples of the global batch; None if these are all.
-          weights: Sample weights; None for 1 each.
-          total: Sum of `weight_of_rows` over the global batch; None if these are all.
-        """
-        loss = self.resolved.loss
-        unreduced = self.resolved.computed_by(Unreduced(loss))
-        values = unreduced(labels, predictions, weights)
-        of_rows_weight = self.weight_of_rows(labels, predictions, weights)
-        if of_rows_weight is not None:
-            size = num_rows(predictions) if global_size is None else global_size
-            total = tf.reduce_sum(of_rows_weight) if total is None else total
-            summed = of_rows(tf.reduce_sum, values, predictions, self.title)
-            factor = tf.math.divide_no_nan(
-                tf.cast(size, summed.dtype), tf.cast(total, summed.dtype)
-            )
-            return summed * factor
-        if loss.reduction != "sum":
-            return of_rows(tf.reduce_mean, values, predictions, self.title)
-        summed = of_rows(tf.reduce_sum, values, predictions, self.title)
-        size = num_rows(predictions) if global_size is None else global_size
-        return tf.cast(size, summed.dtype) * summed
-
-    def weight_of_rows(
-        self, labels: Any, predictions: Any, weights: Any
-    ) -> tf.Tensor | None:
-        """Returns the weight of each example in the mean, [n]; None if all weigh alike.
-
-        Args:
-          labels: Labels of n examples.
-          predictions: Predictions for the same examples.
-          weights: Sample weights; None for 1 each.
-        """
-        counting = RowWeights(self.resolved.loss)
-        counted = self.resolved.computed_by(counting)(labels, predictions, weights)
-        return counted if counting.is_needed else None
-
-    def reduced(self, labels: Any, predictions: Any) -> tf.Tensor:
-        """Returns the loss of the batch as `fit` has it, without its weight."""
-        return self.resolved.computed_by(self.resolved.loss)(labels, predictions)
-
-
-def _losses(
-    compiled: AsCompiled, names: Sequence[str] | None, labels: Any, predictions: Any
-) -> Sequence[_Loss]:
-    _check_names(compiled.loss, names, labels, predictions)
-    resolved = losses_by_output(
-        compiled.loss, compiled.loss_weights, names, labels, predictions
-    )
-    if not resolved:
-        raise UsageError("no loss is of an output of the model: give one.")
-    if len(resolved) > 1 and not tf.nest.is_nested(predictions):
-        raise UsageError(
-            f"the model has one output and {len(resolved)} losses, of which fit "
-            "minimizes the first alone: give one loss."
-        )
-    return [_Loss(one) for one in resolved]
-
-
-def _check_names(
-    loss: Any, names: Sequence[str] | None, labels: Any, predictions: Any
-) -> None:
-    """Says what Keras refuses as an object of another type."""
-    of_names = isinstance(predictions, Mapping)
-    if isinstance(loss, Mapping) and not (names or of_names):
-        raise UsageError(
-            "no loss is of an output of the model: there are losses of "
-            f"{', '.join(loss)}, and its output has no name: give one loss."
-        )
-    if not (of_names and isinstance(labels, Mapping)):
-        return
-    wanted = loss if isinstance(loss, Mapping) else predictions
-    for output in wanted:
-        if output not in labels:
-            raise UsageError(
-                f"the data has no labels of output {output!r}; it has labels of "
-                f"{', '.join(labels)}: name both alike."
-            )
 
 
 def _separated(labels: Any) -> tuple[Any, Any]:

@@ -106,13 +106,34 @@ class Metrics:
         )
         if not self.counting:
             return means
-        state = [pair for metric in self.counting for pair in metric.total(sums)]
-        found = metric_results(self.resolved, state)
-        # Keras has zeros for metrics whose means are above.
+        found = metric_results(self.resolved, self.state(sums))
+        # Metrics whose means are above are rounded to their types.
         counted = {
             name: value for name, value in found.items() if name not in self.means
         }
         return {**means, **as_logs(counted)}
+
+    def state(self, sums: Mapping[str, Any]) -> list[tuple[keras.Variable, Any]]:
+        """Returns the variables of all metrics with their values after some examples.
+
+        Args:
+          sums: Sums over the examples of what `values` returned.
+        """
+        state = [pair for metric in self.counting for pair in metric.total(sums)]
+        for name, mean in self.means.items():
+            metric = mean.resolved.metric
+            state += state_of_mean(metric, sums[name], sums["examples"])
+        return state
+
+
+def state_of_mean(
+    metric: keras.metrics.Mean, total: Any, count: Any
+) -> list[tuple[keras.Variable, Any]]:
+    """Returns the variables of a mean with the values that they get."""
+    return [
+        (metric.total, tf.cast(total, metric.total.dtype)),
+        (metric.count, tf.cast(count, metric.count.dtype)),
+    ]
 
 
 def resolve_metrics(
@@ -120,6 +141,7 @@ def resolve_metrics(
     names: Sequence[str] | None,
     probe: Probe,
     weights: Any,
+    model: keras.Model | None = None,
 ) -> Metrics:
     """Resolves the metrics that a model was compiled with.
 
@@ -128,6 +150,7 @@ def resolve_metrics(
       names: Names of the model's outputs; None if they are not known.
       probe: A few examples.
       weights: Sample weights of them; None for 1 each.
+      model: Model of a program, whose own metrics are to be used; None without one.
 
     Raises:
       UsageError: A metric cannot be summed over examples.
@@ -136,7 +159,7 @@ def resolve_metrics(
         return Metrics({}, [], [])
     labels, predictions, _ = probe
     resolved = metrics_by_output(
-        compiled.metrics, compiled.weighted_metrics, names, labels, predictions
+        compiled.metrics, compiled.weighted_metrics, names, labels, predictions, model
     )
     for metric in resolved:
         # Some metrics make their variables with the first examples.

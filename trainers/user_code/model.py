@@ -93,12 +93,16 @@ class CustomModel:
         # Keras computes the loss of these examples to find out what it is made of.
         check_ids(loss, names, self.data, few, predictions)
         with labels_blamed(examples.labels, examples.predictions):
-            objective = objective_of(model, self.loss, self.metrics, *examples)
+            objective = objective_of(
+                model,
+                self.loss,
+                self.metrics,
+                *examples,
+                is_of_program=self.is_of_program,
+            )
         build_metrics(model, labels_of(few.labels), predictions())
         return dataclasses.replace(
-            objective,
-            weighs_rows=_weighs(objective, model, few),
-            fit_model=model if self.is_of_program else None,
+            objective, weighs_rows=_weighs(objective, model, few)
         )
 
     def _few_with_weights(self) -> Batch:

@@ -58,6 +58,12 @@ class OutputLoss(NamedTuple):
     compiled: Any
     position: int
 
+    @property
+    def mean(self) -> keras.metrics.Mean | None:
+        """Metric in which `fit` keeps this loss; None of a loss alone."""
+        metrics = self.compiled.metrics
+        return metrics[self.position] if metrics else None
+
     def computed_by(self, loss: keras.losses.Loss) -> Callable[..., Any]:
         """Returns the loss of this output, a function of all labels and predictions.
 
@@ -78,12 +84,21 @@ class OutputLoss(NamedTuple):
         return alone
 
 
+def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
+    """Returns the metric in which `fit` keeps the loss of a compiled model.
+
+    `Model.metrics` has it too, unless a class overrides that property.
+    """
+    return model._loss_tracker
+
+
 def losses_by_output(
     loss: Any,
     loss_weights: Any,
     output_names: Sequence[str] | None,
     labels: Any,
     predictions: Any,
+    model: keras.Model | None = None,
 ) -> Sequence[OutputLoss]:
     """Resolves the loss argument of `compile` as `fit` does with its first batch.
 
@@ -92,11 +107,19 @@ def losses_by_output(
     (keras/src/trainers/compile_utils.py, `CompileLoss.call`). Call it outside of a
     strategy's scope: Keras makes a running mean for each of several losses.
 
+    With a model, which is compiled with the losses, the running means are its own.
+
     Raises:
       Exception: Any exception that `fit` raises.
     """
-    compiled = compile_utils.CompileLoss(loss, loss_weights, output_names=output_names)
+    compiled = None if model is None else model._compile_loss
+    if compiled is None:
+        compiled = compile_utils.CompileLoss(
+            loss, loss_weights, output_names=output_names
+        )
     compiled(labels, predictions)
+    for metric in compiled.metrics:
+        metric.reset_state()
     return [
         OutputLoss(flat.name, flat.loss, flat.loss_weights, compiled, position)
         for position, flat in enumerate(compiled._flat_losses)
@@ -143,6 +166,7 @@ def metrics_by_output(
     output_names: Sequence[str] | None,
     labels: Any,
     predictions: Any,
+    model: keras.Model | None = None,
 ) -> Sequence[OutputMetric]:
     """Resolves the metrics arguments of `compile` as `fit` does with its first batch.
 
@@ -150,13 +174,18 @@ def metrics_by_output(
     (keras/src/trainers/compile_utils.py, `CompileMetrics.build`). Call it outside of a
     strategy's scope: metrics have variables.
 
+    With a model, which is compiled with the metrics, its own are returned.
+
     Raises:
       Exception: Any exception that `fit` raises.
     """
-    compiled = compile_utils.CompileMetrics(
-        metrics, weighted_metrics, output_names=output_names
-    )
-    compiled.build(labels, predictions)
+    compiled = None if model is None else model._compile_metrics
+    if compiled is None:
+        compiled = compile_utils.CompileMetrics(
+            metrics, weighted_metrics, output_names=output_names
+        )
+    if not compiled.built:
+        compiled.build(labels, predictions)
     groups = (compiled._flat_metrics, compiled._flat_weighted_metrics)
     return [
         OutputMetric(metric, position, group is groups[1], compiled)

@@ -1,4 +1,7 @@
-"""Callbacks are called at the moments at which `fit` calls them, with the same logs."""
+"""Callbacks are called at the moments at which `fit` calls them, with the same logs.
+
+The metrics of the model have the same values then.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,9 @@ def noted(method):
             logs = place.pop()
         logs = {name: float(value) for name, value in (logs or {}).items()}
         seen.append([method, *place, logs])
+        if method.endswith("_end"):
+            found = self.model.get_metrics_result()
+            seen[-1][-1].update({f"in_{n}": float(v) for n, v in found.items()})
         if method == "on_epoch_end" and place == [0]:
             self.model.set_weights([0.9 * w for w in self.model.get_weights()])
             seen.append(float(self.model.evaluate(x[:10], y[:10], verbose=0)[0]))
@@ -43,7 +49,8 @@ parts = "train", "test", "epoch", "train_batch", "test_batch"
 methods = [f"on_{part}_{end}" for part in parts for end in ("begin", "end")]
 Noting = type("Noting", (keras.callbacks.Callback,), {m: noted(m) for m in methods})
 model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
-model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse", metrics=["mae"])
+metrics = ["mae", keras.metrics.RootMeanSquaredError()]
+model.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse", metrics=metrics)
 swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
 model.fit(x, y, batch_size=30, epochs=3, validation_split=0.4, validation_freq=2,
           shuffle=False, verbose=0, callbacks=[Noting(), swap])

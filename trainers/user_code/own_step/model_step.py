@@ -143,16 +143,9 @@ class ModelStep:
 
     def results(self, sums: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the logs of all examples of some sums."""
-        state: list[tuple[keras.Variable, Any]] = []
-        for index, own in enumerate(self.metrics):
-            for place, (variable, old) in enumerate(
-                zip(own.metric.variables, own.initial, strict=True)
-            ):
-                total = sums[f"{self.name}/{index}{STATE}{place}"]
-                state.append((variable, total_of(old, total, variable)))
         results: dict[int, Any] = {}
         found: dict[str, Any] = {}
-        with keras.StatelessScope(state):
+        with keras.StatelessScope(self.metric_state(sums)):
             for name, source in self.sources.items():
                 if source is None:
                     found[name] = float(sums[f"{LATEST}{self.name}/{name}"])
@@ -166,6 +159,19 @@ class ModelStep:
                 value = results[index][key] if key else results[index]
                 found |= as_logs({name: value})
         return found
+
+    def metric_state(
+        self, sums: Mapping[str, Any]
+    ) -> Sequence[tuple[keras.Variable, Any]]:
+        """See `Objective`."""
+        state = []
+        for index, own in enumerate(self.metrics):
+            for place, (variable, old) in enumerate(
+                zip(own.metric.variables, own.initial, strict=True)
+            ):
+                total = sums[f"{self.name}/{index}{STATE}{place}"]
+                state.append((variable, total_of(old, total, variable)))
+        return state
 
 
 def as_fit_has_it(batch: Batch) -> Any:

@@ -123,6 +123,12 @@ class OwnStep:
         }
         return {**means_over_examples(others), **self._step_of(sums).results(sums)}
 
+    def metric_state(
+        self, sums: Mapping[str, Any]
+    ) -> Sequence[tuple[keras.Variable, Any]]:
+        """See `Objective`."""
+        return self._step_of(sums).metric_state(sums)
+
     def _step_of(self, sums: Mapping[str, Any]) -> ModelStep:
         if self.test is None:
             return self.train
