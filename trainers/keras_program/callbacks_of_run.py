@@ -45,21 +45,8 @@ def epochs_of_run(parts: TrainingParts, is_chief: bool) -> Epochs | None:
     # What callbacks find there is what trains.
     parts.model.optimizer = parts.optimizer
     arguments = FitArguments(
-        x=None,
-        y=None,
-        batch_size=None,
         epochs=math.ceil(parts.train_steps / parts.order.steps_per_epoch),
         verbose=0,
         callbacks=callbacks,
-        validation_split=0.0,
-        validation_data=None,
-        shuffle=True,
-        class_weight=None,
-        sample_weight=None,
-        initial_epoch=0,
-        steps_per_epoch=None,
-        validation_steps=None,
-        validation_batch_size=None,
-        validation_freq=1,
     )
     return Epochs(arguments, parts, is_chief)

@@ -106,24 +106,24 @@ class EpochLengths:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FitArguments:
-    """Arguments of `keras.Model.fit`, with its names and meaning."""
+    """Arguments of `keras.Model.fit`, with its names, meaning and defaults."""
 
-    x: Any
-    y: Any
-    batch_size: int | None
-    epochs: int
-    verbose: Any
-    callbacks: Sequence[keras.callbacks.Callback]
-    validation_split: float
-    validation_data: Any
-    shuffle: bool
-    class_weight: Mapping[int, float] | None
-    sample_weight: Any
-    initial_epoch: int
-    steps_per_epoch: int | None
-    validation_steps: int | None
-    validation_batch_size: int | None
-    validation_freq: int | Sequence[int]
+    x: Any = None
+    y: Any = None
+    batch_size: int | None = None
+    epochs: int = 1
+    verbose: Any = "auto"
+    callbacks: Sequence[keras.callbacks.Callback] = ()
+    validation_split: float = 0.0
+    validation_data: Any = None
+    shuffle: bool = True
+    class_weight: Mapping[int, float] | None = None
+    sample_weight: Any = None
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    validation_freq: int | Sequence[int] = 1
 
     def is_validated(self, epoch: int) -> bool:
         """Returns whether `fit` evaluates after an epoch, counted from 0."""

@@ -7,7 +7,6 @@ import functools
 import pathlib
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 import keras
@@ -125,7 +124,7 @@ class _Program:
         arguments = self._config.model.script_arguments or ()
         try:
             with (
-                self._replaced(),
+                replaced_fit(self._fit, writes=self._cluster.is_chief),
                 settings_left_out(self._console.warn),
                 variables_as_numbers(),
             ):
@@ -150,9 +149,6 @@ class _Program:
                 "there is nothing to train; loops of train_on_batch are not taken over."
             )
         return ExitCode.DONE
-
-    def _replaced(self) -> AbstractContextManager[None]:
-        return replaced_fit(self._fit, writes=self._cluster.is_chief)
 
     def _end(self, exit_code: ExitCode) -> None:
         """Tells tasks that wait after a `fit` that the program is over."""
