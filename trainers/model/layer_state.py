@@ -85,7 +85,7 @@ class LayerState:
         """Records what layers do with their state inside the block, if that is needed.
 
         Args:
-          mapped: values that the layers see in place of variables.
+          mapped: Values that the layers see in place of variables.
         """
         del mapped
         yield None
@@ -93,7 +93,7 @@ class LayerState:
     def changes(
         self, written: dict[str, tf.Tensor], mapped: Mapped, tape: Any
     ) -> dict[str, Any]:
-        """Returns the argument of `outputs`.
+        """Returns the argument of `weight_by_shard`.
 
         Args:
           written: New values, by a variable's position.
@@ -155,11 +155,11 @@ class LayerState:
         """Refuses layers that write weights which are trained.
 
         Args:
-          written: new values, by a variable's position.
-          how: The setting under which they cannot.
+          written: New values, by a variable's position.
+          how: Setting under which layers cannot write them.
 
         Raises:
-          UsageError: one does.
+          UsageError: A layer writes one.
         """
         for variable in self._written[len(self._variables) :]:
             if id(variable) in self.rewritten(written):
@@ -176,7 +176,7 @@ class LayerState:
         """Returns one replica's contribution to the new values.
 
         Args:
-          written: Values that the replica's layers wrote, from `written`.
+          written: Values that the replica's layers wrote, from `changes`.
           batch: Batch with the number of rows that count and the replica's index.
         """
         # The weights of all replicas sum to 1, unless each keeps its own state.
@@ -200,7 +200,7 @@ class LayerState:
         """Assigns the variables from the sum of all replicas' contributions.
 
         Args:
-          summed: Sum of the values that `outputs` returned.
+          summed: Sum of the values that `weight_by_shard` returned.
         """
         shifts, values = (sorted(summed[k]) for k in ("squared_shifts", "values"))
         # tf.nest.flatten orders dictionaries by sorted key: "squared_shifts" before
