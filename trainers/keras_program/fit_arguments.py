@@ -173,6 +173,7 @@ def arguments_of_call(
                 f"fit({name}={shown(repr(value))}) is not accepted: give a whole "
                 "number from 1."
             )
+    _limit(given)
     return FitArguments(**given)
 
 
@@ -181,6 +182,27 @@ _FROM_ONE = (
     *("validation_steps", "validation_batch_size"),
 )
 _NAMES = tuple(field.name for field in dataclasses.fields(FitArguments))
+
+
+def _limit(given: dict[str, Any]) -> None:
+    """Lowers numbers to the limits that try out a program, as Keras does.
+
+    A limit of steps is also the number of steps where a call gives none
+    (keras/src/trainers/epoch_iterator.py). KERAS_MAX_EPOCHS and
+    KERAS_MAX_STEPS_PER_EPOCH of the environment set limits too.
+
+    Args:
+      given: Arguments of `fit`, which are changed.
+    """
+    most_steps = keras.config.max_steps_per_epoch()
+    limits = {
+        "epochs": keras.config.max_epochs(),
+        "steps_per_epoch": most_steps,
+        "validation_steps": most_steps,
+    }
+    for name, most in limits.items():
+        if most and (given[name] is None or most < given[name]):
+            given[name] = most
 
 
 def _callbacks(given: Any) -> Sequence[keras.callbacks.Callback]:

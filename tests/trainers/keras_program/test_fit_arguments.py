@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import keras
 import pytest
 
-from trainers.keras_program.fit_arguments import EpochLengths
+from trainers.keras_program.fit_arguments import EpochLengths, arguments_of_call
 
 
 @pytest.mark.parametrize(
@@ -35,3 +36,19 @@ def test_an_epoch_ends_with_the_data(
     # As long as a pass lasts, no epoch of several is cut short.
     if most_steps < num_batches:
         assert lengths.remark(most_steps) is None
+
+
+def test_limits_of_keras_hold() -> None:
+    """As KERAS_MAX_EPOCHS=2 and KERAS_MAX_STEPS_PER_EPOCH=3 set them."""
+    model = keras.Sequential([keras.layers.Dense(1)])
+    keras.config.set_max_epochs(2)
+    keras.config.set_max_steps_per_epoch(3)
+    try:
+        long = arguments_of_call(keras.Model.fit, model, (), {"epochs": 9})
+        given = {"steps_per_epoch": 2, "validation_steps": 4}
+        short = arguments_of_call(keras.Model.fit, model, (), given)
+    finally:
+        keras.config.set_max_epochs(None)
+        keras.config.set_max_steps_per_epoch(None)
+    assert (long.epochs, long.steps_per_epoch, long.validation_steps) == (2, 3, 3)
+    assert (short.epochs, short.steps_per_epoch, short.validation_steps) == (1, 2, 3)
