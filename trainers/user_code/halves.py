@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from strategies.common.private_apis.models import flat_layers
 from strategies.common.types import Batch
 from trainers.user_code.few_examples import rows_of
 from trainers.user_code.independence import agree
@@ -45,15 +48,26 @@ def number_of(values: tf.Tensor) -> tf.Tensor:
     return tf.tensordot(flat, tf.cos(places), 1)
 
 
-def are_sums(parts: np.ndarray) -> bool:
+def are_sums(parts: np.ndarray, rounding: Any = 0.0) -> bool:
     """Returns whether numbers of all examples are the sum of each half's.
 
     Args:
       parts: Numbers of all examples and of each half, float64 [3, n].
+      rounding: Error of each number in half precision, [n].
     """
-    return agree(parts[0], np.sum(parts[1:], axis=0))
+    return agree(parts[0], np.sum(parts[1:], axis=0), rounding)
 
 
-def are_means(parts: np.ndarray) -> bool:
+def are_means(parts: np.ndarray, rounding: Any = 0.0) -> bool:
     """Returns whether numbers of all examples are the mean of each half's."""
-    return agree(parts[0], np.mean(parts[1:], axis=0))
+    return agree(parts[0], np.mean(parts[1:], axis=0), rounding)
+
+
+# Relative errors of gradients: 16 times the rounding error of one number.
+_HALF_PRECISION = {"float16": 16 * 2**-11, "bfloat16": 16 * 2**-8}
+
+
+def relative_rounding(model: keras.Model) -> float:
+    """Returns the relative error of gradients by half precision; 0 without it."""
+    kinds = {layer.compute_dtype for layer in flat_layers(model)}
+    return max(_HALF_PRECISION.get(kind, 0.0) for kind in kinds)

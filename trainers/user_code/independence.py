@@ -128,13 +128,19 @@ def _total(judge: Judge, labels: Any, predictions: Any) -> Any:
     return None if weights is None else tf.reduce_sum(weights)
 
 
-def agree(found: Any, expected: Any) -> bool:
-    """Returns whether numbers are equal but for rounding in single precision."""
+def agree(found: Any, expected: Any, rounding: Any = 0.0) -> bool:
+    """Returns whether numbers are equal but for rounding in single precision.
+
+    Args:
+      found: Numbers.
+      expected: Numbers of the same shape.
+      rounding: Further error of each number, in half precision.
+    """
     return np.allclose(
         np.asarray(found, np.float64),
         np.asarray(expected, np.float64),
         rtol=_RELATIVE,
-        atol=_ABSOLUTE,
+        atol=_ABSOLUTE + rounding,
         equal_nan=True,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,11 @@ from trainers.model.loss_sums import regularized_weights
 from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
-from trainers.user_code.halves import number_of, parts_of_batch
+from trainers.user_code.halves import (
+    number_of,
+    parts_of_batch,
+    relative_rounding,
+)
 from trainers.user_code.independence import agree
 from trainers.user_code.own_step.model_step import (
     ModelStep,
@@ -33,6 +37,7 @@ class Observed(NamedTuple):
       reads_after: See `UpdateCatcher`.
       gradients: A number of each gradient, for all examples and each half, float64
         [3, n].
+      rounding: Error of each number of a gradient in half precision, float64 [n].
       is_repeatable: True if the same examples give the same gradients again, and all
         random numbers of Keras belong to single examples.
       changes: For all examples and each half: changes of the metrics' variables.
@@ -44,6 +49,7 @@ class Observed(NamedTuple):
     updates: Sequence[CaughtUpdate]
     reads_after: Set[int]
     gradients: np.ndarray
+    rounding: np.ndarray
     is_repeatable: bool
     changes: Sequence[Sequence[Sequence[np.ndarray]]]
     numbers: Mapping[str, np.ndarray]
@@ -70,7 +76,8 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
         kept[:] = [scope, sources]
         return (
             step.changes(scope),
-            [_sums(update) for update in scope.updates],
+            [_numbers(number_of, update) for update in scope.updates],
+            [_numbers(tf.norm, update) for update in scope.updates],
             as_numbers(reported),
             changes_in(scope, variables),
         )
@@ -81,12 +88,14 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
     parts = parts_of_batch(few)
     outputs = [traced(part) for part in (*parts, parts[0])]
     scope, sources = kept
-    changes, gradients, reported, states = zip(*outputs, strict=True)
+    changes, gradients, norms, reported, states = zip(*outputs, strict=True)
     *sums, again = (tf.nest.flatten(one) for one in gradients)
     seen = Observed(
         updates=scope.updates,
         reads_after=scope.reads_after,
         gradients=np.array(sums, np.float64),
+        # Numbers of any sign add up to each, so that its own size is no bound.
+        rounding=relative_rounding(step.model) * np.array(tf.nest.flatten(norms[0])),
         is_repeatable=replayed.are_of_examples and agree(again, sums[0]),
         changes=tf.nest.map_structure(lambda one: one.numpy(), list(changes[:-1])),
         numbers={
@@ -97,11 +106,12 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
     return seen, sources
 
 
-def _sums(update: CaughtUpdate) -> list[tf.Tensor]:
-    dense = [
-        tf.convert_to_tensor(g) for g in update.gradients.values() if g is not None
-    ]
-    return [number_of(tf.cast(gradient, tf.float64)) for gradient in dense]
+def _numbers(
+    function: Callable[[tf.Tensor], tf.Tensor], update: CaughtUpdate
+) -> list[tf.Tensor]:
+    """Returns the number that a function gives of each gradient, in float64."""
+    gradients = [g for g in update.gradients.values() if g is not None]
+    return [function(tf.cast(tf.convert_to_tensor(g), tf.float64)) for g in gradients]
 
 
 def by_variable(changes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:

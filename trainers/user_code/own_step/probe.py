@@ -44,11 +44,12 @@ def own_step(model: keras.Model, few: Batch, held_out: Batch | None) -> OwnStep:
     test = None
     if held_out is not None:
         test = _probed(model, "test_step", held_out)[0]
+    numbers = seen.gradients, seen.rounding
     updates = [OwnUpdate(update.optimizer, update.variables) for update in seen.updates]
     return OwnStep(
         train=train,
         test=test,
-        is_sum=are_sums(seen.gradients) and not are_means(seen.gradients),
+        is_sum=are_sums(*numbers) and not are_means(*numbers),
         updates=updates,
         passes=passes_of(updates, seen.reads_after),
         remark=_remark(train, seen),
@@ -62,7 +63,8 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
     over a batch, the gradient of a batch is the mean or the sum of the gradients of its
     halves.
     """
-    is_linear = are_means(seen.gradients) or are_sums(seen.gradients)
+    numbers = seen.gradients, seen.rounding
+    is_linear = are_means(*numbers) or are_sums(*numbers)
     if normalizes_batches(step.model) or not seen.is_repeatable:
         return None
     title = f"{type(step.model).__name__}.train_step"

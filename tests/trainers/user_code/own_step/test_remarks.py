@@ -80,3 +80,37 @@ def test_a_loss_of_the_others_in_a_batch_is_named() -> None:
 )
 def test_nothing_is_said_of_random_numbers(loss: Callable[[Any], Any]) -> None:
     assert remark_of(loss) is None
+
+
+class Deep(keras.Model):
+    """Sums the errors of several layers in half precision."""
+
+    def __init__(self, policy: str):
+        super().__init__()
+        self.hidden = [
+            layers.Dense(64, activation="tanh", dtype=policy) for _ in range(4)
+        ]
+        self.last = layers.Dense(1)
+
+    def call(self, x):
+        for layer in self.hidden:
+            x = layer(x)
+        return self.last(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = ops.sum(ops.square(self(data, training=True) - 1))
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights, strict=True)
+        )
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_rounding_in_half_precision_is_allowed_for(policy: str) -> None:
+    keras.utils.set_random_seed(0)
+    model = Deep(policy)
+    model.compile(optimizer="sgd")
+    found = own_step(model, few_examples(), held_out=None)
+    assert (found.is_sum, found.remark) == (True, None)
