@@ -31,7 +31,7 @@ from strategies.common.private_apis.compiled import (
 from strategies.inner_loop.sharding import row_weights
 from trainers.user_code.classes import classes_of
 from trainers.user_code.independence import Judge, check_independence
-from trainers.user_code.metrics import Metrics, resolve_metrics, state_of_mean
+from trainers.user_code.metrics import Metrics, resolve_metrics
 from trainers.user_code.output_losses import (
     Loss,
     losses_of,
@@ -148,14 +148,14 @@ class CompiledObjective:
         """See `Objective`."""
         if self.fit_model is None:
             return []
-        tracker = loss_tracker(self.fit_model)
-        state = state_of_mean(tracker, sums["loss"], sums["examples"])
+        means = [(loss_tracker(self.fit_model), sums["loss"], sums["examples"])]
         for loss in self.losses:
             if (mean := loss.resolved.mean) is not None:
-                state += state_of_mean(
-                    mean, *total_and_count(sums, f"{loss.name}_loss")
-                )
-        return [*state, *self.metrics.state(sums)]
+                means.append((mean, *total_and_count(sums, f"{loss.name}_loss")))
+        state = self.metrics.state(sums)
+        for mean, total, count in means:
+            state += [(mean.total, total), (mean.count, count)]
+        return state
 
 
 def objective_of(

@@ -122,18 +122,8 @@ class Metrics:
         state = [pair for metric in self.counting for pair in metric.total(sums)]
         for name, mean in self.means.items():
             metric = mean.resolved.metric
-            state += state_of_mean(metric, sums[name], sums["examples"])
+            state += [(metric.total, sums[name]), (metric.count, sums["examples"])]
         return state
-
-
-def state_of_mean(
-    metric: keras.metrics.Mean, total: Any, count: Any
-) -> list[tuple[keras.Variable, Any]]:
-    """Returns the variables of a mean with the values that they get."""
-    return [
-        (metric.total, tf.cast(total, metric.total.dtype)),
-        (metric.count, tf.cast(count, metric.count.dtype)),
-    ]
 
 
 def resolve_metrics(
