@@ -171,7 +171,8 @@ class TrainingRun:
 
     def _report_stop(self, event: StepEvent) -> None:
         """Writes the metrics and the checkpoint of the step where a callback stops."""
-        if event.step % self.parts.config.report.summary_every_steps:
+        # They are written already where it is also the last step of the run.
+        if not self.metrics.window.is_empty:
             self.reporter.write_metrics(event)
         self._save_checkpoint()
 

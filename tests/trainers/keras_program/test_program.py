@@ -483,19 +483,25 @@ def test_a_file_does_not_choose_the_program(tmp_path: pathlib.Path) -> None:
     assert f"--script={path}" in done.stderr
 
 
-@pytest.mark.parametrize("strategy", [_MIRRORED, pytest.param(_WORKERS)])
+@pytest.mark.parametrize(
+    ("strategy", "epochs"),
+    # The second stops after the last epoch, where nothing is left to stop.
+    [(_MIRRORED, 9), (("--strategy=one_device",), 2), (_WORKERS, 9)],
+)
 def test_a_callback_stops_every_task(
-    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+    tmp_path: pathlib.Path, strategy: tuple[str, ...], epochs: int
 ) -> None:
     done = _run(
         tmp_path,
-        """
+        f"""
         class Stop(keras.callbacks.Callback):
             def on_epoch_end(self, epoch, logs=None):
                 self.model.optimizer.learning_rate = 0.5
                 self.model.stop_training = epoch == 1
 
-        history = model.fit(x, y, epochs=9, batch_size=20, callbacks=[Stop()])
+        history = model.fit(
+            x, y, epochs={epochs}, batch_size=20, callbacks=[Stop()]
+        )
         print("epochs", history.epoch, float(model.optimizer.learning_rate))
         """,
         *strategy,
