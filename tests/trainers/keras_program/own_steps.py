@@ -65,8 +65,9 @@ class Summed(Numbers):
         self.optimizer.apply_gradients(
             zip(gradients, self.trainable_variables, strict=True)
         )
+        self.mean_loss.update_state(loss)
         self.error.update_state(labels, self(features))
-        return {"error": self.error.result()}
+        return {"error": self.error.result(), "sum": self.mean_loss.result()}
 
 
 class Margins(keras.Model):
@@ -376,15 +377,16 @@ class Distributed(Numbers):
 
 
 class AddsItsLoss(keras.Model):
-    """Has no labels: a layer adds the loss."""
+    """Has no labels: a layer adds the loss, of which Keras takes the sum."""
 
-    def __init__(self):
+    def __init__(self, axis=None):
         super().__init__()
         self.inner = small(4, 6)
+        self.axis = axis
 
     def call(self, inputs):
         outputs = self.inner(inputs)
-        self.add_loss(ops.mean(ops.square(inputs - outputs)))
+        self.add_loss(ops.mean(ops.square(inputs - outputs), self.axis))
         return outputs
 
 
@@ -483,10 +485,10 @@ elif sys.argv[1] == "decorated":
     model = Decorated()
     model.compile(optimizer=adam)
     model.fit(x, y, batch_size=16, epochs=3, validation_data=(x[:25], y[:25]))
-elif sys.argv[1] == "added":
-    model = AddsItsLoss()
+elif sys.argv[1] in ("added", "added_rows"):
+    model = AddsItsLoss(axis=None if sys.argv[1] == "added" else 1)
     model.compile(optimizer=adam)
-    model.fit(x, batch_size=16, epochs=3)
+    model.fit(x, batch_size=16, epochs=3, validation_data=(x[:25],))
 elif sys.argv[1] == "report":
     model = OwnReport()
     # Multiplies the loss and divides the gradients.

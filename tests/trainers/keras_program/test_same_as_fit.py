@@ -70,6 +70,7 @@ _OWN_STEPS = {
     "decorated": "tower",
     "distributed": "multi_worker_mirrored",
     "added": "tower",
+    "added_rows": "parameter_server",
     "report": "multi_worker_mirrored",
 }
 # In float64. A sum over replicas is rounded in another order than that over a batch,

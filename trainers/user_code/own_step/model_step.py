@@ -30,11 +30,14 @@ class OwnMetric:
       initial: Values of its variables before any example.
       is_per_batch: True if a batch counts once, and not each example: the metric gets
         means over the batch, as `Mean.update_state(loss)` does.
+      gets_sums: True if it averages sums over the batch, such as losses without a
+        mean. Its first variable is then a sum of them.
     """
 
     metric: keras.metrics.Metric
     initial: Sequence[np.ndarray]
     is_per_batch: bool = False
+    gets_sums: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +50,7 @@ class ModelStep:
       metrics: Metrics that the method may update.
       sources: For each reported name the position of a metric and the name in its
         result, which is empty if the result is one number; None for any other number.
-      summed: Names of such other numbers that are sums over examples, and not means.
+      summed: Reported names of numbers that are sums over examples, and not means.
     """
 
     model: keras.Model
@@ -124,6 +127,9 @@ class ModelStep:
                 # A shard is a fraction of the one batch that Keras would count.
                 if own.is_per_batch:
                     change = tf.cast(change, tf.float64) * share
+                # The sum over a shard is already its part of the sum over the batch.
+                if own.gets_sums and not place:
+                    change = tf.math.divide_no_nan(tf.cast(change, tf.float64), share)
                 found[f"{self.name}/{index}{STATE}{place}"] = Summed(change)
         for name, source in self.sources.items():
             if source is None:

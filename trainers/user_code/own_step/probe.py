@@ -81,7 +81,8 @@ def _remark(step: ModelStep, seen: Observed) -> str | None:
         for own, changes in zip(
             step.metrics, zip(*seen.changes, strict=True), strict=True
         )
-        if own.is_per_batch and not all(map(are_means, by_variable(changes)))
+        if own.is_per_batch
+        and not (own.gets_sums or all(map(are_means, by_variable(changes))))
     ]
     if not names:
         return seen.state_remark
@@ -106,7 +107,11 @@ def _probed(model: keras.Model, name: str, few: Batch) -> tuple[ModelStep, Obser
     step = ModelStep(model=model, name=name, metrics=_metrics_of(model))
     seen, sources = observe(step, few)
     metrics = [
-        dataclasses.replace(own, is_per_batch=_is_per_batch(own, changes))
+        dataclasses.replace(
+            own,
+            is_per_batch=_is_per_batch(own, changes),
+            gets_sums=_gets_sums(own, changes),
+        )
         for own, changes in zip(
             step.metrics, zip(*seen.changes, strict=True), strict=True
         )
@@ -114,7 +119,7 @@ def _probed(model: keras.Model, name: str, few: Batch) -> tuple[ModelStep, Obser
     summed = [
         name
         for name, parts in seen.numbers.items()
-        if sources[name] is None and are_sums(parts) and not are_means(parts)
+        if are_sums(parts) and not are_means(parts)
     ]
     found = dataclasses.replace(step, metrics=metrics, sources=sources, summed=summed)
     return found, seen
@@ -153,6 +158,21 @@ def _is_per_batch(own: OwnMetric, changes: Sequence[Sequence[np.ndarray]]) -> bo
         "examples, so that replicas cannot add theirs: leave it out, and use it on the "
         "trained model."
     )
+
+
+def _gets_sums(own: OwnMetric, changes: Sequence[Sequence[np.ndarray]]) -> bool:
+    """Returns whether a mean is one of sums over a batch.
+
+    Args:
+      own: Metric of the model.
+      changes: See `_is_per_batch`.
+    """
+    if not isinstance(own.metric, keras.metrics.Mean):
+        return False
+    total, count = by_variable(changes)
+    if not np.all(count):
+        return False
+    return are_sums(total / count) and not are_means(total / count)
 
 
 _MEANS = (keras.metrics.Mean, keras.metrics.Sum)
