@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -1028,6 +1029,23 @@ def test_fit_resets_the_average_of_schedule_free_adamw() -> None:
     plain, built = losses(builds=False), losses(builds=True)
     assert plain[0] == built[0]
     assert abs(plain[3] - built[3]) > 1e-3
+
+
+def test_fit_counts_updates_that_it_does_not_make_at_an_end_it_does_not_know() -> None:
+    """Programs count the updates that are made, whose number Adam divides by."""
+    x = np.ones((8, 1), np.float32)
+    known = tf.data.Dataset.from_tensor_slices((x, x)).batch(4)
+
+    def count(data: tf.data.Dataset) -> int:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model.fit(data, epochs=2, shuffle=False, verbose=0)
+        return int(model.optimizer.iterations)
+
+    assert count(known) == 4
+    assert count(known.filter(lambda *_: True)) > 4
 
 
 _EXCHANGES = """
