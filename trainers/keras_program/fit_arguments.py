@@ -41,19 +41,25 @@ class EpochLengths:
         shortest = min(self.most_steps, self.num_batches)
         return None if self.num_batches % shortest else shortest
 
-    def equal(self) -> int:
+    def equal(self, num_steps: int) -> int:
         """Returns the number of steps of every epoch.
+
+        Args:
+          num_steps: Number of steps of all epochs.
 
         Raises:
           UsageError: Epochs have several lengths.
         """
-        if self.of_all is None:
-            raise UsageError(
-                f"fit has steps_per_epoch={self.most_steps} of {self.num_batches} "
-                "batches, so that its epochs have several lengths, which the arm keras "
-                "does not take: leave steps_per_epoch out."
-            )
-        return self.of_all
+        if self.of_all is not None:
+            return self.of_all
+        # The last epoch of a pass is the shorter one.
+        if num_steps <= self.start(self.epochs_per_pass - 1):
+            return self.most_steps
+        raise UsageError(
+            f"fit has steps_per_epoch={self.most_steps} of {self.num_batches} "
+            "batches, so that its epochs have several lengths, which the arm keras "
+            "does not take: leave steps_per_epoch out."
+        )
 
     def remark(self, num_steps: int) -> str | None:
         """Returns a warning if the data end before an epoch does; None otherwise.

@@ -47,7 +47,7 @@ class KerasTraining(TrainingRun):
             raise RuntimeError("only a program calls fit")
         arguments, first = self.epochs.arguments, self.epochs.first_step
         num_steps = self.parts.train_steps - first
-        steps_per_epoch = self.epochs.lengths.equal()
+        steps_per_epoch = self.epochs.lengths.equal(num_steps)
         replays = self.parts.config.model.replayable_random_numbers
         executions = whole_executions(
             self.parts.model,

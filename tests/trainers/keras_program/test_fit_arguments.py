@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import pytest
 
+from strategies.common.errors import UsageError
 from trainers.keras_program.fit_arguments import EpochLengths, arguments_of_call
 
 
@@ -52,3 +53,10 @@ def test_limits_of_keras_hold() -> None:
         keras.config.set_max_steps_per_epoch(None)
     assert (long.epochs, long.steps_per_epoch, long.validation_steps) == (2, 3, 3)
     assert (short.epochs, short.steps_per_epoch, short.validation_steps) == (1, 2, 3)
+
+
+def test_the_arm_keras_takes_epochs_of_one_length() -> None:
+    lengths = EpochLengths(most_steps=4, num_batches=10)
+    assert lengths.equal(num_steps=8) == 4
+    with pytest.raises(UsageError, match="several lengths"):
+        lengths.equal(num_steps=9)

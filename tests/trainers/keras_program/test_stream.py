@@ -162,6 +162,8 @@ _DATASET = tf.data.Dataset.from_tensor_slices((_ROWS, _CLASSES)).batch(2)
         (_DATASET, {"y": _CLASSES}, "`y` should not be passed"),
         (_rows(_ROWS, _CLASSES), {"class_weight": {0: 2.0}}, "`class_weight`"),
         (_DATASET.map(lambda x, y: (tf.sparse.from_dense(x), y)), {}, "to_dense"),
+        (_DATASET.unbatch(), {}, r"call batch\(\)"),
+        (tf.data.Dataset.zip(_DATASET, _DATASET.rebatch(1)), {}, "one row of each"),
     ],
 )
 def test_data_that_are_not_taken_are_named(

@@ -178,10 +178,18 @@ def _full_batch(batches: Sequence[Any], name: str) -> Any:
         )
     full = tf.nest.map_structure(tf.convert_to_tensor, full)
     sizes = {rows.shape[0] if rows.shape.rank else None for rows in tensors_of(full)}
-    if len(sizes) != 1 or None in sizes:
+    shapes = ", ".join(str(rows.shape) for rows in tensors_of(full))
+    if None in sizes:
         raise UsageError(
-            f"fit has {name} in which the elements are no batches, of shapes "
-            f"{', '.join(str(rows.shape) for rows in tensors_of(full))}: call batch()."
+            f"fit has {name} in which the elements are no batches, of shapes {shapes}: "
+            "call batch()."
+        )
+    if len(sizes) > 1:
+        raise UsageError(
+            f"fit has {name} in which the tensors of a batch, of shapes {shapes}, have "
+            "several numbers of rows, and a replica takes the same rows of each: give "
+            "an example one row of each, such as by batch(4).batch(16) for 4 unlabeled "
+            "images with each of 16 labeled ones."
         )
     return full
 
