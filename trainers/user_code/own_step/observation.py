@@ -78,7 +78,8 @@ def observe(step: ModelStep, few: Batch) -> tuple[Observed, dict[str, Any]]:
             step.changes(scope),
             [_numbers(number_of, update) for update in scope.updates],
             [_numbers(tf.norm, update) for update in scope.updates],
-            as_numbers(reported),
+            # Metrics have their values from before the step again.
+            as_numbers(logs),
             changes_in(scope, variables),
         )
 

@@ -114,3 +114,26 @@ def test_rounding_in_half_precision_is_allowed_for(policy: str) -> None:
     model.compile(optimizer="sgd")
     found = own_step(model, few_examples(), held_out=None)
     assert (found.is_sum, found.remark) == (True, None)
+
+
+class AddsLossOfRows(keras.Model):
+    """A layer adds a loss for each example, as layers for CTC do; Keras sums them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = layers.Dense(3)
+
+    def call(self, x):
+        outputs = self.inner(x)
+        self.add_loss(ops.mean(ops.square(outputs), axis=1))
+        return outputs
+
+
+def test_a_sum_that_a_metric_keeps_is_a_sum() -> None:
+    model = AddsLossOfRows()
+    model.compile(optimizer="sgd")
+    train = own_step(model, few_examples(), held_out=None).train
+    assert train.summed == ["loss"]
+    assert [(own.is_per_batch, own.gets_sums) for own in train.metrics] == [
+        (False, True)
+    ]
