@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from models.objective import Objective
 from strategies.base import Strategy
 from strategies.common.private_apis.variables import variables_as_numbers
 from trainers.keras_program import callback_state
@@ -25,6 +26,7 @@ from trainers.keras_program.fit_arguments import FitArguments
 from trainers.keras_program.streams.random_state import random_state, set_random_state
 from trainers.loop.evaluation import BatchObserver
 from trainers.loop.parts import TrainingParts
+from trainers.model.optimizers.loss_scale import REPORTED_SCALE
 from trainers.reporting.metrics import MetricsWindow
 from trainers.run_dir.train_state import CALLBACKS, STOPPED
 from trainers.user_code import wrap_user_errors
@@ -222,8 +224,12 @@ class Epochs:
         self, results: Mapping[str, float], training: bool
     ) -> dict[str, float]:
         """Returns what `fit` reports: a step of the model's own may have no loss."""
-        names = reported_names(self._parts.objective, training)
-        return {n: v for n, v in results.items() if names is None or n in names}
+        objective = self._parts.objective
+        names = reported_names(objective, training)
+        if names is None:
+            # The scale of the loss is no metric, unless the program has one so named.
+            names = results.keys() - ({REPORTED_SCALE} - _metric_names(objective))
+        return {name: value for name, value in results.items() if name in names}
 
     def is_validated(self) -> bool:
         """Returns whether the epoch that ends now is validated."""
@@ -308,3 +314,9 @@ class Epochs:
         if self._has_callbacks:
             state = broadcast_json(self._parts.strategy, random_state())
             set_random_state(state)
+
+
+def _metric_names(objective: Objective) -> set[str]:
+    """Returns the names of the compiled metrics."""
+    metrics = getattr(objective, "metrics", None)
+    return {one.metric.name for one in metrics.resolved} if metrics else set()

@@ -48,3 +48,12 @@ def test_a_file_has_both_of_two_accuracies() -> None:
     both = {"acc": 0.5, "accuracy": 0.25}
     assert as_scalars(both) == both
     assert as_scalars({"acc": 0.5}) == {"accuracy": 0.5}
+
+
+def test_the_scale_of_the_loss_is_not_in_the_history(tmp_path: pathlib.Path) -> None:
+    text = _TEXT.replace(f"in {_NAMES}", "in ['error']")
+    (found,) = under(tmp_path, text, "--strategy=one_device")
+    expected = {"loss", "error", "val_loss", "val_error"}
+    assert set(found["history"]) == expected
+    rows = processes.metrics_of(tmp_path / "run")
+    assert any("loss_scale" in row for row in rows)

@@ -17,7 +17,7 @@ from strategies.inner_loop.results import INTERNAL
 # Name of the scale among the sums of a step.
 LOSS_SCALE = f"{INTERNAL}loss_scale"
 # Name by which it is reported, as a mean over examples, unless a metric has this name.
-_REPORTED = "loss_scale"
+REPORTED_SCALE = "loss_scale"
 
 
 class LossScale:
@@ -121,7 +121,7 @@ def scaled_loss(
     # Exact for a power of two, so that the mean over all examples is the scale.
     of_rows = tf.cast(scale, tf.float64) * tf.cast(batch.num_rows, tf.float64)
     return loss * tf.cast(scale, loss.dtype), {
-        _REPORTED: of_rows,
+        REPORTED_SCALE: of_rows,
         **sums,
         LOSS_SCALE: of_rows,
     }
