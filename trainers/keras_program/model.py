@@ -31,7 +31,7 @@ from trainers.user_code.few_examples import few_examples
 from trainers.user_code.model import CustomModel, build_with
 from trainers.user_code.own_step.objective import OwnStep
 from trainers.user_code.own_step.probe import own_step
-from trainers.user_code.state_remark import state_remark
+from trainers.user_code.state_remark import forward_remark
 
 # Examples that show whether a step takes the mean or the sum of a loss: two alone may
 # both be without a gradient, such as behind the margin of a triplet loss.
@@ -112,7 +112,7 @@ class LentModel:
                 self._take_optimizers(objective)
             else:
                 build_with(self.model, few)
-                self.remark = state_remark(self.model, some)
+                self.remark = forward_remark(self.model, some)
         for optimizer, _ in parts_of(self._optimizer, []):
             # It divides gradients of a loss that nothing here multiplies by it.
             self._scale_factors.append((optimizer, optimizer.loss_scale_factor))

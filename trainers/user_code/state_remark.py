@@ -1,4 +1,4 @@
-"""A warning about layers whose state replicas cannot average.
+"""A warning about layers that do not divide a batch, or whose state does not.
 
 Replicas' new values are averaged, weighted by the rows of their shards. That is the
 value for the global batch if the change is the same for all examples or their mean, and
@@ -19,30 +19,71 @@ from trainers.model.random_numbers.of_step import StepRandomNumbers
 from trainers.model.random_numbers.replayed import ReplayedRandomNumbers
 from trainers.model.random_numbers.seeds import seed_states
 from trainers.user_code.halves import are_means, number_of, parts_of_batch
+from trainers.user_code.independence import agree
 
 
-def state_remark(model: keras.Model, few: Batch) -> str | None:
-    """Returns a warning if a layer of the user's own keeps no mean over a batch.
+def forward_remark(model: keras.Model, few: Batch) -> str | None:
+    """Returns a warning if replicas do not compute what a whole batch computes.
 
     Args:
       model: Model, whose variables belong to this process.
       few: A few examples.
     """
     variables = users_state(model)
-    if not variables:
+    if not (variables or _may_mix_examples(model)):
         return None
     # An example has the same random numbers in a half as among all.
-    numbers = StepRandomNumbers(0, ReplayedRandomNumbers())
+    replayed = ReplayedRandomNumbers()
+    numbers = StepRandomNumbers(0, replayed)
 
-    def run(batch: Batch) -> list[tf.Tensor]:
+    def run(batch: Batch) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         keyed = numbers.keyed(seed_states(model), batch)
         with keras.StatelessScope(keyed) as scope, numbers.drawn(batch):
-            model(batch.features, training=True)
-        return changes_in(scope, variables)
+            outputs = model(batch.features, training=True)
+        return changes_in(scope, variables), tf.nest.flatten(outputs)
 
     traced = tf.function(run, autograph=False)
-    changes = np.array([traced(part) for part in parts_of_batch(few)])
-    return remark_on(variables, changes)
+    parts = parts_of_batch(few)
+    # The last one tells where random numbers are drawn.
+    changes, outputs = zip(*[traced(part) for part in (*parts, parts[0])], strict=True)
+    if replayed.are_of_examples and _are_mixed(outputs):
+        return (
+            "the model predicts other values for a batch than for its halves (perhaps "
+            "it adds up or compares the examples, as ops.tensordot over two axes "
+            "does): replicas predict for their shards, so that their number matters"
+        )
+    return remark_on(variables, np.array(changes[:-1]))
+
+
+def _may_mix_examples(model: keras.Model) -> bool:
+    """Returns whether code of the user's own may compare the examples of a batch."""
+    layers = flat_layers(model)
+    # Rows of a batch are rounded otherwise in another batch.
+    if any(x.compute_dtype in ("float16", "bfloat16") for x in layers):
+        return False
+    operations = [part for x in layers for part in getattr(x, "operations", [])]
+    is_users = any(
+        isinstance(part, keras.layers.Lambda)
+        or not isinstance(part, keras.layers.Layer)
+        or not type(part).__module__.startswith("keras.")
+        for part in [*layers, *operations]
+    )
+    return is_users and not normalizes_batches(model)
+
+
+def _are_mixed(outputs: Sequence[Sequence[tf.Tensor]]) -> bool:
+    """Returns whether outputs for all examples are not those for their halves.
+
+    Args:
+      outputs: Outputs for all examples, for each half, and for all again.
+    """
+    for whole, *halves, again in zip(*outputs, strict=True):
+        # An output may be one number for a batch, which its loss judges.
+        if not whole.shape.rank or len(whole) != sum(map(len, halves)):
+            continue
+        if agree(whole, again) and not agree(whole, np.concatenate(halves)):
+            return True
+    return False
 
 
 def users_state(model: keras.Model) -> list[keras.Variable]:
