@@ -39,7 +39,7 @@ class LossOfFit:
     def followed(self) -> Iterator[None]:
         """Passes the values of the metric to the second mean, in the block."""
         for metric in self._metrics:
-            metric.update_state = self._both(metric.update_state)
+            metric.update_state = self._both(metric, metric.update_state)
         # An earlier `fit` may have traced the step without the second mean.
         self._model.train_function = None
         try:
@@ -57,9 +57,18 @@ class LossOfFit:
         self._mean.reset_state()
         return mean
 
-    def _both(self, update: Any) -> Any:
+    def _both(self, metric: keras.metrics.Mean, update: Any) -> Any:
         def update_both(*args: Any, **kwargs: Any) -> Any:
-            self._mean.update_state(*args, **kwargs)
+            # A metric of labels and predictions computes the values that it averages.
+            empty = [(v, keras.ops.zeros_like(v)) for v in metric.variables]
+            with keras.StatelessScope(empty) as scope:
+                update(*args, **kwargs)
+            for own, variable in zip(
+                self._mean.variables, metric.variables, strict=True
+            ):
+                own.assign_add(
+                    keras.ops.cast(scope.get_current_value(variable), own.dtype)
+                )
             return update(*args, **kwargs)
 
         return update_both
