@@ -193,11 +193,18 @@ def with_runs(
         return stop.exit_code
 
 
-def command_again(config: Config) -> str:
-    """Returns a shell command that repeats the experiment in another folder."""
-    words = flags.arguments_of(config.replace(run_dir=None))
-    # --strategies names the strategy of this configuration too.
-    words = [word for word in words if not word.startswith("--strategy=")]
+def command_again(config: Config, run_dir: pathlib.Path | None = None) -> str:
+    """Returns a shell command that repeats an experiment.
+
+    Args:
+      config: Configuration of the experiment.
+      run_dir: Folder to continue in; None for another one.
+    """
+    words = flags.arguments_of(config.replace(run_dir=run_dir and str(run_dir)))
+    strategy = f"--strategy={config.strategy.strategy}"
+    # --strategies names it too. The first word is meant: a program's arguments follow.
+    if config.comparison.strategies and strategy in words:
+        words.remove(strategy)
     return shlex.join(["python", "-m", "trainers.main", *words])
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, StopRequested
-from trainers.cli import flags
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm, arms_of
@@ -31,7 +30,7 @@ from trainers.experiments.compare.schedule import Turn
 from trainers.experiments.compare.sequential import Look
 from trainers.experiments.compare.stages import Ended, run_stages
 from trainers.experiments.run_record import Run, commits_of, machines_of
-from trainers.experiments.runner import begin_starts
+from trainers.experiments.runner import begin_starts, command_again
 from trainers.experiments.tune.report_part import (
     content_of,
     plan_in_words,
@@ -214,7 +213,7 @@ def _report(
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "machines": machines_of(compared.ended.runs),
         "commits": commits_of(compared.ended.runs),
-        "command": _command(config, folder),
+        "command": command_again(config, folder.path),
         "tensorboard": shlex.join(
             ["tensorboard", f"--logdir={shown}", "--host=localhost"]
         ),
@@ -237,15 +236,6 @@ def _report(
         console.item("note", remark)
     console.item("report", folder.path / "report.html")
     console.item("view", conclusion["tensorboard"])
-
-
-def _command(config: Config, folder: ComparisonFolder) -> str:
-    """Returns the shell command that repeats or continues this comparison."""
-    words = flags.arguments_of(config.replace(run_dir=str(folder.path)))
-    # The configuration names one of the compared strategies, which is redundant here.
-    if config.comparison.strategies:
-        words = [word for word in words if not word.startswith("--strategy=")]
-    return shlex.join(["python", "-m", "trainers.main", *words])
 
 
 def _common_folder(runs: Sequence[Run]) -> pathlib.Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shlex
 import shutil
 import subprocess
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from tests import processes
 from tests.keras_corpus import path_of
 from tests.trainers.experiments.explain.planted import HEALTHY, PLANTS, Plant
+from trainers.cli.flags import parse
 from trainers.experiments.explain.causes import LIMITS
 
 SCHEMA = json.loads((processes.ROOT / "docs/explain.schema.json").read_text("utf-8"))
@@ -38,6 +40,9 @@ def explained(
         done = processes.run_words([*plant.before, *words])
     assert done.returncode == 0, done.stderr[-2000:]
     content = json.loads((folder / "explain.json").read_text("utf-8"))
+    # All flags of the plant, and with them the strategy.
+    again = parse(["", *shlex.split(content["command"])[3:]])
+    assert again == parse(["", "--mode=explain", *plant.flags])
     jsonschema.validate(content, SCHEMA)
     for replica in content["replicas"]:
         # More than rounding, and less than a phase that is missing.
