@@ -29,6 +29,8 @@ def of_ratio(comparison: Mapping[str, Any]) -> tuple[str, str]:
     ratio = comparison["estimate"]
     low, high = comparison["interval"]
     more, less, quantity = comparison["words"]
+    if comparison["deviation"] == 0 and ratio == 1:
+        return EQUAL, f"{quantity} equal in all {comparison['num_pairs']} seeds"
     within = _margin(comparison)
     if comparison["p_value_holm"] >= SIGNIFICANCE:
         if within:

@@ -311,6 +311,15 @@ def test_a_setting_may_have_no_effect_on_an_arm(tmp_path: pathlib.Path) -> None:
     assert row in page
 
 
+def test_what_is_equal_in_all_seeds_needs_no_difference(tmp_path: pathlib.Path) -> None:
+    arms = (
+        make_arm(tmp_path / "one", SPEEDS),
+        make_arm(tmp_path / "two", scaled(1.8), strategy="tower"),
+    )
+    assert compare(tmp_path, *arms) == 0
+    assert verdict_of(tmp_path, "peak_memory_mib") == "memory equal in all 5 seeds"
+
+
 def test_of_a_comparison_only_the_compared_runs_are_read(
     tmp_path: pathlib.Path,
 ) -> None:
