@@ -17,7 +17,11 @@ from trainers.config.comparison import ComparisonConfig
 from trainers.config.config import Config
 from trainers.config.groups import all_fields
 from trainers.config.prediction import PredictionConfig
-from trainers.config.program import changes_keras_fit
+from trainers.config.program import (
+    THE_PROGRAMS,
+    changes_keras_fit,
+    is_left_to_program,
+)
 from trainers.config.used_settings import check_used_by_one, unused
 
 KERAS = "keras"
@@ -104,6 +108,14 @@ def of_a_run(config: Config) -> Config:
     return config.replace(
         mode="train", run_dir=None, resume="never", verbose=False, **defaults
     )
+
+
+def settings_in_effect(config: Config) -> dict[str, Any]:
+    """Returns all settings by name, with words for those that a program decides."""
+    return {
+        name: THE_PROGRAMS if is_left_to_program(name, config) else value
+        for name, value in config.to_dict().items()
+    }
 
 
 def expand_update_modes(config: Config, shared: Config) -> tuple[Arm, ...]:

@@ -23,7 +23,7 @@ from strategies.common.strict_json import parse_json
 from strategies.common.text import as_argument
 from trainers.config.config import Config
 from trainers.config.groups import option
-from trainers.experiments.arms import Arm
+from trainers.experiments.arms import Arm, settings_in_effect
 from trainers.experiments.compare.schedule import Turn
 from trainers.run_dir.checkpoint_names import check_is_no_pattern
 
@@ -111,10 +111,13 @@ class ComparisonFolder:
         plan: dict[str, Any] = {
             "schema_version": 1,
             "first_seed": first_seed,
-            "arms": {arm.name: _settings(arm) for arm in arms},
+            "arms": {arm.name: settings_in_effect(arm.config) for arm in arms},
             "looks": [] if seeds is None else [list(seeds)],
             "tuning": tuning,
         }
+        for settings in plan["arms"].values():
+            # Each run sets its own; the plan has the first one.
+            del settings["seed"]
         try:
             check_writable(self.path, f"--run_dir={self.path}")
             check_is_no_pattern(self.path, f"--run_dir={self.path}")
@@ -180,6 +183,9 @@ class ComparisonFolder:
 
     def _check_continues(self, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         differences = []
+        if bool(was["looks"]) != bool(now["looks"]):
+            has = "runs that it starts" if now["looks"] else "--runs"
+            differences.append(has)
         if was["first_seed"] != now["first_seed"]:
             differences.append(f"--seed={now['first_seed']} (was {was['first_seed']})")
         if list(was["arms"]) != list(now["arms"]):
@@ -224,8 +230,3 @@ def _are_looks(looks: list[Any]) -> bool:
             return False
         planned = pair[1]
     return True
-
-
-def _settings(arm: Arm) -> dict[str, Any]:
-    # The seed differs between the runs of an arm; the plan has the first one.
-    return {k: v for k, v in arm.config.to_dict().items() if k != "seed"}

@@ -6,19 +6,27 @@ import collections
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument
 from trainers.config.config import Config
-from trainers.experiments.arms import Arm, check_name, check_names
+from trainers.config.program import is_left_to_program
+from trainers.experiments.arms import (
+    Arm,
+    check_name,
+    check_names,
+    settings_in_effect,
+)
 from trainers.experiments.compare.comparison_dir import NOT_COMPARED, PLAN
 from trainers.experiments.run_record import Run, read_run
 from trainers.run_dir.run_dir import RunDir
 
 # Settings that may differ between the runs of one arm.
 _NOT_OF_AN_ARM = {"seed": 0, "run_dir": None, "resume": "never", "verbose": False}
+# Runs with equal keys are one arm: its name, or an empty one, its settings, and the
+# names of those that a program decides, which a frozen `Config` does not compare.
+_Key = tuple[str, Config, frozenset[str]]
 
 
 def arms_and_runs(folders: Sequence[str]) -> tuple[list[Arm], list[Run]]:
@@ -28,20 +36,20 @@ def arms_and_runs(folders: Sequence[str]) -> tuple[list[Arm], list[Run]]:
       UsageError: A folder holds no run or a link, a config.json is damaged, an arm has
         two runs of one seed, or there is only one arm.
     """
-    found: dict[tuple[str, Config], list[tuple[int, pathlib.Path]]]
+    found: dict[_Key, list[tuple[int, pathlib.Path]]]
     found = collections.defaultdict(list)
     for text in folders:
         name, path = _named(text)
         for folder in _run_folders(path, text):
             folder.check_own()
             config = _with_decided_length(folder.read_config())
-            # Equal keys are one arm: `Config` is frozen and hashable.
-            key = (name, config.replace(**_NOT_OF_AN_ARM))
+            decided = filter(lambda n: is_left_to_program(n, config), config.to_dict())
+            key = (name, config.replace(**_NOT_OF_AN_ARM), frozenset(decided))
             found[key].append((config.run.seed, folder.path))
     names = _names(list(found))
     check_names(names)
     arms, runs = [], []
-    for name, ((_, config), seeds) in zip(names, found.items(), strict=True):
+    for name, ((_, config, _), seeds) in zip(names, found.items(), strict=True):
         arms.append(Arm(name=name, config=config))
         paths: dict[int, pathlib.Path] = {}
         for seed, path in sorted(seeds):
@@ -90,30 +98,19 @@ def _run_folders(path: pathlib.Path, text: str) -> list[RunDir]:
     return [RunDir(each) for each in sorted(inner)]
 
 
-def _names(keys: Sequence[tuple[str, Config]]) -> list[str]:
+def _names(keys: Sequence[_Key]) -> list[str]:
     """Returns the given names, or strategies with settings that distinguish arms."""
-    settings = [config.to_dict() for _, config in keys]
-    plain = [
-        name or own["strategy"] for (name, _), own in zip(keys, settings, strict=True)
-    ]
+    arms = [(name, settings_in_effect(config)) for name, config, _ in keys]
     names = []
-    for (given, _), own, name in zip(keys, settings, plain, strict=True):
-        rivals = [
-            other
-            for other, other_name in zip(settings, plain, strict=True)
-            if other_name == name
-        ]
+    for given, own in arms:
+        words = [given or own["strategy"]]
+        rivals = [other for name, other in arms if words == [name or other["strategy"]]]
         # A name from the user stays as it is, even if another arm has the same.
-        telling = [] if given else _distinguishing_settings(own, rivals)
-        names.append(" ".join([name, *telling]))
+        if not given:
+            words += [
+                f"{setting}={as_argument(value)}"
+                for setting, value in own.items()
+                if any(rival[setting] != value for rival in rivals)
+            ]
+        names.append(" ".join(words))
     return names
-
-
-def _distinguishing_settings(
-    own: Mapping[str, Any], rivals: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    return [
-        f"{setting}={as_argument(value)}"
-        for setting, value in own.items()
-        if any(rival.get(setting) != value for rival in rivals)
-    ]

@@ -320,6 +320,43 @@ def test_what_is_equal_in_all_seeds_needs_no_difference(tmp_path: pathlib.Path) 
     assert verdict_of(tmp_path, "peak_memory_mib") == "memory equal in all 5 seeds"
 
 
+def test_what_a_program_decides_is_not_what_is_given(
+    tmp_path: pathlib.Path,
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("")
+    for name, given in (("its", []), ("given", ["learning_rate"])):
+        make_arm(tmp_path / name, SPEEDS, script=str(program))
+        for path in (tmp_path / name).glob("*/config.json"):
+            settings = json.loads(path.read_text("utf-8"))
+            settings["given"] = ["script", *given]
+            path.write_text(json.dumps(settings), "utf-8")
+    assert compare(tmp_path, str(tmp_path / "its"), str(tmp_path / "given")) == 0
+    its, given_arm = (arm["name"] for arm in concluded(tmp_path)["arms"])
+    assert its == "one_device learning_rate=the program's"
+    assert given_arm == "one_device learning_rate=0.001"
+
+
+def test_finished_runs_do_not_replace_the_plan_of_a_comparison(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = (
+        make_arm(tmp_path / "one", SPEEDS),
+        make_arm(tmp_path / "two", SPEEDS, strategy="tower"),
+    )
+    (tmp_path / "first").mkdir()
+    assert compare(tmp_path / "first", *arms) == 0
+    plan = json.loads((tmp_path / "first" / "out" / "plan.json").read_text("utf-8"))
+    # As a comparison that runs its arms writes it.
+    plan["looks"] = [[5, 5]]
+    path = tmp_path / "out" / "plan.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(plan), "utf-8")
+    assert compare(tmp_path, *arms) == 2
+    assert "holds another comparison, without --runs" in capsys.readouterr().err
+    assert json.loads(path.read_text("utf-8")) == plan
+
+
 def test_of_a_comparison_only_the_compared_runs_are_read(
     tmp_path: pathlib.Path,
 ) -> None:

@@ -1,0 +1,30 @@
+"""The plan of a comparison: which commands continue it."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from trainers.cli import flags
+from trainers.experiments.arms import arms_of
+from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.main import main
+
+
+def test_a_given_default_does_not_continue_what_the_program_decided(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("")
+    folder = tmp_path / "out"
+    words = (
+        *("trainers", "--mode=compare", f"--script={program}"),
+        *("--strategies=mirrored", "--seeds=1", f"--run_dir={folder}"),
+    )
+    arms = arms_of(flags.parse(words))
+    ComparisonFolder(str(folder)).begin(arms, 0, (1, 1))
+    # The default, which is perhaps not the batch of the program.
+    assert main([*words, "--global_batch_size=64"]) == 2
+    refusal = capsys.readouterr().err
+    assert "--global_batch_size=64 of keras (was the program's)" in refusal
