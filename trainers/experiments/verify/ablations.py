@@ -42,17 +42,25 @@ def features_in_use(
       examples: Number of examples of every global batch.
       num_replicas: Number of replicas of the run.
     """
+    strategy, off = config.strategy, config.model.disable_layers or ()
+    # Keras names the layer state of batch normalization moving_mean and
+    # moving_variance.
+    has_statistics = any("moving_" in name for name in step.layer_state)
     found = [
-        _clipping(config),
-        _dropout(config, step),
-        _batch_normalization(config, step),
-        _mixed_precision(config),
-        _xla(config),
-        _micro_batches(config),
-        _uneven_batch(config, examples, num_replicas),
-        _narrow_reduction(config),
+        (_CLIPPING, config.optimizer.clip_global_norm is not None),
+        # The model may be the user's, with random layers that no setting shows.
+        (_dropout(config), bool(step.random_layers) and "dropout" not in off),
+        (_BATCH_NORMALIZATION, has_statistics and "batch_normalization" not in off),
+        (_MIXED_PRECISION, config.model.dtype.startswith("mixed")),
+        (_XLA, config.model.jit_compile == "on"),
+        (_MICRO_BATCHES, strategy.gradient_accumulation_steps > 1),
+        (
+            _uneven_batches(config, num_replicas),
+            any(n % num_replicas for n in examples),
+        ),
+        (_narrow_reduction(config), strategy.all_reduce_dtype != "as_is"),
     ]
-    return [feature for feature in found if feature is not None]
+    return [feature for feature, is_in_use in found if is_in_use]
 
 
 def rounding(config: Config) -> Feature | None:
@@ -70,38 +78,50 @@ def rounding(config: Config) -> Feature | None:
     )
 
 
-def _clipping(config: Config) -> Feature | None:
-    if config.optimizer.clip_global_norm is None:
-        return None
-    return Feature(
-        name="clipping",
-        settings={"clip_global_norm": None},
-        explanation="gradients have to be clipped once, after the sum over replicas; "
-        "before it each replica's part is bounded instead of their sum",
+_CLIPPING = Feature(
+    name="clipping",
+    settings={"clip_global_norm": None},
+    explanation="gradients have to be clipped once, after the sum over replicas; "
+    "before it each replica's part is bounded instead of their sum",
+)
+_BATCH_NORMALIZATION = Feature(
+    name="batch normalization",
+    settings={"disable_layers": ("batch_normalization",)},
+    explanation="every replica normalizes its own rows of the global batch, and "
+    "each micro-batch by itself, so that several rightly differ from one",
+)
+_MIXED_PRECISION = Feature(
+    name="mixed precision",
+    settings={"dtype": "float32"},
+    explanation="every replica rounds its gradient to 16 bits before the sum",
+)
+_XLA = Feature(
+    name="XLA",
+    settings={"jit_compile": "off"},
+    explanation="the compiler computes something else for one of the two",
+)
+_MICRO_BATCHES = Feature(
+    name="micro-batches",
+    settings={"gradient_accumulation_steps": 1},
+    explanation="their gradients have to be added up, each in proportion to its "
+    "examples, before anything else is done with them",
+)
+
+
+def _dropout(config: Config) -> Feature:
+    strategy = config.strategy
+    has_parts = strategy.gradient_accumulation_steps > 1
+    has_parts = has_parts or strategy.traits.is_model_parallel
+    parts = "replica and micro-batch" if has_parts else "replica"
+    explanation = (
+        f"masks depend on which {parts} an example falls to, so that several replicas "
+        "rightly differ from one: add --set=model.replayable_random_numbers=true"
     )
-
-
-def _dropout(config: Config, step: RecordedStep) -> Feature | None:
-    # The model may be the user's, with random layers that no setting shows.
-    if not step.random_layers or _is_off(config, "dropout"):
-        return None
     if config.model.replayable_random_numbers:
         explanation = (
             "the masks are not those of the same examples, as where data come in "
             "another order or rows are no examples; otherwise they depend on seed, "
             "step and example alone"
-        )
-    else:
-        strategy = config.strategy
-        in_parts = (
-            strategy.gradient_accumulation_steps > 1
-            or strategy.traits.is_model_parallel
-        )
-        parts = "replica and micro-batch" if in_parts else "replica"
-        explanation = (
-            f"masks depend on which {parts} an example falls to, so that several "
-            "replicas rightly differ from one: add "
-            "--set=model.replayable_random_numbers=true"
         )
     return Feature(
         name="dropout",
@@ -110,84 +130,24 @@ def _dropout(config: Config, step: RecordedStep) -> Feature | None:
     )
 
 
-def _batch_normalization(config: Config, step: RecordedStep) -> Feature | None:
-    if _is_off(config, "batch_normalization"):
-        return None
-    # Keras names the layer state of batch normalization moving_mean and
-    # moving_variance.
-    if not any("moving_" in name for name in step.layer_state):
-        return None
-    return Feature(
-        name="batch normalization",
-        settings={"disable_layers": ("batch_normalization",)},
-        explanation="every replica normalizes its own rows of the global batch, and "
-        "each micro-batch by itself, so that several rightly differ from one",
-    )
-
-
-def _mixed_precision(config: Config) -> Feature | None:
-    if not config.model.dtype.startswith("mixed"):
-        return None
-    return Feature(
-        name="mixed precision",
-        settings={"dtype": "float32"},
-        # bfloat16 has 8 significant bits.
-        explanation="every replica rounds its gradient to 8 bits before the sum",
-    )
-
-
-def _xla(config: Config) -> Feature | None:
-    if config.model.jit_compile != "on":
-        return None
-    return Feature(
-        name="XLA",
-        settings={"jit_compile": "off"},
-        explanation="the compiler computes something else for one of the two",
-    )
-
-
-def _micro_batches(config: Config) -> Feature | None:
-    if config.strategy.gradient_accumulation_steps == 1:
-        return None
-    return Feature(
-        name="micro-batches",
-        settings={"gradient_accumulation_steps": 1},
-        explanation="their gradients have to be added up, each in proportion to its "
-        "examples, before anything else is done with them",
-    )
-
-
-def _uneven_batch(
-    config: Config, examples: Sequence[int], num_replicas: int
-) -> Feature | None:
-    if all(count % num_replicas == 0 for count in examples):
-        return None
-    size = config.length.global_batch_size
+def _uneven_batches(config: Config, num_replicas: int) -> Feature:
+    # The next smaller multiple of the number of replicas.
+    size = max(config.length.global_batch_size // num_replicas, 1) * num_replicas
     return Feature(
         name="uneven batches",
-        settings={
-            "drop_last_batch": True,
-            # The next smaller multiple of the number of replicas.
-            "global_batch_size": max(size // num_replicas, 1) * num_replicas,
-        },
+        settings={"drop_last_batch": True, "global_batch_size": size},
         explanation="replicas with fewer examples count for more than their part: "
         "the sum has to be divided by the examples of the global batch, and means over "
         "replicas are not to be averaged",
     )
 
 
-def _narrow_reduction(config: Config) -> Feature | None:
-    if config.strategy.all_reduce_dtype == "as_is":
-        return None
+def _narrow_reduction(config: Config) -> Feature:
     return Feature(
         name=f"--all_reduce_dtype={config.strategy.all_reduce_dtype}",
         settings={"all_reduce_dtype": "as_is"},
         explanation="gradients are rounded on the wire, as was asked for",
     )
-
-
-def _is_off(config: Config, kind: str) -> bool:
-    return kind in (config.model.disable_layers or ())
 
 
 def switched_off(config: Config, features: Sequence[Feature], num_steps: int) -> Config:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from strategies.common.text import table_lines
@@ -14,11 +14,7 @@ from trainers.experiments.verify.diagnosis import Cause
 from trainers.experiments.verify.differences import Difference
 from trainers.experiments.verify.keras_arm import NAME, KerasFinding
 from trainers.experiments.verify.tolerance import in_words, tolerance
-from trainers.experiments.verify.verdict import (
-    Judgement,
-    ToleranceViolation,
-    Verdict,
-)
+from trainers.experiments.verify.verdict import Judgement, ToleranceViolation, Verdict
 
 SCHEMA_VERSION = 1
 
@@ -77,40 +73,32 @@ def explanations(
     """Returns the remarks on each verdict, with the name of the strategy."""
     lines = [(NAME, words) for words in keras.explanations()] if keras else []
     for finding in findings:
-        name = finding.arm.name
-        passing = finding.judgement.first_passing if finding.judgement else None
-        if passing is not None:
-            lines.append(
-                (
-                    name,
-                    f"differs first at {passing.in_words()}: "
-                    f"{passing.difference.relative:.1e}, tolerance "
-                    f"{passing.tolerance:.1e}",
-                )
-            )
-        by_rounding = finding.judgement.by_rounding if finding.judgement else None
-        if by_rounding is not None:
-            lines.append(
-                (
-                    name,
-                    f"{by_rounding.in_words()}: {by_rounding.difference.relative:.1e} "
-                    f"exceeds the tolerance {by_rounding.tolerance:.1e} by rounding "
-                    "alone: the reference differs so from itself if its initial "
-                    "weights change in their last bit",
-                )
-            )
-        if finding.cause is not None:
-            lines += [(name, remark) for remark in finding.cause.remarks]
-            lines += [
-                (name, f"without {test.without}: {test.outcome}")
-                for test in finding.cause.tests
-            ]
-            lines.append((name, f"likely cause: {finding.cause.likely}"))
-        if finding.verdict is Verdict.FAILED:
-            lines.append((name, f"failed: {finding.recorded.run.reason}"))
-        if finding.verdict is Verdict.NOT_COMPARABLE:
-            lines.append((name, _why_not_comparable(finding)))
+        lines += [(finding.arm.name, words) for words in _remarks(finding)]
     return lines
+
+
+def _remarks(finding: Finding) -> Iterator[str]:
+    if finding.judgement and (passing := finding.judgement.first_passing):
+        yield (
+            f"differs first at {passing.in_words()}: "
+            f"{passing.difference.relative:.1e}, tolerance {passing.tolerance:.1e}"
+        )
+    if finding.judgement and (by_rounding := finding.judgement.by_rounding):
+        yield (
+            f"{by_rounding.in_words()}: {by_rounding.difference.relative:.1e} exceeds "
+            f"the tolerance {by_rounding.tolerance:.1e} by rounding alone: the "
+            "reference differs so from itself if its initial weights change in their "
+            "last bit"
+        )
+    if finding.cause is not None:
+        yield from finding.cause.remarks
+        for test in finding.cause.tests:
+            yield f"without {test.without}: {test.outcome}"
+        yield f"likely cause: {finding.cause.likely}"
+    if finding.verdict is Verdict.FAILED:
+        yield f"failed: {finding.recorded.run.reason}"
+    if finding.verdict is Verdict.NOT_COMPARABLE:
+        yield _why_not_comparable(finding)
 
 
 def content(
@@ -157,7 +145,7 @@ def _entry(finding: Finding) -> dict[str, Any]:
         "verdict": finding.verdict.value,
         "largest_relative_difference": None
         if judgement is None
-        else {name: _as_json(found) for name, found in judgement.largest.items()},
+        else {n: dataclasses.asdict(found) for n, found in judgement.largest.items()},
         "first_beyond_tolerance": _violation(
             judgement.first_passing if judgement else None
         ),
@@ -177,13 +165,9 @@ def _violation(violation: ToleranceViolation | None) -> dict[str, Any] | None:
     return {
         "step": violation.step,
         "quantity": violation.quantity,
-        **_as_json(violation.difference),
+        **dataclasses.asdict(violation.difference),
         "tolerance": violation.tolerance,
     }
-
-
-def _as_json(difference: Difference) -> dict[str, Any]:
-    return dataclasses.asdict(difference)
 
 
 def _shown(difference: Difference | None) -> str:
@@ -194,42 +178,39 @@ def _shown(difference: Difference | None) -> str:
 
 
 def _why_not_comparable(finding: Finding) -> str:
-    strategy = finding.arm.config.strategy
+    config = finding.arm.config
+    strategy = config.strategy
     # The most specific reason first; several can hold for one strategy.
     if strategy.gradient_reduction == "sum":
-        return (
+        why = (
             "--set=strategy.gradient_reduction=sum takes the sum of the replicas' "
-            "gradients for their mean: it is another training, by intention"
+            "gradients for their mean"
         )
-    if strategy.averaged == "parameters":
-        return (
+    elif strategy.averaged == "parameters":
+        why = (
             "replicas change copies of the weights of their own between two averages "
-            f"(--sync_every_steps={strategy.steps_between_averages}): it is another "
-            "training, by intention"
+            f"(--sync_every_steps={strategy.steps_between_averages})"
         )
-    if strategy.compression is not None:
-        return (
+    elif strategy.compression is not None:
+        why = (
             f"--gradient_compression={strategy.gradient_compression} sums "
-            "approximations of gradients: it is another training, by intention"
+            "approximations of gradients"
         )
-    if strategy.is_synchronous and finding.arm.config.data.sharding == "file":
-        return (
-            "--sharding=file gives every process files "
-            "of its own, so that its global batches hold other examples: it is another "
-            "training, by intention"
+    elif not strategy.is_synchronous:
+        return _how_stale(finding.recorded.run.result.get("staleness") or {})
+    elif config.data.sharding == "file":
+        why = (
+            "--sharding=file gives every process files of its own, so that its global "
+            "batches hold other examples"
         )
-    if strategy.is_synchronous and not strategy.backup_workers:
-        return (
-            f"--strategy={strategy.strategy} declares matches_one_device=False: it is "
-            "another training, by intention"
-        )
-    if strategy.is_synchronous:
-        return (
-            f"--backup_workers={strategy.backup_workers} leaves gradients out: it is "
-            "another training, by intention"
-        )
-    # Only asynchronous strategies with several replicas are left.
-    staleness: Mapping[str, Any] = finding.recorded.run.result.get("staleness") or {}
+    elif strategy.backup_workers:
+        why = f"--backup_workers={strategy.backup_workers} leaves gradients out"
+    else:
+        why = f"--strategy={strategy.strategy} declares matches_one_device=False"
+    return f"{why}: it is another training, by intention"
+
+
+def _how_stale(staleness: Mapping[str, Any]) -> str:
     figures = ", ".join(
         f"{name} {staleness[name]:g}"
         for name in ("mean", "p95", "max")
