@@ -30,6 +30,7 @@ from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
+from trainers.experiments.command import measure_run
 from trainers.experiments.predict import experiments, links
 from trainers.experiments.predict.compute_model import Compute, Measurement
 from trainers.experiments.predict.content import content_of_an_arm
@@ -37,7 +38,7 @@ from trainers.experiments.predict.experiments import Experiment
 from trainers.experiments.predict.fitting import Fitted, executed_with_links, fit
 from trainers.experiments.predict.fitting import measured as measurement_of
 from trainers.experiments.run_record import read_run
-from trainers.experiments.runner import Executed, measure_run
+from trainers.experiments.runner import Executed
 from trainers.run_dir.step_recording import Recording
 
 RECORD = RESULTS / "growth.json"

@@ -13,8 +13,8 @@ import pytest
 from strategies.processes.parent import LAUNCHER_PID
 from strategies.processes.starter import ProcessStarter
 from trainers.config.config import Config
+from trainers.experiments.command import measure_run
 from trainers.experiments.measurement import measure, started
-from trainers.experiments.runner import measure_run
 
 COLD = ProcessStarter()
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")

@@ -21,7 +21,7 @@ class ExperimentDir:
         """Takes --run_dir, or chooses a name with the mode and the time."""
         self.path = pathlib.Path(path) if path else new_folder(mode)
         self.result = self.path / f"{mode}.json"
-        self._mode = mode
+        self.mode = mode
         self._runs = self.path / "runs"
         self._logs = self.path / "logs"
         self._lock = FolderLock(self.path)
@@ -44,7 +44,7 @@ class ExperimentDir:
             if self.path.exists() and any(self.path.iterdir()):
                 raise UsageError(
                     f"--run_dir={self.path} is not empty: choose a new or empty folder "
-                    f"for --mode={self._mode}."
+                    f"for --mode={self.mode}."
                 )
             # Creates the folder too, which the lock needs.
             self._logs.mkdir(parents=True)

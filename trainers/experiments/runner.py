@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pathlib
-import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 from strategies.common.console import Console
-from strategies.common.errors import ExitCode, StopRequested
+from strategies.common.errors import ExitCode, StopRequested, UsageError
 from strategies.devices.gpu import visible_gpus
 from strategies.processes.starter import ProcessStarter
-from trainers.cli import flags
-from trainers.cli.tensorflow_setup import variables_of_import
 from trainers.config.config import Config
 from trainers.config.model import DTYPES
+from trainers.experiments.command import environment_of, measure_run
 from trainers.experiments.experiment_dir import ExperimentDir
-from trainers.experiments.measurement import Measured, measure
 from trainers.experiments.run_record import Run, read_run
 from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.run_dir.run_dir import RunDir
@@ -103,7 +98,7 @@ class Execution:
         """
         for _, config in runs:
             # Here and not in a thread, with which a template would end.
-            self._starter.prepare(_environment_of(config))
+            self._starter.prepare(environment_of(config))
         running: list[str] = []
         are_programs = any(config.model.script is not None for _, config in runs)
         at_a_time = 1 if are_programs else _runs_at_a_time()
@@ -165,18 +160,24 @@ def with_runs(
     folder: ExperimentDir,
     console: Console,
     starter: ProcessStarter,
+    words: str,
     work: Callable[[Execution], ExitCode],
-    what: str,
 ) -> ExitCode:
-    """Calls a function that needs short runs, until it returns or a signal arrives.
+    """Begins an experiment, and calls a function that needs its short runs.
 
     Args:
-      folder: Folder of the experiment, after `begin`.
+      folder: Folder of the experiment.
       console: Console that reports each run.
       starter: What starts the process of each run; closed at the end.
-      work: Function that executes the runs.
-      what: Name of the experiment in messages, such as "a verification".
+      words: Description of the experiment to print.
+      work: Function that executes the runs, until it returns or a signal arrives.
+
+    Raises:
+      UsageError: The folder cannot be used.
     """
+    folder.begin()
+    console.item(folder.mode, words)
+    console.item("output", folder.path)
     try:
         with starter, PreemptionSignals() as signals:
             return work(
@@ -189,66 +190,37 @@ def with_runs(
                 )
             )
     except StopRequested as stop:
-        console.fail(f"stopped: {what} is not continued, but begun again.")
+        console.fail(
+            f"stopped: --mode={folder.mode} is not continued, but begun again."
+        )
         return stop.exit_code
 
 
-def command_again(config: Config, run_dir: pathlib.Path | None = None) -> str:
-    """Returns a shell command that repeats an experiment.
+def end_after(
+    failed: Executed, name: str, folder: ExperimentDir, console: Console
+) -> ExitCode:
+    """Ends an experiment, because a run that it needs has failed.
 
     Args:
-      config: Configuration of the experiment.
-      run_dir: Folder to continue in; None for another one.
-    """
-    words = flags.arguments_of(config.replace(run_dir=run_dir and str(run_dir)))
-    strategy = f"--strategy={config.strategy.strategy}"
-    # --strategies names it too. The first word is meant: a program's arguments follow.
-    if config.comparison.strategies and strategy in words:
-        words.remove(strategy)
-    return shlex.join(["python", "-m", "trainers.main", *words])
-
-
-def begin_starts(configs: Sequence[Config], starter: ProcessStarter) -> None:
-    """Begins what the first runs wait for, and does not wait for it.
-
-    Args:
-      configs: Configurations of the runs.
-      starter: Starter of their processes.
-    """
-    for config in configs:
-        starter.begin(_environment_of(config))
-
-
-def measure_run(
-    config: Config,
-    log: pathlib.Path,
-    stop_requested: Callable[[], bool],
-    starter: ProcessStarter,
-) -> Measured | None:
-    """Runs a training to its end, and writes its measurements to the run folder.
-
-    Args:
-      config: Configuration of the run, with its folder.
-      log: File for what the run prints.
-      stop_requested: Function that returns whether to stop the run.
-      starter: What starts the process of the run.
+      failed: Run that failed.
+      name: Name of the run to print.
+      folder: Folder of the experiment.
+      console: Output of the process.
 
     Returns:
-      Measurements; None if the run was asked to stop.
+      Exit code of the run.
+
+    Raises:
+      UsageError: The run rejects the settings.
     """
-    environment = _environment_of(config)
-    measured = measure(command_line(config), log, stop_requested, environment, starter)
-    if measured is not None:
-        folder = pathlib.Path(config.run.run_dir or "")
-        # A command that ended before its run began has left no folder.
-        folder.mkdir(parents=True, exist_ok=True)
-        measured.write(folder)
-    return measured
-
-
-def _environment_of(config: Config) -> dict[str, str]:
-    """Returns the environment variables of the process of a run."""
-    return {**variables_of_import(config), **os.environ}
+    if failed.exit_code == ExitCode.USAGE:
+        # A rejected command leaves no folder.
+        folder.take_back()
+        raise UsageError(failed.run.reason)
+    console.fail(f"{name} {failed.run.status}: {failed.run.reason}")
+    # A negative one is the signal that has killed the run.
+    is_known = failed.exit_code in [code for code in ExitCode if code]
+    return ExitCode(failed.exit_code) if is_known else ExitCode.BUG
 
 
 def _runs_at_a_time() -> int:
@@ -258,8 +230,3 @@ def _runs_at_a_time() -> int:
         return 1
     fit_in_memory = psutil.virtual_memory().available // _MEMORY_OF_A_RUN
     return max(min(os.cpu_count() or 1, fit_in_memory, _MOST_RUNS_AT_A_TIME), 1)
-
-
-def command_line(config: Config) -> list[str]:
-    """Returns the command line of a process that runs a configuration."""
-    return [sys.executable, "-m", "trainers.main", *flags.arguments_of(config)]

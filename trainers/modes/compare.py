@@ -17,6 +17,7 @@ from strategies.common.errors import ExitCode, StopRequested
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm, arms_of
+from trainers.experiments.command import command_again, environment_of
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.compare.controlled_settings import (
     check_beginnings,
@@ -30,7 +31,6 @@ from trainers.experiments.compare.schedule import Turn
 from trainers.experiments.compare.sequential import Look
 from trainers.experiments.compare.stages import Ended, run_stages
 from trainers.experiments.run_record import Run, commits_of, machines_of
-from trainers.experiments.runner import begin_starts, command_again
 from trainers.experiments.tune.report_part import (
     content_of,
     plan_in_words,
@@ -140,7 +140,8 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
     with starter_of(config) as starter, PreemptionSignals() as signals:
         # A comparison that is continued may have no runs left.
         if not begun.is_continued:
-            begin_starts([arm.config for arm in arms], starter)
+            for arm in arms:
+                starter.begin(environment_of(arm.config))
         # While a template imports TensorFlow, which leaves a core to this process.
         for name in _IMPORTED_BY_A_REPORT:
             importlib.import_module(name)

@@ -10,9 +10,10 @@ from strategies.common.errors import ExitCode, UsageError
 from strategies.common.files import write_atomically, write_json
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
+from trainers.experiments.command import command_again
 from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.run_record import errors_after_training
-from trainers.experiments.runner import Executed, Execution, command_again, with_runs
+from trainers.experiments.runner import Executed, Execution, end_after, with_runs
 
 # Enough for shares within a few percent of each other, in some seconds.
 _DEFAULT_TRAIN_STEPS = 400
@@ -37,15 +38,12 @@ def explain(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     run = config.replace(mode="train", run_dir=None, step_phases=True)
     if run.length.train_steps is None and run.length.epochs is None:
         run = run.replace(train_steps=_DEFAULT_TRAIN_STEPS)
-    folder.begin()
-    console.item("explain", f"{run.strategy.strategy}, {run.model.name}")
-    console.item("output", folder.path)
     return with_runs(
         folder,
         console,
         starter_of(run),
+        f"{run.strategy.strategy}, {run.model.name}",
         lambda execution: _explain(config, run, folder, execution, console),
-        "an explanation",
     )
 
 
@@ -58,13 +56,7 @@ def _explain(
 ) -> ExitCode:
     executed = execution.run(run.strategy.strategy, run)
     if not executed.run.has_trained:
-        if executed.exit_code == ExitCode.USAGE:
-            # A rejected command leaves no folder.
-            folder.take_back()
-            raise UsageError(executed.run.reason)
-        console.fail(f"the run {executed.run.status}: {executed.run.reason}")
-        diverged = executed.run.status == "diverged"
-        return ExitCode.DIVERGED if diverged else ExitCode.BUG
+        return end_after(executed, "the run", folder, console)
     # Imported late: NumPy and jinja2 would delay an error message.
     from trainers.experiments.explain.breakdown import read_breakdown
     from trainers.experiments.explain.causes import Facts

@@ -12,6 +12,7 @@ from strategies.common.files import write_json
 from strategies.devices.gpu import visible_gpus
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
+from trainers.experiments.command import command_again
 from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.predict.experiments import (
     Experiment,
@@ -25,7 +26,7 @@ from trainers.experiments.predict.links import (
     is_over_links_too,
     obstacle_to_links,
 )
-from trainers.experiments.runner import Executed, Execution, command_again, with_runs
+from trainers.experiments.runner import Executed, Execution, end_after, with_runs
 
 
 def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
@@ -37,7 +38,7 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
       console: Output of the process.
 
     Returns:
-      DONE, or BUG if a run failed.
+      DONE, or the exit code of a run that failed.
 
     Raises:
       UsageError: This process or a run rejects the settings.
@@ -63,22 +64,18 @@ def predict(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     num_runs = len(experiments)
     if obstacle is None:
         num_runs += len(repeated) * len(BANDWIDTHS_MBIT)
-    folder.begin()
-    console.item("predict", f"{_in_words(config)}; {num_runs} short runs")
-    if obstacle is not None:
-        console.warn(
-            f"no network is emulated, bytes on the wire are not measured: {obstacle}"
-        )
-    console.item("output", folder.path)
-    return with_runs(
-        folder,
-        console,
-        starter_of(config),
-        lambda execution: _predict(
-            config, folder, experiments, execution, console, obstacle is None
-        ),
-        "a prediction",
-    )
+
+    def work(execution: Execution) -> ExitCode:
+        if obstacle is not None:
+            console.warn(
+                "no network is emulated, bytes on the wire are not measured: "
+                f"{obstacle}"
+            )
+        has_links = obstacle is None
+        return _predict(config, folder, experiments, execution, console, has_links)
+
+    words = f"{_in_words(config)}; {num_runs} short runs"
+    return with_runs(folder, console, starter_of(config), words, work)
 
 
 def _predict(
@@ -97,7 +94,7 @@ def _predict(
         experiments, has_links, lambda each: execution.run(each.name, each.config)
     ):
         if not executed.run.has_trained:
-            return _refuse(executed, folder, console)
+            return end_after(executed, executed.run.arm, folder, console)
         runs.append((experiment, executed))
     _report(config, folder, runs, console)
     return ExitCode.DONE
@@ -113,15 +110,6 @@ def _in_words(config: Config) -> str:
         f"{network.gigabits_per_second:g} Gbit/s, "
         f"{1e6 * network.seconds_per_message:g} us a message"
     )
-
-
-def _refuse(failed: Executed, folder: ExperimentDir, console: Console) -> ExitCode:
-    if failed.exit_code == ExitCode.USAGE:
-        # A rejected command leaves no folder.
-        folder.take_back()
-        raise UsageError(failed.run.reason)
-    console.fail(f"{failed.run.arm} {failed.run.status}: {failed.run.reason}")
-    return ExitCode.BUG
 
 
 def _report(

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
-from strategies.common.errors import ExitCode, UsageError
+from strategies.common.errors import ExitCode
 from strategies.common.files import write_json
 from trainers.cli.warm_start import starter_of
 from trainers.config.config import Config
 from trainers.experiments.arms import Arm
+from trainers.experiments.command import command_again
 from trainers.experiments.experiment_dir import ExperimentDir
 from trainers.experiments.run_record import errors_after_training
-from trainers.experiments.runner import Executed, Execution, command_again, with_runs
+from trainers.experiments.runner import Executed, Execution, end_after, with_runs
 from trainers.experiments.verify.arms import is_comparable, reference_of, subjects_of
 from trainers.experiments.verify.diagnosis import find_cause
 from trainers.experiments.verify.keras_arm import KerasFinding, judge_keras
@@ -32,8 +33,8 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
 
     Returns:
       DONE if Keras and every strategy that can be compared are identical or
-      equivalent, DIFFERENT if one is not, BUG if one failed, and DIVERGED if one device
-      did not get to the end.
+      equivalent, DIFFERENT if one is not, BUG if one failed, and the exit code of the
+      run on one device if that failed.
 
     Raises:
       UsageError: This process or the run on one device rejects the settings.
@@ -41,17 +42,14 @@ def verify(config: Config, cluster: Cluster, console: Console) -> ExitCode:
     del cluster
     folder = ExperimentDir(config.run.run_dir, "verify")
     reference_arm, arms = reference_of(config), subjects_of(config)
-    folder.begin()
-    console.item("verify", ", ".join(arm.name for arm in arms))
-    console.item("output", folder.path)
     return with_runs(
         folder,
         console,
         starter_of(config),
+        ", ".join(arm.name for arm in arms),
         lambda execution: _verify(
             config, folder, reference_arm, arms, execution, console
         ),
-        "a verification",
     )
 
 
@@ -70,7 +68,8 @@ def _verify(
         runs.append((f"{arm.name}{again}", arm.config))
     reference, *recorded = execution.run_all(runs)
     if not reference.run.has_trained:
-        return _refuse(reference, folder, console)
+        name = f"{reference.run.arm}, which all are compared with,"
+        return end_after(reference, name, folder, console)
     is_keras = reference.config.model.keras_fit
     keras = None if is_keras else judge_keras(reference)
     findings = [
@@ -114,24 +113,6 @@ def _find(
         judgement=judgement,
         cause=cause,
     )
-
-
-def _refuse(reference: Executed, folder: ExperimentDir, console: Console) -> ExitCode:
-    """Ends the verification, because the reference run failed.
-
-    Raises:
-      UsageError: The reference run rejects the settings.
-    """
-    name, reason = reference.run.arm, reference.run.reason
-    if reference.exit_code == ExitCode.USAGE:
-        # A rejected command leaves no folder.
-        folder.take_back()
-        raise UsageError(reason)
-    console.fail(
-        f"{name}, which all are compared with, {reference.run.status}: {reason}"
-    )
-    has_diverged = reference.run.status == "diverged"
-    return ExitCode.DIVERGED if has_diverged else ExitCode.BUG
 
 
 def _exit_code(keras: KerasFinding | None, findings: Sequence[Finding]) -> ExitCode:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from strategies.common.errors import ExitCode
 from strategies.processes.starter import ProcessStarter
 from trainers.config.config import Config
+from trainers.experiments.command import command_line, measure_run
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.compare.schedule import Turn
 from trainers.experiments.run_record import Run, read_run
-from trainers.experiments.runner import command_line, measure_run
 
 Begun = Callable[[Turn], None]
 Ended = Callable[[Turn, Run | None], None]

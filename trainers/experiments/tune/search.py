@@ -15,8 +15,8 @@ from strategies.processes.starter import ProcessStarter
 from trainers.config.config import Config
 from trainers.config.groups import option
 from trainers.experiments.arms import Arm
+from trainers.experiments.command import measure_run
 from trainers.experiments.run_record import Run, read_run
-from trainers.experiments.runner import measure_run
 from trainers.experiments.tune.halving import Trial, halve, value_for_all, with_given
 from trainers.experiments.tune.tuning import Tuning
 

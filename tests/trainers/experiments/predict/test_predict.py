@@ -107,6 +107,16 @@ def test_a_keras_program_is_predicted(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_run_that_diverges_ends_with_its_exit_code(tmp_path: pathlib.Path) -> None:
+    done = processes.run(
+        *("--mode=predict", "--strategies=mirrored", *SMALL),
+        *("--optimizer=sgd", "--learning_rate=1e38", f"--run_dir={tmp_path / 'out'}"),
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "one_device-1-of-8 diverged: " in done.stderr
+
+
+@pytest.mark.slow
 def test_a_run_that_is_refused_leaves_nothing(tmp_path: pathlib.Path) -> None:
     """The archive is missing, which only a run finds out."""
     folder = tmp_path / "predicted"

@@ -29,10 +29,10 @@ from tests.trainers.reporting.tracking.offline_wandb import sessions_below
 from trainers.cli import flags
 from trainers.config.config import Config
 from trainers.experiments.arms import arms_of
+from trainers.experiments.command import command_line
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.compare.execution import config_of
 from trainers.experiments.compare.schedule import schedule
-from trainers.experiments.runner import command_line
 from trainers.reporting.tracking.base import TrackedRun, figures_of, git_commit
 from trainers.reporting.tracking.mlflow import MLflow
 

@@ -1,0 +1,67 @@
+"""The command of one run, and its process."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shlex
+import sys
+from collections.abc import Callable
+
+from strategies.processes.starter import ProcessStarter
+from trainers.cli import flags
+from trainers.cli.tensorflow_setup import variables_of_import
+from trainers.config.config import Config
+from trainers.experiments.measurement import Measured, measure
+
+
+def command_line(config: Config) -> list[str]:
+    """Returns the command line of a process that runs a configuration."""
+    return [sys.executable, "-m", "trainers.main", *flags.arguments_of(config)]
+
+
+def command_again(config: Config, run_dir: pathlib.Path | None = None) -> str:
+    """Returns a shell command that repeats an experiment.
+
+    Args:
+      config: Configuration of the experiment.
+      run_dir: Folder to continue in; None for another one.
+    """
+    words = flags.arguments_of(config.replace(run_dir=run_dir and str(run_dir)))
+    strategy = f"--strategy={config.strategy.strategy}"
+    # --strategies names it too. The first word is meant: a program's arguments follow.
+    if config.comparison.strategies and strategy in words:
+        words.remove(strategy)
+    return shlex.join(["python", "-m", "trainers.main", *words])
+
+
+def environment_of(config: Config) -> dict[str, str]:
+    """Returns the environment variables of the process of a run."""
+    return {**variables_of_import(config), **os.environ}
+
+
+def measure_run(
+    config: Config,
+    log: pathlib.Path,
+    stop_requested: Callable[[], bool],
+    starter: ProcessStarter,
+) -> Measured | None:
+    """Runs a training to its end, and writes its measurements to the run folder.
+
+    Args:
+      config: Configuration of the run, with its folder.
+      log: File for what the run prints.
+      stop_requested: Function that returns whether to stop the run.
+      starter: What starts the process of the run.
+
+    Returns:
+      Measurements; None if the run was asked to stop.
+    """
+    environment = environment_of(config)
+    measured = measure(command_line(config), log, stop_requested, environment, starter)
+    if measured is not None:
+        folder = pathlib.Path(config.run.run_dir or "")
+        # A command that ended before its run began has left no folder.
+        folder.mkdir(parents=True, exist_ok=True)
+        measured.write(folder)
+    return measured
