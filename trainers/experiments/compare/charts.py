@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -30,8 +32,40 @@ _PHASES = ("startup", "trace", "input", "compute", "eval", "checkpoint", "summar
 RunsByArm = Mapping[str, Sequence[Run]]
 
 
+def charts_of(
+    conclusion: Mapping[str, Any], runs: Sequence[Run]
+) -> list[dict[str, str]]:
+    """Returns title and SVG of each chart, in the order of the report.
+
+    Args:
+      conclusion: Content of comparison.json.
+      runs: Runs of all arms.
+    """
+    by_arm = {
+        arm["name"]: [r for r in runs if r.arm == arm["name"] and r.is_completed]
+        for arm in conclusion["arms"]
+    }
+    by_arm = {arm: completed for arm, completed in by_arm.items() if completed}
+    if not by_arm:
+        return []
+    speeds = [
+        c
+        for c in conclusion["comparisons"]
+        # A single seed has no interval to draw.
+        if c["metric"] == "examples_per_second" and c["interval"] is not None
+    ]
+    height = 1.2 + 0.35 * len(speeds)
+    found = {"Speed": drawn(_draw_speeds, speeds, conclusion["control"], height=height)}
+    for title, draw, height, of_an_arm in _CHARTS:
+        found[title] = drawn(draw, by_arm, height=height + of_an_arm * len(by_arm))
+    return [{"title": title, "svg": svg} for title, svg in found.items() if svg]
+
+
 def drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
-    """Draws a figure and returns its SVG, identical for identical content."""
+    """Draws a figure and returns its SVG, identical for identical content.
+
+    It is empty if nothing is drawn.
+    """
     settings: dict[Any, Any] = {
         # Text stays text, which can be searched.
         "svg.fonttype": "none",
@@ -44,6 +78,8 @@ def drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
     with rc_context(settings):
         figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
         draw(figure, *content)
+        if not figure.axes:
+            return ""
         text = io.StringIO()
         figure.savefig(
             text,
@@ -57,15 +93,13 @@ def drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
     return drawing.replace(_INK, "currentColor")
 
 
-def ratios(comparisons: Sequence[Mapping[str, Any]], control: str) -> str:
-    """Draws each arm's speed relative to the control's, with its 95 % interval."""
-    shown = [c for c in comparisons if c["interval"] is not None]
-
-    def draw(figure: Figure) -> None:
-        draw_ratios(figure.subplots(), shown)
+def _draw_speeds(
+    figure: Figure, speeds: Sequence[Mapping[str, Any]], control: str
+) -> None:
+    """Draws each arm's speed relative to the control's, with its interval."""
+    if speeds:
+        draw_ratios(figure.subplots(), speeds)
         figure.axes[0].set_xlabel(f"examples per second, as a multiple of {control}")
-
-    return drawn(draw, height=1.2 + 0.35 * len(shown))
 
 
 def draw_ratios(axes: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
@@ -86,21 +120,18 @@ def draw_ratios(axes: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
     axes.xaxis.set_major_formatter("{x:g}x")
 
 
-def curves(runs: RunsByArm) -> str:
+def _draw_curves(figure: Figure, runs: RunsByArm) -> None:
     """Draws train loss and accuracy, or eval loss where there is none, by step.
 
     The line is the mean over seeds, the band all that lies between them.
     """
-    return drawn(_draw_curves, runs, height=3.2)
-
-
-def _draw_curves(figure: Figure, runs: RunsByArm) -> None:
     all_runs = [run for completed in runs.values() for run in completed]
     judged = "eval_accuracy"
     if not any(run.curve(judged) for run in all_runs):
         judged = "eval_loss"
     for axes, name in zip(figure.subplots(1, 2), ("train_loss", judged), strict=True):
-        for colour, (arm, completed) in zip(_cycle(runs), runs.items(), strict=True):
+        # More arms than colors begin again with the first.
+        for colour, (arm, completed) in zip(cycle(COLOURS), runs.items()):
             _draw_band(axes, [run.curve(name) for run in completed], arm, colour)
         axes.set_xlabel("step")
         axes.set_title(name)
@@ -121,57 +152,54 @@ def _draw_band(
     axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.2)
 
 
-def step_times(runs: RunsByArm) -> str:
-    """Draws step times: boxes over lines of metrics, percentiles of single steps."""
-    return drawn(_draw_step_times, runs, height=1.4 + 0.5 * len(runs))
-
-
 def _draw_step_times(figure: Figure, runs: RunsByArm) -> None:
+    """Draws step times: boxes over lines of metrics, percentiles of single steps."""
     axes = figure.subplots()
     boxes = [
         [value for run in completed for value in run.step_milliseconds()]
         for completed in runs.values()
     ]
     axes.boxplot(boxes, orientation="horizontal", showfliers=False, widths=0.5)
-    markers = {"p50": "|", "p90": ">", "p99": "D"}
-    for name, marker in markers.items():
-        points = [
-            (figure_, row + 1)
-            for row, completed in enumerate(runs.values())
-            for run in completed
-            if (figure_ := run.figures(None)[f"step_milliseconds_{name}"]) is not None
-        ]
+    for name, marker in {"p50": "|", "p90": ">", "p99": "D"}.items():
+        points = _points(runs, f"step_milliseconds_{name}")
         if points:
             milliseconds, rows = zip(*points, strict=True)
             axes.scatter(milliseconds, rows, s=28, marker=marker, label=name)
-    axes.set_yticks(range(1, len(runs) + 1), list(runs))
-    axes.invert_yaxis()
+    _name_rows(axes, runs)
     axes.set_xscale("log")
     axes.set_xlabel("milliseconds a step")
     axes.legend(frameon=False, ncols=3)
 
 
-def where_time_went(runs: RunsByArm) -> str:
-    """Draws the mean seconds of a run over seeds, by kind of work."""
-    return drawn(_draw_time, runs, height=1.4 + 0.45 * len(runs))
+def _points(runs: RunsByArm, metric: str) -> list[tuple[float, int]]:
+    """Returns the known values of a metric, each with its row, from 1."""
+    return [
+        (value, row)
+        for row, completed in enumerate(runs.values(), start=1)
+        for run in completed
+        if (value := run.figures(None)[metric]) is not None
+    ]
+
+
+def _name_rows(axes: Axes, runs: RunsByArm) -> None:
+    """Names the rows 1, 2, ... by their arms, the first of which is at the top."""
+    axes.set_yticks(range(1, len(runs) + 1), list(runs))
+    axes.invert_yaxis()
 
 
 def _draw_time(figure: Figure, runs: RunsByArm) -> None:
+    """Draws the mean seconds of a run over seeds, by kind of work."""
     axes = figure.subplots()
-    left = np.zeros(len(runs))
+    rows, left = np.arange(len(runs)) + 1, np.zeros(len(runs))
     for phase, colour in zip((*_PHASES, "rest"), COLOURS, strict=True):
-        widths = np.array([_mean_seconds(phase, each) for each in runs.values()])
-        axes.barh(list(runs), widths, left=left, color=colour, label=phase)
+        seconds = [[_seconds(phase, run) for run in each] for each in runs.values()]
+        widths = np.array([np.mean(each) for each in seconds])
+        axes.barh(rows, widths, left=left, color=colour, label=phase)
         # Bars are stacked: each starts where the one before it ends.
         left += widths
-    axes.invert_yaxis()
+    _name_rows(axes, runs)
     axes.set_xlabel("seconds of a run")
     axes.legend(frameon=False, ncols=4, loc="upper left", bbox_to_anchor=(0, -0.35))
-
-
-def _mean_seconds(phase: str, runs: Sequence[Run]) -> float:
-    found = [_seconds(phase, run) for run in runs]
-    return float(np.mean(found)) if found else 0.0
 
 
 def _seconds(phase: str, run: Run) -> float:
@@ -191,44 +219,33 @@ def _seconds(phase: str, run: Run) -> float:
     return seconds.get(phase, 0.0)
 
 
-def memory(runs: RunsByArm) -> str:
-    """Draws the peak memory of all tasks of a run together, with one dot per run."""
-    return drawn(_draw_memory, runs, height=1.0 + 0.35 * len(runs))
-
-
 def _draw_memory(figure: Figure, runs: RunsByArm) -> None:
+    """Draws the peak memory of all tasks of a run together, with one dot per run."""
     axes = figure.subplots()
-    for row, completed in enumerate(runs.values()):
-        peaks = [run.figures(None)["peak_memory_mib"] for run in completed]
-        known = [peak for peak in peaks if peak is not None]
-        if known:
-            axes.barh(row, np.mean(known), color=COLOURS[0], alpha=0.4)
-            axes.plot(known, [row] * len(known), "o", color=COLOURS[0], markersize=4)
-    axes.set_yticks(range(len(runs)), list(runs))
-    axes.invert_yaxis()
+    points = _points(runs, "peak_memory_mib")
+    for row in {row: None for _, row in points}:
+        mean = np.mean([peak for peak, other in points if other == row])
+        axes.barh(row, mean, color=COLOURS[0], alpha=0.4)
+    for peak, row in points:
+        axes.plot(peak, row, "o", color=COLOURS[0], markersize=4)
+    _name_rows(axes, runs)
     axes.set_xlim(left=0)
     axes.set_xlabel("MiB")
 
 
-def staleness(runs: RunsByArm) -> str | None:
-    """Draws how often each staleness occurred; None if all arms are synchronous."""
-    counts = {arm: _staleness(completed) for arm, completed in runs.items()}
-    shown = {arm: found for arm, found in counts.items() if found}
-    if not shown:
-        return None
-    return drawn(_draw_staleness, shown, height=2.6)
-
-
-def _draw_staleness(figure: Figure, counts: Mapping[str, Mapping[int, int]]) -> None:
+def _draw_staleness(figure: Figure, runs: RunsByArm) -> None:
+    """Draws how often each staleness occurred; nothing if all arms are synchronous."""
+    counts = {arm: found for arm, each in runs.items() if (found := _staleness(each))}
+    if not counts:
+        return
     axes = figure.subplots()
     for index, (arm, found) in enumerate(counts.items()):
-        total = sum(found.values())
         width = 1 / (len(counts) + 1)
         # The bars of all arms at one staleness are centered on it.
         shift = (index - len(counts) / 2 + 0.5) * width
         axes.bar(
             [key + shift for key in found],
-            [count / total for count in found.values()],
+            [count / found.total() for count in found.values()],
             0.9 * width,
             label=arm,
             color=COLOURS[index % len(COLOURS)],
@@ -238,14 +255,20 @@ def _draw_staleness(figure: Figure, counts: Mapping[str, Mapping[int, int]]) -> 
     axes.legend(frameon=False)
 
 
-def _staleness(runs: Sequence[Run]) -> dict[int, int]:
-    found: dict[int, int] = {}
+def _staleness(runs: Sequence[Run]) -> Counter[int]:
+    """Returns the number of updates by their staleness."""
+    found: Counter[int] = Counter()
     for run in runs:
         histogram = (run.result.get("staleness") or {}).get("histogram") or {}
-        for key, count in histogram.items():
-            found[int(key)] = found.get(int(key), 0) + count
+        found.update({int(key): count for key, count in histogram.items()})
     return found
 
 
-def _cycle(runs: RunsByArm) -> list[str]:
-    return [COLOURS[index % len(COLOURS)] for index in range(len(runs))]
+# Title, function, and height in inches: without the arms, and of each.
+_CHARTS = (
+    ("Curves (mean over seeds; the band is all seeds)", _draw_curves, 3.2, 0.0),
+    ("Step times", _draw_step_times, 1.4, 0.5),
+    ("Where the time went", _draw_time, 1.4, 0.45),
+    ("Peak memory of all tasks together", _draw_memory, 1.0, 0.35),
+    ("Staleness of asynchronous updates", _draw_staleness, 2.6, 0.0),
+)

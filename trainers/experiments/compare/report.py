@@ -11,7 +11,7 @@ import jinja2
 
 from strategies.common.files import without_nan
 from strategies.common.text import as_argument, table_lines
-from trainers.experiments.compare import charts
+from trainers.experiments.compare.charts import charts_of
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.explain.slower import slower_arms
 from trainers.experiments.run_record import Run
@@ -95,7 +95,7 @@ def write_report(
     }
     markdown = pages.get_template("report.md.j2").render(content)
     html = pages.get_template("report.html.j2").render(
-        content, charts=_charts(conclusion, runs)
+        content, charts=charts_of(conclusion, runs)
     )
     folder.write("report.md", markdown)
     folder.write("report.html", html)
@@ -216,32 +216,6 @@ def _intervals(conclusion: Mapping[str, Any]) -> list[list[str]]:
             ]
         )
     return rows
-
-
-def _charts(conclusion: Mapping[str, Any], runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Returns title and SVG of each chart, in the order of the report."""
-    by_arm = {
-        arm["name"]: [r for r in runs if r.arm == arm["name"] and r.is_completed]
-        for arm in conclusion["arms"]
-    }
-    by_arm = {arm: completed for arm, completed in by_arm.items() if completed}
-    if not by_arm:
-        return []
-    speeds = [
-        c for c in conclusion["comparisons"] if c["metric"] == "examples_per_second"
-    ]
-    drawn = {
-        "Speed": charts.ratios(speeds, conclusion["control"])
-        # A single seed has no interval to draw.
-        if any(c["interval"] for c in speeds)
-        else None,
-        "Curves (mean over seeds; the band is all seeds)": charts.curves(by_arm),
-        "Step times": charts.step_times(by_arm),
-        "Where the time went": charts.where_time_went(by_arm),
-        "Peak memory of all tasks together": charts.memory(by_arm),
-        "Staleness of asynchronous updates": charts.staleness(by_arm),
-    }
-    return [{"title": t, "svg": svg} for t, svg in drawn.items() if svg is not None]
 
 
 def _shown(value: float | None, form: str) -> str:
