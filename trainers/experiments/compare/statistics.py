@@ -14,6 +14,7 @@ differences it contains the true value in 71 % of cases with 3 seeds, 82 % with 
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +36,6 @@ class Paired:
       deviation: Standard deviation of the differences; None for a single one.
       interval: Interval by Student's t; None for a single difference.
       bootstrap_interval: 95 % interval by resampling the pairs; None for a single one.
-      p_value: P-value of the hypothesis that the mean is zero; None for a single one.
     """
 
     num_pairs: int
@@ -43,7 +43,24 @@ class Paired:
     deviation: float | None = None
     interval: tuple[float, float] | None = None
     bootstrap_interval: tuple[float, float] | None = None
-    p_value: float | None = None
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; 0 if all differences are equal."""
+        return (self.deviation or 0.0) / math.sqrt(self.num_pairs)
+
+    @property
+    def p_value(self) -> float | None:
+        """P-value of the hypothesis that the mean is zero; None for a single one."""
+        if self.deviation is None:
+            return None
+        return min(2 * self.chance_beyond(abs(self.mean)), 1.0)
+
+    def chance_beyond(self, distance: float) -> float:
+        """Returns the chance that a mean is farther than this above the true mean."""
+        if self.error == 0:
+            return 0.0 if distance > 0 else 1.0
+        return float(_scipy().stats.t.sf(distance / self.error, self.num_pairs - 1))
 
 
 def paired(
@@ -75,26 +92,12 @@ def paired(
     # Equal values in all seeds show no difference at all.
     if values.any():
         deviation = float(np.hypot(deviation, resolution / np.sqrt(6)))
-    error = deviation / np.sqrt(len(values))
-    reach = float(_scipy().stats.t.ppf(0.5 + confidence / 2, len(values) - 1) * error)
-    return Paired(
-        num_pairs=len(values),
-        mean=mean,
-        deviation=deviation,
-        interval=(mean - reach, mean + reach),
+    summary = Paired(num_pairs=len(values), mean=mean, deviation=deviation)
+    reach = summary.error * _scipy().stats.t.ppf(0.5 + confidence / 2, len(values) - 1)
+    return dataclasses.replace(
+        summary,
+        interval=(mean - float(reach), mean + float(reach)),
         bootstrap_interval=bootstrap_interval(values) if with_bootstrap else None,
-        p_value=_p_value(mean, error, len(values)),
-    )
-
-
-def with_num_pairs(summary: Paired, num_pairs: int) -> Paired:
-    """Returns the same mean and deviation as found with another number of pairs."""
-    error = (summary.deviation or 0.0) / np.sqrt(num_pairs)
-    return Paired(
-        num_pairs=num_pairs,
-        mean=summary.mean,
-        deviation=summary.deviation,
-        p_value=_p_value(summary.mean, error, num_pairs),
     )
 
 
@@ -138,13 +141,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Scandinavian Journal of Statistics 6, 65-70.
     """
     order = np.argsort(p_values, kind="stable")
+    num_left = np.arange(len(p_values), 0, -1)
     adjusted = np.empty(len(p_values))
-    highest = 0.0
-    for rank, index in enumerate(order):
-        # Adjusted p-values never decrease in the order of the p-values.
-        highest = max(highest, (len(p_values) - rank) * p_values[index])
-        adjusted[index] = min(highest, 1.0)
-    return adjusted.tolist()
+    # Adjusted p-values never decrease in the order of the p-values.
+    adjusted[order] = np.maximum.accumulate(num_left * np.take(p_values, order))
+    return np.minimum(adjusted, 1.0).tolist()
 
 
 def equivalence_p_value(summary: Paired, margin: float) -> float:
@@ -157,11 +158,7 @@ def equivalence_p_value(summary: Paired, margin: float) -> float:
     """
     if summary.deviation is None:
         return 1.0
-    distance = margin - abs(summary.mean)
-    if summary.deviation == 0:
-        return 0.0 if distance > 0 else 1.0
-    error = summary.deviation / np.sqrt(summary.num_pairs)
-    return float(_scipy().stats.t.sf(distance / error, summary.num_pairs - 1))
+    return summary.chance_beyond(margin - abs(summary.mean))
 
 
 def detectable(summary: Paired, num_tests: int, level: float = SIGNIFICANCE) -> float:
@@ -186,14 +183,7 @@ def detectable(summary: Paired, num_tests: int, level: float = SIGNIFICANCE) -> 
         return _scipy().stats.nct.sf(critical, freedom, shift) - POWER
 
     shift = _scipy().optimize.brentq(missing_power, 0.0, 4 * critical + 10)
-    return float(shift * summary.deviation / np.sqrt(summary.num_pairs))
-
-
-def _p_value(mean: float, error: float, num_pairs: int) -> float:
-    if error == 0:
-        # All pairs are equal, or all differ by the same amount.
-        return 1.0 if mean == 0 else 0.0
-    return float(2 * _scipy().stats.t.sf(abs(mean) / error, num_pairs - 1))
+    return float(shift * summary.error)
 
 
 def _scipy() -> Any:

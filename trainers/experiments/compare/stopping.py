@@ -25,7 +25,6 @@ from trainers.experiments.compare.statistics import (
     equivalence_p_value,
     holm,
     paired,
-    with_num_pairs,
 )
 from trainers.experiments.compare.verdicts import TOO_FEW, UNDETECTED, UNKNOWN
 
@@ -116,7 +115,9 @@ def _probable_num_pairs(
         (
             num_pairs
             for num_pairs in range(len(differences) + 1, look.last)
-            if _would_decide(with_num_pairs(summary, num_pairs), margin, look, level)
+            if _would_decide(
+                dataclasses.replace(summary, num_pairs=num_pairs), margin, look, level
+            )
         ),
         look.last,
     )
