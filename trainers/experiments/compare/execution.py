@@ -11,11 +11,9 @@ from strategies.processes.starter import ProcessStarter
 from trainers.config.config import Config
 from trainers.experiments.command import command_line, measure_run
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
+from trainers.experiments.compare.progress import Progress
 from trainers.experiments.compare.schedule import Turn
 from trainers.experiments.run_record import Run, read_run
-
-Begun = Callable[[Turn], None]
-Ended = Callable[[Turn, Run | None], None]
 
 
 class Execution:
@@ -35,9 +33,7 @@ class Execution:
         # Names of the arms that had their warm-up.
         self._warm: set[str] = set()
 
-    def run(
-        self, turns: Sequence[Turn], begun: Begun, ended: Ended
-    ) -> list[Run] | None:
+    def run(self, turns: Sequence[Turn], progress: Progress) -> list[Run] | None:
         """Executes the runs in their order.
 
         A finished run is not repeated, even if it diverged. An interrupted or failed
@@ -46,9 +42,7 @@ class Execution:
 
         Args:
           turns: Runs in the order of execution.
-          begun: Called with each run before it starts.
-          ended: Called with each run afterwards, also with runs that had finished
-            earlier; its second argument is None for a warm-up.
+          progress: Progress to report to, also about runs that had finished earlier.
 
         Returns:
           Every run but the warm-ups; None if asked to stop.
@@ -67,13 +61,13 @@ class Execution:
             else:
                 skipped = turn.arm.name in self._refused or self._is_done(turn)
             if not skipped:
-                begun(turn)
+                progress.begun(turn)
                 if not self._run(turn):
                     return None
             run = None if turn.seed is None else self._read(turn)
             if skipped and run is not None:
                 run = self._with_refusal(run)
-            ended(turn, run)
+            progress.ended(turn, run)
             if run is not None:
                 runs.append(run)
         return runs

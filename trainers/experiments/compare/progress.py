@@ -94,15 +94,9 @@ class Progress:
         seeds = list(dict.fromkeys(turn.seed for turn in self._turns))
         for seed in seeds:
             table.add_column("warm-up" if seed is None else f"seed {seed}")
+        marks = {(t.arm.name, t.seed): mark for t, mark in self._marks.items()}
         for arm in dict.fromkeys(turn.arm.name for turn in self._turns):
-            marks = (
-                next(
-                    (m for t, m in self._marks.items() if (t.arm.name, t.seed) == key),
-                    "",
-                )
-                for key in ((arm, seed) for seed in seeds)
-            )
-            table.add_row(arm, *marks)
+            table.add_row(arm, *(marks.get((arm, seed), "") for seed in seeds))
         return table
 
 

@@ -72,7 +72,7 @@ def run_stages(
         dropped = {loss.arm for loss in losses}
         turns = [t for t in schedule(arms, seeds) if t.arm.name not in dropped]
         progress.expect(turns)
-        ended = execution.run(turns, progress.begun, progress.ended)
+        ended = execution.run(turns, progress)
         if ended is None:
             return None
         runs += ended
