@@ -161,8 +161,7 @@ def conclusive(
     if not judgement.steps:
         return None
     return (
-        _other_initial_weights(subject, reference, judgement)
-        or _other_examples(subject, reference)
+        _other_beginning(subject, reference, judgement)
         or _missing_examples(judgement)
         or _multiple(subject, reference, judgement)
         or _statistics(subject, reference)
@@ -177,8 +176,7 @@ def remarks(subject: Executed, reference: Executed, judgement: Judgement) -> lis
     found = []
     examples = [step.examples_expected for step in judgement.steps[: passing.step]]
     uneven = [count % subject.num_replicas != 0 for count in examples]
-    # The first uneven batch and the first difference are at the same step.
-    if uneven[-1] and len(uneven) > 1 and not any(uneven[:-1]):
+    if _is_last_alone(uneven):
         found.append(
             f"step {passing.step} is the first whose {examples[-1]} examples do not "
             f"divide by {subject.num_replicas} replicas; all before it agree"
@@ -189,13 +187,18 @@ def remarks(subject: Executed, reference: Executed, judgement: Judgement) -> lis
             norm_of_all(reference.recording.read(step + 1).gradients)
             for step in range(passing.step)
         ]
-        # The first clipped gradient and the first difference are at the same step.
-        if norms[-1] > limit and len(norms) > 1 and max(norms[:-1]) <= limit:
+        if _is_last_alone([norm > limit for norm in norms]):
             found.append(
                 f"step {passing.step} is the first in which clipping is in force; all "
                 "before it agree"
             )
     return found
+
+
+def _is_last_alone(flags: Sequence[bool]) -> bool:
+    """Returns whether something holds of the last step, and of none before it."""
+    # Otherwise it does not begin with the first difference.
+    return len(flags) > 1 and flags[-1] and not any(flags[:-1])
 
 
 def _warned(subject: Executed, reference: Executed) -> str:
@@ -247,25 +250,20 @@ _OTHER_INPUTS = (
 )
 
 
-def _other_initial_weights(
+def _other_beginning(
     subject: Executed, reference: Executed, judgement: Judgement
 ) -> str | None:
-    if judgement.first_passing is None:
-        return None
-    digests = [run.run.initial_weights_sha256 for run in (subject, reference)]
-    if digests[0] == digests[1]:
-        return None
-    return "the initial weights differ already, before any step"
-
-
-def _other_examples(subject: Executed, reference: Executed) -> str | None:
-    digests = [run.run.first_examples_sha256 for run in (subject, reference)]
-    if digests[0] == digests[1]:
-        return None
-    return (
-        "the first examples differ already: the program draws other random numbers for "
-        "its data in every run; give the generators of its data a seed"
-    )
+    """Returns a cause if the runs began with other weights or examples."""
+    found, expected = subject.run, reference.run
+    has_other_weights = found.initial_weights_sha256 != expected.initial_weights_sha256
+    if has_other_weights and judgement.first_passing is not None:
+        return "the initial weights differ already, before any step"
+    if found.first_examples_sha256 != expected.first_examples_sha256:
+        return (
+            "the first examples differ already: the program draws other random numbers "
+            "for its data in every run; give the generators of its data a seed"
+        )
+    return None
 
 
 def _missing_examples(judgement: Judgement) -> str | None:
@@ -299,12 +297,15 @@ def _multiple(
     replicas = subject.num_replicas
     words = f"gradients are {factor:.4g} times those of one_device"
     # A factor of 1 / replicas is a mean taken twice, a factor of replicas a sum.
-    if replicas > 1 and np.isclose(factor, 1 / replicas, rtol=_LEFT_UNEXPLAINED):
-        return (
-            f"{words}: averaged over {replicas} replicas once more than they should be"
-        )
-    if replicas > 1 and np.isclose(factor, replicas, rtol=_LEFT_UNEXPLAINED):
-        return f"{words}: {replicas} replicas' gradients are summed once too often"
+    for explained, why in (
+        (
+            1 / replicas,
+            f"averaged over {replicas} replicas once more than they should be",
+        ),
+        (replicas, f"{replicas} replicas' gradients are summed once too often"),
+    ):
+        if replicas > 1 and np.isclose(factor, explained, rtol=_LEFT_UNEXPLAINED):
+            return f"{words}: {why}"
     return words
 
 
