@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -42,63 +43,66 @@ class Made(NamedTuple):
     state: dict[str, Any]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Forward:
-    """Function from a stage's inputs to its results."""
+    """Function from a stage's inputs to its results.
 
-    def __init__(
-        self,
-        stage: Stage,
-        model: keras.Model,
-        objective: Objective,
-        layer_state: LayerState,
-        seed_states: list[keras.Variable],
-        random_numbers: StepRandomNumbers,
-    ):
-        """Stores the arguments of `PipelineStep` for one stage."""
-        self._stage = stage
-        self._model = model
-        self._objective = objective
-        self._layer_state = layer_state
-        self._seed_states = seed_states
-        self._random_numbers = random_numbers
-        # tf.function names its graph after this attribute.
-        self.__name__ = f"stage_{stage.index}"
+    Attributes:
+      stage: Stage of the pipeline.
+      model: The whole model.
+      objective: Minimized loss and reported metrics.
+      layer_state: State of the model's layers.
+      seed_states: States of the model's seed generators.
+      random_numbers: Random numbers of the stage.
+    """
+
+    stage: Stage
+    model: keras.Model
+    objective: Objective
+    layer_state: LayerState
+    seed_states: list[keras.Variable]
+    random_numbers: StepRandomNumbers
+
+    @property
+    def __name__(self) -> str:
+        """Name of the graph that tf.function makes of it."""
+        return f"stage_{self.stage.index}"
 
     def __call__(self, inputs: list[tf.Tensor], part: Batch) -> Made:
         # The gradient of features is not used, and a first convolution's is expensive.
         inputs = [
-            tensor if name in self._stage.received else tf.stop_gradient(tensor)
-            for name, tensor in zip(self._stage.inputs, inputs, strict=True)
+            tensor if name in self.stage.received else tf.stop_gradient(tensor)
+            for name, tensor in zip(self.stage.inputs, inputs, strict=True)
         ]
-        keyed = self._random_numbers.keyed(self._seed_states, part)
+        keyed = self.random_numbers.keyed(self.seed_states, part)
         sums: dict[str, tf.Tensor] = {}
         # Every stage has a part of the loss: its layers may add losses and
         # regularization.
         loss = tf.zeros([], keras.config.floatx())
         with keras.StatelessScope(keyed, collect_losses=True) as scope:
-            with self._random_numbers.drawn(part):
-                outputs = self._stage.run(inputs, training=True)
-            if self._stage.is_last:
-                predictions = packed_output(self._model, outputs[0])
-                values = self._objective.of_predictions(
+            with self.random_numbers.drawn(part):
+                outputs = self.stage.run(inputs, training=True)
+            if self.stage.is_last:
+                predictions = packed_output(self.model, outputs[0])
+                values = self.objective.of_predictions(
                     part.labels, predictions, part.global_size
                 )
                 sums = weighted_sums(values, part)
                 loss = sums["loss"]
-            added = layer_losses(self._stage.trainable_variables, scope)
+            added = layer_losses(self.stage.trainable_variables, scope)
             loss += scale_by_examples(added, part, loss.dtype)
-        written = self._layer_state.collect_updates(scope, [])
-        self._layer_state.check_keeps_weights(written, "--strategy=model_parallel")
+        written = self.layer_state.collect_updates(scope, [])
+        self.layer_state.check_keeps_weights(written, "--strategy=model_parallel")
         sums["loss"] = loss
         sums = reported(sums, part)
-        if not self._stage.is_last:
+        if not self.stage.is_last:
             # The sum over stages must count each example once.
             del sums["examples"]
         return Made(
             outputs=outputs,
             share=loss / tf.cast(part.global_size, loss.dtype),
             sums=sums,
-            state=self._layer_state.weight_by_shard(written, part),
+            state=self.layer_state.weight_by_shard(written, part),
         )
 
 
