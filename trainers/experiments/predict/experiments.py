@@ -40,7 +40,7 @@ _PARTS_OF_A_BATCH = (1, 2, 4, 8)
 _SMALL_BATCH = 64
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Experiment:
     """A run whose step time is measured.
 
@@ -124,16 +124,12 @@ def on_one_device(config: Config) -> tuple[Experiment, ...]:
     sizes = sorted({max(size // part, 1) for part in _PARTS_OF_A_BATCH})
     configs = [shared.replace(global_batch_size=size) for size in sizes]
     return (
-        *(_experiment(REFERENCE, 1, each) for each in configs),
+        *(Experiment(REFERENCE, 1, each) for each in configs),
         # Sizes ascend: the first configuration has the smallest part of the batch.
-        _experiment(REFERENCE, 1, _with_ballast(configs[0]), "ballast"),
-        _experiment(REFERENCE, 1, _small(shared), "small"),
-        _experiment(ALONE, 1, asked),
+        Experiment(REFERENCE, 1, _with_ballast(configs[0]), "ballast"),
+        Experiment(REFERENCE, 1, _small(shared), "small"),
+        Experiment(ALONE, 1, asked),
     )
-
-
-def _experiment(arm: str, count: int, config: Config, size: str = "own") -> Experiment:
-    return Experiment(arm=arm, num_replicas=count, config=config, size=size)
 
 
 def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
@@ -154,7 +150,7 @@ def of_an_arm(arm: Arm, num_gpus: int) -> tuple[Experiment, ...]:
         )
     arm = dataclasses.replace(arm, config=uncompiled(arm.config))
     return tuple(
-        _experiment(arm.name, count, config, size)
+        Experiment(arm.name, count, config, size)
         for count in range(2, most + 1)
         for config, size in _with(count, arm, most)
     )
