@@ -39,6 +39,7 @@ from trainers.experiments.predict.fitting import Fitted, executed_with_links, fi
 from trainers.experiments.predict.fitting import measured as measurement_of
 from trainers.experiments.run_record import read_run
 from trainers.experiments.runner import Executed
+from trainers.fault_tolerance.preemption import PreemptionSignals
 from trainers.run_dir.step_recording import Recording
 
 RECORD = RESULTS / "growth.json"
@@ -177,7 +178,7 @@ class Growth:
         if not run.is_completed:
             print(f"{time.strftime('%H:%M:%S')} {name}", flush=True)
             config = experiment.config.replace(run_dir=str(path), resume="auto")
-            measure_run(config, log, lambda: False, self._starter)
+            measure_run(config, log, PreemptionSignals(), self._starter)
             run = read_run(path, arm=name, seed=0, log=log)
         if not run.is_completed:
             raise RuntimeError(f"{name}: {run.reason}")

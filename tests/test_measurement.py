@@ -10,11 +10,13 @@ import sys
 
 import pytest
 
+from strategies.common.errors import StopRequested
 from strategies.processes.parent import LAUNCHER_PID
 from strategies.processes.starter import ProcessStarter
 from trainers.config.config import Config
 from trainers.experiments.command import measure_run
 from trainers.experiments.measurement import measure, started
+from trainers.fault_tolerance.preemption import PreemptionSignals
 
 COLD = ProcessStarter()
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -49,9 +51,11 @@ def test_measurements_are_written_unless_a_run_was_stopped(
 ) -> None:
     run, log = tmp_path / "run", tmp_path / "log"
     config = Config().replace(run_dir=str(run), model="nothing:Model")
-    assert measure_run(config, log, lambda: True, COLD) is None
+    with PreemptionSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(StopRequested) as stop:
+            measure_run(config, log, signals, COLD)
+    assert stop.value.exit_code == 143
     assert not run.exists()
-    measured = measure_run(config, log, lambda: False, COLD)
-    assert measured is not None
-    assert measured.exit_code == 2
+    assert measure_run(config, log, PreemptionSignals(), COLD).exit_code == 2
     assert (run / "measured.json").is_file()

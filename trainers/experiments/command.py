@@ -6,13 +6,14 @@ import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable
 
+from strategies.common.errors import StopRequested
 from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
 from trainers.cli.tensorflow_setup import variables_of_import
 from trainers.config.config import Config
 from trainers.experiments.measurement import Measured, measure
+from trainers.fault_tolerance.preemption import PreemptionSignals
 
 
 def command_line(config: Config) -> list[str]:
@@ -43,25 +44,31 @@ def environment_of(config: Config) -> dict[str, str]:
 def measure_run(
     config: Config,
     log: pathlib.Path,
-    stop_requested: Callable[[], bool],
+    signals: PreemptionSignals,
     starter: ProcessStarter,
-) -> Measured | None:
+) -> Measured:
     """Runs a training to its end, and writes its measurements to the run folder.
 
     Args:
       config: Configuration of the run, with its folder.
       log: File for what the run prints.
-      stop_requested: Function that returns whether to stop the run.
+      signals: Signals on which the run is asked to stop.
       starter: What starts the process of the run.
 
-    Returns:
-      Measurements; None if the run was asked to stop.
+    Raises:
+      StopRequested: A signal arrived; the run has ended.
     """
-    environment = environment_of(config)
-    measured = measure(command_line(config), log, stop_requested, environment, starter)
-    if measured is not None:
-        folder = pathlib.Path(config.run.run_dir or "")
-        # A command that ended before its run began has left no folder.
-        folder.mkdir(parents=True, exist_ok=True)
-        measured.write(folder)
+    measured = measure(
+        command_line(config),
+        log,
+        lambda: signals.requested,
+        environment_of(config),
+        starter,
+    )
+    if measured is None:
+        raise StopRequested(signals.exit_code)
+    folder = pathlib.Path(config.run.run_dir or "")
+    # A command that ended before its run began has left no folder.
+    folder.mkdir(parents=True, exist_ok=True)
+    measured.write(folder)
     return measured

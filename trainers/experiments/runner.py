@@ -56,15 +56,13 @@ class Execution:
         self,
         folder: ExperimentDir,
         console: Console,
-        stop_requested: Callable[[], bool],
-        stop_exit_code: Callable[[], ExitCode],
+        signals: PreemptionSignals,
         starter: ProcessStarter,
     ):
         self._starter = starter
         self._folder = folder
         self._console = console
-        self._stop_requested = stop_requested
-        self._stop_exit_code = stop_exit_code
+        self._signals = signals
         # `Config` is frozen, so that equal settings are one key.
         self._done: dict[Config, Executed] = {}
 
@@ -126,14 +124,12 @@ class Execution:
         return self._done[config]
 
     def _run(self, name: str, config: Config) -> Executed:
-        if self._stop_requested():
-            raise StopRequested(self._stop_exit_code())
+        if self._signals.requested:
+            raise StopRequested(self._signals.exit_code)
         path, log = self._folder.run_path(name), self._folder.log_path(name)
         began = time.monotonic()
         config_of_run = config.replace(run_dir=str(path))
-        measured = measure_run(config_of_run, log, self._stop_requested, self._starter)
-        if measured is None:
-            raise StopRequested(self._stop_exit_code())
+        measured = measure_run(config_of_run, log, self._signals, self._starter)
         run = read_run(path, arm=name, seed=config.run.seed, log=log)
         seconds = time.monotonic() - began
         self._console.item("finished", f"{name}: {run.status}, {seconds:.0f} s")
@@ -180,15 +176,7 @@ def with_runs(
     console.item("output", folder.path)
     try:
         with starter, PreemptionSignals() as signals:
-            return work(
-                Execution(
-                    folder,
-                    console,
-                    lambda: signals.requested,
-                    lambda: signals.exit_code,
-                    starter,
-                )
-            )
+            return work(Execution(folder, console, signals, starter))
     except StopRequested as stop:
         console.fail(
             f"stopped: --mode={folder.mode} is not continued, but begun again."

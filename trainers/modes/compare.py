@@ -146,20 +146,14 @@ def _run(config: Config, folder: ComparisonFolder, console: Console) -> _Compare
         for name in _IMPORTED_BY_A_REPORT:
             importlib.import_module(name)
         if tuning is not None:
-            search = Search(
-                folder.path, tuning, starter, lambda: signals.requested, console
-            )
+            search = Search(folder.path, tuning, starter, signals, console)
             found = _search(arms, tuning, search, folder, console)
-            if found is None:
-                raise StopRequested(signals.exit_code)
             # The same arms, with the values found.
             arms = tuple(each.arm for each in found)
             searched = content_of(tuning, found)
         with progress.shown():
-            execution = Execution(folder, lambda: signals.requested, starter)
+            execution = Execution(folder, signals, starter)
             ended = run_stages(arms, config, begun.looks, execution, progress)
-    if ended is None:
-        raise StopRequested(signals.exit_code)
     commands = {
         arm.name: command_in_words(Turn(arm, config.run.seed), folder) for arm in arms
     }
@@ -172,14 +166,13 @@ def _search(
     search: Search,
     folder: ComparisonFolder,
     console: Console,
-) -> list[Found] | None:
-    """Searches the best value of a setting for each arm; None if asked to stop."""
+) -> list[Found]:
+    """Searches the best value of a setting for each arm."""
     console.item("tune", plan_in_words(tuning, len(arms)))
     found = search.run(arms)
-    if found is not None:
-        folder.write("study.json", journal_of(tuning, found))
-        for words in words_of_arms(content_of(tuning, found)):
-            console.item("tuned", words)
+    folder.write("study.json", journal_of(tuning, found))
+    for words in words_of_arms(content_of(tuning, found)):
+        console.item("tuned", words)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from strategies.common.errors import ExitCode
 from strategies.processes.starter import ProcessStarter
@@ -14,6 +14,7 @@ from trainers.experiments.compare.comparison_dir import ComparisonFolder
 from trainers.experiments.compare.progress import Progress
 from trainers.experiments.compare.schedule import Turn
 from trainers.experiments.run_record import Run, read_run
+from trainers.fault_tolerance.preemption import PreemptionSignals
 
 
 class Execution:
@@ -22,18 +23,18 @@ class Execution:
     def __init__(
         self,
         folder: ComparisonFolder,
-        stop_requested: Callable[[], bool],
+        signals: PreemptionSignals,
         starter: ProcessStarter,
     ):
         self._folder = folder
         self._starter = starter
-        self._stop_requested = stop_requested
+        self._signals = signals
         # Error message by name of the arm.
         self._refused: dict[str, str] = {}
         # Names of the arms that had their warm-up.
         self._warm: set[str] = set()
 
-    def run(self, turns: Sequence[Turn], progress: Progress) -> list[Run] | None:
+    def run(self, turns: Sequence[Turn], progress: Progress) -> list[Run]:
         """Executes the runs in their order.
 
         A finished run is not repeated, even if it diverged. An interrupted or failed
@@ -45,7 +46,10 @@ class Execution:
           progress: Progress to report to, also about runs that had finished earlier.
 
         Returns:
-          Every run but the warm-ups; None if asked to stop.
+          Every run but the warm-ups.
+
+        Raises:
+          StopRequested: A signal arrived; the current run has ended.
         """
         runs = []
         pending = {
@@ -62,8 +66,7 @@ class Execution:
                 skipped = turn.arm.name in self._refused or self._is_done(turn)
             if not skipped:
                 progress.begun(turn)
-                if not self._run(turn):
-                    return None
+                self._run(turn)
             run = None if turn.seed is None else self._read(turn)
             if skipped and run is not None:
                 run = self._with_refusal(run)
@@ -72,24 +75,21 @@ class Execution:
                 runs.append(run)
         return runs
 
-    def _run(self, turn: Turn) -> bool:
+    def _run(self, turn: Turn) -> None:
         # A resumed run would be timed wrongly.
         self._folder.remove_run(turn)
         measured = measure_run(
             config_of(turn, self._folder),
             self._folder.log_path(turn),
-            self._stop_requested,
+            self._signals,
             self._starter,
         )
-        if measured is None:
-            return False
         if turn.seed is not None and measured.exit_code == ExitCode.USAGE:
             run = self._read(turn)
             # With a result, a program has failed after a training. A warm-up may fail
             # because it is short.
             if not run.result:
                 self._refused[turn.arm.name] = run.reason
-        return True
 
     def _is_done(self, turn: Turn) -> bool:
         return turn.seed is not None and self._read(turn).is_final

@@ -44,7 +44,7 @@ def run_stages(
     looks: Sequence[Range],
     execution: Execution,
     progress: Progress,
-) -> Ended | None:
+) -> Ended:
     """Runs all seeds, or with `--until=verdict` as many as it takes.
 
     The decisions depend on the runs and the plan alone. A comparison that is continued
@@ -57,10 +57,8 @@ def run_stages(
       execution: Executor of the runs.
       progress: Progress to report to.
 
-    Returns:
-      The runs; None if asked to stop.
-
     Raises:
+      StopRequested: A signal arrived; the current run has ended.
       UsageError: Arms began with different examples or weights.
     """
     settings = config.comparison
@@ -72,10 +70,7 @@ def run_stages(
         dropped = {loss.arm for loss in losses}
         turns = [t for t in schedule(arms, seeds) if t.arm.name not in dropped]
         progress.expect(turns)
-        ended = execution.run(turns, progress)
-        if ended is None:
-            return None
-        runs += ended
+        runs += execution.run(turns, progress)
         num_done = num_seeds
         # Only possible now: the runs report the digests of their beginnings.
         check_beginnings(runs, differing_settings(arms), settings.allow_different or ())

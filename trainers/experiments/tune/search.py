@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strategies.common.console import Console
@@ -19,6 +19,7 @@ from trainers.experiments.command import measure_run
 from trainers.experiments.run_record import Run, read_run
 from trainers.experiments.tune.halving import Trial, halve, value_for_all, with_given
 from trainers.experiments.tune.tuning import Tuning
+from trainers.fault_tolerance.preemption import PreemptionSignals
 
 # What the short runs leave out. The training does not depend on it.
 _LEFT_OUT = ("export", "profile_steps", "tensorboard_dir", "trackers")
@@ -30,10 +31,6 @@ class SearchFailedError(Exception):
     def __init__(self, message: str, exit_code: ExitCode):
         super().__init__(message)
         self.exit_code = exit_code
-
-
-class _Stopped(Exception):
-    """Request to stop during a run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +68,7 @@ class Search:
         path: pathlib.Path,
         tuning: Tuning,
         starter: ProcessStarter,
-        stop_requested: Callable[[], bool],
+        signals: PreemptionSignals,
         console: Console,
     ):
         """Writes nothing yet.
@@ -80,33 +77,31 @@ class Search:
           path: Folder of the comparison.
           tuning: Search of every arm.
           starter: Starter of the process of each run.
-          stop_requested: Function that returns whether to stop.
+          signals: Signals on which the search stops.
           console: Output of the process.
         """
         self._path = path
         self._tuning = tuning
         self._starter = starter
-        self._stop_requested = stop_requested
+        self._signals = signals
         self._console = console
         self._num_expected = 0
         self._num_ended = 0
 
-    def run(self, arms: Sequence[Arm]) -> list[Found] | None:
+    def run(self, arms: Sequence[Arm]) -> list[Found]:
         """Searches every arm; the same runs lead to the same values.
 
         Returns:
-          The results in the order of the arms; None if asked to stop.
+          The results in the order of the arms.
 
         Raises:
+          StopRequested: A signal arrived; the current run has ended.
           SearchFailedError: No value of an arm completed its runs.
         """
         rungs = self._tuning.rungs
         # With the run of the given value, which may be one of the others.
         self._num_expected = len(arms) * (sum(rung.num_values for rung in rungs) + 1)
-        try:
-            found = [self._search(arm) for arm in arms]
-        except _Stopped:
-            return None
+        found = [self._search(arm) for arm in arms]
         value = value_for_all([each.trials for each in found], rungs[-1].steps)
         # Without such a value each arm keeps its best.
         return found if value is None else [self._with(e, value) for e in found]
@@ -179,8 +174,7 @@ class Search:
         shutil.rmtree(path, ignore_errors=True)
         config = self._config(arm, value, steps).replace(run_dir=str(path))
         with self._console.live(lambda: f"running   {name}"):
-            if measure_run(config, log, self._stop_requested, self._starter) is None:
-                raise _Stopped
+            measure_run(config, log, self._signals, self._starter)
         run = read_run(path, arm=arm.name, seed=self._tuning.seed, log=log)
         loss = loss_of(run)
         self._console.narrate(
