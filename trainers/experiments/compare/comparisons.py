@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from trainers.config.comparison import FEWEST_SEEDS, ComparisonConfig
-from trainers.experiments.compare import verdicts
 from trainers.experiments.compare.sequential import Look
 from trainers.experiments.compare.statistics import (
     SIGNIFICANCE,
@@ -18,6 +17,7 @@ from trainers.experiments.compare.statistics import (
     holm,
     paired,
 )
+from trainers.experiments.compare.verdicts import verdict_of
 from trainers.experiments.run_record import Run
 
 RunsByArm = Mapping[str, Sequence[Run]]
@@ -211,8 +211,7 @@ class _Compared:
         """Writes the verdict, of metrics that have one."""
         entry = self.entry
         if self.scale is math.log or entry["metric"] == ACCURACY:
-            of = verdicts.of_ratio if self.scale is math.log else verdicts.of_accuracy
-            kind, words = of(entry)
+            kind, words = verdict_of(entry)
             entry["verdict"] = {"kind": kind, "words": words}
 
 

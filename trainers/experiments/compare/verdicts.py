@@ -17,63 +17,62 @@ UNDETECTED, TOO_FEW, UNKNOWN = "no_detectable_difference", "too_few_seeds", "unk
 _POINTS = 100
 
 
-def of_ratio(comparison: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns kind and words of a verdict on a metric that is compared by ratio.
+def verdict_of(comparison: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns kind and words of the verdict on a metric.
 
     Args:
-      comparison: Entry of `comparisons` in comparison.json, without its verdict.
+      comparison: Entry of `comparisons` in comparison.json, without its verdict, of a
+        ratio or of accuracy.
     """
-    kind, words = _without_an_answer(comparison)
-    if kind:
-        return kind, words
-    ratio = comparison["estimate"]
-    low, high = comparison["interval"]
-    more, less, quantity = comparison["words"]
-    if comparison["deviation"] == 0 and ratio == 1:
-        return EQUAL, f"{quantity} equal in all {comparison['num_pairs']} seeds"
-    within = _margin(comparison)
-    if comparison["p_value_holm"] >= SIGNIFICANCE:
-        if within:
-            return EQUIVALENT, f"{quantity} equivalent {within}"
-        least = _percent(comparison["detectable"])
-        return UNDETECTED, _cannot_tell(f"{least} in {quantity}")
-    # The reciprocal of an interval has its ends exchanged: "slower by 2x", not "0.5x".
-    words = (
-        f"{more} by {_times(ratio, low, high)}"
-        if ratio >= 1
-        else f"{less} by {_times(1 / ratio, 1 / high, 1 / low)}"
-    )
-    return DIFFERENT, words + (f", {within} all the same" if within else "")
-
-
-def of_accuracy(comparison: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns kind and words of a verdict on accuracy, which tests equivalence too.
-
-    Args:
-      comparison: Entry of `comparisons` in comparison.json, without its verdict.
-    """
-    kind, words = _without_an_answer(comparison)
-    if kind:
-        return kind, words
-    points = _POINTS * comparison["estimate"]
-    if comparison["deviation"] == 0 and points == 0:
-        return EQUAL, f"the same accuracy in all {comparison['num_pairs']} seeds"
+    pairs = comparison["num_pairs"]
+    if pairs == 0:
+        return UNKNOWN, f"unknown: {comparison['reason']}"
+    if pairs < FEWEST_SEEDS:
+        return TOO_FEW, (
+            f"too few seeds to conclude: {pairs} in common, at least {FEWEST_SEEDS} "
+            "needed"
+        )
+    is_ratio = comparison["kind"] == "ratio"
+    quantity = comparison["words"][2] if is_ratio else "accuracy"
+    if comparison["deviation"] == 0 and comparison["estimate"] == (
+        1 if is_ratio else 0
+    ):
+        equal = f"{quantity} equal" if is_ratio else "the same accuracy"
+        return EQUAL, f"{equal} in all {pairs} seeds"
     within = _margin(comparison)
     if comparison["p_value_holm"] < SIGNIFICANCE:
-        # A significant interval lies on one side of zero, so absolute values keep its
-        # ends.
-        near, far = sorted(_POINTS * abs(end) for end in comparison["interval"])
-        verb = "loses" if points < 0 else "gains"
-        digits = _digits(abs(points), far - near)
-        words = (
-            f"{verb} {abs(points):.{digits}f} points of accuracy "
-            f"({near:.{digits}f} to {far:.{digits}f})"
-        )
+        words = _ratio(comparison) if is_ratio else _points(comparison)
         return DIFFERENT, words + (f", {within} all the same" if within else "")
     if within:
-        return EQUIVALENT, f"accuracy equivalent {within}"
-    least = f"{_POINTS * comparison['detectable']:.2g} points"
-    return UNDETECTED, _cannot_tell(f"{least} of accuracy")
+        return EQUIVALENT, f"{quantity} equivalent {within}"
+    least = comparison["detectable"]
+    needed = f"{_POINTS * least:.2g} points of accuracy"
+    if is_ratio:
+        needed = f"{_percent(least)} in {quantity}"
+    return UNDETECTED, f"cannot tell: would need a difference of {needed}"
+
+
+def _ratio(comparison: Mapping[str, Any]) -> str:
+    """Returns a significant ratio in words, such as `slower by 2.1x (1.9 to 2.4)`."""
+    ratio, (low, high) = comparison["estimate"], comparison["interval"]
+    more, less, _ = comparison["words"]
+    if ratio >= 1:
+        return f"{more} by {_times(ratio, low, high)}"
+    # The reciprocal of an interval has its ends exchanged: "slower by 2x", not "0.5x".
+    return f"{less} by {_times(1 / ratio, 1 / high, 1 / low)}"
+
+
+def _points(comparison: Mapping[str, Any]) -> str:
+    """Returns a significant difference of accuracies in words."""
+    points = _POINTS * comparison["estimate"]
+    # A significant interval lies on one side of zero, so absolute values keep its ends.
+    near, far = sorted(_POINTS * abs(end) for end in comparison["interval"])
+    verb = "loses" if points < 0 else "gains"
+    digits = _digits(abs(points), far - near)
+    return (
+        f"{verb} {abs(points):.{digits}f} points of accuracy "
+        f"({near:.{digits}f} to {far:.{digits}f})"
+    )
 
 
 def _margin(comparison: Mapping[str, Any]) -> str:
@@ -83,23 +82,6 @@ def _margin(comparison: Mapping[str, Any]) -> str:
         return ""
     unit = {"percent": "%", "points": "points"}[tested["unit"]]
     return f"within {tested['margin']:g} {unit}"
-
-
-def _without_an_answer(comparison: Mapping[str, Any]) -> tuple[str, str]:
-    """Returns the verdict on too few pairs of runs; empty strings if not too few."""
-    pairs = comparison["num_pairs"]
-    if pairs == 0:
-        return UNKNOWN, f"unknown: {comparison['reason']}"
-    if pairs < FEWEST_SEEDS:
-        return TOO_FEW, (
-            f"too few seeds to conclude: {pairs} in common, at least {FEWEST_SEEDS} "
-            "needed"
-        )
-    return "", ""
-
-
-def _cannot_tell(least: str) -> str:
-    return f"cannot tell: would need a difference of {least}"
 
 
 def _percent(ratio: float) -> str:

@@ -118,8 +118,10 @@ def verdict(speeds: Sequence[float], control: Sequence[float]) -> str:
     summary = paired(logs, with_bootstrap=False)
     assert summary.interval is not None
     entry = {
+        "kind": "ratio",
         "num_pairs": summary.num_pairs,
         "estimate": math.exp(summary.mean),
+        "deviation": summary.deviation,
         "interval": [math.exp(end) for end in summary.interval],
         "p_value_holm": summary.p_value,
         "detectable": math.exp(detectable(summary, 1)),
@@ -127,7 +129,7 @@ def verdict(speeds: Sequence[float], control: Sequence[float]) -> str:
         "equivalence": None,
         "reason": "",
     }
-    return verdicts.of_ratio(entry)[0]
+    return verdicts.verdict_of(entry)[0]
 
 
 def fraction_different(
