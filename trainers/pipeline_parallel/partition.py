@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from strategies.common.errors import UsageError
-from strategies.common.private_apis.models import Call
 from trainers.pipeline_parallel.layer_graph import LayerGraph
 
 # The minimum of the runs counts, because other processes disturb it least. The first
@@ -42,7 +41,7 @@ def measure_seconds(graph: LayerGraph, features: Any, device: str) -> list[float
             inputs = [values[id(symbol)] for symbol in symbols]
             runs = [_run(layer, inputs, given) for _ in range(_REPETITIONS)]
             seconds.append(min(taken for taken, _ in runs))
-            values.update(_named(call, runs[-1][1]))
+            values.update(zip(map(id, call.outputs), runs[-1][1], strict=True))
     return seconds
 
 
@@ -79,12 +78,6 @@ def _run(
         if made is not None:
             tf.reshape(made, [-1])[:1].numpy()
     return time.perf_counter() - begin, outputs
-
-
-def _named(call: Call, outputs: Sequence[tf.Tensor]) -> dict[int, tf.Tensor]:
-    return {
-        id(symbol): value for symbol, value in zip(call.outputs, outputs, strict=True)
-    }
 
 
 def cut_at_layers(graph: LayerGraph, names: Sequence[str]) -> list[int]:

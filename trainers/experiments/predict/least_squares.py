@@ -49,10 +49,7 @@ def solve(
     # Standard error of each coefficient for runs that differ by RUNS_DIFFER.
     part = matrix[:, kept]
     spread = RUNS_DIFFER * np.sqrt(np.diag(np.linalg.inv(part.T @ part)))
-    coefficients, is_identifiable = (
-        np.zeros(len(scales)),
-        np.zeros(len(scales), dtype=bool),
-    )
+    coefficients, is_identifiable = np.zeros(len(scales)), np.zeros(len(scales), bool)
     coefficients[kept] = found / scales[kept]
     is_identifiable[kept] = found > spread
     return Solution(

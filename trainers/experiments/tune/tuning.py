@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from strategies.common.errors import UsageError
 from strategies.common.fields import check_setting, field_types
 from strategies.common.text import as_argument, shown
@@ -185,11 +187,8 @@ def _parsed(text: str) -> tuple[str, float, float]:
 
 def _spaced(low: float, high: float, count: int) -> tuple[float, ...]:
     """Returns evenly spaced values, by their logarithms if both bounds are positive."""
-    positions = [index / (count - 1) for index in range(1, count - 1)]
-    inner = [
-        low * (high / low) ** p if low > 0 else low + (high - low) * p
-        for p in positions
-    ]
+    spaced = np.geomspace if low > 0 else np.linspace
+    inner = spaced(low, high, count)[1:-1].tolist()
     # Four digits tell values apart, and keep the names of folders short.
     is_whole = isinstance(low, int)
     numbers = [round(value) if is_whole else float(f"{value:.4g}") for value in inner]
