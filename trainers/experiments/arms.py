@@ -111,7 +111,7 @@ def of_a_run(config: Config) -> Config:
 
 
 def settings_in_effect(config: Config) -> dict[str, Any]:
-    """Returns all settings by name, with words for those that a program decides."""
+    """Returns all settings by name, with words for what a program decides."""
     return {
         name: THE_PROGRAMS if is_left_to_program(name, config) else value
         for name, value in config.to_dict().items()

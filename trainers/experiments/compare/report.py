@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 
-from strategies.common.files import without_nan
+from strategies.common.files import write_json
 from strategies.common.text import as_argument, table_lines
 from trainers.experiments.compare.charts import charts_of
 from trainers.experiments.compare.comparison_dir import ComparisonFolder
@@ -99,9 +98,8 @@ def write_report(
     )
     folder.write("report.md", markdown)
     folder.write("report.html", html)
-    # JSON has no NaN; comparison.json exists only if both reports do.
-    text = json.dumps(without_nan(conclusion), indent=2)
-    folder.write("comparison.json", text + "\n")
+    # It exists only if both reports do.
+    write_json(folder.path / "comparison.json", conclusion)
 
 
 def origin(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -105,10 +105,7 @@ class KerasFinding:
             "tolerance": self.tolerance,
             "training": True,
             "figures": {
-                name: {
-                    **dataclasses.asdict(figure),
-                    "relative": _finite(figure.relative),
-                }
+                name: {**dataclasses.asdict(figure), "relative": figure.relative}
                 for name, figure in self.figures.items()
             },
             "gradients": dataclasses.asdict(self.gradients) if self.gradients else None,
@@ -149,7 +146,3 @@ def judge_keras(reference: Executed) -> KerasFinding:
         gradients=gradients,
         not_compared=sorted(here.keys() ^ keras.figures.keys()),
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
