@@ -199,13 +199,15 @@ class _Compared:
             )
 
     def back(self, value: float) -> float:
-        """Converts a difference into a ratio, limited to what a float can hold.
+        """Converts a difference of logarithms into a ratio; returns others as they are.
 
-        The interval of very few, very different runs can be wider than that.
+        The ratio is limited to what a float can hold: the interval of very few, very
+        different runs can be wider than that.
         """
+        if self.scale is not math.log:
+            return value
         # exp(710) is beyond float64.
-        limited = min(max(value, -700.0), 700.0)
-        return math.exp(limited) if self.scale is math.log else limited
+        return math.exp(min(max(value, -700.0), 700.0))
 
     def judge(self) -> None:
         """Writes the verdict, of metrics that have one."""

@@ -320,6 +320,23 @@ def test_what_is_equal_in_all_seeds_needs_no_difference(tmp_path: pathlib.Path) 
     assert verdict_of(tmp_path, "peak_memory_mib") == "memory equal in all 5 seeds"
 
 
+def test_a_difference_of_losses_may_be_large(tmp_path: pathlib.Path) -> None:
+    arms = (
+        make_arm(tmp_path / "one", SPEEDS),
+        make_arm(tmp_path / "two", SPEEDS, strategy="tower"),
+    )
+    for path in (tmp_path / "two").glob("*/result.json"):
+        result = json.loads(path.read_text("utf-8"))
+        # As of squared errors of prices.
+        result["final"]["eval_loss"] = 5000.4
+        path.write_text(json.dumps(result), "utf-8")
+    assert compare(tmp_path, *arms) == 0
+    (loss,) = (
+        c for c in concluded(tmp_path)["comparisons"] if c["metric"] == "eval_loss"
+    )
+    assert loss["estimate"] == pytest.approx(5000)
+
+
 def test_what_a_program_decides_is_not_what_is_given(
     tmp_path: pathlib.Path,
 ) -> None:
