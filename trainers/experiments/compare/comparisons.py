@@ -154,7 +154,9 @@ def differences_by_seed(
         if scale is math.log and not (one > 0 and other > 0):
             continue
         found.append(scale(one) - scale(other))
-    return found, "" if found else "not measured in both arms with the same seed"
+    name = _RATIOS[metric][-1] if metric in _RATIOS else metric.removeprefix("eval_")
+    reason = f"{name} was not measured in both arms with the same seed"
+    return found, "" if found else reason
 
 
 def resolution_of(metric: str, arm: Sequence[Run]) -> float:

@@ -121,8 +121,13 @@ def _commit(version: str) -> str:
 
 def verdict_lines(conclusion: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns the name and the verdicts in words of each arm but the control."""
+    means = [mean for arm in conclusion["arms"] for mean in arm["means"].items()]
+    measured = {name for name, value in means if value is not None}
     lines: dict[str, list[str]] = {}
     for metric in _METRICS_OF_VERDICTS:
+        # A model without accuracy has no verdict on it.
+        if measured and metric not in measured:
+            continue
         for comparison in conclusion["comparisons"]:
             if comparison["metric"] == metric:
                 words = comparison["verdict"]["words"]

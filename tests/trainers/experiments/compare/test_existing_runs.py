@@ -337,6 +337,28 @@ def test_a_difference_of_losses_may_be_large(tmp_path: pathlib.Path) -> None:
     assert loss["estimate"] == pytest.approx(5000)
 
 
+def test_a_model_without_accuracy_has_no_verdict_on_it(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arms = (
+        make_arm(tmp_path / "one", SPEEDS),
+        make_arm(tmp_path / "two", scaled(1.8), strategy="tower"),
+    )
+    for path in tmp_path.glob("*/*/result.json"):
+        result = json.loads(path.read_text("utf-8"))
+        result["final"]["eval_accuracy"] = None
+        path.write_text(json.dumps(result), "utf-8")
+        (path.parent / "metrics.jsonl").write_text("")
+    assert compare(tmp_path, *arms) == 0
+    printed = capsys.readouterr().out
+    assert re.findall("^verdict .*", printed, re.M) == [
+        "verdict   two: faster by 1.8000x (1.8000 to 1.8000)"
+    ]
+    assert verdict_of(tmp_path, "eval_accuracy") == (
+        "unknown: accuracy was not measured in both arms with the same seed"
+    )
+
+
 def test_what_a_program_decides_is_not_what_is_given(
     tmp_path: pathlib.Path,
 ) -> None:
