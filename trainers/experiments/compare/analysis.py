@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,13 +45,9 @@ def conclude(
     by_arm = runs_by_arm(arms, runs)
     differing = differing_settings(arms)
     control = control_of(arms, by_arm)
-    undistributed = [
-        run
-        for arm in arms
-        if arm.name == control and not _is_distributed(arm)
-        for run in by_arm[arm.name]
-        if run.is_completed
-    ]
+    # Speeds are compared with those without distribution.
+    alone = [arm.name for arm in arms if not _is_distributed(arm)]
+    undistributed = by_arm[control] if control in alone else []
     return {
         "schema_version": SCHEMA_VERSION,
         "control": control,
@@ -133,11 +130,10 @@ def _arm(
 
 
 def _means(figures: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    found = {}
+    found: dict[str, float | None] = {}
     for name in dict.fromkeys(name for row in figures for name in row):
-        values = [row.get(name) for row in figures]
-        known = [value for value in values if value is not None]
-        found[name] = sum(known) / len(known) if known else None
+        known = [value for row in figures if (value := row.get(name)) is not None]
+        found[name] = statistics.fmean(known) if known else None
     return found
 
 
@@ -148,12 +144,9 @@ def _scaling_efficiency(
 
     It is the geometric mean over seeds; None unless the control is undistributed.
     """
-    completed = [run for run in runs if run.is_completed]
-    if not completed or not undistributed:
-        return None
-    # A mean of logarithms is the logarithm of the geometric mean.
-    ratios, _ = differences_by_seed(completed, undistributed, SPEED, settings)
+    ratios, _ = differences_by_seed(runs, undistributed, SPEED, settings)
     if not ratios:
         return None
-    replicas = completed[0].result.get("num_replicas") or 1
-    return math.exp(sum(ratios) / len(ratios)) / replicas
+    replicas = next(r.result.get("num_replicas") for r in runs if r.is_completed) or 1
+    # A mean of logarithms is the logarithm of the geometric mean.
+    return math.exp(statistics.fmean(ratios)) / replicas

@@ -108,14 +108,13 @@ def compare_with_control(
                         with_bootstrap=with_bootstrap,
                     )
                 )
-    families = [[c for c in found if c.entry["metric"] in DECIDING]]
-    families += [
-        [c for c in found if c.entry["metric"] == metric]
-        for metric in metrics
-        if metric not in DECIDING
-    ]
-    for family in families:
-        _test(family, settings, look)
+    families: dict[str, list[_Compared]] = {}
+    for comparison in found:
+        metric = comparison.entry["metric"]
+        family = "deciding" if metric in DECIDING else metric
+        families.setdefault(family, []).append(comparison)
+    for members in families.values():
+        _test(members, settings, look)
     for comparison in found:
         comparison.judge()
     return [comparison.entry for comparison in found]
