@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -43,22 +44,17 @@ class Report:
         self._fitted = fitted
         self._batch = config.length.global_batch_size
         self._asked_gbit = config.prediction.gigabits_per_second
-        runs = [m for arm in fitted.arms for m in arm.measurements]
-        self._most_replicas = most_predicted(m.num_replicas for m in runs)
-        self._predictions = [
-            self._predict(arm, count, self._asked_gbit)
-            for count in config.prediction.replica_counts
-            for arm in fitted.arms
-        ]
-        # Those of the bandwidths that were measured.
-        self._at_emulated = [
-            self._predict(arm, count, rate / 1e3)
-            for count in config.prediction.replica_counts
-            for arm in fitted.arms
-            if arm.model.link is not None
-            for rate in BANDWIDTHS_MBIT
-        ]
+        self._runs = [m for arm in fitted.arms for m in arm.measurements]
+        self._most_replicas = most_predicted(m.num_replicas for m in self._runs)
         counts = config.prediction.replica_counts
+        rows = list(itertools.product(counts, fitted.arms))
+        self._predictions = [self._predict(a, n, self._asked_gbit) for n, a in rows]
+        # A row for each number of replicas and arm: at each measured bandwidth.
+        self._at_emulated = [
+            [self._predict(arm, count, rate / 1e3) for rate in BANDWIDTHS_MBIT]
+            for count, arm in rows
+            if arm.model.link is not None
+        ]
         self._crossings = list(crossings(fitted.arms, counts, self._predict))
 
     def lines(self) -> Iterator[str]:
@@ -69,16 +65,16 @@ class Report:
             f"{1e3 * compute.seconds_per_example:.3g} ms an example"
         )
         for arm in self._fitted.arms:
-            with_ballast = ""
+            words = (
+                f"error     {arm.name}: median {100 * arm.median_error:.0f} % of "
+                f"{len(arm.errors)} runs, each predicted from the others; at most "
+                f"{100 * arm.largest_error:.0f} %"
+            )
             if arm.ballast_error is not None:
-                with_ballast = (
+                words += (
                     f", and with more bytes to send {100 * arm.ballast_error:.0f} %"
                 )
-            yield (
-                f"error     {arm.name}: {100 * arm.median_error:.0f} % in the middle "
-                f"of {len(arm.errors)} runs, each predicted from the others; at most "
-                f"{100 * arm.largest_error:.0f} %{with_ballast}"
-            )
+            yield words
         yield self._bounds_in_words()
         yield from self._table()
         yield from self._table_of_emulated()
@@ -117,7 +113,7 @@ class Report:
             "strategies": [content_of_an_arm(arm) for arm in fitted.arms],
             "predictions": [
                 content_of_a_prediction(p)
-                for p in (*self._predictions, *self._at_emulated)
+                for p in (*self._predictions, *itertools.chain(*self._at_emulated))
             ],
             "crossings": [crossing.content() for crossing in self._crossings],
         }
@@ -153,15 +149,14 @@ class Report:
 
     def _bounds(self) -> dict[str, Any]:
         """Returns the bounds of the measurements and of the predictions."""
-        runs = [m for arm in self._fitted.arms for m in arm.measurements]
-        sizes = [m.gradient_bytes for m in runs]
-        counts = [m.num_replicas for m in runs]
+        sizes = [m.gradient_bytes for m in self._runs]
+        counts = [m.num_replicas for m in self._runs]
         return {
             "measured_replicas": [min(counts), max(counts)],
             "most_replicas": self._most_replicas,
             "measured_gradient_bytes": [min(sizes), max(sizes)],
             "measured_bandwidths_mbit": sorted(
-                {m.bandwidth_mbit for m in runs if m.bandwidth_mbit is not None}
+                {m.bandwidth_mbit for m in self._runs if m.bandwidth_mbit is not None}
             ),
         }
 
@@ -207,9 +202,7 @@ class Report:
         """Returns a row for each number of replicas and arm with measured links."""
         headings = [f"ms at {rate:g} Mbit/s" for rate in BANDWIDTHS_MBIT]
         rows = [["predicted", "replicas", *headings]]
-        # All bandwidths of a number of replicas and an arm follow each other.
-        pairs = zip(*[iter(self._at_emulated)] * len(BANDWIDTHS_MBIT), strict=True)
-        for row in pairs:
+        for row in self._at_emulated:
             cells = [
                 "-" if p.parts is None else _milliseconds(p.parts.total) for p in row
             ]
@@ -241,7 +234,8 @@ class Report:
             unknown = [arm.name for arm in arms if cost in arm.model.not_identifiable]
             if unknown:
                 yield f"note      {', '.join(unknown)}: {words}"
-        yield from note_on_short_steps([*self._predictions, *self._at_emulated])
+        at_emulated = itertools.chain(*self._at_emulated)
+        yield from note_on_short_steps([*self._predictions, *at_emulated])
         if inside:
             yield (
                 f"note      {', '.join(inside)}: one process, so that its replicas "

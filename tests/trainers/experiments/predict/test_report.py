@@ -92,7 +92,7 @@ def test_errors_are_told_and_the_fastest_is_named() -> None:
     )
     text = "\n".join(lines)
     # The median of 0, 1, 5 and 20.
-    assert "error     multi_worker_mirrored: 3 % in the middle of 4 runs" in text
+    assert "error     multi_worker_mirrored: median 3 % of 4 runs" in text
     assert "at most 20 %, and with more bytes to send 5 %" in text
     # 7.4 ms of computing, 2 of software, 0.4 of messages, 8 ms of bytes of a worker,
     # two at a time; 8 more of the server, where one waits for the other.
