@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.record import ROOT, markdown_table
-from trainers.experiments.compare.charts import draw_ratios
 from trainers.experiments.compare.statistics import paired
+from trainers.experiments.drawing import draw_ratios
 
 PAGE = ROOT / "docs" / "results.md"
 PICTURE = ROOT / "docs" / "pictures" / "results.png"

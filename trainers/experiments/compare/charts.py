@@ -1,32 +1,19 @@
-"""The charts of a report, as SVG with real text."""
+"""The charts of a comparison."""
 
 from __future__ import annotations
 
-import io
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
+from trainers.experiments.drawing import COLOURS, draw_ratios, drawn
 from trainers.experiments.run_record import Run
 
-# Okabe and Ito's palette, which color-blind readers can distinguish too.
-COLOURS = (
-    *("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442"),
-    "#000000",
-)
-# What matplotlib draws axes and text with. Text has no colour at all in its SVG, and
-# so that of the page's style.
-_INK = "#000000"
-_WIDTH_INCHES = 9.0
-# Largest ratio of the ends of a linear axis; a logarithmic one is used beyond it.
-_MOST_ON_A_LINEAR_AXIS = 4
 _PHASES = ("startup", "trace", "input", "compute", "eval", "checkpoint", "summary")
 
 RunsByArm = Mapping[str, Sequence[Run]]
@@ -41,11 +28,8 @@ def charts_of(
       conclusion: Content of comparison.json.
       runs: Runs of all arms.
     """
-    by_arm = {
-        arm["name"]: [r for r in runs if r.arm == arm["name"] and r.is_completed]
-        for arm in conclusion["arms"]
-    }
-    by_arm = {arm: completed for arm, completed in by_arm.items() if completed}
+    names = [arm["name"] for arm in conclusion["arms"] if arm["num_completed"]]
+    by_arm = {a: [r for r in runs if r.arm == a and r.is_completed] for a in names}
     if not by_arm:
         return []
     speeds = [
@@ -61,38 +45,6 @@ def charts_of(
     return [{"title": title, "svg": svg} for title, svg in found.items() if svg]
 
 
-def drawn(draw: Callable[..., None], *content: Any, height: float) -> str:
-    """Draws a figure and returns its SVG, identical for identical content.
-
-    It is empty if nothing is drawn.
-    """
-    settings: dict[Any, Any] = {
-        # Text stays text, which can be searched.
-        "svg.fonttype": "none",
-        # Without it, Matplotlib derives ids of elements from random numbers.
-        "svg.hashsalt": "comparison",
-        "font.family": "sans-serif",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    with rc_context(settings):
-        figure = Figure(figsize=(_WIDTH_INCHES, height), layout="constrained")
-        draw(figure, *content)
-        if not figure.axes:
-            return ""
-        text = io.StringIO()
-        figure.savefig(
-            text,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None},
-        )
-    # Without the declaration of a file of its own, it can stand in a page; its ink is
-    # that of the page, dark or light.
-    drawing = "<svg" + text.getvalue().partition("<svg")[2]
-    return drawing.replace(_INK, "currentColor")
-
-
 def _draw_speeds(
     figure: Figure, speeds: Sequence[Mapping[str, Any]], control: str
 ) -> None:
@@ -100,24 +52,6 @@ def _draw_speeds(
     if speeds:
         draw_ratios(figure.subplots(), speeds)
         figure.axes[0].set_xlabel(f"examples per second, as a multiple of {control}")
-
-
-def draw_ratios(axes: Axes, shown: Sequence[Mapping[str, Any]]) -> None:
-    """Draws ratios to the control with their intervals, a row for each arm."""
-    for row, comparison in enumerate(shown):
-        (low, high), middle = comparison["interval"], comparison["estimate"]
-        axes.plot([low, high], [row, row], color=COLOURS[0], linewidth=2)
-        axes.plot([middle], [row], "o", color=COLOURS[0])
-    axes.axvline(1, color="grey", linewidth=1)
-    axes.set_yticks(range(len(shown)), [c["arm"] for c in shown])
-    # The first arm is at the top.
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    ends = [1.0, *(end for c in shown for end in c["interval"])]
-    if max(ends) > _MOST_ON_A_LINEAR_AXIS * min(ends):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter("{x:g}x")
 
 
 def _draw_curves(figure: Figure, runs: RunsByArm) -> None:
@@ -239,8 +173,8 @@ def _draw_staleness(figure: Figure, runs: RunsByArm) -> None:
     if not counts:
         return
     axes = figure.subplots()
+    width = 1 / (len(counts) + 1)
     for index, (arm, found) in enumerate(counts.items()):
-        width = 1 / (len(counts) + 1)
         # The bars of all arms at one staleness are centered on it.
         shift = (index - len(counts) / 2 + 0.5) * width
         axes.bar(

@@ -8,8 +8,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from trainers.experiments.compare.charts import COLOURS, drawn
 from trainers.experiments.compare.report import Section
+from trainers.experiments.drawing import COLOURS, drawn
 from trainers.experiments.tune.report_part import words_of_arms, words_of_differences
 
 
