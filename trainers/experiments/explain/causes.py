@@ -226,10 +226,10 @@ def _histograms(facts: Facts) -> Iterator[Cause]:
     interval = min(steps for steps in intervals if steps)
     if interval > LIMITS["summary_steps"].value:
         return
-    kind = "histograms" if interval == report.histogram_every_steps else "summaries"
+    kind, option = "summaries", "summary_every_steps"
+    if interval == report.histogram_every_steps:
+        kind, option = "histograms", "set=report.histogram_every_steps"
     words = f"{kind} are written every {interval} step(s)"
-    option = "set=report.histogram_every_steps"
-    option = option if kind == "histograms" else "summary_every_steps"
     remedy = f"write them less often: --{option}={100 * interval}"
     share = float(facts.shares("summary").max())
     yield Cause("frequent_summaries", share, words, remedy)
@@ -254,17 +254,14 @@ def _slow_disk(facts: Facts) -> Iterator[Cause]:
 
 
 def _uneven_stages(facts: Facts) -> Iterator[Cause]:
-    pipeline = facts.result.get("pipeline")
-    if not pipeline:
+    stages = (facts.result.get("pipeline") or {}).get("stages", ())
+    if len(stages) < 2:
         return
-    busy = np.array([1 - stage["idle_share"] for stage in pipeline["stages"]])
+    busy = np.array([1 - stage["idle_share"] for stage in stages])
     factor = busy.max() / max(np.median(np.delete(busy, busy.argmax())), 1e-9)
     if factor < LIMITS["stage"].value:
         return
-    words = (
-        f"stage {busy.argmax()} of the pipeline works {factor:.1f} times as long as "
-    )
-    words += "the others"
+    words = f"stage {busy.argmax()} works {factor:.1f} times as long as the others"
     remedy = "move layers to other stages with --pipeline_stages, or leave it out"
     # With equal stages each would work for the mean.
     lost = float(1 - busy.mean() / busy.max()) * float(facts.shares("compute").max())

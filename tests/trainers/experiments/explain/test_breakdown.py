@@ -196,6 +196,12 @@ def test_a_cause_is_named(cause: str, of_task: Any, result: Any, flags: Any) -> 
     assert found.remedy
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_single_stage_is_compared_with_no_other() -> None:
+    result = {"pipeline": {"stages": [{"idle_share": 0.1}]}}
+    assert find_causes(facts_of(workers(task_of("chief-0", EQUAL)), result)) == []
+
+
 def test_a_slow_wire_is_named_by_its_bytes_a_second() -> None:
     tasks = workers(*(task_of(f"worker-{i}", (0, [0.01], 0.15, 0)) for i in range(2)))
     few = {"communication": {"bytes_per_step_per_replica": 1000}}
