@@ -72,7 +72,7 @@ def write_pages(
     """Writes the page of all results, and the table of a document."""
     write_atomically(folder / "README.md", page(folder))
     text = document.read_text(encoding="utf-8")
-    begin, _, end = _around_table(text)
+    begin, _, end = around_table(text)
     write_atomically(document, begin + table_of_document(folder) + end)
 
 
@@ -111,13 +111,8 @@ def table_of_document(folder: pathlib.Path = RESULTS) -> str:
     )
 
 
-def shown_table(text: str) -> str:
-    """Returns the table that a document shows."""
-    return _around_table(text)[1]
-
-
-def _around_table(text: str) -> Sequence[str]:
-    """Splits a document before and after its table."""
+def around_table(text: str) -> Sequence[str]:
+    """Splits a document: before its table, the table, and after it."""
     begin, end = r".*<!-- results: begin[^>]*-->\n", r"<!-- results: end -->.*"
     (parts,) = re.findall(f"^({begin})(.*?)({end})$", text, re.S)
     return parts

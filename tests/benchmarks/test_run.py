@@ -123,7 +123,7 @@ def test_the_pages_are_those_of_the_recorded_results() -> None:
     page = (record.RESULTS / "README.md").read_text(encoding="utf-8")
     assert page == record.page()
     document = record.DOCUMENT.read_text(encoding="utf-8")
-    assert record.shown_table(document) == record.table_of_document()
+    assert record.around_table(document)[1] == record.table_of_document()
     assert page.count("\n## ") > len(SUBJECTS)
 
 

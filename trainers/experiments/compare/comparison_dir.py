@@ -111,13 +111,10 @@ class ComparisonFolder:
         plan: dict[str, Any] = {
             "schema_version": 1,
             "first_seed": first_seed,
-            "arms": {arm.name: settings_in_effect(arm.config) for arm in arms},
+            "arms": {arm.name: _settings(arm) for arm in arms},
             "looks": [] if seeds is None else [list(seeds)],
             "tuning": tuning,
         }
-        for settings in plan["arms"].values():
-            # Each run sets its own; the plan has the first one.
-            del settings["seed"]
         try:
             check_writable(self.path, f"--run_dir={self.path}")
             check_is_no_pattern(self.path, f"--run_dir={self.path}")
@@ -230,3 +227,8 @@ def _are_looks(looks: list[Any]) -> bool:
             return False
         planned = pair[1]
     return True
+
+
+def _settings(arm: Arm) -> dict[str, Any]:
+    # The seed differs between the runs of an arm; the plan has the first one.
+    return {k: v for k, v in settings_in_effect(arm.config).items() if k != "seed"}
