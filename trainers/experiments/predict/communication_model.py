@@ -34,7 +34,7 @@ class Link:
     wire_factor: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Traffic:
     """Communication of one update.
 
@@ -78,21 +78,11 @@ class Exchange:
         """
         # A single worker still reads its weights from servers.
         if num_replicas == 1 and self.kind != "servers":
-            return Traffic(
-                messages_in_a_row=0,
-                bytes_of_each=0,
-                bytes_of_servers=0,
-                bytes_on_a_link=0,
-            )
+            return Traffic(0, 0, 0, 0)
         together = self.shares(num_replicas)
         messages, *multiples = _FORMULAS[self.kind](together, self.num_servers)
         each, servers, link = (self.gradient_bytes * times for times in multiples)
-        return Traffic(
-            messages_in_a_row=messages,
-            bytes_of_each=each,
-            bytes_of_servers=servers,
-            bytes_on_a_link=link,
-        )
+        return Traffic(messages, each, servers, link)
 
     @property
     def overlaps_software(self) -> bool:

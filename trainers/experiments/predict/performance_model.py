@@ -28,9 +28,8 @@ from trainers.experiments.predict.compute_model import Compute, Measurement
 from trainers.experiments.predict.contention import APART, CpuContention, candidates
 from trainers.experiments.predict.least_squares import solve
 
-# In the order of the columns of a fit.
+# In the order of the columns of a fit; the last two are costs of links.
 _COSTS = ("update", "message", "byte", "link_byte", "wire")
-_COSTS_OF_LINKS = _COSTS[3:]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +102,9 @@ class Model:
         solution, crowding = min(found, key=lambda pair: pair[0].error)
         update, message, byte, link_byte, wire = solution.coefficients
         has_link = any(m.bandwidth_mbit for m in measurements)
-        told = zip(_COSTS, solution.is_identifiable, strict=True)
+        # Costs of links are not reported if no run had one.
+        costs = _COSTS if has_link else _COSTS[:3]
+        found_costs = zip(costs, solution.is_identifiable, strict=False)
         return cls(
             compute=compute,
             exchange=exchange,
@@ -114,9 +115,7 @@ class Model:
             if has_link
             else None,
             not_identifiable=tuple(
-                cost
-                for cost, is_identifiable in told
-                if not is_identifiable and (has_link or cost not in _COSTS_OF_LINKS)
+                cost for cost, is_identifiable in found_costs if not is_identifiable
             ),
         )
 
