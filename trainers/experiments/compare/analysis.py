@@ -10,7 +10,11 @@ from typing import Any
 from strategies import registry
 from trainers.config.comparison import ComparisonConfig
 from trainers.experiments.arms import Arm
-from trainers.experiments.compare.caveats import remarks_on, remarks_on_batches
+from trainers.experiments.compare.caveats import (
+    remarks_on,
+    remarks_on_batches,
+    remarks_on_target,
+)
 from trainers.experiments.compare.comparisons import (
     SPEED,
     compare_with_control,
@@ -63,6 +67,7 @@ def conclude(
         "remarks": [
             *remarks_on_beginnings(runs, settings.allow_different or ()),
             *remarks_on_batches(arms),
+            *remarks_on_target(by_arm, settings.target_accuracy),
             *remarks_on(by_arm, differing),
         ],
         "arms": [_arm(arm, by_arm[arm.name], undistributed, settings) for arm in arms],

@@ -8,14 +8,14 @@ from typing import Any
 from strategies.common.text import as_argument
 from trainers.config.comparison import FEWEST_SEEDS, HELD_FIXED
 from trainers.experiments.arms import Arm
-from trainers.experiments.run_record import Run
+from trainers.experiments.compare.comparisons import RunsByArm
 
 # Fraction of the cores that other programs may use without a remark.
 _MOST_OTHERS = 0.1
 
 
 def remarks_on(
-    by_arm: Mapping[str, list[Run]],
+    by_arm: RunsByArm,
     differing: Mapping[str, Mapping[str, Any]],
 ) -> list[str]:
     """Returns the remarks of a report, one sentence each.
@@ -48,6 +48,21 @@ def remarks_on(
     return remarks + _remarks_on_the_machine(by_arm)
 
 
+def remarks_on_target(by_arm: RunsByArm, accuracy: float | None) -> list[str]:
+    """Returns a remark on each arm that did not reach the target in all its runs."""
+    remarks = []
+    for arm, runs in by_arm.items() if accuracy is not None else ():
+        completed = [run.figures(accuracy) for run in runs if run.is_completed]
+        seconds = [found["seconds_to_target_accuracy"] for found in completed]
+        if None in seconds:
+            num_reached = len(seconds) - seconds.count(None)
+            remarks.append(
+                f"{arm} reached the target accuracy {accuracy:g} in {num_reached} of "
+                f"{len(seconds)} runs; times to it are compared in these seeds alone."
+            )
+    return remarks
+
+
 def remarks_on_batches(arms: Sequence[Arm]) -> list[str]:
     """Returns a remark on arms whose global batches differ although no setting does."""
     # The strategy itself keeps the global batches of one device; the data settings,
@@ -66,7 +81,7 @@ def remarks_on_batches(arms: Sequence[Arm]) -> list[str]:
     ]
 
 
-def _remarks_on_the_machine(by_arm: Mapping[str, list[Run]]) -> list[str]:
+def _remarks_on_the_machine(by_arm: RunsByArm) -> list[str]:
     completed = [run for runs in by_arm.values() for run in runs if run.is_completed]
     remarks = []
     disturbed = [

@@ -359,6 +359,21 @@ def test_a_model_without_accuracy_has_no_verdict_on_it(
     )
 
 
+def test_runs_that_do_not_reach_the_target_are_said_to_be_left_out(
+    tmp_path: pathlib.Path,
+) -> None:
+    one = make_arm(tmp_path / "one", SPEEDS)
+    accuracies = (0.9, 0.9, 0.9, 0.3, 0.3)
+    two = make_arm(tmp_path / "two", SPEEDS, accuracies, strategy="tower")
+    target = ("--set=comparison.target_accuracy=0.4",)
+    assert compare(tmp_path, one, two, flags=target) == 0
+    (remark,) = (r for r in concluded(tmp_path)["remarks"] if "target" in r)
+    assert remark == (
+        "two reached the target accuracy 0.4 in 3 of 5 runs; times to it are compared "
+        "in these seeds alone."
+    )
+
+
 def test_what_a_program_decides_is_not_what_is_given(
     tmp_path: pathlib.Path,
 ) -> None:
