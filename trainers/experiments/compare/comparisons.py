@@ -29,22 +29,13 @@ DECIDING = (SPEED, ACCURACY)
 # What is compared by its ratio, with the words for more of it, for less, and its name.
 _RATIOS = {
     SPEED: ("faster", "slower", "speed"),
-    "step_milliseconds_p50": (
-        *("longer steps", "shorter steps"),
-        "the length of steps",
-    ),
+    "step_milliseconds_p50": ("longer steps", "shorter steps", "the length of steps"),
     "seconds_to_target_accuracy": (
         *("later at the target accuracy", "earlier at the target accuracy"),
         "the time to the target accuracy",
     ),
-    "wall_seconds": (
-        *("longer in all", "shorter in all"),
-        "the time of the whole run",
-    ),
-    "peak_memory_mib": (
-        *("more memory", "less memory"),
-        "memory",
-    ),
+    "wall_seconds": ("longer in all", "shorter in all", "the time of the whole run"),
+    "peak_memory_mib": ("more memory", "less memory", "memory"),
 }
 _DIFFERENCES = (ACCURACY, "eval_loss", "train_loss")
 
