@@ -128,7 +128,7 @@ class PipelineStep:
         sums: dict[str, tf.Tensor] = {}
         for run in runs:
             for name, value in sum_structures(run.sums).items():
-                sums[name] = value + sums.get(name, 0)
+                sums[name] = sums[name] + value if name in sums else value
         state: dict[str, Any] = {}
         for run in runs:
             for kind, found in sum_structures(run.state).items():

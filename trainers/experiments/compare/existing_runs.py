@@ -43,7 +43,7 @@ def arms_and_runs(folders: Sequence[str]) -> tuple[list[Arm], list[Run]]:
         for folder in _run_folders(path, text):
             folder.check_own()
             config = _with_decided_length(folder.read_config())
-            decided = filter(lambda n: is_left_to_program(n, config), config.to_dict())
+            decided = {n for n in config.to_dict() if is_left_to_program(n, config)}
             key = (name, config.replace(**_NOT_OF_AN_ARM), frozenset(decided))
             found[key].append((config.run.seed, folder.path))
     names = _names(list(found))
