@@ -209,12 +209,10 @@ class ComparisonFolder:
 
 def _is_plan(content: Any) -> bool:
     """Returns whether a plan has all that is needed to resume a comparison."""
-    if not isinstance(content, dict) or "first_seed" not in content:
-        return False
-    arms, looks = content.get("arms"), content.get("looks")
-    if not isinstance(arms, dict) or not isinstance(looks, list):
-        return False
-    return all(isinstance(s, dict) for s in arms.values()) and _are_looks(looks)
+    match content:
+        case {"first_seed": _, "arms": dict(arms), "looks": list(looks)}:
+            return all(isinstance(s, dict) for s in arms.values()) and _are_looks(looks)
+    return False
 
 
 def _are_looks(looks: list[Any]) -> bool:
