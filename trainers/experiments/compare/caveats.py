@@ -50,8 +50,10 @@ def remarks_on(
 
 def remarks_on_target(by_arm: RunsByArm, accuracy: float | None) -> list[str]:
     """Returns a remark on each arm that did not reach the target in all its runs."""
+    if accuracy is None:
+        return []
     remarks = []
-    for arm, runs in by_arm.items() if accuracy is not None else ():
+    for arm, runs in by_arm.items():
         completed = [run.figures(accuracy) for run in runs if run.is_completed]
         seconds = [found["seconds_to_target_accuracy"] for found in completed]
         if None in seconds:

@@ -144,8 +144,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
     num_left = np.arange(len(p_values), 0, -1)
     adjusted = np.empty(len(p_values))
     # Adjusted p-values never decrease in the order of the p-values.
-    adjusted[order] = np.maximum.accumulate(num_left * np.take(p_values, order))
-    return np.minimum(adjusted, 1.0).tolist()
+    highest = np.maximum.accumulate(num_left * np.take(p_values, order))
+    adjusted[order] = np.minimum(highest, 1.0)
+    return adjusted.tolist()
 
 
 def equivalence_p_value(summary: Paired, margin: float) -> float:

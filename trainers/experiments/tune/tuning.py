@@ -187,8 +187,9 @@ def _parsed(text: str) -> tuple[str, float, float]:
 
 def _spaced(low: float, high: float, count: int) -> tuple[float, ...]:
     """Returns evenly spaced values, by their logarithms if both bounds are positive."""
-    spaced = np.geomspace if low > 0 else np.linspace
-    inner = spaced(low, high, count)[1:-1].tolist()
+    ends = low, high, count
+    spaced = np.geomspace(*ends) if low > 0 else np.linspace(*ends)
+    inner = spaced[1:-1].tolist()
     # Four digits tell values apart, and keep the names of folders short.
     is_whole = isinstance(low, int)
     numbers = [round(value) if is_whole else float(f"{value:.4g}") for value in inner]
