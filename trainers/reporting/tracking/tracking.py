@@ -32,6 +32,8 @@ _SECONDS_AT_THE_END = 60.0
 _MOST_WAITING = 20_000
 
 _Report = Callable[[Tracker], object]
+# A run begins or continues its entry; None is the last of a queue.
+_Queued = TrackedRun | _Report | None
 
 
 class Tracking:
@@ -49,7 +51,10 @@ class Tracking:
     def begin(
         self, assembly: TrainingParts, folder: RunDir, versions: Mapping[str, str]
     ) -> None:
-        """Starts the threads, which create the run's entries.
+        """Queues the begin of the run's entries.
+
+        A program that calls `fit` again continues the entries that the end of its
+        `fit` before has closed.
 
         Args:
           assembly: Parts of the run.
@@ -58,8 +63,7 @@ class Tracking:
         """
         if self._senders:
             run = _tracked_run(assembly, folder, versions)
-            for sender in self._senders:
-                sender.start(run)
+            self._add(run)
 
     def log(self, split: str, values: Mapping[str, float], step: int) -> None:
         """Queues scalars under their TensorBoard names.
@@ -89,9 +93,9 @@ class Tracking:
         for sender in self._senders:
             sender.wait(deadline)
 
-    def _add(self, report: _Report) -> None:
+    def _add(self, queued: TrackedRun | _Report) -> None:
         for sender in self._senders:
-            sender.add(report)
+            sender.add(queued)
 
 
 class _Sender:
@@ -107,20 +111,19 @@ class _Sender:
             # Packages raise errors of many classes, none of which stops a run.
             lambda error: " ".join(f"{type(error).__name__}: {error}".split())[:200],
         )
-        self._queue: queue.Queue[_Report | None] = queue.Queue(_MOST_WAITING)
+        self._queue: queue.Queue[_Queued] = queue.Queue(_MOST_WAITING)
+        self._run: TrackedRun | None = None
         self._tracker: Tracker | None = None
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._send_all, daemon=True)
 
-    def start(self, run: TrackedRun) -> None:
-        self._thread = threading.Thread(target=self._send_all, args=(run,), daemon=True)
-        self._thread.start()
-
-    def add(self, report: _Report | None) -> None:
+    def add(self, queued: _Queued) -> None:
+        if isinstance(queued, TrackedRun) and not self._thread.is_alive():
+            self._thread.start()
         with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(report)
+            self._queue.put_nowait(queued)
 
     def wait(self, deadline: float) -> None:
-        if self._thread is None:
+        if not self._thread.is_alive():
             return
         self.add(None)
         self._thread.join(max(deadline - time.monotonic(), 0))
@@ -130,23 +133,26 @@ class _Sender:
                 f"{_SECONDS_AT_THE_END:.0f} s; the run folder has all of it."
             )
 
-    def _send_all(self, run: TrackedRun) -> None:
-        # The first report does nothing: it creates the entry at once.
-        report: _Report | None = _nothing
-        while report is not None:
-            self._send(report, run)
-            report = self._queue.get()
+    def _send_all(self) -> None:
+        while (queued := self._queue.get()) is not None:
+            if isinstance(queued, TrackedRun):
+                self._run, self._tracker = queued, None
+                # Creates the entry at once.
+                queued = _nothing
+            self._send(queued)
 
-    def _send(self, report: _Report, run: TrackedRun) -> None:
+    def _send(self, report: _Report) -> None:
         what = f"--trackers={self._name} does not take a report"
-        if self._write_errors.attempt(what, lambda: report(self._entry(run))):
+        if self._write_errors.attempt(what, lambda: report(self._entry())):
             self._write_errors.end(f"tracker   {self._name}")
 
-    def _entry(self, run: TrackedRun) -> Tracker:
+    def _entry(self) -> Tracker:
         """Returns the run's entry; creates it unless an earlier report has done so."""
         if self._tracker is None:
+            if self._run is None:
+                raise RuntimeError("a run comes before its reports")
             tracker = _make_tracker(self._name)
-            self._console.item("tracker", f"{self._name}: {tracker.begin(run)}")
+            self._console.item("tracker", f"{self._name}: {tracker.begin(self._run)}")
             self._tracker = tracker
         return self._tracker
 

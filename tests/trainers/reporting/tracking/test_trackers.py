@@ -174,6 +174,46 @@ def test_a_run_that_was_killed_goes_on_as_the_same(
     assert second.rows[-1]["step"] == before + 40
 
 
+_TWO_FITS = """
+import keras
+import numpy as np
+import time
+
+x = np.random.default_rng(0).normal(size=(64, 4))
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x.sum(axis=1), batch_size=16)
+# Meanwhile the trackers take the end of the first one.
+time.sleep(2)
+model.fit(x, x.sum(axis=1), batch_size=16)
+"""
+
+
+def test_several_fits_of_a_program_are_one_entry(
+    store: MlflowClient, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "train.py").write_text(_TWO_FITS)
+    folder = tmp_path / "run"
+    flags = ("--script=train.py", f"--run_dir={folder}", "--summary_every_steps=2")
+    done = run(*flags, "--trackers=mlflow,wandb", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+
+    losses = {r["step"]: r["train_loss"] for r in metrics_of(folder)}
+    assert list(losses) == [2, 4, 6, 8]
+    one = only_run(store)
+    assert one.info.status == "FINISHED"
+    assert one.data.metrics["result/steps"] == 8
+    assert history(store, one.info.run_id, "train/loss") == losses
+
+    first, second = sessions_below(folder)
+    assert first.run.run_id == second.run.run_id
+    rows = [row for row in (*first.rows, *second.rows) if "train/loss" in row]
+    assert {r["step"]: r["train/loss"] for r in rows} == pytest.approx(losses)
+    assert [session.exit_code for session in (first, second)] == [0, 0]
+    assert second.summary["result/steps"] == 8
+
+
 def test_a_tracker_that_fails_on_the_way_costs_a_warning(
     store: MlflowClient, tmp_path: pathlib.Path
 ) -> None:
