@@ -82,14 +82,16 @@ def _activations(model: keras.Model, features: Any) -> dict[str, tf.Tensor]:
 
 
 def _all_numbers(outputs: Any) -> tf.Tensor | None:
-    """Returns all outputs of a layer as one vector; None if they are no numbers.
+    """Returns all outputs of a layer as one vector; None if they are no real numbers.
 
-    A layer may have several outputs, such as states beside a sequence.
+    A layer may have several outputs, such as states beside a sequence. Sparse and
+    ragged ones are not counted.
     """
     flat = [
         tf.reshape(tensor, [-1])
         for tensor in tf.nest.flatten(outputs)
-        if tf.is_tensor(tensor) and tensor.dtype != tf.string
+        if isinstance(tensor, tf.Tensor)
+        and not (tensor.dtype.is_complex or tensor.dtype == tf.string)
     ]
     if not flat:
         return None
