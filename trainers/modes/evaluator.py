@@ -24,7 +24,7 @@ from trainers.loop.evaluation import Evaluated
 from trainers.loop.parts import TrainingParts
 from trainers.model.confusion_matrix import CONFUSION_MATRIX, draw_confusion
 from trainers.reporting.metrics_writer import in_words
-from trainers.reporting.tensorboard import EVALUATOR, Summaries
+from trainers.reporting.tensorboard import EVALUATOR, Summaries, by_tag
 from trainers.run_dir.checkpoint_manifest import DamagedError
 from trainers.run_dir.checkpoints import Checkpoints
 from trainers.run_dir.run_dir import RunDir
@@ -158,7 +158,7 @@ class _Evaluator:
                 self._folder.tensorboard, self._write_errors, (EVALUATOR,)
             )
         means, confusion = as_scalars(evaluated.means), evaluated.confusion
-        finite = {name: v for name, v in means.items() if math.isfinite(v)}
+        finite = {tag: v for tag, v in by_tag(means).items() if math.isfinite(v)}
         self._summaries.scalars(EVALUATOR, finite, step)
         if confusion is not None:
             picture = draw_confusion(confusion, self._assembly.data.class_names)

@@ -20,7 +20,7 @@ from trainers.reporting.metrics import RunMetrics
 from trainers.reporting.model_summaries import Inspection
 from trainers.reporting.profiler import Profile
 from trainers.reporting.run_description import describe_run, hyperparameters
-from trainers.reporting.tensorboard import EVAL, TRAIN, Summaries
+from trainers.reporting.tensorboard import EVAL, TRAIN, Summaries, by_tag
 from trainers.reporting.tracking.tracking import Tracking
 from trainers.run_dir.run_dir import RunDir
 
@@ -96,7 +96,7 @@ class MetricsWriter:
             **self._replica_statistics.scalars(event.results),
         }
         scalars = {
-            **means,
+            **by_tag(means),
             **values,
             **{f"step_milliseconds/{k}": v for k, v in milliseconds.items()},
             **metrics.staleness.scalars(),
@@ -137,8 +137,9 @@ class MetricsWriter:
         """Writes the result of an evaluation, and returns whether it is the best."""
         means, confusion = evaluated
         with self._metrics.clock.measure("summary"):
-            self._write_scalars(EVAL, means, event.step)
-            self._describe_dashboards(list(means))
+            scalars = by_tag(means)
+            self._write_scalars(EVAL, scalars, event.step)
+            self._describe_dashboards(list(scalars))
             counts = {}
             if confusion is not None:
                 counts = {f"eval_{CONFUSION_MATRIX}": confusion.tolist()}

@@ -26,6 +26,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
 from strategies.common.files import is_url
 from strategies.common.write_errors import WriteErrorReporter
+from trainers.model.confusion_matrix import CONFUSION_MATRIX
 from trainers.reporting.step_graph import step_graph
 from trainers.run_dir.event_dir import remote_errors
 
@@ -40,6 +41,11 @@ _REMOTE_RETRY_SECONDS = 60.0
 # What of training the HParams dashboard shows.
 _TRAIN_METRICS = ("loss", "examples_per_second")
 _EVALUATED = "Train and eval"
+# Tags of quantities of a run, which a program's metric may have as its name.
+_OF_THE_RUN = {
+    *("learning_rate", "gradient_norm", "weight_norm", "gradient_noise_scale"),
+    *("examples_per_second", "staleness", CONFUSION_MATRIX),
+}
 # By chart the tags in it, as regular expressions.
 _LAYOUT = {
     "Where the time goes": {
@@ -302,6 +308,15 @@ class Summaries:
             return time.monotonic() >= self._retry_time
         # Each failed attempt would leave an empty file.
         return shutil.disk_usage(self._folder).free >= _LEAST_BYTES
+
+
+def by_tag(means: Mapping[str, float]) -> dict[str, float]:
+    """Returns losses and metrics by tag, equal in training and evaluation.
+
+    Args:
+      means: Values by the name of the metric.
+    """
+    return {f"metrics/{n}" if n in _OF_THE_RUN else n: v for n, v in means.items()}
 
 
 def table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pathlib
 
 import numpy as np
+import pytest
 
 from models.objective import as_scalars
 from tests import processes
+from tests.event_files import read_events
 from tests.trainers.keras_program.beside_fit import by_fit, under
 
 _NAMES = (
@@ -57,3 +59,29 @@ def test_the_scale_of_the_loss_is_not_in_the_history(tmp_path: pathlib.Path) -> 
     assert set(found["history"]) == expected
     rows = processes.metrics_of(tmp_path / "run")
     assert any("loss_scale" in row for row in rows)
+
+
+_TAKEN = """
+import keras
+import numpy as np
+
+x = np.random.default_rng(0).normal(size=(32, 4))
+layers = [keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")]
+model = keras.Sequential(layers)
+metric = keras.metrics.MeanSquaredError(name="learning_rate")
+model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[metric])
+model.fit(x, x.sum(axis=1), batch_size=16, epochs=1, validation_data=(x, x.sum(axis=1)))
+"""
+
+
+def test_a_metric_and_the_learning_rate_have_a_curve_each(
+    tmp_path: pathlib.Path,
+) -> None:
+    under(tmp_path, _TAKEN, "--strategy=one_device")
+    folder = tmp_path / "run"
+    loss = processes.result_of(folder)["final"]["eval_loss"]
+    train, held_out = (read_events(folder / "tb" / s) for s in ("train", "eval"))
+    assert train.scalars("learning_rate") == {2: 0.0}
+    assert train.scalars("metrics/learning_rate") == {2: pytest.approx(loss)}
+    assert held_out.scalars("metrics/learning_rate") == {2: pytest.approx(loss)}
+    assert "learning_rate" not in held_out.points
