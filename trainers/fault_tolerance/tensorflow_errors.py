@@ -62,9 +62,9 @@ def refusal_of(error: Exception, config: Config) -> UsageError | None:
         )
     elif label:
         refusal = UsageError(
-            f"the data has a label that is {label[1]}, and --model="
-            f"{config.model.model} has {label[2]} outputs for classes, numbered from "
-            "0: give it an output for each class, or number the classes from 0."
+            f"the data has a label that is {label[1]}, and {config.model.name} has "
+            f"{label[2]} outputs for classes, numbered from 0: give it an output for "
+            "each class, or number the classes from 0."
         )
     elif _has_no_folder(error):
         refusal = UsageError(
