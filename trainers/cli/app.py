@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -264,21 +265,17 @@ def run_task(config: Config, cluster: Cluster, console: Console) -> int:
             soft_placement=config.strategy.soft_placement,
             multi_process=config.traits.multi_process,
         )
-    if cluster.job in registry.traits(strategy).server_jobs:
-        folder = RunDir(pathlib.Path(config.run.run_dir or ""))
-        with importlib.import_module(
-            "strategies.cluster.failure_detection"
-        ).translate_peer_errors(cluster):
+    with contextlib.ExitStack() as guards:
+        if cluster.addresses:
+            detection = importlib.import_module("strategies.cluster.failure_detection")
+            guards.enter_context(detection.translate_peer_errors(cluster))
+        if cluster.job in registry.traits(strategy).server_jobs:
+            folder = RunDir(pathlib.Path(config.run.run_dir or ""))
             return registry.load(strategy).serve(
                 config.strategy,
                 cluster,
                 functools.partial(folder.shutdown_path, cluster),
             )
-    mode = "evaluator" if cluster.job == EVALUATOR else config.run.mode
-    run = getattr(importlib.import_module(f"trainers.modes.{mode}"), mode)
-    if not cluster.addresses:
-        return run(config, cluster, console)
-    with importlib.import_module(
-        "strategies.cluster.failure_detection"
-    ).translate_peer_errors(cluster):
+        mode = "evaluator" if cluster.job == EVALUATOR else config.run.mode
+        run = getattr(importlib.import_module(f"trainers.modes.{mode}"), mode)
         return run(config, cluster, console)
