@@ -88,7 +88,7 @@ class _Drawing:
         return sorted(results - set(arguments))
 
     def _unused(self, name: str) -> str:
-        """The name, or one with a number: both branches of a condition share theirs."""
+        """Returns the name, with a number if another node of the drawing has it."""
         count, unused = 0, name
         while unused in self._names:
             count += 1
@@ -96,7 +96,7 @@ class _Drawing:
         return unused
 
     def finished(self, definition: Any) -> tf.compat.v1.GraphDef:
-        """The drawing, with the functions that are called in it."""
+        """Returns the drawing, with the functions that are called in it."""
         called = {
             attribute.func.name
             for node in self._drawn.node
@@ -114,20 +114,20 @@ def _stays_one_operation(function: Any) -> bool:
 
 
 def _below(caller: str, name: str) -> str:
-    """A name within its caller's, which most names of operations begin with already.
+    """Returns a name that begins with its caller's.
 
-    That of a gradient has it in its middle.
+    Most names of operations do so already; that of a gradient has it in its middle.
     """
     scope = f"{caller}/"
     return scope + name.replace(scope, "", 1)
 
 
 def _renamed(source: str, inputs: Mapping[str, str]) -> str:
-    """An input, such as `^node`, `node:1` or `node:output:1`, by its new name."""
+    """Returns an input, such as `^node`, `node:1` or `node:out:1`, by its new name."""
     control = "^" if source.startswith("^") else ""
     name, colon, output = source.removeprefix("^").partition(":")
     if name not in inputs:
         return source
     renamed = inputs[name]
-    # What an argument stands for has an output of its own.
+    # The value of an argument names its output already.
     return f"{control}{renamed}" + ("" if ":" in renamed else f"{colon}{output}")
