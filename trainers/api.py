@@ -26,7 +26,7 @@ from strategies.common.files import new_folder
 from strategies.processes.forked_process import Process
 from strategies.processes.starter import ProcessStarter
 from trainers.cli import flags
-from trainers.config.config import Config, without_lists
+from trainers.config.config import Config
 from trainers.config.used_settings import check_used
 from trainers.experiments.measurement import started
 from trainers.run_dir.run_dir import RunDir, default_path
@@ -47,9 +47,7 @@ def configure(**settings: Any) -> Config:
     Raises:
       UsageError: A name is unknown, or a value is not accepted.
     """
-    config = Config().with_given(
-        **{name: without_lists(value) for name, value in settings.items()}
-    )
+    config = Config().with_given(**settings)
     check_used(config)
     return config
 
@@ -171,9 +169,7 @@ def train(config: Config | None = None, **settings: Any) -> TrainingResult:
       UsageError: The settings are not accepted.
       RuntimeError: The run failed; the message contains its error.
     """
-    config = (config or Config()).with_given(
-        **{name: without_lists(value) for name, value in settings.items()}
-    )
+    config = (config or Config()).with_given(**settings)
     if config.run.mode != "train":
         raise UsageError(
             f"mode={config.run.mode!r} is not training: leave it out, or start "

@@ -253,7 +253,8 @@ def _with_one_of_its_strategies(settings: Mapping[str, Any]) -> Config:
 
 def wants_tracebacks(argv: Sequence[str]) -> bool:
     """Returns whether --verbose is given, even if other arguments are unusable."""
-    return any(re.fullmatch(r"--?verbose(=(true|t|1|yes|y))?", a) for a in argv[1:])
+    pattern = re.compile("--?verbose(=(true|t|1))?", re.IGNORECASE)
+    return any(map(pattern.fullmatch, split_arguments(argv)[0][1:]))
 
 
 def _read(values: flags.FlagValues, argv: list[str]) -> list[str]:

@@ -117,7 +117,8 @@ class Config:
     def _changed(self, values: Mapping[str, Any], given: frozenset[str]) -> Config:
         changes: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
-            changes.setdefault(field_of(name)[0].group, {})[name] = value
+            group = field_of(name)[0].group
+            changes.setdefault(group, {})[name] = without_lists(value)
         groups = {
             group: dataclasses.replace(getattr(self, group), **settings)
             for group, settings in changes.items()

@@ -15,7 +15,7 @@ from typing import Any
 
 from strategies.common.errors import UsageError
 from strategies.common.text import as_argument, shown
-from trainers.config.config import Config
+from trainers.config.config import Config, without_lists
 from trainers.config.groups import all_fields, option
 
 # What only these decide about a run of --mode=evaluate; the rest is in its config.json.
@@ -73,7 +73,7 @@ def unused(
     found = {}
     for name, value in settings.items():
         field = all_fields()[name][1]
-        is_given = _hashable(value) != field.default
+        is_given = without_lists(value) != field.default
         if is_given and not has_effect(name, run):
             found[name] = _deciding(name)
     return found
@@ -122,10 +122,6 @@ def _words_of(value: Any) -> list[str]:
 def _patterns(name: str, other: str) -> Sequence[str]:
     listed = all_fields()[name][1].metadata["used_by"][other]
     return tuple(listed()) if callable(listed) else tuple(listed)
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _refusal(name: str, value: Any, runs: Sequence[Mapping[str, Any]]) -> UsageError:

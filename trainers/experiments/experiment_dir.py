@@ -6,8 +6,8 @@ import pathlib
 import shutil
 
 from strategies.common.errors import UsageError
-from strategies.common.files import FolderLock, check_writable, new_folder, unusable
-from trainers.run_dir.checkpoint_names import check_is_no_pattern
+from strategies.common.files import FolderLock, new_folder, unusable
+from trainers.run_dir.checkpoint_names import check_writable_run
 
 
 class ExperimentDir:
@@ -39,8 +39,7 @@ class ExperimentDir:
           UsageError: The folder is not empty, or it cannot be written.
         """
         try:
-            check_writable(self.path, f"--run_dir={self.path}")
-            check_is_no_pattern(self.path, f"--run_dir={self.path}")
+            check_writable_run(self.path)
             if self.path.exists() and any(self.path.iterdir()):
                 raise UsageError(
                     f"--run_dir={self.path} is not empty: choose a new or empty folder "

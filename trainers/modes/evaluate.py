@@ -42,7 +42,7 @@ def evaluate(config: Config, cluster: Cluster, console: Console) -> ExitCode:
         name files or functions that the flags do not name.
     """
     folder = RunDir.of_existing(config.run.run_dir or "")
-    check_is_no_pattern(folder.path, f"--run_dir={folder.path}")
+    check_is_no_pattern(folder.path)
     settings = _settings_of(folder, config)
     assembly = assemble(settings, create_strategy(settings, cluster))
     # Without the replicas' own state: the strategy may be another than the run's.

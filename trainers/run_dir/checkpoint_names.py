@@ -10,6 +10,7 @@ import pathlib
 import re
 
 from strategies.common.errors import UsageError
+from strategies.common.files import check_writable
 
 _NAME = re.compile(r"step-([0-9]{8,18})")
 
@@ -19,7 +20,21 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def check_is_no_pattern(path: pathlib.Path, name: str) -> None:
+def check_writable_run(path: pathlib.Path) -> None:
+    """Checks that a run can be written at a path or below it, and found there again.
+
+    Args:
+      path: Folder of a run, or of several runs.
+
+    Raises:
+      UsageError: Nothing can be made there, or TensorFlow would not find checkpoints.
+      OSError: The system cannot look there.
+    """
+    check_writable(path, f"--run_dir={path}")
+    check_is_no_pattern(path)
+
+
+def check_is_no_pattern(path: pathlib.Path) -> None:
     """Checks that TensorFlow finds checkpoints below a path.
 
     Its reader looks for files that match the path (TensorFlow 2.21,
@@ -28,15 +43,15 @@ def check_is_no_pattern(path: pathlib.Path, name: str) -> None:
 
     Args:
       path: Folder of a run, as TensorFlow gets it.
-      name: Name in messages, such as --run_dir=runs/one.
 
     Raises:
       UsageError: The path does not match itself.
     """
     if "\\" in str(path) or not fnmatch.fnmatchcase(str(path), str(path)):
         raise UsageError(
-            f"{name} cannot be used: TensorFlow takes [...] and \\ in the path of a "
-            "checkpoint for a pattern, and would not find it; choose a path without."
+            f"--run_dir={path} cannot be used: TensorFlow takes [...] and \\ in the "
+            "path of a checkpoint for a pattern, and would not find it; choose a path "
+            "without."
         )
 
 

@@ -15,7 +15,6 @@ from strategies.common.errors import UsageError
 from strategies.common.files import (
     FolderLock,
     check_own,
-    check_writable,
     is_there,
     new_folder,
     read_small,
@@ -26,7 +25,7 @@ from strategies.common.files import (
 from strategies.common.strict_json import parse_json
 from trainers.config.config import Config
 from trainers.config.file import config_from_file
-from trainers.run_dir.checkpoint_names import check_is_no_pattern, checkpoints_in
+from trainers.run_dir.checkpoint_names import check_writable_run, checkpoints_in
 from trainers.run_dir.continuation import check_same_training
 from trainers.run_dir.metrics_file import MetricsFile
 
@@ -98,8 +97,7 @@ class RunDir:
             config.tracking.tensorboard_dir,
         )
         try:
-            check_writable(folder.path, f"--run_dir={folder.path}")
-            check_is_no_pattern(folder.path, f"--run_dir={folder.path}")
+            check_writable_run(folder.path)
             if folder.holds_a_run:
                 folder.check_own()
                 folder._check_continues(config)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pathlib
 
+import tensorflow as tf
+
 from tests import processes
 from tests.processes import ROOT, result_of, train
+from trainers.config.config import Config
+from trainers.fault_tolerance.tensorflow_errors import refusal_of
 from trainers.reporting.result import ALWAYS_FINAL
 
 QUICK = ("--model=mlp", "--hidden_units=8", "--train_steps=20")
@@ -88,3 +92,14 @@ def test_the_line_of_an_error_in_the_runtime_begins_with_its_cause(
         "error: InvalidArgumentError: assertion failed: [inputs are "
     )
     assert "the traceback is in" in line
+
+
+def test_a_label_out_of_range_is_not_blamed_on_a_model_that_is_not_used() -> None:
+    words = (
+        "Received a label value of 5 which is outside the valid range of [0, 3).  "
+        "Label values: 5 1"
+    )
+    error = tf.errors.InvalidArgumentError(None, None, words)
+    refusal = refusal_of(error, Config().with_given(script="data/train.py"))
+    assert "a label that is 5, and train.py has 3 outputs" in str(refusal)
+    assert "convnet" not in str(refusal)

@@ -12,7 +12,6 @@ from strategies.common.errors import UsageError
 from strategies.common.files import (
     FolderLock,
     check_own,
-    check_writable,
     new_folder,
     read_small,
     unusable,
@@ -25,7 +24,7 @@ from trainers.config.config import Config
 from trainers.config.groups import option
 from trainers.experiments.arms import Arm, settings_in_effect
 from trainers.experiments.compare.schedule import Turn
-from trainers.run_dir.checkpoint_names import check_is_no_pattern
+from trainers.run_dir.checkpoint_names import check_writable_run
 
 PLAN = "plan.json"
 _WARM_UP = "warm_up"
@@ -116,8 +115,7 @@ class ComparisonFolder:
             "tuning": tuning,
         }
         try:
-            check_writable(self.path, f"--run_dir={self.path}")
-            check_is_no_pattern(self.path, f"--run_dir={self.path}")
+            check_writable_run(self.path)
             if self.path.is_dir():
                 # Links are refused before anything in the folder is read.
                 check_own(self.path, _PARTS)
