@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import os
 import pathlib
 import platform
@@ -121,7 +120,7 @@ def build_result(
         "eval_examples": assembly.data.evaluation.num_examples,
         "final": {
             **dict.fromkeys(ALWAYS_FINAL),
-            **{name: _finite(value) for name, value in final.items()},
+            **final,
             "best_eval_loss": assembly.data.best_eval_loss,
         },
         "throughput": metrics.throughput.summary(),
@@ -192,8 +191,3 @@ def _traits(assembly: TrainingParts) -> dict[str, Any]:
 
 def _communication(communication: Communication | None) -> Mapping[str, Any] | None:
     return None if communication is None else dataclasses.asdict(communication)
-
-
-def _finite(value: float) -> float | None:
-    """Returns a value, or None for infinities and NaN, which JSON cannot express."""
-    return value if math.isfinite(value) else None

@@ -183,16 +183,10 @@ class Summaries:
         Args:
           settings: Values of the row by name.
         """
-
-        def write() -> None:
-            writer = tf.summary.create_file_writer(self._folder)
-            with writer.as_default(step=0):
-                # By default the row is named by a digest of the settings: runs that
-                # differ in none of them would share a row.
-                hparams_api.hparams(dict(settings), trial_id=self._run_name)
-            writer.close()
-
-        self._attempt(write)
+        # By default the row is named by a digest of the settings: runs that differ in
+        # none of them would share a row.
+        row = hparams_api.hparams_pb(dict(settings), trial_id=self._run_name)
+        self._write_above(row)
 
     def hparam_columns(self, settings: Sequence[str], metrics: Sequence[str]) -> None:
         """Writes the columns of the HParams dashboard, the first setting first.
@@ -217,7 +211,7 @@ class Summaries:
         content = plugin_data_pb2.HParamsPluginData.FromString(plugin.content)
         content.experiment.hparam_infos[0].differs = True
         plugin.content = content.SerializeToString()
-        self._attempt(lambda: self._write_above(summary))
+        self._write_above(summary)
 
     def layout(self, metrics: Sequence[str]) -> None:
         """Writes what the Custom Scalars dashboard draws into one chart each.
@@ -243,8 +237,7 @@ class Summaries:
                 for title, charts in {_EVALUATED: evaluated, **_LAYOUT}.items()
             ]
         )
-
-        self._attempt(lambda: self._write_above(custom_scalars.pb(content)))
+        self._write_above(custom_scalars.pb(content))
 
     def flush(self) -> bool:
         """Flushes all event files to disk and returns whether that succeeded.
@@ -265,10 +258,14 @@ class Summaries:
 
     def _write_above(self, summary: Any) -> None:
         """Writes a protocol buffer into the folder above train and eval."""
-        writer = tf.summary.create_file_writer(self._folder)
-        with writer.as_default(step=0):
-            tf.summary.experimental.write_raw_pb(summary.SerializeToString())
-        writer.close()
+
+        def write() -> None:
+            writer = tf.summary.create_file_writer(self._folder)
+            with writer.as_default(step=0):
+                tf.summary.experimental.write_raw_pb(summary.SerializeToString())
+            writer.close()
+
+        self._attempt(write)
 
     def _open(self) -> None:
         options = {}
