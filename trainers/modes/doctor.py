@@ -168,7 +168,7 @@ class _Checks:
             replicas = assembly.strategy.num_replicas
             if not self.traits.multi_process:
                 on = describe(assembly.strategy.devices)
-                self._show_replicas(replicas, f"on {on}")
+                self.findings.show("replicas", f"{replicas}, on {on}")
                 self._show_memory(assembly)
             assembly.strategy.close()
             return replicas
@@ -188,7 +188,8 @@ class _Checks:
         share = size // replicas if self.traits.synchronous else size
         rest = self.traits.synchronous and size % replicas
         examples = f"{share} or {share + 1}" if rest else f"{share}"
-        self._show_replicas(replicas, f"with {examples} examples of a step each")
+        words = f"{replicas}, with {examples} examples of a step each"
+        self.findings.show("replicas", words)
         steps = self.config.strategy.gradient_accumulation_steps
         sharing = self.config.strategy.num_shards(replicas)
         if size < sharing * steps:
@@ -251,9 +252,6 @@ class _Checks:
                 f"{existing} has {free >> 20} MiB left for checkpoints and summaries: "
                 "make room, or choose another --run_dir."
             )
-
-    def _show_replicas(self, replicas: int, how: str) -> None:
-        self.findings.show("replicas", f"{replicas}, {how}")
 
     def _show_memory(self, assembly: TrainingParts) -> None:
         name, estimate = largest(estimate_memory(assembly))

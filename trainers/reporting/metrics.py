@@ -15,7 +15,7 @@ from trainers.loop.timing import Clock
 from trainers.model.gradient_noise_scale import without_statistics
 from trainers.pipeline_parallel.build import Pipeline
 from trainers.reporting.pipeline_idle import PipelineIdleMeter
-from trainers.reporting.step_phases import PhaseMeter
+from trainers.reporting.step_phases import WARM_UP_CALLS, PhaseMeter
 from trainers.run_dir.train_state import TrainCounters
 
 Results = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -58,10 +58,8 @@ class RunMetrics:
         self.throughput = ThroughputMeter()
         self.window = MetricsWindow(lambda sums: as_scalars(results(sums)))
         self.staleness, self.run_staleness = Staleness(), Staleness()
-        self.idle, self.run_idle = (
-            PipelineIdleMeter(pipeline),
-            PipelineIdleMeter(pipeline),
-        )
+        self.idle = PipelineIdleMeter(pipeline)
+        self.run_idle = PipelineIdleMeter(pipeline)
 
     def __call__(self, event: StepEvent) -> None:
         self.throughput(event)
@@ -227,10 +225,6 @@ def _distribution(counts: Counter[int]) -> dict[str, Any]:
     }
 
 
-# Calls at the start of a run, which are slower than the rest.
-_WARM_UP_CALLS = 2
-
-
 class ThroughputMeter:
     """Step times and speed of a run, without its first calls. A callback."""
 
@@ -264,7 +258,7 @@ class ThroughputMeter:
     @property
     def _num_skipped(self) -> int:
         # At least one call remains.
-        return min(_WARM_UP_CALLS, max(len(self._step_seconds) - 1, 0))
+        return min(WARM_UP_CALLS, max(len(self._step_seconds) - 1, 0))
 
     def summary(self) -> dict[str, Any]:
         """Returns the median speed over calls and percentiles of the step times."""

@@ -59,7 +59,7 @@ class MetricsWriter:
             folder.tensorboard, self._errors, run_name=folder.name
         )
         steps = parts.config.report.profile_steps
-        self._profile = Profile(folder.tensorboard, self._errors, steps)
+        self.profile = Profile(folder.tensorboard, self._errors, steps)
         self._has_dashboards = False
         self._least_eval_loss = math.inf
         self.final: dict[str, float] = {}
@@ -77,10 +77,6 @@ class MetricsWriter:
         self.summaries.graph(graph)
         self.summaries.texts(describe_run(self._parts))
         self.summaries.hparams(hyperparameters(self._parts))
-
-    def profile(self, event: StepEvent) -> None:
-        """Starts a trace after the first of its steps, and ends it at the second."""
-        self._profile.turn(event)
 
     def write_metrics(self, event: StepEvent) -> None:
         """Writes the metrics since the call before."""
@@ -159,7 +155,7 @@ class MetricsWriter:
 
     def close(self) -> None:
         self._describe_dashboards(("accuracy", "loss"))
-        self._profile.close()
+        self.profile.close()
         self.summaries.close()
 
     def _write_scalars(

@@ -160,7 +160,7 @@ class Reporter(NullReporter):
         self._console.advance(event.step, event.last_step, figures)
 
     def profile(self, event: StepEvent) -> None:
-        self._writer.profile(event)
+        self._writer.profile.turn(event)
 
     def record_step(self, event: StepEvent) -> None:
         with self._metrics.clock.measure("summary"):

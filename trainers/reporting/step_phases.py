@@ -23,7 +23,7 @@ FOLDER = "step_phases"
 SCHEMA_VERSION = 1
 
 # Calls at the start of a run, which are slower than the rest.
-_WARM_UP_CALLS = 2
+WARM_UP_CALLS = 2
 # Later steps are not kept one by one: a file of as many is about a megabyte.
 _MOST_STEPS = 4_000
 # Work between calls of the inner loop.
@@ -71,9 +71,9 @@ class PhaseMeter:
 
     def __call__(self, event: StepEvent) -> None:
         self._num_calls += 1
-        if self._num_calls == _WARM_UP_CALLS:
+        if self._num_calls == WARM_UP_CALLS:
             self._begin = self._totals()
-        elif self._num_calls > _WARM_UP_CALLS and not (event.is_last and self._end):
+        elif self._num_calls > WARM_UP_CALLS and not (event.is_last and self._end):
             self._end = self._totals()
             results = event.results
             if results.phases is not None and len(self._workers) < _MOST_STEPS:

@@ -137,9 +137,8 @@ class _Sender:
         while (queued := self._queue.get()) is not None:
             if isinstance(queued, TrackedRun):
                 self._run, self._tracker = queued, None
-                # Creates the entry at once.
-                queued = _nothing
-            self._send(queued)
+            # A run is no report: its entry is created at once.
+            self._send(queued if callable(queued) else lambda tracker: None)
 
     def _send(self, report: _Report) -> None:
         what = f"--trackers={self._name} does not take a report"
@@ -155,10 +154,6 @@ class _Sender:
             self._console.item("tracker", f"{self._name}: {tracker.begin(self._run)}")
             self._tracker = tracker
         return self._tracker
-
-
-def _nothing(tracker: Tracker) -> None:
-    del tracker
 
 
 def _make_tracker(name: str) -> Tracker:
