@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from strategies.common.errors import ExitCode, StopRequested
@@ -35,12 +35,7 @@ class PreemptionSignals:
             signal.signal(passed_on, self._receive_passed_on)
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore()
         # The handlers of the signals that a launcher forwards stay installed without
         # effect: the run is about to end, with or without a checkpoint.

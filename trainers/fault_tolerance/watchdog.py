@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 import tensorflow as tf
 
@@ -85,12 +84,7 @@ class Watchdog:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._is_over = True
         self._woken.set()
         if self._thread.is_alive():

@@ -75,31 +75,25 @@ def short_name(device: str) -> str:
     return name if spec.job in (None, "localhost") else f"{spec.job}-{spec.task} {name}"
 
 
+_ROW = (
+    *("strategy", "model", "dataset", "global_batch_size", "optimizer"),
+    *("learning_rate", "seed"),
+)
+_DECIDED_BY_PROGRAM = (
+    *("learning_rate_schedule", "weight_decay", "dropout", "label_smoothing", "dtype"),
+)
+
+
 def hyperparameters(assembly: TrainingParts) -> dict[str, Any]:
     """Returns the values of the run's row in TensorBoard's HParams dashboard."""
     settings = assembly.config.to_dict()
-    kept = (
-        "strategy",
-        "model",
-        "dataset",
-        "global_batch_size",
-        "optimizer",
-        "learning_rate",
-        "learning_rate_schedule",
-        "weight_decay",
-        "dropout",
-        "label_smoothing",
-        "dtype",
-        "seed",
-    )
-    row = {name: settings[name] for name in kept}
-    config = assembly.config
+    config, is_compiled = assembly.config, assembly.has_compiled_optimizer
+    # The settings of the optimizer, and of a model by name, are not used by a program.
+    names = _ROW if is_compiled else (*_ROW, *_DECIDED_BY_PROGRAM)
+    row = {name: settings[name] for name in names}
     row |= {"model": config.model.name, "dataset": config.data_name}
     row["num_replicas"] = assembly.strategy.num_replicas
-    if assembly.has_compiled_optimizer:
-        # The settings of the optimizer, and of a model by name, are not used.
-        for name in _DECIDED_BY_PROGRAM:
-            del row[name]
+    if is_compiled:
         parts = parts_of(assembly.optimizer, [])
         row["optimizer"] = ",".join(type(part).__name__.lower() for part, _ in parts)
         row["learning_rate"] = assembly.learning_rate(0)
@@ -107,8 +101,3 @@ def hyperparameters(assembly: TrainingParts) -> dict[str, Any]:
     size = config.length.global_batch_size
     row["peak_learning_rate"] = config.optimizer.peak_learning_rate(size)
     return row
-
-
-_DECIDED_BY_PROGRAM = (
-    *("learning_rate_schedule", "weight_decay", "dropout", "label_smoothing", "dtype"),
-)
