@@ -20,8 +20,7 @@ from mlflow.tracking import MlflowClient
 
 from trainers.reporting.tracking.base import TrackedRun
 
-# Limits of a server: parameters per request, characters per value.
-_MOST_PARAMS = 100
+# Limits of a server: characters per value and per name.
 _MOST_CHARACTERS = 6000
 _MOST_CHARACTERS_OF_A_NAME = 250
 # Characters that names of metrics cannot have (mlflow/utils/validation.py).
@@ -66,11 +65,9 @@ class MLflow:
             if known.get(name, text) != text:
                 tags[f"continued_with.{name}"] = text
         params = [Param(n, text) for n, text in settings.items() if n not in known]
-        for start in range(0, len(params), _MOST_PARAMS):
-            some = params[start : start + _MOST_PARAMS]
-            self._client.log_batch(self._run_id, params=some)
+        # The client makes several requests if there are too many for one.
         self._client.log_batch(
-            self._run_id, tags=[RunTag(*tag) for tag in tags.items()]
+            self._run_id, params=params, tags=[RunTag(*tag) for tag in tags.items()]
         )
         return f"run {self._run_id} in {self._client.tracking_uri}"
 
