@@ -170,11 +170,7 @@ def train(config: Config | None = None, **settings: Any) -> TrainingResult:
       RuntimeError: The run failed; the message contains its error.
     """
     config = (config or Config()).with_given(**settings)
-    if config.run.mode != "train":
-        raise UsageError(
-            f"mode={config.run.mode!r} is not training: leave it out, or start "
-            f"python -m trainers.main --mode={config.run.mode}."
-        )
+    _check_mode(config)
     if config.run.run_dir is None:
         # Chosen here, because this process must find the result of the other one.
         config = config.replace(run_dir=str(default_path(config)))
@@ -215,11 +211,20 @@ def fit(
         given.setdefault("run_dir", str(new_folder(f"{strategy}-fit")))
         # Settings are checked before the model is sent.
         config = configure(**given, script=module.__file__)
+        _check_mode(config)
         config = config.replace(script=str(call.send(model, args, kwargs)))
         result = _trained(config)
         if result.status != "completed":
             raise RuntimeError(f"the run in {result.path} was {result.status}.")
         return call.receive(model)
+
+
+def _check_mode(config: Config) -> None:
+    if config.run.mode != "train":
+        raise UsageError(
+            f"mode={config.run.mode!r} is not training: leave it out, or start "
+            f"python -m trainers.main --mode={config.run.mode}."
+        )
 
 
 def _trained(config: Config) -> TrainingResult:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 
+import keras
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -67,6 +68,9 @@ def test_what_is_wrong_is_an_exception(tmp_path: pathlib.Path) -> None:
         trainers.train(SMALL, train_step=3)
     with pytest.raises(UsageError, match="mode='doctor' is not training"):
         trainers.train(SMALL, mode="doctor")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    with pytest.raises(UsageError, match="mode='explain' is not training"):
+        trainers.fit(model, strategy="one_device", settings={"mode": "explain"})
     folder = tmp_path / "run"
     (folder / "other").mkdir(parents=True)
     with pytest.raises(UsageError, match="holds files that are not a run"):
