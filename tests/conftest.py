@@ -20,7 +20,7 @@ OBEYED = re.compile(
     r"(TF|KERAS|SLURM|SLURMD|MLFLOW|WANDB)_.*"
     # Of rich: width and colours.
     r"|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|TTY_COMPATIBLE|TTY_INTERACTIVE"
-    r"|PYTHON(WARNINGS|OPTIMIZE|DEVMODE|INSPECT|IOENCODING|VERBOSE)"
+    r"|PYTHON(WARNINGS|OPTIMIZE|DEVMODE|INSPECT|IOENCODING|VERBOSE|UNBUFFERED)"
     # With this one every command that a test starts would compile this project's files
     # again: 0.25 s of the 3.8 s that a short run takes.
     r"|PYTHONDONTWRITEBYTECODE"

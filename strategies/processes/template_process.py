@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import random
 import runpy
@@ -195,14 +196,17 @@ def _reopen_standard_streams() -> None:
     # Python/pylifecycle.c, `create_stdio`.
     for name, number in (("stdout", 1), ("stderr", 2)):
         former = getattr(sys, name)
-        stream = os.fdopen(
-            number,
-            "w",
+        # The template has the same PYTHONUNBUFFERED, which makes both write through.
+        is_unbuffered = former.write_through
+        binary = os.fdopen(number, "wb", 0 if is_unbuffered else -1, closefd=False)
+        stream = io.TextIOWrapper(
+            binary,
             encoding=former.encoding,
             errors=former.errors,
-            buffering=1 if number == 2 or os.isatty(number) else -1,
-            closefd=False,
+            line_buffering=not is_unbuffered and (number == 2 or os.isatty(number)),
+            write_through=is_unbuffered,
         )
+        stream.mode = "w"
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 

@@ -74,6 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         "preloaded": PRELOAD,
         "show": SHOW,
         "nested": NESTED,
+        "is_killed": "import os, signal\nprint('printed')\nos.kill(os.getpid(), 9)",
         "ends": "import sys; sys.exit(eval(sys.argv[1]))",
         "fails": "raise ValueError('a reason')",
         "sleeps": (
@@ -151,6 +152,17 @@ def test_a_forked_process_finds_what_a_new_program_finds(
     for name in ("pid", "session", "random"):
         assert new.pop(name) != forked.pop(name), name
     assert forked == new
+
+
+@pytest.mark.parametrize(("unbuffered", "printed"), [("", ""), ("1", "printed\n")])
+def test_a_forked_process_prints_as_early_as_a_new_one(
+    unbuffered: str, printed: str, folder: pathlib.Path
+) -> None:
+    asked = program(folder, "is_killed", PYTHONUNBUFFERED=unbuffered)
+    with WarmStarter("preloaded") as warm:
+        for starter in (ProcessStarter(), warm):
+            found = outputs_of(starter.start(asked))
+            assert found == (-signal.SIGKILL, printed, "")
 
 
 def test_two_forked_processes_draw_different_random_numbers(
