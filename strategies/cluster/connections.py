@@ -77,12 +77,23 @@ def _for_each_connection(
     for connection in psutil.Process().net_connections(kind="tcp"):
         remote = connection.raddr
         # gRPC writes IPv4 addresses as IPv6 addresses, such as ::ffff:127.0.0.1.
-        if not remote or (remote[0].split("ffff:")[-1], remote[1]) not in wanted:
+        if not remote or (remote[0].removeprefix("::ffff:"), remote[1]) not in wanted:
             continue
-        # gRPC owns the descriptor, and may have closed it in the meantime: the socket
-        # object closes a duplicate only.
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(fileno=os.dup(connection.fd)) as same,
-        ):
-            act(same)
+        # gRPC may have closed it in the meantime, and another file have its number.
+        with contextlib.suppress(OSError), _duplicate(connection.fd) as same:
+            if same.getpeername()[:2] == tuple(remote):
+                act(same)
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    """Returns a socket whose end does not close the descriptor, which gRPC owns.
+
+    Raises:
+      OSError: The descriptor is not that of a socket.
+    """
+    number = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=number)
+    except OSError:
+        os.close(number)
+        raise
