@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from strategies.base import EndingPath, Strategy, Traits
 from strategies.cluster.failure_detection import LOSSES
-from strategies.cluster.rendezvous import is_serving, wait_for_cluster
+from strategies.cluster.probes import is_serving
+from strategies.cluster.rendezvous import wait_for_cluster
 from strategies.cluster.resolver import resolver_of
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError

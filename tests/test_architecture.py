@@ -364,6 +364,7 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "strategies/launcher/launcher.py",
         "strategies/processes/_enter_namespace.py",
         "strategies/common/native_log.py",
+        "strategies/cluster/probes.py",
         "strategies/cluster/rendezvous.py",
         "strategies/launcher/launcher.py",
         "strategies/cluster/slurm.py",

@@ -13,15 +13,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import tensorflow as tf
 
 from strategies.cluster.peer_silence import PeerStates
-from strategies.cluster.rendezvous import (
+from strategies.cluster.probes import (
     REMEDY,
     PeerState,
+    for_each,
     is_listening,
     is_serving,
     peer_state,
@@ -112,14 +112,8 @@ def _without(
     peers: Mapping[str, str], answers: Callable[[str], bool]
 ) -> Mapping[str, str]:
     """Returns the tasks at whose address a function returns False."""
-    # In parallel, because an unreachable machine takes a second.
-    with ThreadPoolExecutor(max_workers=32) as pool:
-        there = list(pool.map(answers, peers.values()))
-    return {
-        task: address
-        for (task, address), is_there in zip(peers.items(), there, strict=True)
-        if not is_there
-    }
+    there = for_each(peers, answers)
+    return {task: address for task, address in peers.items() if not there[task]}
 
 
 def _named(tasks: Mapping[str, str]) -> str:

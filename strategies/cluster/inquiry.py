@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from strategies.cluster.activity import Sign, observe_activity
-from strategies.cluster.rendezvous import PeerState, bound_socket, peer_state
+from strategies.cluster.probes import PeerState, peer_state
+from strategies.cluster.rendezvous import bound_socket
 from strategies.cluster.spec import Cluster
 from strategies.common.strict_json import parse_json
 from strategies.common.text import shown

@@ -15,10 +15,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from strategies.cluster.connections import disconnect, limit_silence
-from strategies.cluster.rendezvous import PeerState, peer_state
+from strategies.cluster.probes import PeerState, for_each, peer_state
 from strategies.cluster.spec import Cluster
 
 _SECONDS_BETWEEN_PROBES = 0.3
@@ -78,11 +77,9 @@ class PeerStates:
         """
         # Every time, because gRPC opens new connections.
         limit_silence(self._tasks.values(), self._patience_seconds)
-        # In parallel, because a machine that is off takes a second.
-        with ThreadPoolExecutor(max_workers=32) as pool:
-            found = list(pool.map(peer_state, self._tasks.values()))
+        found = for_each(self._tasks, peer_state)
         now = time.monotonic()
-        for (task, address), present in zip(self._tasks.items(), found, strict=True):
+        for task, present in found.items():
             # A refused connection is an answer, too: of the task's machine.
             if present is not PeerState.SILENT:
                 self._heard_at[task] = now
@@ -93,5 +90,5 @@ class PeerStates:
             elif now - self._heard_at[task] > self._patience_seconds:
                 # Not over "was lost": the machine of a dead task may go silent later.
                 self._missing.setdefault(task, "does not answer")
-                disconnect(address)
+                disconnect(self._tasks[task])
         return dict(self._missing)

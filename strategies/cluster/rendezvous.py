@@ -1,4 +1,4 @@
-"""Rendezvous of all tasks at start-up, and probes of their servers.
+"""Rendezvous of all tasks at start-up.
 
 TensorFlow's own start-up waits without limit and without a message: with one worker
 missing, the leader of MultiWorkerMirroredStrategy hung for over 600 s and ignored
@@ -9,127 +9,17 @@ TensorFlow.
 from __future__ import annotations
 
 import contextlib
-import enum
-import errno
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from strategies.cluster.probes import for_each, is_listening
 from strategies.cluster.security import is_loopback
 from strategies.cluster.spec import Cluster
-from strategies.common.errors import ClusterIncompleteError, PeerLostError, UsageError
+from strategies.common.errors import ClusterIncompleteError, UsageError
 
-REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _POLL_SECONDS = 0.1
-_CONNECT_SECONDS = 1.0
-# Errors of a connection if no packet comes back from the other machine: it is off, or a
-# cable on the way is out. The state of its task is unknown then.
-_UNHEARD = (
-    errno.ETIMEDOUT,
-    errno.EHOSTUNREACH,
-    errno.EHOSTDOWN,
-    errno.ENETUNREACH,
-    errno.ENETDOWN,
-)
-
-
-def is_listening(address: str) -> bool:
-    """Returns whether a process accepts connections at host:port."""
-    try:
-        with _connection_to(address):
-            return True
-    except OSError:
-        return False
-
-
-class PeerState(enum.Enum):
-    """Outcome of a connection to a task."""
-
-    # Connection refused, no response, serving.
-    GONE = "its machine says that nobody accepts it"
-    SILENT = "nothing is said"
-    THERE = "a server begins to talk"
-
-
-def peer_state(address: str) -> PeerState:
-    """Returns whether a gRPC server at host:port is dead, unresponsive or serving."""
-    try:
-        # The kernel accepts connections for a stopped process, too. A running server
-        # sends a SETTINGS frame first, without a request (RFC 9113, 3.4).
-        with _connection_to(address) as connection:
-            return PeerState.THERE if connection.recv(1) else PeerState.SILENT
-    except OSError as error:
-        return PeerState.SILENT if _is_silence(error) else PeerState.GONE
-
-
-def _is_silence(error: OSError) -> bool:
-    return isinstance(error, TimeoutError) or error.errno in _UNHEARD
-
-
-def _connection_to(address: str) -> socket.socket:
-    """Returns a connection to host:port.
-
-    Raises:
-      OSError: There is no connection within a second.
-    """
-    # IPv6 addresses stand in brackets, which `create_connection` does not take. The
-    # limit of a second stays on the socket and also bounds `recv`.
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
-
-
-def is_serving(address: str) -> bool:
-    """Returns whether a running gRPC server answers at host:port."""
-    return peer_state(address) is PeerState.THERE
-
-
-class PeerProbe:
-    """Peer that this task needs, and the time for which the peer may be unreachable."""
-
-    def __init__(
-        self,
-        task: str,
-        address: str,
-        patience_seconds: float,
-        silence_seconds: float = 0.0,
-    ):
-        """Starts without a check.
-
-        Args:
-          task: Name of the peer.
-          address: Address of the peer, host:port.
-          patience_seconds: Longest time without a server at the address, such as while
-            one server there replaces another.
-          silence_seconds: Longest time without any response of the peer's machine, if
-            it is more than `patience_seconds`.
-        """
-        self._task = task
-        self._address = address
-        self._patience_seconds = patience_seconds
-        self._silence_seconds = max(patience_seconds, silence_seconds)
-        self._missed_since: float | None = None
-
-    def require(self) -> None:
-        """Checks that the peer has not been unreachable for too long.
-
-        Raises:
-          PeerLostError: The peer is dead or does not answer.
-        """
-        patience, what = self._patience_seconds, "was lost"
-        started = time.monotonic()
-        try:
-            with _connection_to(self._address):
-                self._missed_since = None
-                return
-        except OSError as error:
-            if _is_silence(error):
-                patience, what = self._silence_seconds, "does not answer"
-        # Time counts from the start of the first failed attempt: an attempt that times
-        # out takes a second itself.
-        self._missed_since = self._missed_since or started
-        if time.monotonic() - self._missed_since > patience:
-            raise PeerLostError(f"{self._task} at {self._address} {what}: {REMEDY}")
 
 
 @contextlib.contextmanager
@@ -236,7 +126,8 @@ def wait_for_tasks(
     # A task that has answered once is not asked again.
     missing = dict(tasks)
     while missing and not stop_requested():
-        missing = {t: a for t, a in missing.items() if not is_listening(a)}
+        found = for_each(missing, is_listening)
+        missing = {t: a for t, a in missing.items() if not found[t]}
         if missing and time.monotonic() > deadline:
             names = ", ".join(f"{task} at {at}" for task, at in missing.items())
             raise ClusterIncompleteError(

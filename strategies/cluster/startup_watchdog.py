@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from strategies.cluster.rendezvous import PeerProbe
+from strategies.cluster.probes import PeerProbe
 from strategies.cluster.spec import Cluster
 from strategies.cluster.watchdog_process import POLL_SECONDS, OutsideWatch
 from strategies.common.errors import PeerLostError

@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from strategies.cluster.rendezvous import PeerProbe
+from strategies.cluster.probes import PeerProbe
 from strategies.common.errors import PeerLostError
 
 POLL_SECONDS = 0.5

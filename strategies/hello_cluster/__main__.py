@@ -24,7 +24,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from strategies.cluster.rendezvous import hold_port, is_listening, wait_for_tasks
+from strategies.cluster.probes import is_listening
+from strategies.cluster.rendezvous import hold_port, wait_for_tasks
 from strategies.cluster.security import has_remote
 from strategies.cluster.spec import Cluster, check_roles, from_environment
 from strategies.common.errors import PeerLostError, UsageError

@@ -13,12 +13,8 @@ from types import FrameType
 import tensorflow as tf
 
 from strategies.cluster.inquiry import answer_questions
-from strategies.cluster.rendezvous import (
-    PeerProbe,
-    hold_port,
-    is_listening,
-    wait_for_tasks,
-)
+from strategies.cluster.probes import PeerProbe, is_listening
+from strategies.cluster.rendezvous import hold_port, wait_for_tasks
 from strategies.cluster.resolver import cluster_spec
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError

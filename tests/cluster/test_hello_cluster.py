@@ -11,7 +11,7 @@ import sys
 import psutil
 import pytest
 
-from strategies.cluster.rendezvous import is_listening
+from strategies.cluster.probes import is_listening
 from strategies.cluster.spec import Cluster
 from strategies.hello_cluster.__main__ import main
 from tests import processes

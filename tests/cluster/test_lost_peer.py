@@ -25,7 +25,7 @@ import time
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from strategies.cluster.rendezvous import is_listening
+from strategies.cluster.probes import is_listening
 from strategies.inner_loop.replicated import sum_by_type
 
 whose, size, dtype, heartbeat_milliseconds = sys.argv[1:]

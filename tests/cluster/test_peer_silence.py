@@ -9,7 +9,7 @@ import time
 import pytest
 
 from strategies.cluster import peer_silence
-from strategies.cluster.rendezvous import PeerState
+from strategies.cluster.probes import PeerState
 from tests.cluster.separate_hosts import reason_for_none, separate_hosts
 from tests.processes import PATIENCE_SECONDS, ROOT
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from strategies.cluster.activity import Sign
 from strategies.cluster.failure_detection import CUT_OFF
 from strategies.cluster.inquiry import Report
-from strategies.cluster.rendezvous import PeerState
+from strategies.cluster.probes import PeerState
 from strategies.cluster.spec import Cluster
 
 _IN_WORDS = {

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from strategies.cluster.inquiry import Report, answer_questions, ask_peers
-from strategies.cluster.rendezvous import REMEDY, is_listening
+from strategies.cluster.probes import REMEDY, is_listening
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode

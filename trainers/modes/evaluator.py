@@ -12,7 +12,8 @@ import pathlib
 import time
 
 from models.objective import as_scalars
-from strategies.cluster.rendezvous import PeerProbe, wait_for_tasks
+from strategies.cluster.probes import PeerProbe
+from strategies.cluster.rendezvous import wait_for_tasks
 from strategies.cluster.spec import Cluster
 from strategies.common.console import Console
 from strategies.common.write_errors import WriteErrorReporter

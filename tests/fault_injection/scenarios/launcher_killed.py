@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
-from strategies.cluster.rendezvous import is_listening
+from strategies.cluster.probes import is_listening
 from strategies.processes.parent import LAUNCHER_PID
 from tests import processes
 from tests.fault_injection.continuation import SMALL

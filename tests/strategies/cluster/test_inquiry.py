@@ -14,7 +14,7 @@ import pytest
 
 from strategies.cluster.activity import Sign
 from strategies.cluster.inquiry import Report, ask_peers
-from strategies.cluster.rendezvous import PeerState
+from strategies.cluster.probes import PeerState
 from strategies.cluster.spec import Cluster
 from strategies.launcher.launch_config import local_cluster
 from tests.processes import ROOT

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 
-from strategies.cluster.rendezvous import bound_socket, hold_port, is_listening
+from strategies.cluster import rendezvous
+from strategies.cluster.probes import is_listening
+from strategies.cluster.rendezvous import bound_socket, hold_port, wait_for_tasks
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
 
@@ -66,6 +69,21 @@ def test_a_port_that_another_process_uses_is_refused(host: str) -> None:
         hold_port(cluster),
     ):
         raise AssertionError("the port is in use")
+
+
+def test_all_tasks_are_looked_for_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise each machine that is off delays the end of the wait by a second."""
+    tasks = {f"worker-{index}": f"127.0.0.1:{index}" for index in range(3)}
+    together = threading.Barrier(len(tasks))
+
+    def listening(address: str) -> bool:
+        together.wait(timeout=10)
+        return True
+
+    monkeypatch.setattr(rendezvous, "is_listening", listening)
+    wait_for_tasks(tasks, seconds=0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", _ELSEWHERE])

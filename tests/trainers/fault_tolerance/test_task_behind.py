@@ -8,7 +8,7 @@ import pytest
 
 from strategies.cluster.activity import Sign
 from strategies.cluster.inquiry import Report
-from strategies.cluster.rendezvous import PeerState
+from strategies.cluster.probes import PeerState
 from strategies.cluster.spec import Cluster
 from trainers.fault_tolerance.task_behind import describe_tasks_behind
 

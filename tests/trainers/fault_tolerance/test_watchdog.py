@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from strategies.cluster.rendezvous import is_listening, is_serving
+from strategies.cluster.probes import is_listening, is_serving
 from tests.conformance.harness import Subject, in_one_process, small_config
 from trainers.loop.timing import Clock
 

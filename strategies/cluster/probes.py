@@ -1,0 +1,140 @@
+"""Probes of the servers of other tasks.
+
+This module does not import TensorFlow.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import socket
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from strategies.common.errors import PeerLostError
+
+T = TypeVar("T")
+
+REMEDY = "start all tasks again, with --resume=auto to continue the run."
+_CONNECT_SECONDS = 1.0
+# Errors of a connection if no packet comes back from the other machine: it is off, or a
+# cable on the way is out. The state of its task is unknown then.
+_UNHEARD = (
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.EHOSTDOWN,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+)
+
+
+def is_listening(address: str) -> bool:
+    """Returns whether a process accepts connections at host:port."""
+    try:
+        with _connection_to(address):
+            return True
+    except OSError:
+        return False
+
+
+class PeerState(enum.Enum):
+    """Outcome of a connection to a task."""
+
+    # Connection refused, no response, serving.
+    GONE = "its machine says that nobody accepts it"
+    SILENT = "nothing is said"
+    THERE = "a server begins to talk"
+
+
+def peer_state(address: str) -> PeerState:
+    """Returns whether a gRPC server at host:port is dead, unresponsive or serving."""
+    try:
+        # The kernel accepts connections for a stopped process, too. A running server
+        # sends a SETTINGS frame first, without a request (RFC 9113, 3.4).
+        with _connection_to(address) as connection:
+            return PeerState.THERE if connection.recv(1) else PeerState.SILENT
+    except OSError as error:
+        return PeerState.SILENT if _is_silence(error) else PeerState.GONE
+
+
+def _is_silence(error: OSError) -> bool:
+    return isinstance(error, TimeoutError) or error.errno in _UNHEARD
+
+
+def _connection_to(address: str) -> socket.socket:
+    """Returns a connection to host:port.
+
+    Raises:
+      OSError: There is no connection within a second.
+    """
+    # IPv6 addresses stand in brackets, which `create_connection` does not take. The
+    # limit of a second stays on the socket and also bounds `recv`.
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS)
+
+
+def is_serving(address: str) -> bool:
+    """Returns whether a running gRPC server answers at host:port."""
+    return peer_state(address) is PeerState.THERE
+
+
+def for_each(tasks: Mapping[str, str], look: Callable[[str], T]) -> dict[str, T]:
+    """Returns the result of a function of each task's address, by the task's name.
+
+    Args:
+      tasks: Address (host:port) of each task by name.
+      look: Function of an address.
+    """
+    # In parallel, because a machine that is off takes a second.
+    with ThreadPoolExecutor(max_workers=32) as pool:
+        return dict(zip(tasks, pool.map(look, tasks.values()), strict=True))
+
+
+class PeerProbe:
+    """Peer that this task needs, and the time for which the peer may be unreachable."""
+
+    def __init__(
+        self,
+        task: str,
+        address: str,
+        patience_seconds: float,
+        silence_seconds: float = 0.0,
+    ):
+        """Starts without a check.
+
+        Args:
+          task: Name of the peer.
+          address: Address of the peer, host:port.
+          patience_seconds: Longest time without a server at the address, such as while
+            one server there replaces another.
+          silence_seconds: Longest time without any response of the peer's machine, if
+            it is more than `patience_seconds`.
+        """
+        self._task = task
+        self._address = address
+        self._patience_seconds = patience_seconds
+        self._silence_seconds = max(patience_seconds, silence_seconds)
+        self._missed_since: float | None = None
+
+    def require(self) -> None:
+        """Checks that the peer has not been unreachable for too long.
+
+        Raises:
+          PeerLostError: The peer is dead or does not answer.
+        """
+        patience, what = self._patience_seconds, "was lost"
+        started = time.monotonic()
+        try:
+            with _connection_to(self._address):
+                self._missed_since = None
+                return
+        except OSError as error:
+            if _is_silence(error):
+                patience, what = self._silence_seconds, "does not answer"
+        # Time counts from the start of the first failed attempt: an attempt that times
+        # out takes a second itself.
+        self._missed_since = self._missed_since or started
+        if time.monotonic() - self._missed_since > patience:
+            raise PeerLostError(f"{self._task} at {self._address} {what}: {REMEDY}")
