@@ -37,6 +37,7 @@ from strategies.launcher.launcher import Launcher
 from strategies.processes.parent import end_with_launcher
 
 _NUM_WORKERS = 2
+_NUM_TASKS = {"ps": 1, "worker": _NUM_WORKERS}
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_END = 10.0
 _POLL_SECONDS = 0.05
@@ -69,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _launch() -> int:
-    addresses = local_cluster({"ps": 1, "worker": _NUM_WORKERS})
+    addresses = local_cluster(_NUM_TASKS)
     plan = Plan(
         command=[sys.executable, "-m", "strategies.hello_cluster"],
         addresses=addresses,
@@ -101,12 +102,13 @@ def _run_task(cluster: Cluster) -> int:
       UsageError: The cluster has other tasks, or the address is in use.
       PeerLostError: A task did not start, or is dead.
     """
-    check_roles(cluster, ("ps", "worker"), ())
-    if len(cluster.addresses["worker"]) != _NUM_WORKERS:
-        raise UsageError(
-            f"TF_CONFIG key cluster.worker lists {len(cluster.addresses['worker'])} "
-            f"task(s): this program has {_NUM_WORKERS}."
-        )
+    check_roles(cluster, tuple(_NUM_TASKS), ())
+    for job, number in _NUM_TASKS.items():
+        if len(cluster.addresses[job]) != number:
+            raise UsageError(
+                f"TF_CONFIG key cluster.{job} lists {len(cluster.addresses[job])} "
+                f"task(s): this program has {number}."
+            )
     if has_remote(cluster.tasks().values()):
         raise UsageError(
             "TF_CONFIG names hosts other than this machine's loopback: this program is "

@@ -89,6 +89,7 @@ def tf_config(num_workers: int, num_ps: int) -> str:
         ([], "{", "TF_CONFIG is not JSON"),
         ([], tf_config(3, 1), "cluster.worker lists 3 task(s): this program has 2"),
         ([], tf_config(2, 0), "cluster.ps is missing"),
+        ([], tf_config(2, 2), "cluster.ps lists 2 task(s): this program has 1"),
     ],
 )
 def test_wrong_use_is_one_line(
