@@ -75,7 +75,6 @@ def _launch() -> int:
         command=[sys.executable, "-m", "strategies.hello_cluster"],
         addresses=addresses,
         serving=(),
-        computing=("worker",),
         logs=pathlib.Path(os.devnull),
         forward_output=True,
     )

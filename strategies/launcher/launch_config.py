@@ -68,12 +68,10 @@ class Plan:
       command: Command line of every task. Only environment variables differ.
       addresses: Address (host:port) of each task by job.
       serving: Jobs that only run a TensorFlow server for the chief.
-      computing: Jobs with tasks that compute; these tasks divide the cores.
       logs: Folder for the output of the tasks, used once it exists.
       has_begun: Function that returns whether the run has begun. The output of a run
         that is refused is not kept.
-      gpus: Names of this machine's GPUs in CUDA_VISIBLE_DEVICES; the computing tasks
-        divide them.
+      gpus: Names of this machine's GPUs in CUDA_VISIBLE_DEVICES; workers divide them.
       forward_output: True to print the output of tasks other than the chief, too.
       confine: Network isolation of the tasks, one of
         `strategies.processes.network_isolation.CHOICES`.
@@ -92,7 +90,6 @@ class Plan:
     command: Sequence[str]
     addresses: Mapping[str, tuple[str, ...]]
     serving: Sequence[str]
-    computing: Sequence[str]
     logs: pathlib.Path
     has_begun: Callable[[], bool] = lambda: True
     gpus: Sequence[str] = ()
@@ -109,48 +106,46 @@ class Plan:
     reached_step: Callable[[], int] = lambda: 0
 
     @property
-    def restartable_jobs(self) -> Sequence[str]:
-        """Jobs with tasks that can be restarted while the other tasks continue."""
-        # Such a task runs only functions that the chief sends it again. A task that
-        # serves but does not compute holds variables, which would be lost.
-        return [job for job in self.computing if job in self.serving]
+    def num_workers(self) -> int:
+        """Number of tasks that compute."""
+        return len(self.addresses["worker"])
+
+    @property
+    def restarts_workers_alone(self) -> bool:
+        """True if a worker can be restarted while the other tasks continue."""
+        # Such a worker runs only functions that the chief sends it again. A parameter
+        # server serves as well, but its variables would be lost.
+        return "worker" in self.serving
 
 
 def resources_of(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """Returns environment variables that limit a task to its part of the GPUs.
 
     Raises:
-      UsageError: There are fewer GPUs than tasks that compute.
+      UsageError: There are fewer GPUs than workers.
     """
     if not plan.gpus:
         return {}
-    num_computing = sum(len(plan.addresses[job]) for job in plan.computing)
-    shares = divide(plan.gpus, num_computing)
+    shares = divide(plan.gpus, plan.num_workers)
     # Tasks that do not compute see no GPU, so that they take no memory there.
-    own = shares[cluster.index] if cluster.job in plan.computing else ()
+    own = shares[cluster.index] if cluster.job == "worker" else ()
     return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
 def cores_of(plan: Plan, cluster: Cluster) -> Sequence[int]:
-    """Returns separate cores for a task that computes; none if there are not enough.
+    """Returns separate cores for a worker; none if there are not enough.
 
     TensorFlow sizes its thread pools by the cores that it may use. With pinned cores
     the convnet step of two workers on two cores went from 39 to 33 ms.
     """
     # Four workers on two cores stay unpinned: one thread for each operation did not
     # help (convnet 62 and 74 ms without, 84 and 99 with; mlp 26 to 33 and 23 to 46).
-    cores = sorted(os.sched_getaffinity(0))
-    computing = [
-        (job, index)
-        for job in plan.computing
-        for index in range(len(plan.addresses[job]))
-    ]
-    place = (cluster.job, cluster.index)
-    if place not in computing:
+    if cluster.job != "worker":
         return ()
-    per_task = len(cores) // len(computing)
-    first = computing.index(place) * per_task
-    return cores[first : first + per_task]
+    cores = sorted(os.sched_getaffinity(0))
+    per_worker = len(cores) // plan.num_workers
+    first = cluster.index * per_worker
+    return cores[first : first + per_worker]
 
 
 def continued(plan: Plan) -> Plan:

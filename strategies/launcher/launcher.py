@@ -156,7 +156,8 @@ class Launcher:
           True if the task was restarted.
         """
         cluster = failed.cluster
-        if cluster.job not in self._plan.restartable_jobs or not failed.was_killed:
+        is_alone = cluster.job == "worker" and self._plan.restarts_workers_alone
+        if not (is_alone and failed.was_killed):
             return False
         step = self._plan.reached_step()
         number = self._restarts.take(cluster.task, step)

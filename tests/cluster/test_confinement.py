@@ -56,7 +56,6 @@ plan = Plan(
     command=[sys.executable, "-c", task, folder],
     addresses=local_cluster({"worker": 2}),
     serving=(),
-    computing=("worker",),
     logs=pathlib.Path(folder, "logs"),
     confine=confine,
 )

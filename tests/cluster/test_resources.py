@@ -35,7 +35,6 @@ def told_by_tasks(
         command=[sys.executable, "-c", TELL, str(folder)],
         addresses=local_cluster(num_tasks),
         serving=(),
-        computing=("worker",),
         logs=folder / "logs",
         gpus=gpus,
     )

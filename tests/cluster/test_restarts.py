@@ -84,7 +84,6 @@ class Cluster:
             command=[sys.executable, "-c", TASK, str(folder)],
             addresses=local_cluster({job: jobs.count(job) for job in jobs}),
             serving=serving,
-            computing=("worker",),
             logs=folder / "logs",
             max_restarts=3,
             patience_seconds=0.5,

@@ -68,7 +68,6 @@ plan = Plan(
     command=[sys.executable, "-c", task],
     addresses=local_cluster({"worker": 1}),
     serving=(),
-    computing=("worker",),
     logs=pathlib.Path("none"),
 )
 sys.exit(Launcher(plan, print).run())

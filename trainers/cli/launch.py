@@ -90,7 +90,6 @@ def plan_of(config: Config, argv: Sequence[str], folder: RunDir) -> Plan:
         ],
         addresses=local_cluster(num_tasks, has_hosts=bandwidth is not None),
         serving=traits.server_jobs,
-        computing=("worker",),
         logs=folder.path / "logs",
         has_begun=lambda: folder.holds_a_run,
         gpus=gpus,
