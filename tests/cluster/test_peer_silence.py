@@ -15,7 +15,7 @@ from tests.processes import PATIENCE_SECONDS, ROOT
 
 LOOK = """
 import sys, time
-from strategies.cluster.rendezvous import peer_state
+from strategies.cluster.probes import peer_state
 
 deadline = time.monotonic() + float(sys.argv[2])
 found = {peer_state(sys.argv[1]).name}
