@@ -8,22 +8,22 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import pathlib
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import psutil
 
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
 from strategies.common.signals import STOPS
+from strategies.launcher.launch_config import Plan, cores_of, resources_of
 from strategies.processes.network_isolation import Network
 from strategies.processes.parent import LAUNCHER_PID
-from strategies.processes.starter import ProcessStarter, Program
+from strategies.processes.starter import Program
 
 # By default glibc returns large freed buffers to the system, and every step faults them
 # in again. With these settings the 84 MB step of two workers went from 340 to 245 ms.
@@ -40,61 +40,41 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 class LaunchedTask:
     """Process of one task, with the last lines of its output."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        command: Sequence[str],
-        starter: ProcessStarter,
-        network: Network,
-        variables: Mapping[str, str],
-        resources: Mapping[str, str],
-        cores: Sequence[int],
-        log: pathlib.Path,
-        has_begun: Callable[[], bool],
-        is_shown: bool,
-    ):
+    def __init__(self, cluster: Cluster, plan: Plan, network: Network):
         """Starts the process.
 
         Args:
           cluster: Cluster with this task as its own task.
-          command: Command line of the process.
-          starter: What starts the process.
+          plan: Tasks of the launcher.
           network: Network in which the process runs.
-          variables: Environment variables of every task; this process's own count
-            more.
-          resources: Environment variables of this task only.
-          cores: Cores that the process may use; empty for the launcher's.
-          log: File for the output, used once its folder exists and the run has begun.
-          has_begun: Function that returns whether the run has begun.
-          is_shown: True to print the output to the terminal, too. The chief's output is
-            always printed.
         """
         self.cluster = cluster
         # True for a task that the launcher has restarted alone.
         self.is_replacement = False
-        self._is_shown = is_shown and not cluster.is_chief
+        # The chief's output is always printed.
+        self._is_shown = plan.forward_output and not cluster.is_chief
         self._is_told = False
-        self._log = log
-        self._has_begun = has_begun
+        self._log = plan.logs / f"{cluster.task}.log"
+        self._has_begun = plan.has_begun
         self._lines: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
         # Later entries win: the user may change the allocator, but not the cluster.
         environment = {
             **_ALLOCATOR,
-            **variables,
+            **plan.variables,
             **os.environ,
-            **resources,
+            **resources_of(plan, cluster),
             "TF_CONFIG": cluster.tf_config(),
             LAUNCHER_PID: str(os.getpid()),
         }
-        self.process = starter.start(
+        self.process = plan.starter.start(
             Program(
-                command=command,
+                command=[*plan.command, *plan.last_arguments],
                 environment=environment,
                 # The chief inherits the launcher's standard output.
                 stdout=None if cluster.is_chief else subprocess.PIPE,
                 stderr=subprocess.PIPE if cluster.is_chief else subprocess.STDOUT,
                 network=network,
-                cores=cores,
+                cores=cores_of(plan, cluster),
             )
         )
         self._looked_at = time.monotonic()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import PeerLostError
 from strategies.common.signals import as_passed_on
-from strategies.launcher.launch_config import Plan, cores_of, resources_of
+from strategies.launcher.launch_config import Plan
 from strategies.launcher.process import LaunchedTask
 from strategies.processes.network_isolation import Network
 
@@ -63,18 +63,7 @@ class TaskGroup:
         self._tasks[self._tasks.index(ended)] = task
 
     def _start(self, cluster: Cluster) -> LaunchedTask:
-        return LaunchedTask(
-            cluster,
-            [*self._plan.command, *self._plan.last_arguments],
-            self._plan.starter,
-            self._networks[cluster.task],
-            self._plan.variables,
-            resources_of(self._plan, cluster),
-            cores_of(self._plan, cluster),
-            self._plan.logs / f"{cluster.task}.log",
-            self._plan.has_begun,
-            self._plan.forward_output,
-        )
+        return LaunchedTask(cluster, self._plan, self._networks[cluster.task])
 
     def chief(self) -> LaunchedTask:
         """Returns the task of the chief, whose end is the end of the run."""
