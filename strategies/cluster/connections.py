@@ -15,6 +15,8 @@ import psutil
 
 from strategies.cluster.rendezvous import sockets_of
 
+_LARGEST_INT = 2**31 - 1
+
 
 def connect_without_proxy(
     addresses: Iterable[str], environment: MutableMapping[str, str]
@@ -59,7 +61,8 @@ def limit_silence(addresses: Iterable[str], patience_seconds: float) -> None:
       patience_seconds: Longest silence of a host. A suspended process is not silent:
         its kernel still acknowledges what arrives.
     """
-    milliseconds = round(1000 * patience_seconds)
+    # The kernel takes an int; 0 would be its own default.
+    milliseconds = min(max(round(1000 * patience_seconds), 1), _LARGEST_INT)
 
     def limit(same: socket.socket) -> None:
         # Data that is not acknowledged for this long ends the connection (tcp(7)).

@@ -42,6 +42,20 @@ def test_a_connection_to_the_address_is_ended(address: str) -> None:
             accepted.close()
 
 
+@pytest.mark.parametrize(
+    ("seconds", "milliseconds"), [(10.0, 10_000), (1e-5, 1), (1e9, 2**31 - 1)]
+)
+def test_the_kernel_gets_a_limit_that_it_accepts(
+    seconds: float, milliseconds: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        with socket.create_connection(address) as connection:
+            connections.limit_silence([f"127.0.0.1:{address[1]}"], seconds)
+            option = (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert connection.getsockopt(*option) == milliseconds
+
+
 def test_an_address_with_a_group_ffff_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
