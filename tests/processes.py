@@ -11,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
@@ -205,11 +206,44 @@ def started(
                 process.kill()
 
 
+class _Reader(threading.Thread):
+    """Reads a stream to its end."""
+
+    def __init__(self, stream: IO[str] | None):
+        super().__init__(daemon=True)
+        self._stream = stream
+        self.text = ""
+        self.start()
+
+    def run(self) -> None:
+        if self._stream is not None and not self._stream.closed:
+            self.text = self._stream.read()
+            self._stream.close()
+
+
+def outputs_of(
+    process: Process, patience_seconds: float = PATIENCE_SECONDS
+) -> tuple[str, str]:
+    """Waits for a process to end; returns standard output and error, if they are pipes.
+
+    Like `subprocess.Popen.communicate`, which a forked process has not.
+    """
+    deadline = time.monotonic() + patience_seconds
+    readers = [_Reader(stream) for stream in (process.stdout, process.stderr)]
+    for reader in readers:
+        reader.join(max(deadline - time.monotonic(), 0.0))
+        if reader.is_alive():
+            raise subprocess.TimeoutExpired(process.args, patience_seconds)
+    process.wait(max(deadline - time.monotonic(), 0.0))
+    stdout, stderr = (reader.text for reader in readers)
+    return stdout, stderr
+
+
 def end_of(
     process: Process, patience_seconds: float = PATIENCE_SECONDS
 ) -> subprocess.CompletedProcess[str]:
     """Waits for a process to end by itself."""
-    stdout, stderr = process.communicate(timeout=patience_seconds)
+    stdout, stderr = outputs_of(process, patience_seconds)
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 

@@ -38,9 +38,6 @@ class Process(Protocol):
     def send_signal(self, sig: int, /) -> None: ...
     def terminate(self) -> None: ...
     def kill(self) -> None: ...
-    def communicate(
-        self, *, timeout: float | None = None
-    ) -> tuple[str | Any, str | Any]: ...
     def __enter__(self) -> Any: ...
     def __exit__(
         self,
@@ -49,21 +46,6 @@ class Process(Protocol):
         traceback: TracebackType | None,
         /,
     ) -> None: ...
-
-
-class _Reader(threading.Thread):
-    """Thread that reads a stream to its end."""
-
-    def __init__(self, stream: IO[str] | None):
-        super().__init__(daemon=True)
-        self._stream = stream
-        self.text = ""
-        self.start()
-
-    def run(self) -> None:
-        if self._stream is not None and not self._stream.closed:
-            self.text = self._stream.read()
-            self._stream.close()
 
 
 class ForkedProcess:
@@ -120,30 +102,6 @@ class ForkedProcess:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Reads both streams to their ends, and waits for the end of the process.
-
-        Args:
-          timeout: Seconds to wait; None to wait without a limit.
-
-        Returns:
-          Standard output and error; each empty if it is no pipe.
-
-        Raises:
-          subprocess.TimeoutExpired: The process still runs, or another one holds its
-            pipes.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        readers = [_Reader(stream) for stream in (self.stdout, self.stderr)]
-        for reader in readers:
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            reader.join(left)
-            if reader.is_alive():
-                raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
-        self.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
-        stdout, stderr = (reader.text for reader in readers)
-        return stdout, stderr
 
     def __enter__(self) -> ForkedProcess:
         return self

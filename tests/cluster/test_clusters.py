@@ -218,7 +218,7 @@ def started_tasks(launcher: Process, run_dir: pathlib.Path) -> list[psutil.Proce
     """The launcher's tasks, once a checkpoint shows that they train."""
     deadline = time.monotonic() + 120
     while not list(run_dir.glob("checkpoints/step-*")):
-        assert launcher.poll() is None, launcher.communicate()[1]
+        assert launcher.poll() is None, processes.outputs_of(launcher)[1]
         assert time.monotonic() < deadline, "training did not start"
         time.sleep(0.1)
     return processes.tasks_of(launcher.pid)
@@ -253,10 +253,10 @@ def test_tasks_end_with_their_launcher(
     assert len(tasks) == (2 if strategy == "multi_worker_mirrored" else 4)
     launcher.send_signal(number)
     try:
-        launcher.communicate(timeout=SECONDS_TO_END)
+        processes.outputs_of(launcher, SECONDS_TO_END)
     finally:
         launcher.kill()
-        launcher.communicate()
+        processes.outputs_of(launcher)
     _, alive = psutil.wait_procs(tasks, timeout=SECONDS_TO_END)
     for process in alive:
         process.kill()
@@ -275,7 +275,7 @@ def test_without_restarts_a_lost_worker_ends_the_run_and_is_named(
     launcher = start(tmp_path / "run", *flags)
     tasks = started_tasks(launcher, tmp_path / "run")
     tasks[1 if strategy == "multi_worker_mirrored" else 2].kill()
-    _, errors = launcher.communicate(timeout=60)
+    _, errors = processes.outputs_of(launcher, 60)
     _, alive = psutil.wait_procs(tasks, timeout=SECONDS_TO_END)
     assert alive == []
     assert launcher.returncode == 138

@@ -149,7 +149,7 @@ def test_tasks_reach_each_other_and_nobody_else_reaches_them(
                 os.getegid(),
             )
         launcher.send_signal(signal.SIGKILL)
-        _, errors = launcher.communicate(timeout=processes.PATIENCE_SECONDS)
+        _, errors = processes.outputs_of(launcher)
         _, alive = psutil.wait_procs(tasks, timeout=processes.PATIENCE_SECONDS)
         assert alive == []
     lines = errors.splitlines()
