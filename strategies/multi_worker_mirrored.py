@@ -209,8 +209,8 @@ def _sum(
 # Short, because all tasks have just answered in the rendezvous.
 _SECONDS_TO_CONNECT = 10.0
 # The barrier waits for work such as the chief's checkpoint, which may take longer than
-# a step. A task that dies in the meantime is detected at once, and one that is silent
-# by `SilenceWatch`: this limit is only for tasks that answer and do nothing.
+# a step. A task that dies in the meantime is detected at once, and a silent task by
+# `SilenceWatch`: this limit is only for tasks that answer and do nothing.
 _SECONDS_FOR_CHIEF = 600
 _IMPLEMENTATIONS = {
     name: getattr(tf.distribute.experimental.CommunicationImplementation, name.upper())

@@ -146,7 +146,7 @@ def _check_sizes(environment: Mapping[str, str], total: int) -> None:
 
 
 def _value(digits: str) -> float:
-    """Python reads no whole numbers of more than 4,300 digits."""
+    """Returns a number of any length; `int` refuses more than 4,300 digits."""
     return float(digits)
 
 

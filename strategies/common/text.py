@@ -42,7 +42,7 @@ _MOST_CHARACTERS_SHOWN = 100
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: words as they are, the rest as in JSON."""
+    """Returns a value for a message: text as it is, the rest as in JSON."""
     text = value if isinstance(value, str) else as_json(value)
     if len(text) > _MOST_CHARACTERS_SHOWN:
         text = text[:_MOST_CHARACTERS_SHOWN] + "..."
@@ -50,7 +50,7 @@ def shown(value: Any) -> str:
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON, or dots if it is nested too deeply to be written."""
+    """Returns a value as JSON, or dots if it is nested too deeply to be written."""
     try:
         return json.dumps(value, default=repr)
     except RecursionError:

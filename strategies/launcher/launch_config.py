@@ -21,7 +21,7 @@ from strategies.processes.starter import ProcessStarter
 def local_cluster(
     num_tasks: Mapping[str, int], *, has_hosts: bool = False
 ) -> dict[str, tuple[str, ...]]:
-    """Addresses on free ports of this machine, by job.
+    """Returns addresses on free ports of this machine, by job.
 
     All ports are held until all are known, so that no two tasks get the same one.
 

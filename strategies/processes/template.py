@@ -103,8 +103,8 @@ def started_template(preload: str, environment: Mapping[str, str]) -> Template:
             },
             pass_fds=(other.fileno(),),
             stdin=subprocess.DEVNULL,
-            # A process that is forked gets streams of its own. An import that fails
-            # here fails again, and says why, in the process that is started instead.
+            # A forked process gets other streams. An import that fails here fails
+            # again, and says why, in the process that is started instead.
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

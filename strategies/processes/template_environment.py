@@ -27,7 +27,7 @@ _READ_LATER = {
 }
 
 # glibc reads these when a process starts (malloc/malloc.c), and `mallopt` sets the same
-# later (man 3 mallopt; the numbers are those of malloc.h).
+# later (man 3 mallopt; the numbers are in malloc.h).
 _ALLOCATOR_PARAMETERS = {
     "MALLOC_TRIM_THRESHOLD_": -1,
     "MALLOC_TOP_PAD_": -2,
