@@ -198,15 +198,16 @@ def _reopen_standard_streams() -> None:
         former = getattr(sys, name)
         # The template has the same PYTHONUNBUFFERED, which makes both write through.
         is_unbuffered = former.write_through
-        binary = os.fdopen(number, "wb", 0 if is_unbuffered else -1, closefd=False)
+        raw = io.FileIO(number, "wb", closefd=False)
+        raw.name = former.name
         stream = io.TextIOWrapper(
-            binary,
+            raw if is_unbuffered else io.BufferedWriter(raw),
             encoding=former.encoding,
             errors=former.errors,
             line_buffering=not is_unbuffered and (number == 2 or os.isatty(number)),
             write_through=is_unbuffered,
         )
-        stream.mode = "w"
+        stream.mode = "w"  # type: ignore[misc]
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 

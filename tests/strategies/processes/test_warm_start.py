@@ -45,6 +45,7 @@ print(json.dumps({
     "threads": threading.active_count(),
     "handlers": [str(signal.getsignal(n)) for n in sorted(signal.valid_signals())],
     "stdin": sys.stdin.read(), "buffering": sys.stdout.line_buffering,
+    "streams": [repr(sys.stdout), repr(sys.stderr)],
 }))
 print("to standard error", file=sys.stderr)
 """
