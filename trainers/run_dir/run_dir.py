@@ -25,6 +25,7 @@ from strategies.common.files import (
 from strategies.common.strict_json import parse_json
 from trainers.config.config import Config
 from trainers.config.file import config_from_file
+from trainers.run_dir.checkpoint_manifest import DamagedError, read_commit
 from trainers.run_dir.checkpoint_names import check_writable_run, checkpoints_in
 from trainers.run_dir.continuation import check_same_training
 from trainers.run_dir.metrics_file import MetricsFile
@@ -200,9 +201,16 @@ class RunDir:
         return result if isinstance(result, dict) else None
 
     def saved_step(self) -> int:
-        """Returns the step of the newest checkpoint, damaged or not; 0 without one."""
+        """Returns the step of the newest undamaged checkpoint; 0 without one."""
+        for step, folder in sorted(self._all_checkpoints().items(), reverse=True):
+            with contextlib.suppress(DamagedError):
+                return read_commit(folder, step).step
+        return 0
+
+    def _all_checkpoints(self) -> Mapping[int, pathlib.Path]:
+        """Returns the paths of all checkpoints by step, damaged ones included."""
         folders = [self.checkpoints, *self.checkpoints.glob("phase-*")]
-        return max((s for f in folders for s in checkpoints_in(f)), default=0)
+        return {s: path for f in folders for s, path in checkpoints_in(f).items()}
 
     def has_ended(self, phase: int) -> bool:
         """Returns whether a phase was completed, or is followed by another phase."""
@@ -222,7 +230,7 @@ class RunDir:
     def reached_step(self) -> int:
         """Returns the newest known step, from the metrics or from a checkpoint."""
         rows = self.metrics.rows()
-        return max(self.saved_step(), rows[-1]["step"] if rows else 0)
+        return max(rows[-1]["step"] if rows else 0, *self._all_checkpoints(), 0)
 
     def with_decisions(self, config: Config) -> Config:
         """Returns the configuration with what the run decided when it began.

@@ -18,6 +18,8 @@ from strategies.common.files import FolderLock, write_atomically
 from tests import processes
 from trainers.config.config import Config
 from trainers.run_dir import run_dir
+from trainers.run_dir.checkpoint_manifest import Commit, write_commit
+from trainers.run_dir.checkpoint_names import name_of
 from trainers.run_dir.run_dir import RunDir
 
 
@@ -44,6 +46,24 @@ def refusal(path: pathlib.Path, **settings: Any) -> str:
 def rows_of(path: pathlib.Path) -> list[Any]:
     text = (path / "metrics.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(("damaged", "step"), [((), 30), ((30,), 20), ((20, 30), 0)])
+def test_a_restart_begins_at_the_newest_checkpoint_that_is_not_damaged(
+    damaged: tuple[int, ...], step: int, tmp_path: pathlib.Path
+) -> None:
+    folder = RunDir(tmp_path)
+    assert folder.saved_step() == 0
+    for saved, path in ((20, folder.phase_path(1)), (30, folder.phase_path(2))):
+        checkpoint = path / name_of(saved)
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "variables.index").write_text("values")
+        write_commit(checkpoint, Commit(step=saved, variables={}, state={}))
+        if saved in damaged:
+            (checkpoint / "variables.index").write_text("others")
+    assert folder.saved_step() == step
+    # Also a damaged one shows how far the run has come.
+    assert folder.reached_step() == 30
 
 
 # Which folders may be used
