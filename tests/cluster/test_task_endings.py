@@ -153,6 +153,7 @@ def test_every_task_of_a_completed_run_ends_with_0(
         assert [line.split("|")[1].split() for line in output] == [
             ["step", str(step)] for step in (20, 40, 60)
         ]
+        assert not list(tasks.run_dir.glob("logs/*.ending"))
 
 
 def test_every_task_of_a_complete_run_that_is_resumed_ends_with_0(

@@ -1,11 +1,12 @@
 """Evaluator task: evaluates checkpoints while the others train.
 
 It has its own device and is no member of TensorFlow's cluster, so no task waits for it.
-It reads the run folder, and writes only tb/evaluator.
+It reads the run folder, writes only tb/evaluator, and removes its shutdown file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import pathlib
@@ -102,7 +103,11 @@ class _Chief:
           PeerLostError: The chief is dead or unresponsive.
         """
         if self.has_ended():
-            return int(self._ending.read_text(encoding="utf-8"))
+            exit_code = int(self._ending.read_text(encoding="utf-8"))
+            # It stays where an evaluator may only read the folder.
+            with contextlib.suppress(OSError):
+                self._ending.unlink()
+            return exit_code
         self._needed.require()
         return None
 

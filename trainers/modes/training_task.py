@@ -12,6 +12,7 @@ from strategies.cluster.failure_detection import monitor_workers
 from strategies.cluster.spec import EVALUATOR, Cluster
 from strategies.common.console import Console
 from strategies.common.errors import ExitCode, UsageError
+from strategies.common.files import write_atomically
 from strategies.common.write_errors import WriteErrorReporter
 from strategies.processes.parent import has_launcher
 from trainers.config.config import Config
@@ -133,11 +134,10 @@ class TrainingTask:
             return
         self._shutdown_servers(self.exit_code)
         if self.cluster.is_chief and EVALUATOR in self.cluster.addresses:
+            path = self._folder.shutdown_path(self.cluster, f"{EVALUATOR}-0")
             self._errors.attempt(
                 "the evaluator cannot be told how the run has ended",
-                lambda: self._folder.write_ending(
-                    self.cluster, f"{EVALUATOR}-0", self.exit_code
-                ),
+                lambda: write_atomically(pathlib.Path(path), str(self.exit_code)),
             )
 
     def _shutdown_servers(self, exit_code: int) -> None:

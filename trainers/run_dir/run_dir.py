@@ -19,7 +19,6 @@ from strategies.common.files import (
     new_folder,
     read_small,
     unusable,
-    write_atomically,
     write_json,
 )
 from strategies.common.strict_json import parse_json
@@ -168,17 +167,6 @@ class RunDir:
           task: Name of the task.
         """
         return str(self.path / "logs" / f"{task}-{cluster.digest}.ending")
-
-    def write_ending(self, cluster: Cluster, task: str, exit_code: int) -> None:
-        """Writes the shutdown file of a task that reads this folder.
-
-        Args:
-          cluster: Cluster of the task.
-          task: Name of the task.
-          exit_code: Exit code of the run.
-        """
-        path = pathlib.Path(self.shutdown_path(cluster, task))
-        write_atomically(path, str(exit_code))
 
     def read_config(self) -> Config:
         """Reads config.json.
