@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from strategies.common.errors import ExitCode
 from strategies.common.native_log import exit_at_once, prepare_standard_streams
+from strategies.common.signals import learn_ends_of_children
 
 _OWN = ("keras_strategies", "models", "strategies", "trainers")
 
@@ -35,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
 def console() -> None:
     """Runs the command line of this process, and ends the process."""
     prepare_standard_streams()
+    learn_ends_of_children()
     exit_code = main(sys.argv)
     # A stream that is not at its end is read by threads that call Python. Its iterator
     # is deleted with Python's lock held, and waits for threads that wait for the lock:

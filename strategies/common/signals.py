@@ -25,6 +25,15 @@ def requests_to_stop() -> tuple[int, ...]:
     return (signal.SIGTERM,) if ignores_interrupts else STOPS
 
 
+def learn_ends_of_children() -> None:
+    """Lets this process learn how each of its children ends.
+
+    A parent may have started it with SIGCHLD ignored. The kernel then discards the exit
+    codes of its children (man 2 waitpid, NOTES), and a failed task would count as done.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 # Real-time signals, which only Linux has and nobody else uses here. Like the signals
 # that they stand for, they end a process without a handler.
 PASSED_ON: dict[int, int] = {}

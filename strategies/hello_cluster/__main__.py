@@ -30,7 +30,7 @@ from strategies.cluster.security import has_remote
 from strategies.cluster.spec import Cluster, check_roles, from_environment
 from strategies.common.errors import PeerLostError, UsageError
 from strategies.common.native_log import native_log_hidden, prepare_standard_streams
-from strategies.common.signals import requests_to_stop
+from strategies.common.signals import learn_ends_of_children, requests_to_stop
 from strategies.common.text import shown
 from strategies.launcher.launch_config import Plan, local_cluster
 from strategies.launcher.launcher import Launcher
@@ -228,4 +228,5 @@ def _wait_for_workers(cluster: Cluster) -> None:
 
 if __name__ == "__main__":
     prepare_standard_streams()
+    learn_ends_of_children()
     sys.exit(main(sys.argv))

@@ -269,6 +269,17 @@ def test_a_signal_ends_every_task_after_a_checkpoint(
         assert newest.name == f"step-{result['steps']:08d}"
 
 
+def test_a_launcher_that_was_started_with_sigchld_ignored_learns_how_tasks_end(
+    tmp_path: pathlib.Path,
+) -> None:
+    run = tmp_path / "run"
+    flags = ("--strategy=multi_worker_mirrored", "--train_steps=2", *SMALL)
+    words = processes.command(*flags, f"--run_dir={run}")
+    done = processes.run_words([*processes.ignoring(signal.SIGCHLD), *words])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert processes.result_of(run)["status"] == "completed"
+
+
 @pytest.mark.parametrize(
     "strategy", ["multi_worker_mirrored", further("parameter_server")]
 )
