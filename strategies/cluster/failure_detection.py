@@ -82,6 +82,8 @@ def translate_peer_errors(cluster: Cluster) -> Iterator[None]:
 
 def _lost_peer(cluster: Cluster, error: tf.errors.OpError) -> PeerLostError | None:
     peers = cluster.peers()
+    if not peers:
+        return None
     gone = _without(peers, is_listening)
     if not gone and isinstance(error, tf.errors.UnavailableError):
         # A killed process loses its connections one after the other, and its listening
