@@ -16,11 +16,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from strategies.cluster.activity import Sign, observe_activity
-from strategies.cluster.probes import PeerState, peer_state
+from strategies.cluster.probes import PeerState, for_each, peer_state
 from strategies.cluster.rendezvous import bound_socket
 from strategies.cluster.spec import Cluster
 from strategies.common.strict_json import parse_json
@@ -99,9 +98,7 @@ def ask_peers(cluster: Cluster) -> dict[str, Report | PeerState]:
     Args:
       cluster: Cluster with the task of this process.
     """
-    peers = cluster.peers()
-    with ThreadPoolExecutor(max_workers=32) as pool:
-        return dict(zip(peers, pool.map(_ask, peers.items()), strict=True))
+    return for_each({peer[0]: peer for peer in cluster.peers().items()}, _ask)
 
 
 def _ask(peer: tuple[str, str]) -> Report | PeerState:

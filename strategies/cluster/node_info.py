@@ -9,6 +9,7 @@ seconds. This module does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import socket
 import threading
@@ -16,8 +17,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from strategies.cluster.probes import for_each
 from strategies.cluster.rendezvous import hold_port
 from strategies.cluster.spec import Cluster
+from strategies.common.strict_json import parse_json
 
 _MOST_BYTES = 1 << 16
 # Connecting may take as long again.
@@ -63,17 +66,18 @@ def exchange(
         try:
             # A task that has all answers still serves the tasks that have none yet.
             while (missing or not desk.has_told_all()) and time.monotonic() < deadline:
-                for task, address in list(missing.items()):
-                    answers[task] = _ask(cluster.task, task, address)
-                    if answers[task].card is not None:
-                        del missing[task]
+                peers = {peer[0]: peer for peer in missing.items()}
+                answers |= for_each(peers, functools.partial(_ask, cluster.task))
+                missing = {t: a for t, a in missing.items() if not answers[t].card}
                 time.sleep(_SECONDS_BETWEEN_ROUNDS)
         finally:
             desk.close()
     return answers
 
 
-def _ask(own_name: str, task: str, address: str) -> Answer:
+def _ask(own_name: str, peer: tuple[str, str]) -> Answer:
+    """Returns the answer of a task, by its name and address."""
+    task, address = peer
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection(
@@ -118,10 +122,7 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
         received += part
         if not part or len(received) > _MOST_BYTES:
             raise ValueError("not a line of JSON")
-    try:
-        message = json.loads(received)
-    except RecursionError as error:  # Deeply nested lists.
-        raise ValueError("not an object of JSON") from error
+    message = parse_json(received.decode())
     if not isinstance(message, dict):
         raise ValueError("not an object of JSON")
     return message

@@ -16,6 +16,7 @@ from typing import TypeVar
 from strategies.common.errors import PeerLostError
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 REMEDY = "start all tasks again, with --resume=auto to continue the run."
 _CONNECT_SECONDS = 1.0
@@ -80,12 +81,12 @@ def is_serving(address: str) -> bool:
     return peer_state(address) is PeerState.THERE
 
 
-def for_each(tasks: Mapping[str, str], look: Callable[[str], T]) -> dict[str, T]:
+def for_each(tasks: Mapping[str, V], look: Callable[[V], T]) -> dict[str, T]:
     """Returns the result of a function of each task's address, by the task's name.
 
     Args:
-      tasks: Address (host:port) of each task by name.
-      look: Function of an address.
+      tasks: Address (host:port), or name and address, of each task by name.
+      look: Function of such a value.
     """
     # In parallel, because a machine that is off takes a second.
     with ThreadPoolExecutor(max_workers=32) as pool:

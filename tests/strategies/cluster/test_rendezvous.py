@@ -7,11 +7,12 @@ import threading
 
 import pytest
 
-from strategies.cluster import rendezvous
+from strategies.cluster import node_info, rendezvous
 from strategies.cluster.probes import is_listening
 from strategies.cluster.rendezvous import bound_socket, hold_port, wait_for_tasks
 from strategies.cluster.spec import Cluster
 from strategies.common.errors import UsageError
+from strategies.launcher.launch_config import local_cluster
 
 _HAS_IPV6 = socket.has_dualstack_ipv6()
 # Of documents (RFC 5737), and so of no machine.
@@ -84,6 +85,23 @@ def test_all_tasks_are_looked_for_at_the_same_time(
 
     monkeypatch.setattr(rendezvous, "is_listening", listening)
     wait_for_tasks(tasks, seconds=0)
+
+
+def test_all_tasks_are_asked_for_their_node_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    addresses = local_cluster({"worker": 4})
+    together = threading.Barrier(3)
+
+    def answer(own_name: str, peer: tuple[str, str]) -> node_info.Answer:
+        together.wait(timeout=10)
+        return node_info.Answer(silence=f"{peer[0]} says nothing to {own_name}")
+
+    monkeypatch.setattr(node_info, "_ask", answer)
+    cluster = Cluster(job="worker", addresses=addresses)
+    found = node_info.exchange(cluster, {}, seconds=0.1)
+    assert found["worker-3"].silence == "worker-3 says nothing to worker-0"
+    assert len(found) == 3
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", _ELSEWHERE])
