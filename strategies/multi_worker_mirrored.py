@@ -69,7 +69,6 @@ class MultiWorkerMirrored(Strategy):
 
     def __init__(self, config: StrategyConfig, cluster: Cluster):
         self._worker = cluster.rank
-        self._num_workers = len(cluster.computing)
         self._config = config
         self._exchange: UpdateExchange | None = None
         implementation = _IMPLEMENTATIONS[config.collective_implementation]
@@ -79,12 +78,11 @@ class MultiWorkerMirrored(Strategy):
         # Waits for all tasks before TensorFlow, which would wait in C++ without a
         # message.
         wait_for_cluster(cluster, config.startup_timeout_seconds)
-        jobs = ("chief", "worker")
-        addresses = {job: cluster.addresses.get(job, ()) for job in jobs}
-        give_up_connecting(
-            {job: len(tasks) for job, tasks in addresses.items() if tasks},
-            _SECONDS_TO_CONNECT,
-        )
+        jobs = [job for job in ("chief", "worker") if job in cluster.addresses]
+        num_tasks = {job: len(cluster.addresses[job]) for job in jobs}
+        # In the order of `Cluster.computing`.
+        self._tasks = [f"{job}/task:{i}" for job in jobs for i in range(num_tasks[job])]
+        give_up_connecting(num_tasks, _SECONDS_TO_CONNECT)
         self._start_up = StartUpWatch(cluster)
         self._silence_watch = SilenceWatch(cluster, config.peer_timeout_seconds)
         with self._start_up.signals_kept():
@@ -93,7 +91,7 @@ class MultiWorkerMirrored(Strategy):
             )
         make_variables_of_all_types(self._strategy)
         self._chief_values = ChiefValues(self._strategy, self._worker)
-        self._num_local = self._strategy.num_replicas_in_sync // self._num_workers
+        self._num_local = self._strategy.num_replicas_in_sync // len(self._tasks)
 
     @classmethod
     def create(cls, config: StrategyConfig, cluster: Cluster) -> MultiWorkerMirrored:
@@ -113,8 +111,8 @@ class MultiWorkerMirrored(Strategy):
     def devices(self) -> Sequence[str]:
         kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
         return [
-            f"/job:worker/task:{worker}/device:{kind}:{index}"
-            for worker in range(self._num_workers)
+            f"/job:{task}/device:{kind}:{index}"
+            for task in self._tasks
             for index in range(self._num_local)
         ]
 

@@ -156,6 +156,17 @@ def test_every_task_of_a_completed_run_ends_with_0(
         assert not list(tasks.run_dir.glob("logs/*.ending"))
 
 
+def test_a_job_called_chief_trains_with_the_workers(tmp_path: pathlib.Path) -> None:
+    flags = (*SMALL, "--train_steps=4")
+    more = {"chief": 1, "worker": 1}
+    with started(tmp_path, "multi_worker_mirrored", *flags, **more) as tasks:
+        assert tasks.exit_codes() == all_of(tasks, 0)
+        assert result_of(tasks)["num_replicas"] == 2
+        (devices,) = read_events(tasks.run_dir / "tb" / "train").points["devices"]
+    for task in ("chief", "worker"):
+        assert f"/job:{task}/task:0/device:" in str(devices.value)
+
+
 def test_every_task_of_a_complete_run_that_is_resumed_ends_with_0(
     tmp_path: pathlib.Path,
 ) -> None:
