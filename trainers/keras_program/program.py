@@ -38,6 +38,9 @@ from trainers.user_code.checks import has_own_step
 # Trains the parts of a run with the epochs of a `fit`, and returns the exit code.
 Train = Callable[[TrainingParts, Epochs], ExitCode]
 
+# Arguments for which a program prints something and ends before it trains.
+_ASKING_FOR_TEXT = frozenset(["-h", "--help", "--version"])
+
 # What the chief tells tasks that wait after a `fit`.
 _OVER, _TRAINS_AGAIN = 0, 1
 
@@ -122,6 +125,7 @@ class _Program:
 
     def _run(self) -> ExitCode:
         arguments = self._config.model.script_arguments or ()
+        is_help = False
         try:
             with (
                 replaced_fit(self._fit, writes=self._cluster.is_chief),
@@ -138,12 +142,13 @@ class _Program:
             is_end = isinstance(error, SystemExit) and not error.code
             if not is_end:
                 raise failure_of_script(self._path, arguments, error) from error
+            is_help = not _ASKING_FOR_TEXT.isdisjoint(arguments)
         # The program has caught it, or it was raised in a thread.
         if self._error is not None:
             raise self._error
         if self._ended is not None:
             return self._ended.exit_code
-        if not self._num_fits:
+        if not (self._num_fits or is_help):
             raise UsageError(
                 f"--script={self._path} has ended without a call of keras.Model.fit: "
                 "there is nothing to train; loops of train_on_batch are not taken over."

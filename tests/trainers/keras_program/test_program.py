@@ -307,6 +307,24 @@ def test_workers_have_the_chiefs_variables_of_any_type(tmp_path: pathlib.Path) -
     assert "found 1 [0.0, 0.0, 0.0, 0.0]" in log.read_text()
 
 
+@pytest.mark.parametrize(
+    "strategy", [("--strategy=one_device",), further(_WORKERS), further(_SERVERS)]
+)
+def test_a_program_may_print_its_own_help(
+    tmp_path: pathlib.Path, strategy: tuple[str, ...]
+) -> None:
+    text = """
+        import argparse
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--rate", help="step size")
+        parser.parse_args()
+    """
+    done = _run(tmp_path, text, *strategy, "--", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("step size") == 1
+    assert not (tmp_path / "run").exists()
+
+
 def test_flags_override_a_program_when_they_are_given(tmp_path: pathlib.Path) -> None:
     text = "model.fit(x, y, epochs=3, batch_size=20)"
     rate = ("--learning_rate=0.001", "--global_batch_size=64", "--train_steps=2")
