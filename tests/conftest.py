@@ -1,4 +1,4 @@
-"""What all tests share: one TensorFlow with four logical CPU devices."""
+"""Fixtures and settings of all tests, such as four logical CPU devices."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import pytest
 
 from tests import processes
 
-# Variables that the program or a library obeys, and that a shell, a scheduler or a
-# container image may have set. Tests set those that they are about.
+# Variables that change what the program or a library does, and that a shell, a
+# scheduler or a container image may have set. A test sets the variables that it is
+# about.
 OBEYED = re.compile(
     r"(TF|KERAS|SLURM|SLURMD|MLFLOW|WANDB)_.*"
-    # Of rich: width and colours.
+    # rich reads its width and colors from these.
     r"|COLUMNS|LINES|NO_COLOR|FORCE_COLOR|TTY_COMPATIBLE|TTY_INTERACTIVE"
     r"|PYTHON(WARNINGS|OPTIMIZE|DEVMODE|INSPECT|IOENCODING|VERBOSE|UNBUFFERED)"
-    # With this one every command that a test starts would compile this project's files
-    # again: 0.25 s of the 3.8 s that a short run takes.
+    # With this variable every command that a test starts would compile this project's
+    # files again: 0.25 s of the 3.8 s that a short run takes.
     r"|PYTHONDONTWRITEBYTECODE"
 )
 for _name in filter(OBEYED.fullmatch, list(os.environ)):
@@ -31,8 +32,8 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 LOGICAL_CPUS = 4
 
-# Their files start many processes and take minutes. Begun last, one of them would run
-# while the other test processes have nothing left to do.
+# The files of these folders start many processes and take minutes. If one of them began
+# last, it would run alone while the other test processes have nothing left to do.
 BEGUN_FIRST = ("cluster", "verify", "compare", "fault_injection")
 
 
@@ -42,8 +43,8 @@ def pytest_configure() -> None:
 
     from trainers.cli.tensorflow_setup import adapt_tensorflow
 
-    # Models and graphs are traced all the time here, and looking through all that
-    # TensorFlow and Keras consist of for garbage took a tenth of it.
+    # Tests build models and trace graphs all the time. The garbage collector took a
+    # tenth of that time to look through the objects of TensorFlow and Keras.
     gc.freeze()
     (cpu,) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(
@@ -53,7 +54,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Otherwise as they come, by the names of their files."""
+    """Moves the longest files to the front, and keeps the order otherwise."""
     items.sort(key=lambda item: item.path.parent.name not in BEGUN_FIRST)
 
 
@@ -61,22 +62,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def default_signals_of_children() -> None:
     """Lets the tests of signals pass in a background job and under nohup, too.
 
-    Not in `pytest_configure`: the process that only hands tests to others would start
-    those with the default, and Ctrl-C for another program would end them.
+    This is a fixture and no part of `pytest_configure`, because the process of
+    pytest-xdist that only distributes tests would start the others with the default,
+    and Ctrl-C for another program would end them.
     """
     processes.give_children_default_signals()
 
 
 @pytest.fixture(autouse=True, scope="session")
 def templates_of_processes() -> Iterator[None]:
-    """Ends those that tests have forked the program from."""
+    """Ends the templates from which tests have forked the program."""
     with processes.templates().starter:
         yield
 
 
 @pytest.fixture(autouse=True)
 def single_precision_again() -> Iterator[None]:
-    """Takes back the precision that a test has set for all of Keras."""
+    """Restores the precision that a test has changed for all of Keras."""
     yield
     import keras
 
@@ -86,7 +88,7 @@ def single_precision_again() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def soft_placement_again() -> Iterator[None]:
-    """Takes back --nosoft_placement, which is set for all of TensorFlow."""
+    """Restores soft placement, which --nosoft_placement ends for all of TensorFlow."""
     yield
     import tensorflow as tf
 
@@ -122,7 +124,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _end(child: psutil.Process) -> None:
-    """Kills a process and all that it has started, so that no other test meets them."""
+    """Kills a process and all its descendants, so that no other test meets them."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in [*child.children(recursive=True), child]:
             process.kill()

@@ -1,4 +1,4 @@
-"""Reads TensorBoard event files back, the way TensorBoard does."""
+"""Functions that read TensorBoard event files the way TensorBoard does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One value of one tag."""
+    """A value of a tag at a step."""
 
     step: int
     plugin: str
@@ -23,11 +23,11 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Events:
-    """What is in one folder's event files.
+    """The contents of the event files of a folder.
 
     Attributes:
-      points: by tag, in the order they were written.
-      graphs: serialized graph definitions.
+      points: Values by tag, in the order in which they were written.
+      graphs: Serialized graph definitions.
     """
 
     points: dict[str, list[Point]]
@@ -37,7 +37,7 @@ class Events:
         return {point.step: float(point.value) for point in self.points[tag]}
 
     def plugins(self) -> dict[str, set[str]]:
-        """Tags by plugin."""
+        """Returns the tags by the plugin that shows them."""
         tags = defaultdict(set)
         for tag, points in self.points.items():
             tags[points[0].plugin].add(tag)
@@ -45,7 +45,7 @@ class Events:
 
 
 def read_events(folder: pathlib.Path) -> Events:
-    """All events of one folder, without its subfolders."""
+    """Returns all events of a folder, without its subfolders."""
     points: dict[str, list[Point]] = defaultdict(list)
     graphs = []
     plugins: dict[str, str] = {}

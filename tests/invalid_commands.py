@@ -1,4 +1,4 @@
-"""Commands that are wrong, by what has to be known to see it."""
+"""Wrong command lines, by how much the program has to load to refuse them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class Row:
     """A wrong command line.
 
     Attributes:
-      arguments: of the program.
-      named: what the message must contain.
-      prepare: makes the files the arguments speak of, in the working directory.
+      arguments: Arguments of the program.
+      named: Texts that the message must contain.
+      prepare: Function that makes the files named by the arguments in the working
+        directory.
     """
 
     arguments: tuple[str, ...]
@@ -36,12 +37,12 @@ class Row:
 def row(
     arguments: str, *named: str, prepare: Callable[[pathlib.Path], object] | None = None
 ) -> Row:
-    """A row whose arguments hold no spaces."""
+    """Returns a row whose arguments hold no spaces."""
     return Row(tuple(arguments.split(" ")), named, prepare or (lambda folder: None))
 
 
 def write(name: str, content: str | bytes) -> Callable[[pathlib.Path], object]:
-    """Makes one file."""
+    """Returns a function that writes a file into the working directory."""
 
     def prepare(folder: pathlib.Path) -> None:
         path = folder / name
@@ -52,7 +53,7 @@ def write(name: str, content: str | bytes) -> Callable[[pathlib.Path], object]:
     return prepare
 
 
-# Known to be wrong before TensorFlow is loaded.
+# The program refuses these before it loads TensorFlow.
 BEFORE_TENSORFLOW = [
     row("--strategy=magic", "--strategy=magic", ", ".join(registry.names())),
     row("--strategy=", "--strategy= ", "mirrored"),
@@ -801,7 +802,7 @@ BEFORE_TENSORFLOW = [
         "--mode=predict --strategies=tower --set=prediction.bandwidth_gbit=0",
         "--set=prediction.bandwidth_gbit=0",
     ),
-    # Slower than any network that was measured.
+    # This is slower than every network that was measured.
     row(
         "--mode=predict --strategies=tower --set=prediction.bandwidth_gbit=0.09",
         "--set=prediction.bandwidth_gbit=0.09",
@@ -871,12 +872,12 @@ BEFORE_TENSORFLOW = [
 
 
 def make_pipe(folder: pathlib.Path) -> None:
-    """Makes one that nobody writes to."""
+    """Makes a named pipe that nobody writes to."""
     os.mkfifo(folder / "pipe")
 
 
 def write_sparse(name: str) -> Callable[[pathlib.Path], object]:
-    """Makes a file of 17 MiB that takes no room."""
+    """Returns a function that makes a file of 17 MiB that takes no room on disk."""
 
     def prepare(folder: pathlib.Path) -> None:
         with (folder / name).open("wb") as file:
@@ -887,7 +888,7 @@ def write_sparse(name: str) -> Callable[[pathlib.Path], object]:
 
 _MANY_KEYS = ", ".join(f'"x{i}": 1' for i in range(100_000))
 
-# Each would be ignored without a word.
+# Without the refusal, the program would ignore each of these without a word.
 NOT_USED = [
     row("--num_ps=2 --strategy=multi_worker_mirrored", "--num_ps=2", "parameter_ser"),
     row("--num_workers=3 --strategy=mirrored", "--num_workers=3", "multi_worker_mirr"),
@@ -1078,7 +1079,7 @@ NO_PLAIN_FILE = [
 ]
 
 
-# What a model takes, and how many examples there are, is known to code of TensorFlow.
+# Only TensorFlow knows the shapes that a model takes and the number of examples.
 DOES_NOT_FIT_TOGETHER = [
     row(
         "--global_batch_size=2000 --set=length.drop_last_batch=true",
@@ -1124,8 +1125,8 @@ DOES_NOT_FIT_TOGETHER = [
 
 
 def write_records(folder: pathlib.Path) -> pathlib.Path:
-    """A TFRecord file of what --record_schema expects by default."""
-    # Most of these commands are refused without it, and so is what feeds them.
+    """Writes a TFRecord file that --record_schema accepts by default."""
+    # Most tests of this module's rows do not need TensorFlow, so it is imported here.
     import tensorflow as tf
 
     path = folder / "some.tfrecord"
@@ -1361,14 +1362,14 @@ RESUME = f"{TRAIN} --resume=auto --run_dir=run"
 
 EVALUATE = "--mode=evaluate --run_dir=run"
 
-# The preparation of these is told the folder of a finished run.
+# These are about a finished run: `prepare` gets its folder.
 RUN_EXISTS = [
     row(f"{TRAIN} --run_dir=run", "--run_dir=run", "--resume=auto"),
     row("--run_dir=run", "--run_dir=run", "--resume=auto"),
     row("--config=run/config.json", "--run_dir=", "run already holds", "--resume=auto"),
     row(f"{EVALUATE} --hidden_units=9", "--hidden_units=9", "--hidden_units=8"),
     row(f"{EVALUATE} --learning_rate=3", "--learning_rate=3.0", "0.001"),
-    # The default, which is not the run's.
+    # The default model is refused too, because the run has another one.
     row(f"{EVALUATE} --model=convnet", "--model=convnet", "--model=mlp"),
     row(
         f"{EVALUATE} --set=length.drop_last_batch=true",

@@ -18,7 +18,7 @@ _LIBRARIES = {
         "make install-test; Python 3.11",
     ),
     "grain_pipeline": ("grain", "make install-test"),
-    # 200 MB for one program.
+    # PyTorch takes 200 MB and one program needs it, so `install-test` leaves it out.
     "torch_loader": ("torch", "pip install '.[bench]'"),
 }
 

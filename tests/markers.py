@@ -1,4 +1,4 @@
-"""What shows the same once more, which `make test` leaves to `make test-exhaustive`."""
+"""Marks of tests that `make test` leaves to `make test-exhaustive`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 
 
 def further(*values: Any) -> Any:
-    """Values of a test's parameters that add little to those beside them."""
+    """Returns values of a test's parameters that `make test` leaves out."""
     return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
 def chosen(values: Iterable[Any], representatives: Collection[Any]) -> list[Any]:
-    """All values, of which only the representatives belong to `make test`."""
+    """Returns all values, and marks all except the representatives as exhaustive."""
     values = list(values)
     unknown = [value for value in representatives if value not in values]
     if unknown:

@@ -1,4 +1,4 @@
-"""Starts the program as a user does, and looks at what it leaves behind."""
+"""Functions that start the program as a user does and read what it writes."""
 
 from __future__ import annotations
 
@@ -29,21 +29,24 @@ from trainers.cli.tensorflow_setup import variables_of_import
 
 ROOT = pathlib.Path(__file__).parents[1]
 
-# A run of these tests takes seconds. The rest is for machines with much else to do.
+# A run of these tests takes seconds. The limit is far above that because a machine may
+# be busy with other work.
 PATIENCE_SECONDS = 180.0
-# A prediction makes a dozen runs of several processes. Below the limit of a test.
+# A prediction makes a dozen runs of several processes. The value is below pytest's time
+# limit of a test, so that the failure shows the output of the program.
 PREDICT_PATIENCE_SECONDS = 290.0
 
 _SECONDS_BETWEEN_LOOKS = 0.01
 
 
 def give_children_default_signals() -> None:
-    """Lets every process that this one starts begin with the default signal handling.
+    """Gives every process that this one starts the default signal handling.
 
-    A process passes on which signals it ignores and blocks, and a background job, nohup
-    and some CI systems start theirs with SIGINT or SIGHUP ignored. A handler is not
-    passed on: the kernel gives a new program the default in its place. So this process
-    gets one that does nothing, and is still not ended by what it was to ignore.
+    A child process inherits the signals that its parent ignores and blocks, and a
+    background job, nohup and some CI systems start processes with SIGINT or SIGHUP
+    ignored. A child does not inherit a handler: the kernel gives a new program the
+    default in its place. So this process gets a handler that does nothing: it still
+    survives these signals, and its children get the default.
     """
     # Python ignores these two itself, and subprocess gives them back.
     ours = {signal.SIGPIPE, signal.SIGXFSZ}
@@ -54,11 +57,11 @@ def give_children_default_signals() -> None:
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Takes the place of ignoring a signal."""
+    """Handles a signal by doing nothing, in place of ignoring it."""
 
 
 def ignoring(*numbers: int) -> list[str]:
-    """Returns the beginning of a command that runs another with these ignored."""
+    """Returns the first words of a command that runs another with signals ignored."""
     words = " ".join(str(int(number)) for number in numbers)
     return [sys.executable, "-c", _IGNORING, words]
 
@@ -76,7 +79,11 @@ def command(*flags: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """A user's: without what tests set for TensorFlow, importable from any folder."""
+    """Returns a user's environment variables.
+
+    Variables that tests set for TensorFlow are left out, and the project can be
+    imported from any folder.
+    """
     ours = {name: v for name, v in os.environ.items() if not name.startswith("TF_")}
     return {**ours, "PYTHONPATH": str(ROOT)}
 
@@ -84,14 +91,14 @@ def environment() -> dict[str, str]:
 def run(
     *flags: str, folder: pathlib.Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the program to its end, in a folder, with further environment variables."""
+    """Runs the program to its end, in a folder, with more environment variables."""
     return run_words(command(*flags), folder, **variables)
 
 
 def run_words(
     words: Sequence[str], folder: pathlib.Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """The same with any command."""
+    """Runs any command to its end, with the time limit of all tests."""
     return run_patiently(words, PATIENCE_SECONDS, folder, variables)
 
 
@@ -101,7 +108,7 @@ def run_patiently(
     folder: pathlib.Path = ROOT,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
-    """The same with a time limit."""
+    """Runs any command to its end, and kills it at a time limit in seconds."""
     with start_words(words, folder, variables) as process:
         try:
             return end_of(process, patience_seconds)
@@ -120,11 +127,11 @@ def start_words(
     """Starts a command, by fork from a template if it is a module of Python.
 
     Args:
-      words: the command.
-      folder: its working directory.
-      variables: environment variables in addition to a user's.
-      stdout: a file or a pipe.
-      stderr: the same.
+      words: Command and its arguments.
+      folder: Working directory of the command.
+      variables: Environment variables in addition to a user's.
+      stdout: File or pipe for the standard output.
+      stderr: File or pipe for the standard error.
     """
     is_module = [*words[:2]] == [sys.executable, "-m"] and "--verbose" not in words
     asked = {**environment(), **variables}
@@ -145,7 +152,7 @@ def start_words(
 
 
 def _variables_of_import(argv: Sequence[str]) -> dict[str, str]:
-    """Those that the program would set for itself before it imports TensorFlow."""
+    """Returns the variables that the program sets before it imports TensorFlow."""
     try:
         return variables_of_import(flags.parse(argv))
     except (UsageError, flags.HelpRequested):
@@ -154,12 +161,13 @@ def _variables_of_import(argv: Sequence[str]) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Templates:
-    """What starts the program in the tests of this process.
+    """The process starter that all tests of this process share.
 
     Attributes:
-      starter: forks it.
-      variables: those of the environment in which it is forked. In another it is
-        started as a new program: a template for one test would take as long.
+      starter: Starter that forks the program from a template.
+      variables: Variables of the environment in which the program is forked. In another
+        environment it is started as a new program, because a template for one test
+        would take as long.
     """
 
     starter: WarmStarter
@@ -189,12 +197,12 @@ def train(run_folder: pathlib.Path, *flags: str) -> dict[str, Any]:
 def started(
     *flags: str, folder: pathlib.Path, begin: list[str] | None = None
 ) -> Iterator[Process]:
-    """Starts the program in a folder, and ends it if it still runs afterwards.
+    """Starts the program in a folder, and kills it if it still runs afterwards.
 
     Args:
-      flags: its arguments.
-      folder: its working directory.
-      begin: what to run instead of the program, with the flags after it.
+      flags: Arguments of the program.
+      folder: Working directory of the program.
+      begin: Command to run instead of the program; the flags follow it.
     """
     words = command(*flags) if begin is None else [*begin, *flags]
     process = start_words(words, folder)
@@ -248,14 +256,14 @@ def end_of(
 
 
 def start(*flags: str, folder: pathlib.Path, **variables: str) -> Process:
-    """Starts the program, which `ends_of` waits for."""
+    """Starts the program; the caller waits for it by `ends_of`."""
     return start_words(command(*flags), folder, variables)
 
 
 def ends_of(
     tasks: Sequence[Process],
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Waits for processes to end by themselves, and ends those that do not."""
+    """Waits for processes to end by themselves, and kills them when one does not."""
     try:
         return [end_of(task) for task in tasks]
     finally:
@@ -265,7 +273,7 @@ def ends_of(
 
 
 def wait_until(holds: Callable[[], bool], what: str, process: Process) -> None:
-    """Looks again and again until something holds while a process runs."""
+    """Waits until a condition holds; fails when the process ends before."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not holds():
         if process.poll() is not None:
@@ -276,25 +284,25 @@ def wait_until(holds: Callable[[], bool], what: str, process: Process) -> None:
 
 
 def task_of(launcher: int, job: str, index: int) -> psutil.Process:
-    """One of the tasks that a launcher has started.
+    """Returns a task that a launcher has started.
 
     Args:
-      launcher: its process id.
-      job: of the task.
-      index: of the task among those of its job.
+      launcher: Process id of the launcher.
+      job: Job of the task, such as worker.
+      index: Index of the task in its job.
     """
     (found,) = tasks_found(launcher, job, index)
     return found
 
 
 def tasks_found(launcher: int, job: str, index: int) -> list[psutil.Process]:
-    """The same, or none if it has not been started yet, or has ended."""
+    """Returns the task in a list, which is empty before its start and after its end."""
     wanted = {"type": job, "index": index}
     return [t for t in tasks_of(launcher) if _cluster_of(t).get("task") == wanted]
 
 
 def tasks_of(launcher: int) -> list[psutil.Process]:
-    """All of them, without the template that they were forked from."""
+    """Returns all tasks of a launcher, without the template it forked them from."""
     return [
         child for child in psutil.Process(launcher).children() if not is_template(child)
     ]
@@ -304,10 +312,11 @@ def tasks_of(launcher: int) -> list[psutil.Process]:
 def networks_kept(
     tasks: Sequence[psutil.Process],
 ) -> Iterator[Callable[[], list[int]]]:
-    """Keeps the networks of tasks, and yields a function that lists who is in them.
+    """Keeps the network namespaces of tasks open, and yields a function about them.
 
-    The kernel gives the number of a network that is gone to the next one, such as that
-    of a test beside this one.
+    The function returns the ids of the processes in these namespaces. Without an open
+    file the kernel may give the number of a removed namespace to the next one, such as
+    that of a test that runs at the same time.
     """
     paths = [f"/proc/{task.pid}/ns/net" for task in tasks]
     networks = {os.readlink(path) for path in paths}
@@ -315,7 +324,7 @@ def networks_kept(
     def process_ids() -> list[int]:
         found = []
         for pid in psutil.pids():
-            # Some have ended meanwhile, others are not ours to ask.
+            # A process may have ended meanwhile, or may belong to another user.
             with contextlib.suppress(OSError):
                 if os.readlink(f"/proc/{pid}/ns/net") in networks:
                     found.append(pid)
@@ -335,7 +344,7 @@ def is_template(process: psutil.Process) -> bool:
 
 
 def _cluster_of(process: psutil.Process) -> dict[str, Any]:
-    """What its TF_CONFIG says; nothing if it has none, or has just ended."""
+    """Returns the TF_CONFIG of a process, empty if it has none or has ended."""
     try:
         return json.loads(process.environ().get("TF_CONFIG", "{}"))
     except psutil.Error:
@@ -343,7 +352,10 @@ def _cluster_of(process: psutil.Process) -> dict[str, Any]:
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes | str | None]:
-    """Everything below a folder: the bytes of files, the targets of links."""
+    """Returns all that is below a folder, by relative path.
+
+    The value is the bytes of a file, the target of a link, and None for a folder.
+    """
     found: dict[str, bytes | str | None] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -359,13 +371,13 @@ def result_of(run_folder: pathlib.Path) -> dict[str, Any]:
 
 
 def last_step_of(run_folder: pathlib.Path) -> int:
-    """The step of the last whole line of metrics.jsonl; 0 if there is none."""
+    """Returns the step of the last whole line of metrics.jsonl, or 0."""
     metrics = metrics_so_far(run_folder)
     return metrics[-1]["step"] if metrics else 0
 
 
 def metrics_so_far(run_folder: pathlib.Path) -> list[dict[str, Any]]:
-    """Of a run that may be writing a line."""
+    """Returns the whole lines of metrics.jsonl while a run may be writing one."""
     try:
         text = (run_folder / "metrics.jsonl").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -379,7 +391,7 @@ def metrics_of(run_folder: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def train_losses_of(run_folder: pathlib.Path) -> dict[int, float]:
-    """By step, of every line that has one."""
+    """Returns the training loss by step, from every line that has one."""
     rows = metrics_of(run_folder)
     return {row["step"]: row["train_loss"] for row in rows if "train_loss" in row}
 

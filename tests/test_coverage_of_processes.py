@@ -1,4 +1,4 @@
-"""`make coverage` counts what other processes run, however they end."""
+"""Checks that `make coverage` counts the lines of every process, however it ends."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests import processes
 
 pytest.importorskip("coverage", reason="coverage is missing: make install-test")
 
-# A task that has lost its peers leaves by os._exit.
-_STARTS_ONE_THAT_LEAVES = """
+# A task that has lost its peers ends by os._exit.
+_PARENT_OF_A_TASK_THAT_EXITS = """
 import subprocess, sys
 task = "from trainers.cli.app import _leave, Console; _leave(138, Console())"
 assert subprocess.run([sys.executable, "-c", task]).returncode == 138
@@ -22,14 +22,15 @@ assert subprocess.run([sys.executable, "-c", task]).returncode == 138
 
 
 def executed(folder: pathlib.Path, *program: str) -> dict[str, list[int]]:
-    """The lines of each file that a command runs, in all its processes."""
+    """Returns the lines of each file that a command runs, in all its processes."""
     data, report = f"--data-file={folder / 'data'}", folder / "report.json"
     for words in (
         ["run", data, *program],
         ["combine", "--quiet", data],
         ["json", "--quiet", data, f"-o{report}"],
     ):
-        # A new program: coverage has to begin before what it measures is imported.
+        # A new process, because coverage has to start before the modules that it
+        # measures are imported.
         done = subprocess.run(
             [sys.executable, "-m", "coverage", *words],
             cwd=processes.ROOT,
@@ -44,7 +45,7 @@ def executed(folder: pathlib.Path, *program: str) -> dict[str, list[int]]:
 
 
 def numbers_of(name: str, words: str) -> set[int]:
-    """The lines of a file that hold these words."""
+    """Returns the numbers of the lines of a file that hold certain words."""
     text = (processes.ROOT / name).read_text(encoding="utf-8").splitlines()
     numbers = {number for number, line in enumerate(text, 1) if words in line}
     assert numbers, f"{name} has no {words} any more"
@@ -56,10 +57,10 @@ def test_lines_of_a_process_that_ends_at_once_are_counted(
     tmp_path: pathlib.Path,
 ) -> None:
     script = tmp_path / "starts_one.py"
-    script.write_text(_STARTS_ONE_THAT_LEAVES, encoding="utf-8")
+    script.write_text(_PARENT_OF_A_TASK_THAT_EXITS, encoding="utf-8")
     lines = executed(tmp_path, str(script))
     left = "strategies/common/native_log.py"
-    # Coverage writes its data at exit: the line after this one is not in it.
+    # Coverage writes its data in this call, so it does not count the line after it.
     assert numbers_of(left, "atexit._run_exitfuncs()") <= set(lines[left])
     name = "trainers/cli/app.py"
     assert not numbers_of(name, "_run(config, argv, console)") <= set(lines[name])
@@ -74,7 +75,7 @@ def test_lines_that_tasks_of_a_cluster_run_are_counted(tmp_path: pathlib.Path) -
         tmp_path, "-m", "trainers.main", f"--run_dir={tmp_path / 'run'}", *flags
     )
     for name, words in {
-        # The launcher itself, the chief, a worker, and what a server ends with.
+        # A line of the launcher, of the chief, of a worker, and a server's last line.
         "strategies/launcher/launcher.py": "self._tasks.start()",
         "trainers/modes/train.py": "task.exit_code = task.train(",
         "strategies/ps/async_worker.py": "self._",

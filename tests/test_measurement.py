@@ -1,4 +1,4 @@
-"""Commands that experiments and the Python API start."""
+"""Tests of the commands that experiments and the Python API start."""
 
 from __future__ import annotations
 

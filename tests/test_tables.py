@@ -1,4 +1,4 @@
-"""Tables in 80 columns, whatever standard output is."""
+"""Checks that tables have 80 columns in a file, a pipe and a terminal."""
 
 from __future__ import annotations
 

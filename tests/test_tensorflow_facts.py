@@ -1,4 +1,4 @@
-"""What this project relies on TensorFlow and Keras to do, and works around.
+"""Tests of what this project needs TensorFlow and Keras to do, or works around.
 
 When one of these fails after an upgrade, the code that names it can change.
 """
@@ -72,7 +72,7 @@ def two_devices() -> tf.distribute.MirroredStrategy:
 
 
 def apply_ones(stop: bool) -> float:
-    """What sgd at rate 1 subtracts for a gradient of one, over two replicas."""
+    """Returns how much SGD of rate 1 subtracts for gradients of one on two replicas."""
     strategy = two_devices()
     with strategy.scope():
         layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
@@ -98,7 +98,7 @@ def test_a_keras_optimizer_reduces_gradients_unless_told_to_stop() -> None:
 
 
 def test_adagrad_of_keras_takes_the_root_of_rows_without_a_gradient() -> None:
-    """The reason for one of our own, which finds the accumulator by private names."""
+    """This is why the project has its own, with private names for the accumulator."""
     table = keras.Variable(np.ones([1000, 1], np.float32))
     optimizer = keras.optimizers.Adagrad(1.0, initial_accumulator_value=0.0)
     optimizer.build([table])
@@ -118,7 +118,7 @@ def test_adagrad_of_keras_takes_the_root_of_rows_without_a_gradient() -> None:
 
 
 def test_operations_have_devices_only_in_the_graphs_that_are_run() -> None:
-    """Those of a loop's body, within a function that is called, included."""
+    """The operations include the body of a loop in a function that is called."""
 
     @tf.function
     def body(number: tf.Tensor) -> tf.Tensor:
@@ -136,17 +136,18 @@ def test_operations_have_devices_only_in_the_graphs_that_are_run() -> None:
         loop(ones)
     nodes = [node for graph in graphs for node in graph.node]
     assert all(node.device for node in nodes)
-    # oneDNN has one of another name.
+    # With oneDNN the operation has another name that contains MatMul.
     (product,) = (node for node in nodes if "MatMul" in node.op)
     assert "on_cpu_1" in product.name
     assert tf.DeviceSpec.from_string(product.device).device_index == 1
     with graphs_collected() as graphs:
         pass
-    assert graphs == [], "of an earlier block"
+    assert graphs == [], "these graphs ran before the block"
 
 
 def operations_of_a_large_sum() -> set[str]:
-    """As they are run. 256 MiB of tensors, which is all that a CPU is said to have."""
+    """Returns the types of the operations that a sum of 256 MiB of tensors runs."""
+    # TensorFlow assumes that a CPU has 256 MiB of memory.
     add = tf.function(
         lambda x: tf.add_n([tf.roll(x, places, 0) for places in range(4)])
     )
@@ -159,7 +160,7 @@ def test_large_sums_are_added_in_any_order_unless_told_not_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(context.context(), "_config", None)
-    # What calls are to be optimized with is kept until soft placement is set.
+    # TensorFlow keeps the optimizer options of calls until soft placement is set.
     tf.config.set_soft_device_placement(True)
     assert "AddN" not in operations_of_a_large_sum()
     assert "TemporaryVariable" in operations_of_a_large_sum()
@@ -185,7 +186,7 @@ def test_flat_layers_finds_what_a_layer_keeps_to_itself() -> None:
 
 
 def test_a_built_model_of_a_users_class_takes_weights_only_when_told_to() -> None:
-    """`library_internals.takes_weights`."""
+    """Tests `private_apis.models.takes_weights`."""
 
     class Own(keras.Model):
         def __init__(self) -> None:
@@ -238,7 +239,7 @@ def test_a_stateless_scope_catches_what_layers_write() -> None:
     keras.version().startswith("3.12."), reason="Keras 3.12 can still read them"
 )
 def test_model_losses_cannot_be_read_in_a_scope_that_maps_no_weights() -> None:
-    """The reason why regularizers are called one by one."""
+    """This is why the project calls regularizers one by one."""
     dense = keras.layers.Dense(1, kernel_regularizer="l2")
     model = keras.Sequential([keras.Input((2,)), dense])
     with (
@@ -249,7 +250,7 @@ def test_model_losses_cannot_be_read_in_a_scope_that_maps_no_weights() -> None:
 
 
 def test_a_checkpoint_leaves_random_counters_out(tmp_path: pathlib.Path) -> None:
-    """The reason why random numbers are keyed and not stateful."""
+    """This is why the project's random numbers have keys and no state."""
     dropout = keras.layers.Dropout(0.5)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), dropout])
     path = tf.train.Checkpoint(model=model).write(str(tmp_path / "variables"))
@@ -260,7 +261,7 @@ def test_a_checkpoint_leaves_random_counters_out(tmp_path: pathlib.Path) -> None
 
 @pytest.mark.slow
 def test_the_gradient_of_max_pooling_over_no_rows_ends_the_process() -> None:
-    """The reason why an empty share still computes on one row."""
+    """This is why a replica without examples still computes on one row."""
     program = """
 import tensorflow as tf
 @tf.function
@@ -281,7 +282,7 @@ print(gradient(tf.zeros([0, 8, 8, 4])).shape)
 def test_a_record_with_a_valid_length_that_is_untrue_ends_the_process(
     tmp_path: pathlib.Path,
 ) -> None:
-    """The reason why lengths are checked before TensorFlow reads a file."""
+    """This is why the project checks lengths before TensorFlow reads a file."""
     length = struct.pack("<Q", 2**40)
     path = tmp_path / "untrue.tfrecord"
     path.write_bytes(length + checksum_of_record(length) + b"abc")
@@ -320,7 +321,7 @@ def test_index_shuffle_permutes_ranges_of_every_small_length() -> None:
 
 
 def test_slurms_resolver_sorts_nodes_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason why `library_internals.slurm_addresses` numbers them."""
+    """This is why `slurm_addresses` sorts nodes by number."""
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "node[9-10]")
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "1(x2)")
@@ -332,7 +333,7 @@ def test_slurms_resolver_sorts_nodes_as_text(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_parameter_servers_have_device_filters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason why this project sets none: workers do not see each other."""
+    """This is why the project sets no filters: TensorFlow hides workers already."""
     filters = []
 
     def connect(*arguments: object, cluster_device_filters: Any, **others: str) -> None:
@@ -362,7 +363,7 @@ def test_parameter_servers_have_device_filters(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_operation_can_be_made_to_wait_for_one_made_before() -> None:
-    """`library_internals.run_after`."""
+    """Tests `private_apis.graphs.run_after`."""
 
     def trace() -> tf.Tensor:
         first, last = tf.constant(1), tf.constant(2)
@@ -374,7 +375,7 @@ def test_an_operation_can_be_made_to_wait_for_one_made_before() -> None:
 
 
 def test_calls_of_layers_are_listed_with_what_they_take() -> None:
-    """`library_internals.calls_of`: each call, after those whose outputs it takes."""
+    """Tests `private_apis.models.calls_of`: a call follows the calls that it needs."""
     inputs = keras.Input([4], name="inputs")
     shared = keras.layers.Dense(4, name="shared")
     once = shared(inputs)
@@ -391,7 +392,7 @@ def test_calls_of_layers_are_listed_with_what_they_take() -> None:
 
 
 def test_a_variable_that_was_moved_is_used_and_saved(tmp_path: pathlib.Path) -> None:
-    """`library_internals.move_variable`: where it is, no one keeps the one before."""
+    """Tests `private_apis.variables.move_variable`: nothing keeps the old variable."""
     layer = keras.layers.Dense(2, name="layer")
     model = keras.Sequential([keras.Input([3]), layer])
     before = layer.kernel.numpy()
@@ -413,7 +414,7 @@ def test_a_variable_that_was_moved_is_used_and_saved(tmp_path: pathlib.Path) -> 
 
 
 def test_a_variable_that_was_made_anew_is_the_strategys() -> None:
-    """`library_internals.make_anew`: layers and models use the new one."""
+    """Tests `private_apis.variables.make_anew`: layers and models use the new one."""
     layer = keras.layers.Dense(2, name="layer")
     model = keras.Sequential([keras.Input([3]), layer])
     before = layer.kernel.numpy()
@@ -432,7 +433,7 @@ def test_a_variable_that_was_made_anew_is_the_strategys() -> None:
 
 
 def test_clocks_are_read_in_the_order_they_were_made() -> None:
-    """On different devices, too. The reason why a pipeline's clock has a variable."""
+    """TensorFlow orders them across devices: so a pipeline's clock has a variable."""
     variable = tf.Variable(0.0)
 
     @tf.function(autograph=False)
@@ -455,7 +456,7 @@ def test_clocks_are_read_in_the_order_they_were_made() -> None:
 
 
 def test_to_depend_on_a_call_is_not_to_wait_for_what_it_computes() -> None:
-    """The reason why a pipeline's clock takes numbers of what it waits for."""
+    """This is why a pipeline's clock takes values from the operations it waits for."""
     ended = []
 
     def sleep(array: np.ndarray) -> np.ndarray:
@@ -478,13 +479,14 @@ def test_to_depend_on_a_call_is_not_to_wait_for_what_it_computes() -> None:
 
 
 def test_squares_beyond_the_type_are_clipped_to_what_is_no_number() -> None:
-    """The reason why the norm is bounded before (trainers/model/update.py)."""
+    """This is why trainers/model/update.py bounds the norm before it clips."""
     (clipped,), norm = tf.clip_by_global_norm([tf.constant([1e25, 1.0])], 1.0)
     assert np.isinf(norm)
     assert np.isnan(clipped).all()
 
 
-# In a process of its own: after the error no collective works in the process.
+# It runs in a separate process, because no collective works in a process after the
+# error.
 _GATHERS_IN_A_LOOP = """
 import sys
 
@@ -545,7 +547,7 @@ def gathers_in_a_loop(whose: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_loop_cannot_gather_another_number_of_rows_unless_keys_differ() -> None:
-    """The reason for keys of our own. Also that private names still lead to a group."""
+    """This is why the project sets its own keys, by private names tested here."""
     refused = gathers_in_a_loop("theirs")
     assert refused.returncode != 0
     assert "Shape mismatch in the collective" in refused.stderr
@@ -557,7 +559,7 @@ def test_a_loop_cannot_gather_another_number_of_rows_unless_keys_differ() -> Non
 
 
 def test_operations_are_named_after_their_layers_alone() -> None:
-    """Of `dense` and `dense_1` Keras alone makes scopes `dense_1` and `dense_1_2`."""
+    """Keras itself names the scopes of `dense` and `dense_1` dense_1 and dense_1_2."""
     name_operations_after_layers()
     layers = [keras.layers.Dense(1, name=name) for name in ("dense", "dense_1")]
     model = keras.Sequential([*layers, keras.layers.Dense(1, name="dense_2")])
@@ -579,7 +581,7 @@ def test_operations_are_named_after_their_layers_alone() -> None:
 
 
 def test_a_value_assigned_in_an_inner_function_can_be_read_outside_of_it() -> None:
-    """The reason for `inline_functions_in_stateless_scopes`, which has been called."""
+    """This is why `adapt_tensorflow` calls `inline_functions_in_stateless_scopes`."""
     state = keras.Variable([2.0])
 
     def double_if_it_is_large(limit: float) -> None:
@@ -596,7 +598,7 @@ def test_a_value_assigned_in_an_inner_function_can_be_read_outside_of_it() -> No
 
     inner = tf.function(double_if_it_is_large)
     assert twice_as_large(inner).numpy() == [4.0]
-    # AutoGraph is as it was, and so are functions in eager code and outside of scopes.
+    # AutoGraph works as usual, and so do functions in eager code and outside of scopes.
     with keras.StatelessScope():
         assert tf.vectorized_map(abs, tf.constant([-2.0])).numpy() == [2.0]
     with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
@@ -607,7 +609,7 @@ def test_a_value_assigned_in_an_inner_function_can_be_read_outside_of_it() -> No
 
 @pytest.mark.parametrize("name", ["assign", "assign_add", "assign_sub"])
 def test_only_a_keras_variable_is_assigned_in_a_scope(name: str) -> None:
-    """`refuse_plain_variables_in_scopes` has been called."""
+    """`adapt_tensorflow` has called `refuse_plain_variables_in_scopes`."""
     plain, state = tf.Variable(2.0), keras.Variable(2.0)
     with keras.StatelessScope() as scope:
         with pytest.raises(UsageError, match="add_weight"):
@@ -619,7 +621,7 @@ def test_only_a_keras_variable_is_assigned_in_a_scope(name: str) -> None:
 
 
 def test_fit_brings_labels_and_predictions_of_a_function_to_one_rank() -> None:
-    """The reason why a loss function is never called directly. Metrics differ."""
+    """This is why the project never calls a loss function directly. Metrics differ."""
     seen = []
 
     def shapes(y_true: Any, y_pred: Any) -> Any:
@@ -635,7 +637,7 @@ def test_fit_brings_labels_and_predictions_of_a_function_to_one_rank() -> None:
 
 
 def test_one_of_several_losses_can_be_computed_by_another() -> None:
-    """`CompileLoss` keeps them in a list, and running means in another one."""
+    """`CompileLoss` keeps the losses in a list, and their running means in another."""
     labels = {"a": tf.ones([3]), "b": tf.zeros([3, 1])}
     predictions = {"a": tf.zeros([3, 1]), "b": tf.fill([3, 1], 2.0)}
     given = {"a": "mse", "b": "mae"}
@@ -674,7 +676,7 @@ def test_metrics_have_the_names_of_evaluate() -> None:
 
 
 def decayed_by_two_threads(decay: Callable[[tf.Variable], Any]) -> float:
-    """Returns what is left of one after 6,000 updates."""
+    """Returns the value of a variable that starts at one after 6,000 updates."""
     average = tf.Variable(1.0, dtype=tf.float64)
 
     def made() -> Any:
@@ -697,10 +699,11 @@ def decayed_by_two_threads(decay: Callable[[tf.Variable], Any]) -> float:
 
 
 def test_momentum_decays_and_adds_in_one_operation() -> None:
-    """The reason why moving averages of overlapping updates are its accumulators.
+    """This is why accumulators of momentum hold the averages of overlapping updates.
 
     `ResourceApplyMomentum` makes its accumulator momentum * accumulator + gradient,
-    and subtracts the rate times that from weights: nothing, if the rate is zero.
+    and subtracts the rate times the new accumulator from the weights, which keep their
+    values if the rate is zero.
     """
     weights = tf.Variable(7.0, dtype=tf.float64)
     nothing = tf.zeros([], tf.float64)
@@ -718,8 +721,8 @@ def test_momentum_decays_and_adds_in_one_operation() -> None:
     expected = 0.999**6000
     assert decayed_by_two_threads(at_once) == pytest.approx(expected, rel=1e-11)
     assert weights.numpy() == 7
-    # Read and assigned by itself, of two updates one is lost. Both threads have read
-    # before either assigns, which happened too seldom by chance.
+    # With a read and a separate assignment, one of two updates is lost. The barrier
+    # lets both threads read before either assigns, which happened too seldom by chance.
     average = tf.Variable(1.0, dtype=tf.float64)
     both = threading.Barrier(2, timeout=60)
 
@@ -737,10 +740,11 @@ def test_momentum_decays_and_adds_in_one_operation() -> None:
 
 
 def test_layers_of_keras_that_change_state_in_training_are_known() -> None:
-    """Each is tested in tests/conformance/test_layer_state.py, or changes it elsewhere.
+    """tests/conformance/test_layer_state.py tests each of the layers that it finds.
 
-    Those that are quantized or adapted do so outside of training, as does `Layer` in
-    loading weights; the states of a recurrent layer are of one batch size.
+    The other layers change their state outside of training, when they are quantized or
+    adapted or, as `Layer` does, when they load weights; the states of a recurrent layer
+    belong to one batch size.
     """
     folder = pathlib.Path(keras.__file__).parent / "src/layers"
     found = {
@@ -756,7 +760,7 @@ def test_layers_of_keras_that_change_state_in_training_are_known() -> None:
 
 
 def test_keras_adagrad_squares_rows_of_one_id_one_by_one() -> None:
-    """Why tests/updates compares embeddings with a product, whose gradient is dense."""
+    """This is why tests/updates compares embeddings by a matrix product instead."""
     variable = keras.Variable(np.zeros([2, 1]), dtype="float32")
     optimizer = keras.optimizers.Adagrad(initial_accumulator_value=0.0)
     optimizer.build([variable])
@@ -811,7 +815,7 @@ os._exit(0)
 def test_a_closure_ends_when_the_default_executor_has_nothing_to_do(
     where: str, ends: bool
 ) -> None:
-    """A worker that was lost gave back no closure while an update waited for it."""
+    """A lost worker returned no closure while an update waited for it."""
     program = [sys.executable, "-c", _WAITS_FOR_A_SERVER, where]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(ends)], done.stderr[-2000:]
@@ -819,7 +823,7 @@ def test_a_closure_ends_when_the_default_executor_has_nothing_to_do(
 
 @pytest.mark.parametrize("name", ["adam", "adagrad", "rmsprop"])
 def test_optimizers_of_keras_square_each_row_of_an_index_by_itself(name: str) -> None:
-    """So that `fit` trains an embedding otherwise than with summed rows."""
+    """This is why `fit` trains an embedding differently from summed rows."""
     rows = tf.IndexedSlices(tf.ones([2, 2]), tf.constant([1, 1]), tf.constant([4, 2]))
     states = []
     for gradient in (rows, tf.convert_to_tensor(rows)):
@@ -918,7 +922,7 @@ def test_a_scope_gets_the_updates_of_a_step_and_undivided_losses() -> None:
 
     first = [strategy.experimental_local_results(v)[0] for v in strategy.run(on_each)]
     assert [float(tf.reduce_sum(value)) for value in first] == [0.5, 1.0, 8.0, 3.0]
-    # Nothing was applied, and outside of the scope everything is as in Keras.
+    # The scope applied nothing, and outside of it Keras applies updates as usual.
     assert not optimizer.built
     assert weight.numpy() == 1.0
     plain = keras.Variable([1.0])
@@ -940,7 +944,7 @@ def test_keras_draws_by_functions_that_can_be_replaced() -> None:
         ]
     assert np.all(np.array(drawn) == 7.0)
     assert seeds == [("normal", [3, 0]), ("normal", [5, 0])]
-    # The generator has gone on.
+    # The generator has advanced by one draw.
     assert generator.state.numpy().tolist() == [5, 1]
 
 
@@ -1085,7 +1089,7 @@ except tf.errors.OpError as error:
 
 
 def test_rows_can_be_exchanged_on_cpus_and_a_reduce_scatter_is_missing() -> None:
-    """Were it not, half the memory of an exchange could be saved."""
+    """A reduce-scatter would save half the memory of an exchange."""
     done = subprocess.run(
         [sys.executable, "-c", _EXCHANGES],
         cwd=pathlib.Path(__file__).parents[1],
@@ -1095,7 +1099,7 @@ def test_rows_can_be_exchanged_on_cpus_and_a_reduce_scatter_is_missing() -> None
         timeout=120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    # Row r of both replicas is on replica r.
+    # Replica r has row r of both replicas.
     first, second = [[1.0, 2.0], [11.0, 12.0]], [[3.0, 4.0], [13.0, 14.0]]
     exchanged, refused = done.stdout.splitlines()[:2]
     assert exchanged == str([first, second])

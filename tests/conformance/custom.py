@@ -1,4 +1,4 @@
-"""Models and data made for one property, under any strategy."""
+"""Functions that train a model made for one test under any strategy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def assemble_custom(
     metrics: dict[str, PerExample] | None = None,
     **settings: object,
 ) -> TrainingParts:
-    """A stack of layers on given features [n, ...]; labels count the examples."""
+    """Assembles a run of a stack of layers on features [n, ...].
+
+    The label of an example is its index.
+    """
 
     def build(data: Examples, settings: Settings) -> keras.Model:
         return keras.Sequential([keras.Input(data.input_shape), *layers()])
@@ -50,7 +53,7 @@ def assemble_model(
     metrics: dict[str, PerExample] | None = None,
     **settings: object,
 ) -> TrainingParts:
-    """The same for a model of any kind."""
+    """Assembles a run of a model of any kind; the label of an example is its index."""
     config = small_config(strategy=strategy, num_replicas=replicas, **settings)
     labels = np.arange(len(features), dtype=np.int64)
     source = ArraySource(features, labels)
@@ -70,7 +73,7 @@ def assemble_model(
 
 
 def train(assembly: TrainingParts, num_steps: int) -> dict[str, np.ndarray]:
-    """Runs steps from the first on; sums [steps] by name."""
+    """Trains from the first step on; returns the sums [steps] by name."""
     batches = assembly.strategy.distribute(assembly.batches(0))
     results = assembly.loop_function(batches, num_steps).fetch()
     assert results.applied_steps == num_steps

@@ -1,4 +1,4 @@
-"""Runs any strategy on small problems and keeps what it did."""
+"""A harness that runs any strategy on small problems and keeps the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REPLICAS = (1, 2, 3, 4)
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How many examples there are and how they fall into global batches."""
+    """The number of examples and the size of a global batch."""
 
     num_examples: int
     global_batch_size: int
@@ -39,7 +39,7 @@ class Layout:
 
 LAYOUTS = {
     "even": Layout(num_examples=96, global_batch_size=24),
-    # 97 = 4 x 24 + 1: the last batch leaves every replica but one without work.
+    # 97 = 4 x 24 + 1: only one replica gets an example of the last batch.
     "uneven": Layout(num_examples=97, global_batch_size=24),
     "batch_of_10": Layout(num_examples=64, global_batch_size=10),
 }
@@ -52,7 +52,8 @@ UPDATES = {
         "learning_rate_schedule": "cosine",
         "warmup_steps": 5,
         "weight_decay": 0.05,
-        # Smaller than every gradient norm seen here, so that it always clips.
+        # The limit is below every gradient norm of these runs, so that every step
+        # clips.
         "clip_global_norm": 0.1,
     },
 }
@@ -60,14 +61,14 @@ UPDATES = {
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a run of a few steps did.
+    """The result of a run of a few steps.
 
     Attributes:
-      losses: float64 [steps], mean loss of each step.
-      variables: weights and layer state at the end, in the model's order.
-      applied_steps: as the inner loop counts them.
-      step: as the step variable counts them.
-      gradient_norm: of the last summed gradient.
+      losses: Mean loss of each step, float64 [steps].
+      variables: Weights and layer state at the end, in the model's order.
+      applied_steps: Number of applied steps that the inner loop counted.
+      step: Value of the step variable at the end.
+      gradient_norm: Norm of the summed gradient of the last step.
     """
 
     losses: np.ndarray
@@ -78,14 +79,14 @@ class Outcome:
 
 
 def in_one_process() -> list[str]:
-    """The strategies that this suite runs, by trait."""
+    """Returns the strategies of one process, which this suite runs."""
     return [
         name for name in registry.names() if not registry.traits(name).multi_process
     ]
 
 
 def subjects() -> list[tuple[str, int]]:
-    """Every strategy with every number of replicas it can have here."""
+    """Returns every strategy with every number of replicas it can have here."""
     return [
         (name, replicas)
         for name in in_one_process()
@@ -95,7 +96,7 @@ def subjects() -> list[tuple[str, int]]:
 
 
 def same_training() -> list[tuple[str, int]]:
-    """Those of them that are to equal one device; the others have their own tests."""
+    """Returns the subjects that must equal one device; others have their own tests."""
     return [
         (name, replicas)
         for name, replicas in subjects()
@@ -104,20 +105,21 @@ def same_training() -> list[tuple[str, int]]:
 
 
 def alone_and_uneven(some: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Those of one replica and of three, which divide nearly no batch evenly.
+    """Keeps the subjects of one replica, and of three, which leave remainders.
 
-    What is true of every number of replicas is shown by the tests of all of them.
+    Three divide hardly any batch of these tests evenly. A property that holds for every
+    number of replicas is tested with all of them elsewhere.
     """
     return [(name, replicas) for name, replicas in some if replicas in (1, 3)]
 
 
 def uneven(some: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Those of three replicas, and one device."""
+    """Keeps the subjects of three replicas, and one device."""
     return [(name, n) for name, n in some if n == 3 or name == "one_device"]
 
 
 def small_config(**settings: object) -> Config:
-    """A run small enough to be compared many times."""
+    """Returns the settings of a run that is short enough to be compared often."""
     defaults: dict[str, object] = {
         "dataset": "synthetic",
         "num_examples": 128,
@@ -125,14 +127,14 @@ def small_config(**settings: object) -> Config:
         "num_classes": 5,
         "hidden_units": (16,),
         "train_steps": NUM_STEPS,
-        # Compiling takes a second. `make test-exhaustive` runs all with it.
+        # XLA takes a second to compile a model. `make test-exhaustive` compiles all.
         "jit_compile": os.environ.get("TEST_JIT_COMPILE", "off"),
     }
     return Config().replace(**{**defaults, **settings})
 
 
 class Subject:
-    """A strategy with a model, which can be started over without tracing again."""
+    """A strategy with a model, which can start over without another trace."""
 
     def __init__(self, assembly: TrainingParts):
         self.assembly = assembly
@@ -170,15 +172,16 @@ class Subject:
         Args:
           layout: Examples and global batches.
           num_steps: Steps to train for.
-          calls: Calls of the inner loop that they are divided into.
-          seed: Decides initial weights and order, without a new trace; None for the
-            weights of the configuration's own seed.
+          calls: Number of calls of the inner loop that share the steps.
+          seed: Seed of initial weights and order, without another trace; None for the
+            weights of the configuration's seed.
         """
         for variable, value in zip(self._variables, self._initial, strict=True):
             variable.assign(value)
         if seed is not None:
-            # Of Keras's initializers. `keras.utils.set_random_seed` would also make
-            # TensorFlow optimize every function again (`context._set_global_seed`).
+            # Keras's initializers draw their seeds from `random`. A call of
+            # `keras.utils.set_random_seed` would also make TensorFlow optimize every
+            # function again (`context._set_global_seed`).
             random.seed(seed)
             self.assembly.model.set_weights(self.assembly.rebuild().get_weights())
         order = Order(
@@ -209,7 +212,7 @@ class Subject:
         )
 
     def _loop_function(self, layout: Layout) -> LoopFunction:
-        """The loop for a layout: a compiled one is made for the size of its spans."""
+        """Returns the loop for a layout: XLA compiles one for each size of spans."""
         if self.assembly.compilation.scope is not Scope.LOOP:
             return self.assembly.loop_function
         untraced = copy.copy(self.assembly.loop_function)
@@ -218,7 +221,7 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True)
 class _First:
-    """The first examples of a source."""
+    """A source that has only the first examples of another."""
 
     source: Source
     num_examples: int

@@ -4,8 +4,8 @@
   python -m tests.conformance.mutations --record          # and keep the results
   python -m tests.conformance.mutations --only=tower,dropout
 
-Each mutation is applied to a copy of the tracked files, in which the tests that are
-about it run up to the first failure. Ends with 1 if a mutation was not noticed.
+Each mutation is applied to a copy of the tracked files, in which its tests run up to
+the first failure. The command ends with 1 if a mutation was not noticed.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ SHARDED_STATE = "tests/cluster/test_sharded_optimizer_state.py"
 DRAWS = "tests/trainers/model/random_numbers/test_tensorflow_draws.py"
 BUCKETS = "tests/strategies/collectives/test_buckets.py"
 RESULTS = "tests/conformance/mutations.json"
-# Exit code of pytest if tests have failed: 2 and more mean that none could run.
+# pytest ends with 1 if tests have failed; 2 and more mean that tests could not run.
 _TESTS_FAILED = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Mutation:
-    """A fault of the kind that makes another training out of the same command.
+    """A fault that changes the training that a command does.
 
     Attributes:
       name: Fault, in words.
       path: File that is changed.
       changes: Pairs of a text that the file has once, and its replacement.
-      tests: Test file, or a test in it, that has to notice.
+      tests: Test file, or a test in it, that must fail.
     """
 
     name: str
@@ -362,7 +362,8 @@ MUTATIONS = (
         (("(_PR_SET_CHILD_SUBREAPER, 1)", "(_PR_SET_CHILD_SUBREAPER, 0)"),),
         WARM_START,
     ),
-    # All strategies have the following ones alike: a comparison among them is blind.
+    # These change all strategies alike, so comparisons among strategies cannot notice
+    # them.
     Mutation(
         "weight decay is doubled",
         _OPTIMIZER,
@@ -610,7 +611,8 @@ def main() -> int:
         test = tests[mutation.name] = noticed_by(mutation)
         table.add_row(mutation.name, test or "NONE", f"{time.monotonic() - start:.0f}")
         console.print(f"{mutation.name}: {test or 'NOT NOTICED'}")
-        # After each: all take 17 minutes, and a run may be interrupted.
+        # It records after each mutation: all take 17 minutes, and a run may be
+        # interrupted.
         if flags.record:
             record(tests)
     console.print(table)
@@ -655,7 +657,8 @@ def noticed_by(mutation: Mutation) -> str | None:
         )
     if done.returncode == 0:
         return None
-    # Names of parameters have blanks; after a test comes its message.
+    # The name of a test may have blanks in its parameters; " - " and a message follow
+    # it.
     failed = re.search(
         r"^(?:FAILED|ERROR) \S*?::(.+?)(?: - |$)", done.stdout, re.MULTILINE
     )

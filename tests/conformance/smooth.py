@@ -1,9 +1,10 @@
-"""The catalogue's models for single precision, where rounding is not to decide.
+"""Models of the catalogue whose training does not depend on single bits of rounding.
 
-A ReLU near zero, or the larger of two nearly equal numbers, is decided by rounding. Two
-orders of adding then train differently from that step on, and both are right. A bias
-that begins at zero is for long a small sum of large terms that cancel, so that their
-rounding is up to 2e-6 of its norm (a convolution's after 30 steps of sgd).
+Rounding decides whether a ReLU near zero is active, and which of two nearly equal
+numbers is the larger. Two orders of addition then train differently from that step on,
+and both are right. A bias that begins at zero is for many steps a small sum of large
+terms that cancel, so that their rounding is up to 2e-6 of its norm (measured for a
+convolution after 30 steps of SGD).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Regularizers and losses that layers add count once, however many replicas."""
+"""Checks that losses that layers add count once, with any number of replicas."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tests.conformance.custom import assemble_custom, train
 from tests.conformance.harness import alone_and_uneven, same_training
 from trainers.loop.parts import TrainingParts
 
-# 10 = 8 + 2: the second batch of an epoch is too small for three.
-# The factors are exact in binary: Keras keeps them in single precision.
+# 10 = 8 + 2: the second batch of an epoch is too small for three replicas. The factors
+# below are exact in binary, because Keras keeps them in single precision.
 FEATURES = np.random.default_rng(1).normal(size=(10, 5))
 NUM_STEPS = 6
 
 
 class MeanPenalty(keras.layers.Layer):
-    """Adds the mean of its input's squares, as user-written layers do."""
+    """A layer that adds the mean of its input's squares, as users' layers do."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         self.add_loss(0.5 * keras.ops.mean(keras.ops.square(inputs)))
         return inputs
 
 
-# Keras 3.12, the newest for Python 3.10, sums this penalty over a batch where later
-# ones take its mean; a sum over a share is no part of a mean.
+# Keras 3.12, the newest for Python 3.10, sums this penalty over a batch; later versions
+# take its mean. Sums over the shares of replicas would not add up to a mean.
 ACTIVITY_FACTOR = 0.0 if keras.version().startswith("3.12.") else 0.125
 
 
@@ -63,7 +63,7 @@ def test_added_losses_are_the_same_training(strategy: str, replicas: int) -> Non
 
 
 def test_the_penalties_are_in_the_loss() -> None:
-    """The control itself, on its first batch, computed by hand."""
+    """Compares one device itself with its first batch, computed by hand."""
     assembly = penalized("one_device", 1)
     batch = next(iter(assembly.batches(0).dataset(0, 1)))
     first, _, second = assembly.model.layers

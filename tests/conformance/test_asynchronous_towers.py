@@ -1,4 +1,4 @@
-"""Towers that do not wait for each other: what is still exact, and what is reported."""
+"""Tests of towers that do not wait for each other, and of reported staleness."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ from trainers.experiments.verify.arms import is_comparable
 from trainers.loop.parts import TrainingParts
 from trainers.main import main
 
-# Far more than two threads take to meet, so that a test fails rather than hangs.
+# Two threads meet in far less time; the limit lets a test fail that would hang.
 PATIENCE_SECONDS = 60.0
 
 
 class Calling(keras.layers.Layer):
-    """Calls a Python function in every step, when the weights' version is known."""
+    """A layer that calls a Python function in every step.
+
+    The version of the weights is known before the call.
+    """
 
     def __init__(self, function: Callable[[], None]):
         super().__init__()
@@ -75,7 +78,7 @@ def test_a_single_tower_is_one_device(update: str) -> None:
         **UPDATES[update],
     )
     for name, layout in LAYOUTS.items():
-        # Anew for each: towers are traced with the data set they read.
+        # Each layout has a new subject: towers are traced with the data set they read.
         subject = Subject.of(config)
         expected = of_one_device("mlp", update, "float64", name)
         for calls in (1, 10):
@@ -86,7 +89,7 @@ def test_a_single_tower_is_one_device(update: str) -> None:
 
 @pytest.mark.parametrize("towers", [further(2), 3, further(4)])
 def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> None:
-    """Whoever computes them, sums are in the order of the steps."""
+    """The sums are in the order of the steps, whichever tower computes them."""
 
     def made(strategy: str, replicas: int, **settings: object) -> TrainingParts:
         return assemble_custom(
@@ -130,10 +133,10 @@ def test_every_batch_is_computed_once_and_every_update_counted(towers: int) -> N
 
 
 def test_towers_compute_at_the_same_time_and_staleness_is_what_it_was() -> None:
-    """Nobody passes the barrier alone, so that two gradients are of one version.
+    """No tower passes the barrier alone, so two gradients have the same version.
 
-    One of the two is applied after the other: in each of eight rounds one update at
-    least is stale. Sixteen steps are eight pieces of two, four for each tower.
+    One of the two is applied after the other: in each of eight rounds at least one
+    update is stale. Sixteen steps are eight rounds of two.
     """
     barrier = threading.Barrier(2, timeout=PATIENCE_SECONDS)
 
@@ -145,7 +148,7 @@ def test_towers_compute_at_the_same_time_and_staleness_is_what_it_was() -> None:
     assert results.staleness is not None
     assert set(np.unique(results.workers)) == {"tower-0", "tower-1"}
     assert results.staleness.sum() >= 8
-    # Nobody gets more than one round ahead: two updates of the other's at most.
+    # No tower gets more than one round ahead, which is two updates of the other tower.
     assert results.staleness.max() <= 2
 
 
@@ -181,7 +184,7 @@ def test_a_loss_that_is_not_finite_ends_the_call_and_is_not_applied() -> None:
         train_steps=2000,
     )
     results = steps_of(assembly, 2000)
-    # One row of 64 is in one of every eight batches; each tower may meet it once.
+    # One of every eight batches has the row; each of the three towers may meet it once.
     assert 1 <= results.attempted_steps - results.applied_steps <= 3
     assert results.applied_steps == int(assembly.step.numpy())
     assert results.attempted_steps < 2000
@@ -229,7 +232,7 @@ def test_a_run_reports_staleness_by_tower_and_goes_on(tmp_path: pathlib.Path) ->
     assert result["examples_seen"] == 17 * 1438 + 9 * 64
     assert result["traits"]["synchronous"] is False
     staleness = result["staleness"]
-    # Of this process: the steps since the first part.
+    # The histogram has the steps of this process, which are those after the first run.
     assert sum(staleness["histogram"].values()) == 300
     by_worker = [Counter(w["histogram"]) for w in staleness["by_worker"].values()]
     assert sum(by_worker, Counter()) == Counter(staleness["histogram"])

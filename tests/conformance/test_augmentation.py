@@ -1,4 +1,4 @@
-"""Augmented training is the same training on any number of replicas."""
+"""Checks that augmented training is the same on any number of replicas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEVERAL_REPLICAS = chosen(
 
 
 def assembled(strategy: str, replicas: int) -> TrainingParts:
-    """The tutorial's network on 13 images, of which a crop of 8x8 is seen."""
+    """Assembles the tutorial's network on crops of 8x8 pixels of 13 images."""
     config = small_config_of(
         strategy=strategy,
         num_replicas=replicas,

@@ -1,4 +1,4 @@
-"""--average=losses equals --average=gradients, and is computed where it belongs."""
+"""Checks that --average=losses equals --average=gradients, on the right devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.markers import chosen
 AVERAGING_LOSSES = [
     (name, replicas)
     for name, replicas in subjects()
-    # With one replica there is nothing to average; with three, some have no rows.
+    # One replica has nothing to average; of three replicas some have no rows.
     if replicas in (1, 3) and "losses" in registry.traits(name).averages
 ]
 
@@ -37,7 +37,7 @@ AVERAGING_LOSSES = [
 def test_one_gradient_of_the_mean_loss_is_the_mean_of_gradients(
     strategy: str, replicas: int, update: str
 ) -> None:
-    """Against averaged gradients of the same strategy, and against one device."""
+    """Compares with averaged gradients of the same strategy, and with one device."""
     shared = {"model": "mlp", "dtype": "float64", **UPDATES[update]}
     settings = {"strategy": strategy, "num_replicas": replicas, **shared}
     tolerance = TOLERANCES["float64", update]
@@ -70,7 +70,7 @@ def test_rows_of_embeddings_as_well(strategy: str, sparse_gradients: bool) -> No
 
 
 def test_every_tower_differentiates_its_own_part() -> None:
-    """A tape would have all gradients on the device where it is asked for them."""
+    """A single tape would compute all gradients on the device that asks for them."""
     config = small_config(
         strategy="tower", num_replicas=3, model="mlp", average="losses"
     )

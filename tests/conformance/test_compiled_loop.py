@@ -1,4 +1,4 @@
-"""The loop that XLA compiles is the same training as the loop that it does not."""
+"""Checks that the loop compiled by XLA trains as the loop that is not compiled."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_same_training_as_uncompiled(update: str, layout: str) -> None:
 
 @pytest.mark.parametrize("update", ["sgd", "adam"])
 def test_a_transformer_trains_as_uncompiled(update: str) -> None:
-    """Its embeddings have dense gradients under XLA, and sparse ones without."""
+    """Its embeddings have dense gradients under XLA, and sparse gradients without."""
 
     def weights(jit_compile: str) -> list[np.ndarray]:
         config = small_config(
@@ -65,7 +65,7 @@ def test_a_transformer_trains_as_uncompiled(update: str) -> None:
         return [variable.numpy() for variable in parts.model.trainable_variables]
 
     for compiled, plain in zip(weights("auto"), weights("off"), strict=True):
-        # float32, 10 steps: 1e-6 apart here; one left-out row is 1e-3.
+        # In 10 steps of float32 they differ by 1e-6 here; without one row, by 1e-3.
         np.testing.assert_allclose(compiled, plain, rtol=1e-4, atol=1e-5)
 
 
@@ -82,7 +82,7 @@ def weights_after(calls: Sequence[int]) -> list[np.ndarray]:
 
 
 def test_no_bit_depends_on_how_steps_fall_into_calls() -> None:
-    """A call may end within a span, and take several; an epoch has nine steps."""
+    """A call may end within a span or take several spans; an epoch has nine steps."""
     expected = weights_after([20])
     for calls in ([1] * 20, [7, 13], [19, 1]):
         for one, other in zip(weights_after(calls), expected, strict=True):
@@ -100,7 +100,7 @@ def test_an_observed_step_is_described_as_without_xla() -> None:
     assert set(found["on"]) == set(found["off"])
     assert {"gradient_norm", "weight_norm"} < set(found["on"])
     for name, values in found["on"].items():
-        # As for weights under sgd; the edges of buckets are gradients.
+        # The bound is that of weights under SGD; the edges of buckets are gradients.
         np.testing.assert_allclose(values, found["off"][name], rtol=1e-9, atol=1e-15)
 
 
@@ -133,7 +133,7 @@ def test_nothing_that_is_not_finite_is_applied() -> None:
 
 @pytest.mark.slow
 def test_xla_compiles_one_program_for_all_calls(tmp_path: pathlib.Path) -> None:
-    """With an uneven last batch, calls of different lengths, and summaries."""
+    """The run has an uneven last batch, calls of different lengths, and summaries."""
     done = processes.run(
         *("--model=mlp", "--hidden_units=8", "--train_steps=60", "--jit_compile=auto"),
         *("--summary_every_steps=7", f"--run_dir={tmp_path / 'run'}"),

@@ -1,4 +1,4 @@
-"""A step whose gradient is not finite changes nothing, whatever its loss is."""
+"""Checks that a step with a gradient that is not finite changes nothing."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from tests.markers import chosen
 from trainers.fault_tolerance.non_finite import Diagnosis, require_finite_weights
 from trainers.loop.parts import TrainingParts
 
-# The last batch of an epoch is smaller, and leaves some replicas without examples.
+# The last batch of an epoch is smaller, and some replicas get no example of it.
 NUM_EXAMPLES, GLOBAL_BATCH_SIZE = 43, 8
-# Its step is in the first epoch.
+# Index of the example whose gradient is not finite.
 MARKED = 0
 _MARK = 1000.0
 
 
 class Trap(keras.layers.Layer):
-    """Passes its input on, but zero for marked examples, by way of sqrt(0)."""
+    """A layer that returns its input, or sqrt(0) for marked examples."""
 
     def call(self, inputs: tf.Tensor, features: tf.Tensor) -> tf.Tensor:
         marked = features[:, :1] == _MARK
-        # The derivative of the root is infinite there, times that of 0 x is no number.
+        # The derivative of the root is infinite at 0; times the derivative 0 of 0 x it
+        # is no number.
         return tf.where(marked, tf.sqrt(0 * inputs), inputs)
 
 
 class Memory(keras.layers.Layer):
-    """Passes its input on, and remembers something infinite of marked examples."""
+    """A layer that returns its input, and keeps infinity after a marked example."""
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         self.seen = self.add_weight(
@@ -51,7 +52,7 @@ class Memory(keras.layers.Layer):
 
 
 def branched(layer: Callable[[], keras.layers.Layer]) -> Build:
-    """Two branches, of which only the second has the layer."""
+    """Returns a model of two branches, of which only the second has the layer."""
 
     def build(data: Examples, settings: Settings) -> keras.Model:
         features = keras.Input(data.input_shape)
@@ -79,17 +80,17 @@ def assembled(
         examples(),
         global_batch_size=GLOBAL_BATCH_SIZE,
         optimizer="adam",
-        # So small that the marked example has no other effect.
+        # The rate is so small that the marked example has no other effect.
         learning_rate=1e-6,
     )
 
 
 def bad_step(assembly: TrainingParts) -> int:
-    """Of the marked example in the first epoch."""
+    """Returns the step of the marked example in the first epoch."""
     for step, batch in enumerate(assembly.batches(0).dataset(0, 1)):
         if MARKED in batch.indices:
             return step
-    raise AssertionError("in no batch")
+    raise AssertionError("no batch has the marked example")
 
 
 def values(assembly: TrainingParts) -> list[np.ndarray]:
@@ -98,9 +99,9 @@ def values(assembly: TrainingParts) -> list[np.ndarray]:
 
 
 def assert_left_out(assembly: TrainingParts, expected: str) -> None:
-    """Trains up to the bad step, then tries that, and finds nothing changed."""
+    """Asserts that the step of the marked example changes nothing."""
     step = bad_step(assembly)
-    assert step > 0, "nothing to be changed back"
+    assert step > 0, "no step before the bad one has changed anything"
     batches = assembly.strategy.distribute(assembly.batches(0))
     assert assembly.loop_function(batches, step).fetch().first_not_finite is None
     before = values(assembly)
@@ -114,7 +115,7 @@ def assert_left_out(assembly: TrainingParts, expected: str) -> None:
 
 
 class Mask(keras.layers.Layer):
-    """Passes its input on, and keeps an infinite weight that no step changes."""
+    """A layer that returns its input, and has an infinite, constant weight."""
 
     def build(self, *shapes: tuple[int | None, ...]) -> None:
         kept = keras.initializers.Constant(-np.inf)
@@ -124,7 +125,8 @@ class Mask(keras.layers.Layer):
         return inputs
 
 
-# Two replicas where there can be two, and more than the last batch has examples.
+# Two replicas where a strategy allows two, and four, which are more than the last batch
+# has examples.
 SUBJECTS = [
     (name, replicas)
     for name, replicas in subjects()
@@ -172,7 +174,7 @@ def test_towers_that_do_not_wait_leave_the_update_out_as_well() -> None:
 
 
 def test_squares_beyond_the_type_are_clipped_like_any_gradient() -> None:
-    """tf.clip_by_global_norm makes gradients of it that are not numbers."""
+    """tf.clip_by_global_norm turns such gradients into values that are no numbers."""
     assembly = assemble_custom(
         "one_device",
         1,
@@ -188,12 +190,12 @@ def test_squares_beyond_the_type_are_clipped_like_any_gradient() -> None:
     assert assembly.loop_function(batches, 2).fetch().applied_steps == 2
     for now, then in zip(values(assembly)[:2], before[:2], strict=True):
         assert np.isfinite(now).all()
-        # The learning rate of a thousandth, twice.
+        # Two steps of learning rate 0.001 along a gradient of norm 1.
         assert np.linalg.norm(now - then) <= 2.001e-3
 
 
 def test_a_norm_near_the_end_of_the_type_clips_nothing() -> None:
-    """The inverse of it is no number of the type, so that gradients became zero."""
+    """float32 cannot represent the inverse of the norm, so gradients became zero."""
 
     def trained(clip_global_norm: float | None) -> list[np.ndarray]:
         assembly = assemble_custom(

@@ -1,4 +1,4 @@
-"""strategy.gradient_reduction=sum: the replicas' gradients summed, not averaged."""
+"""Tests of strategy.gradient_reduction=sum, which does not average gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainers.experiments.verify.arms import is_comparable
 RATE = 0.02
 
 
-# Those whose updates are of all replicas' gradients.
+# Strategies whose update is made from the gradients of all replicas.
 SEVERAL = [(name, count) for name, count in same_training() if count in (2, 3)]
 
 
@@ -19,7 +19,7 @@ SEVERAL = [(name, count) for name, count in same_training() if count in (2, 3)]
 def test_with_sgd_it_is_a_rate_as_many_times_larger(
     strategy: str, replicas: int
 ) -> None:
-    """Also where the last batch leaves every replica but one without work."""
+    """This holds for a last batch too of which only one replica gets an example."""
     settings = {"model": "mlp", "dtype": "float64", "optimizer": "sgd"}
     summed = small_config(
         strategy=strategy,
@@ -32,7 +32,7 @@ def test_with_sgd_it_is_a_rate_as_many_times_larger(
     outcome = Subject.of(summed).run(LAYOUTS["uneven"])
     expected = Subject.of(reference).run(LAYOUTS["uneven"])
     assert_same_training(outcome, expected, TOLERANCES["float64", "sgd"])
-    # What is clipped and reported is the sum.
+    # The sum is clipped and reported.
     assert outcome.gradient_norm == pytest.approx(
         replicas * expected.gradient_norm, rel=1e-12
     )

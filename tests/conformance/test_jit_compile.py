@@ -1,4 +1,4 @@
-"""--jit_compile: what XLA has compiled is the same training under every strategy."""
+"""Checks that --jit_compile=on is the same training under every strategy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conformance.test_same_training import TOLERANCES, assert_same_trainin
 from tests.markers import chosen
 from trainers.fault_tolerance.tensorflow_errors import refusal_of
 
-# Compiling takes seconds for each number of rows and each replica.
+# XLA takes seconds to compile for each number of rows and each replica.
 TWO_REPLICAS = chosen(
     [subject for subject in same_training() if subject[1] == 2], [("tower", 2)]
 )
@@ -55,7 +55,7 @@ def test_same_training_as_one_device(strategy: str, replicas: int) -> None:
 
 
 def test_moving_statistics_are_those_without_it() -> None:
-    """Layer state goes into the compiled part and comes out of it."""
+    """The compiled part takes layer state as an argument and returns it."""
 
     def statistics(jit_compile: str) -> list[np.ndarray]:
         assembly = assemble_custom(

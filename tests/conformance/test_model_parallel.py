@@ -1,4 +1,4 @@
-"""A model in stages is the same training, and every stage is where it should be."""
+"""Checks that a model in stages trains the same, with each stage on its device."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def outcome(**settings: object) -> Outcome:
         ),
         {"pipeline_stages": ("4",), "num_microbatches": 3},
         further({"pipeline_stages": ("pooling_1", "logits"), "num_microbatches": 5}),
-        # 24 examples in 2 rounds of 3: parts of 4, and of none in the last batch.
+        # 24 examples in 2 rounds of 3 micro-batches have 4 each; the last batch has
+        # micro-batches without any.
         {"num_microbatches": 3, "gradient_accumulation_steps": 2},
         further({"num_microbatches": 3, "jit_compile": "on"}),
     ],
@@ -71,7 +72,7 @@ def test_same_training_as_one_device(settings: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("replayable", [further(False), True])
 def test_dropout_is_that_of_as_many_replicas(replayable: bool) -> None:
-    """Recomputed nowhere, and the same in every stage's micro-batch."""
+    """No stage draws numbers again, and all stages of a micro-batch use the same."""
     shared = {"model": "mlp", "dropout": 0.5, "replayable_random_numbers": replayable}
     parts = {"strategy": "tower", "num_replicas": 3}
     assert_same_training(
@@ -82,9 +83,10 @@ def test_dropout_is_that_of_as_many_replicas(replayable: bool) -> None:
 
 
 def residual(data: Examples, settings: Settings) -> keras.Model:
-    """Whatever its stages, tensors cross several borders and have several users.
+    """Builds a model whose tensors cross several borders and have several users.
 
-    One layer has state, and one that begins a branch of its own has a penalty.
+    This holds for any choice of stages. One layer has state, and one that begins a
+    separate branch has a penalty.
     """
     inputs = keras.Input(data.input_shape, name="inputs")
     first = keras.layers.Dense(6, activation="tanh", name="first")(inputs)
@@ -126,7 +128,7 @@ def assemble_residual(
     ids=str,
 )
 def test_connections_across_borders(stages: tuple[str, ...]) -> None:
-    """Against two towers, which normalize the same rows as two micro-batches."""
+    """Compares with two towers, which normalize the same rows as two micro-batches."""
     expected = assemble_residual("tower", 2)
     assembly = assemble_residual(
         "model_parallel", pipeline_stages=stages, num_microbatches=2
@@ -144,9 +146,9 @@ def test_connections_across_borders(stages: tuple[str, ...]) -> None:
 
 
 def test_variables_are_on_the_device_of_their_stage() -> None:
-    """Weights, state of layers and of the optimizer, before and after training."""
+    """The variables are weights and the state of layers and of the optimizer."""
     assembly = assemble_residual("model_parallel", pipeline_stages=("second", "third"))
-    # The branch that `side` begins is as far from the end as `third`.
+    # `side`, which begins a branch, is as far from the end as `third`.
     device_of = {"first": 0, "second": 1, "third": 2, "side": 2, "logits": 2}
     train(assembly, 2)
     for variable in assembly.model.variables:
@@ -159,7 +161,7 @@ def test_variables_are_on_the_device_of_their_stage() -> None:
 
 
 def test_operations_are_on_the_device_of_their_stage() -> None:
-    """Of the traced graph; a function's own operations follow its call."""
+    """The traced graph has the devices of calls, which the called operations follow."""
     assembly = assemble_residual("model_parallel", pipeline_stages=("second", "third"))
     batches = assembly.strategy.distribute(assembly.batches(0))
     graph = assembly.loop_function.trace(batches).as_graph_def()
@@ -190,7 +192,7 @@ def test_no_operation_of_a_stage_is_as_large_as_an_embedding() -> None:
 
 
 def test_mixed_precision_crosses_borders() -> None:
-    """Rounding to 8 bits: what is found is a wrong factor."""
+    """bfloat16 rounds to 8 bits, so this test can only find a wrong factor."""
     losses = [
         outcome(strategy=strategy, dtype="mixed_bfloat16", model="mlp").losses
         for strategy in ("model_parallel", "one_device")
@@ -199,7 +201,7 @@ def test_mixed_precision_crosses_borders() -> None:
 
 
 class Slow(keras.layers.Layer):
-    """Takes its time without a processor, and twice as long backward as forward."""
+    """A layer that sleeps in every pass, twice as long backward as forward."""
 
     def __init__(self, seconds: float, **settings: Any):
         super().__init__(**settings)
@@ -214,11 +216,13 @@ class Slow(keras.layers.Layer):
 
 
 def slept(values: tf.Tensor, seconds: float) -> tf.Tensor:
+    """Returns the values after a time in seconds."""
+
     def sleep(array: np.ndarray) -> np.ndarray:
         time.sleep(seconds)
         return array
 
-    # With a state they would be run in the order they were made, one at a time.
+    # TensorFlow would run stateful functions one at a time, in the order of creation.
     return tf.numpy_function(sleep, [values], values.dtype, stateful=False)
 
 
@@ -228,14 +232,15 @@ def slept(values: tf.Tensor, seconds: float) -> tf.Tensor:
         ((0.05, 0.05), 1, (1 / 2, 1 / 2)),
         ((0.05, 0.05), 4, (1 / 5, 1 / 5)),
         ((0.05, 0.05, 0.05), 2, (2 / 4, 2 / 4, 2 / 4)),
-        # Of 39 times what forward takes in the fast stage, the two work 12 and 36.
+        # The pipeline takes 39 times the forward pass of the fast stage; the fast stage
+        # works for 12 of these and the slow one for 36.
         ((0.02, 0.06), 4, (1 - 4 / 13, 1 - 12 / 13)),
     ],
 )
 def test_idle_shares_are_those_of_theory(
     seconds: tuple[float, ...], num_microbatches: int, expected: tuple[float, ...]
 ) -> None:
-    """The rest of a piece takes a few milliseconds at most; hence the bound."""
+    """All other work on a micro-batch takes a few milliseconds, hence the bound."""
     assembly = assemble_custom(
         "model_parallel",
         1,

@@ -1,4 +1,4 @@
-"""An outer optimizer on the average change of weights (DiLoCo), and its fragments."""
+"""Tests of an outer optimizer on the average change of weights (DiLoCo)."""
 
 from __future__ import annotations
 
@@ -64,13 +64,17 @@ def test_sgd_of_rate_1_after_every_step_is_one_device(replicas: int) -> None:
         )
 
 
-# The same by hand, in NumPy, over several averages
+# Several averages, computed by hand in NumPy
 
 
 class Outer:
-    """Outer optimizer of some weights, from the formulas of the paper.
+    """An outer optimizer of some weights, from the formulas of the paper.
 
     Attributes:
+      kind: sgd or nesterov.
+      rate: Outer learning rate.
+      momentum: Outer momentum.
+      send: Function that rounds an array to the type in which it is sent.
       anchors: Weights of the last average.
       momenta: Momentum of each weight.
     """
@@ -85,12 +89,12 @@ class Outer:
         self.momenta = [np.zeros_like(weight) for weight in weights]
 
     def average(self, index: int, replicas: Sequence[Replica]) -> None:
-        """Changes one weight of every replica."""
+        """Replaces one weight of every replica by the outer optimizer's result."""
         anchor, count = self.anchors[index], len(replicas)
         parts = [
             self.send((anchor - replica.weights[index]) / count) for replica in replicas
         ]
-        # `send` has the type of the wire, in which the parts are added up as well.
+        # `send` rounds to the type that is sent; the parts are added in this type too.
         gradient = sum(parts[1:], parts[0]).astype(np.float64)
         momentum = self.momentum * self.momenta[index] + gradient
         step = gradient + self.momentum * momentum
@@ -105,12 +109,12 @@ class Outer:
 def by_hand(
     assembly: TrainingParts, outer: Outer, due: Sequence[int]
 ) -> tuple[list[float], Replica]:
-    """Mean losses of all steps, and the mean of the replicas at the end.
+    """Returns the mean loss of each step, and the mean of the replicas at the end.
 
     Args:
       assembly: Parts of the run, with the initial weights.
       outer: Outer optimizer.
-      due: Step of the average of each weight, modulo `EVERY`.
+      due: Step at which each weight is averaged, modulo `EVERY`.
     """
     initial = [weight.numpy() for weight in assembly.model.weights]
     num_replicas = assembly.strategy.num_replicas
@@ -152,7 +156,7 @@ SGD: dict[str, Any] = {
 }
 NESTEROV: dict[str, Any] = {"outer_optimizer": "nesterov"}
 FRAGMENTS = {**NESTEROV, "outer_fragments": 2}
-# Of two fragments the first has the kernel, which is the larger variable.
+# The first of two fragments has the kernel, which is the larger variable.
 TOGETHER, APART = (0, 0), (2, 0)
 
 
@@ -165,7 +169,7 @@ BFLOAT16 = {**NESTEROV, "outer_dtype": "bfloat16"}
         (3, NESTEROV, Outer("nesterov", 0.7, 0.9, as_is), TOGETHER),
         (2, SGD, Outer("sgd", 0.5, 0.25, as_is), TOGETHER),
         (3, FRAGMENTS, Outer("nesterov", 0.7, 0.9, as_is), APART),
-        # Two, because the order in which three are added up is not fixed.
+        # Two replicas, because the order in which three are added is not fixed.
         (2, BFLOAT16, Outer("nesterov", 0.7, 0.9, as_bfloat16), TOGETHER),
     ],
     ids=["nesterov", "sgd", "fragments", "bfloat16"],
@@ -173,23 +177,23 @@ BFLOAT16 = {**NESTEROV, "outer_dtype": "bfloat16"}
 def test_it_is_what_was_computed_by_hand(
     replicas: int, settings: Mapping[str, Any], outer: Outer, due: Sequence[int]
 ) -> None:
-    """17 steps are four averages of everything, and what is seen then is the mean."""
+    """17 steps have four averages of all weights; the model then shows the mean."""
     assembly = linear(replicas, **settings)
     losses, mean = by_hand(assembly, outer, due)
     sums = train(assembly, NUM_STEPS)
     np.testing.assert_allclose(sums["loss"] / sums["examples"], losses, rtol=1e-11)
-    # An average makes the weights some ten times smaller: their difference from the
+    # An average makes the weights about ten times smaller, so their difference from the
     # anchor loses a digit.
     for got, want in zip(assembly.model.weights, mean.weights, strict=True):
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-10, atol=1e-14)
-    # The optimizer's state is each replica's own, as without an outer optimizer.
+    # Each replica keeps its own optimizer state, as without an outer optimizer.
     momenta = [v for v in assembly.optimizer.variables if "momentum" in v.path]
     for got, want in zip(momenta, mean.momenta, strict=True):
         np.testing.assert_allclose(got.numpy(), want, rtol=1e-10, atol=1e-14)
 
 
 def test_every_setting_makes_a_difference() -> None:
-    """So that the tests by hand can fail."""
+    """Without these differences the tests by hand could not fail."""
     assembly = linear(2)
     cases = {
         "mean": (Outer("sgd", 1.0, 0.0, as_is), TOGETHER),
@@ -207,7 +211,8 @@ def test_every_setting_makes_a_difference() -> None:
 def test_without_one_nothing_is_kept_of_the_last_average() -> None:
     """The default sends weights, and a checkpoint has the replicas' copies alone."""
     assembly = linear(2)
-    # Kernel, bias, their momenta, the learning rate: for each replica; and the step.
+    # Each replica has kernel, bias, their momenta and the learning rate, and there is
+    # the step.
     plain = len(assembly.strategy.replica_state())
     communication = assembly.strategy.communication(0)
     assert communication is not None
@@ -222,7 +227,7 @@ def test_without_one_nothing_is_kept_of_the_last_average() -> None:
 
 @pytest.mark.parametrize("dtype", ["as_is", "bfloat16", "float16"])
 def test_bytes_are_those_that_are_sent(dtype: str) -> None:
-    """Changes of weights in their type, layer state as it is."""
+    """Changes of weights are sent in `outer_dtype`, layer state in its own type."""
     settings: dict[str, Any] = {**FRAGMENTS, "outer_dtype": dtype}
     assembly = assemble_custom(
         STRATEGY,
@@ -235,7 +240,8 @@ def test_bytes_are_those_that_are_sent(dtype: str) -> None:
         **settings,
     )
     size = 8 if dtype == "as_is" else 2
-    # Kernel and bias, scale and shift; mean and variance.
+    # The trained variables are kernel, bias, scale and shift; mean and variance are
+    # layer state.
     trained, state = size * (6 * 3 + 3 + 6 + 6), 8 * (6 + 6)
     communication = assembly.strategy.communication(0)
     assert communication is not None
@@ -245,7 +251,8 @@ def test_bytes_are_those_that_are_sent(dtype: str) -> None:
     (most,) = re.findall(
         r"in 2 fragments of at most (\d+) bytes", communication.algorithm
     )
-    # The largest variable is less than half: the parts differ by less than it has.
+    # The largest variable has less than half of the bytes, so the two fragments differ
+    # by less than its bytes.
     assert (trained + state) / 2 <= int(most) <= (trained + state) / 2 + size * 18 / 2
 
 
@@ -272,7 +279,8 @@ def test_every_variable_is_in_one_fragment(count: int) -> None:
     found = [variable.ref() for part in parts for variable in part]
     assert sorted(map(hash, found)) == sorted(hash(v.ref()) for v in variables)
     totals = [sum(int(v.shape[0]) for v in part) for part in parts]
-    # No part could give its smallest variable to another and be the smaller one.
+    # Otherwise a part could give its smallest variable to another and remain the
+    # larger.
     assert max(totals) - min(totals) <= max(sizes)
 
 
@@ -289,7 +297,7 @@ OWN = (
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The folder of a run of ten steps. To be copied, not changed."""
+    """Trains for ten steps; tests copy the folder and do not change it."""
     path = tmp_path_factory.mktemp("outer") / "run"
     assert main([*FLAGS, *OWN, "--train_steps=10", f"--run_dir={path}"]) == 0
     return path
@@ -298,7 +306,7 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def test_a_run_goes_on_exactly_and_looking_at_it_changes_nothing(
     interrupted: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Fragments are averaged at steps 2, 4, 7, 9, 11, 14: the momentum is in use."""
+    """Fragments are averaged at steps 2, 4, 7, 9, 11, 14, so momentum is in use."""
     looks = ("--eval_every_steps=3", "--steps_per_loop=2", "--checkpoint_every_steps=4")
     undisturbed = tmp_path / "undisturbed"
     flags = (*OWN, "--train_steps=20", *looks, f"--run_dir={undisturbed}")
@@ -322,10 +330,10 @@ def test_a_run_goes_on_exactly_and_looking_at_it_changes_nothing(
 def test_strategies_take_each_others_checkpoints(
     interrupted: pathlib.Path, tmp_path: pathlib.Path, others: Sequence[str]
 ) -> None:
-    """Each from the mean: it is the anchor of the next, which has no momentum yet."""
+    """Each continues from the mean: its anchors are the mean, its momenta are zero."""
     run = shutil.copytree(interrupted, tmp_path / "run")
     shared = [flag for flag in FLAGS if not flag.startswith("--num_replicas")]
-    # No fragment is due in step 13.
+    # No fragment is due in step 13, so its checkpoint still has the anchors of step 12.
     for steps, flags in ((12, others), (13, (*OWN, "--num_replicas=3"))):
         length = ("--resume=auto", f"--train_steps={steps}", f"--run_dir={run}")
         assert main([*shared, *flags, *length]) == 0

@@ -1,4 +1,4 @@
-"""Replicas that train by themselves, and average their weights now and then."""
+"""Tests of replicas that train by themselves and average their weights at times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ AVERAGING = [
 ]
 STRATEGY, _ = AVERAGING[0]
 
-# An average after every step, of what sgd has done to each copy.
+# An average after every step of SGD on each copy
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_averaged_after_every_step_of_sgd_it_is_one_device(
 
 
 def test_averaged_less_often_it_is_another_training() -> None:
-    """So that the test before can fail, and for what traits declare."""
+    """Without this difference the test above could not fail; a trait declares it."""
     config = small_config(
         strategy=STRATEGY,
         num_replicas=2,
@@ -86,21 +86,21 @@ def test_averaged_less_often_it_is_another_training() -> None:
     assert not config.strategy.traits.matches_one_device
 
 
-# The same by hand, in NumPy: momentum, clipping, and batches of which some replicas
-# get nothing.
+# Several averages, computed by hand in NumPy: with momentum, clipping, and batches of
+# which some replicas get no example
 
-# 26 = 3 x 8 + 2, so that with three and four replicas the last batch of an epoch
-# leaves some without an example.
+# 26 = 3 x 8 + 2: with three and four replicas some get no example of the last batch of
+# an epoch.
 FEATURES = np.random.default_rng(0).normal(1, 2, (26, 6))
 NUM_STEPS = 10
 EVERY = 4
-# Exact in float32, to which Keras rounds rates and momenta in between.
+# Keras rounds rates and momenta to float32, in which these two are exact.
 RATE, MOMENTUM = 0.0625, 0.75
 CLIP = 0.5
 
 
 def linear(replicas: int, **settings: Any) -> TrainingParts:
-    """The training that `by_hand` computes, with further settings."""
+    """Assembles the training that `by_hand` computes, with more settings."""
     return assemble_custom(
         STRATEGY,
         replicas,
@@ -119,13 +119,18 @@ def linear(replicas: int, **settings: Any) -> TrainingParts:
 
 @dataclasses.dataclass
 class Replica:
-    """A linear model with its momentum."""
+    """A linear model with its momentum, as a replica has it."""
 
     weights: list[np.ndarray]
     momenta: list[np.ndarray]
 
     def step(self, rows: np.ndarray, weight: float) -> float:
-        """Trains on its rows, and returns the sum of their losses before."""
+        """Trains on some rows, and returns the sum of their losses before the update.
+
+        Args:
+          rows: Features of the replica's examples [n, inputs].
+          weight: Factor of the gradient, which makes up for an uneven share.
+        """
         kernel, bias = self.weights
         outputs = rows @ kernel + bias
         slope = 2 / outputs.shape[1] * outputs * weight / max(len(rows), 1)
@@ -144,7 +149,7 @@ def mean_over(copies: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
 
 
 def divided(indices: np.ndarray, replicas: int) -> list[np.ndarray]:
-    """As evenly as they go, the first with the most."""
+    """Divides indices as evenly as possible; the first parts are the largest."""
     cuts = [-(-replica * len(indices) // replicas) for replica in range(replicas + 1)]
     return [indices[start:stop] for start, stop in itertools.pairwise(cuts)]
 
@@ -152,7 +157,7 @@ def divided(indices: np.ndarray, replicas: int) -> list[np.ndarray]:
 def by_hand(
     assembly: TrainingParts, average_momenta: bool
 ) -> tuple[list[float], Replica]:
-    """Mean losses of all steps, and the mean of the replicas at the end."""
+    """Returns the mean loss of each step, and the mean of the replicas at the end."""
     initial = [weight.numpy() for weight in assembly.model.weights]
     num_replicas = assembly.strategy.num_replicas
     replicas = [
@@ -185,7 +190,7 @@ def by_hand(
 @pytest.mark.parametrize("average_momenta", [False, True])
 @pytest.mark.parametrize("replicas", [further(2), 3, further(4)])
 def test_it_is_what_was_computed_by_hand(replicas: int, average_momenta: bool) -> None:
-    """Ten steps end between two averages: what is seen then is the mean."""
+    """Ten steps end between two averages, where the model shows the mean."""
     assembly = linear(replicas, average_optimizer_state=average_momenta)
     losses, mean = by_hand(assembly, average_momenta)
     sums = train(assembly, NUM_STEPS)
@@ -213,7 +218,7 @@ def test_whether_momenta_are_averaged_makes_a_difference() -> None:
 def test_layers_keep_state_of_their_own_replica_which_is_averaged(
     replicas: int, outer_optimizer: str
 ) -> None:
-    """A replica without examples looks at the last of the batch, like another one."""
+    """A replica without an example computes on the last example of the batch."""
     assembly = assemble_custom(
         STRATEGY,
         replicas,
@@ -257,7 +262,7 @@ OWN = (f"--strategy={STRATEGY}", "--sync_every_steps=7")
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The folder of a run of ten steps. To be copied, not changed."""
+    """Trains for ten steps; tests copy the folder and do not change it."""
     path = tmp_path_factory.mktemp("interrupted") / "run"
     assert main([*FLAGS, *OWN, "--train_steps=10", f"--run_dir={path}"]) == 0
     return path
@@ -281,7 +286,7 @@ def test_a_run_goes_on_exactly_and_looking_at_it_changes_nothing(
     result = continued(run, *OWN)
     assert result["weights_sha256"] == expected["weights_sha256"]
     assert result["steps"] == 20
-    # 64 x 8 + 8 + 8 x 10 + 10 weights, there and back, once in seven steps.
+    # 64 x 8 + 8 + 8 x 10 + 10 weights are sent and received, once in seven steps.
     assert result["communication"]["bytes_per_step_per_replica"] == round(
         2 * 4 * (64 * 8 + 8 + 8 * 10 + 10) / 7
     )
@@ -289,10 +294,10 @@ def test_a_run_goes_on_exactly_and_looking_at_it_changes_nothing(
 
 
 def test_strategies_take_each_others_checkpoints(tmp_path: pathlib.Path) -> None:
-    """Averaged after every step of sgd, all parts together are one training.
+    """With an average after every step of SGD, all parts together are one training.
 
-    Another strategy, or another number of replicas, goes on from the mean; none goes
-    on from what replicas had aside.
+    Another strategy, or another number of replicas, continues from the mean; none
+    continues from the separate states of the replicas.
     """
     shared = [
         *("main", "--model=mlp", "--hidden_units=8", "--summary_every_steps=5"),
@@ -314,7 +319,7 @@ def test_strategies_take_each_others_checkpoints(tmp_path: pathlib.Path) -> None
         length = (f"--train_steps={steps}", "--resume=auto", f"--run_dir={run}")
         assert main([*shared, *flags, *length]) == 0
         assert processes.result_of(run)["steps"] == steps
-    # The bound of float32 and sgd.
+    # This is the bound of float32 and SGD.
     assert processes.train_losses_of(run) == pytest.approx(
         processes.train_losses_of(at_once), rel=1e-6
     )

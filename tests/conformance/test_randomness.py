@@ -1,4 +1,4 @@
-"""Dropout is a function of (seed, step, replica)."""
+"""Checks that dropout is a function of seed, step and replica."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.markers import chosen
 
 WIDTH = 32
 NUM_STEPS = 4
-# Each drawing traces a model anew; three replicas show nothing that two and four
-# do not.
+# Each draw traces a new model, and three replicas show nothing that two and four do
+# not show.
 SEVERAL_REPLICAS = [s for s in subjects() if s[1] in (2, 4)]
 ONE_OR_TWO_REPLICAS = [s for s in subjects() if s[1] in (1, 2)]
 
 
 def masks(strategy: str, replicas: int, seed: int = 0) -> np.ndarray:
-    """The dropout mask of each step and replica as one number, [steps, replicas].
+    """Returns the dropout mask of each step and replica as a number, [steps, replicas].
 
-    Every example is a row of ones, and every replica gets one example, so that an
-    example's output is its replica's mask.
+    Every example is a row of ones, and every replica gets one example, so that the
+    output for an example is the mask of its replica.
     """
 
     def mask_of(example: int) -> PerExample:

@@ -1,4 +1,4 @@
-"""model.replayable_random_numbers: numbers do not depend on who draws them."""
+"""Tests of model.replayable_random_numbers, which gives each example its numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SEVERAL_REPLICAS = chosen(
     [subject for subject in same_training() if subject[1] in (2, 3)],
     [subject for subject in same_training() if subject[1] == 3],
 )
-# Statistics are held against a chance of 1e-6, so that no fixed seed is unlucky.
+# Statistical tests fail below a chance of 1e-6, so that no fixed seed is unlucky.
 UNLIKELY = 1e-6
 NUMBERS = ReplayedRandomNumbers()
 
@@ -94,7 +94,7 @@ def dropped(
     shape: tuple[int, ...],
     seed: int,
 ) -> np.ndarray:
-    """What a layer makes of ones, for examples of a step with a seed."""
+    """Returns the output of a layer for ones, for examples of a step with a seed."""
     ones = tf.ones([len(examples), *shape], layer.compute_dtype)
     layer.seed_generator.state.assign([seed, 0])
     with NUMBERS.replayed(tf.constant(examples, tf.int64)):
@@ -102,13 +102,13 @@ def dropped(
 
 
 def drawn(seed: int, num_examples: int = 1000, count: int = 1000) -> np.ndarray:
-    """Numbers in [0, 1) of some examples."""
+    """Returns uniform numbers in [0, 1) of some examples, [num_examples, count]."""
     with NUMBERS.replayed(tf.range(num_examples, dtype=tf.int64)):
         return keras.random.uniform((num_examples, count), seed=seed).numpy()
 
 
 def test_the_mask_of_an_example_is_a_golden_value() -> None:
-    """So that a run of last year can be repeated."""
+    """With a fixed value, a run of last year can be repeated."""
     kept = dropped(keras.layers.Dropout(0.5), [41, 5], (24,), seed=12) != 0
     assert ["".join(map(str, row)) for row in kept.astype(int)] == [
         "010100100111011101011001",
@@ -117,7 +117,7 @@ def test_the_mask_of_an_example_is_a_golden_value() -> None:
 
 
 def test_the_hash_is_splitmix64() -> None:
-    """Against the definition in Python's whole numbers."""
+    """Compares with the definition, computed in Python's integers."""
     mask = 2**64 - 1
 
     def mix(z: int) -> int:
@@ -126,7 +126,7 @@ def test_the_hash_is_splitmix64() -> None:
         return z ^ (z >> 31)
 
     gamma = 0x9E3779B97F4A7C15
-    # The seed of a call is a pair.
+    # The seed of a call is a pair of numbers, 9 and 0.
     key = mix((mix(9) ^ 0) + gamma & mask)
     row = mix((key ^ 77) + gamma & mask)
     hashes = [mix(row + place * gamma & mask) for place in range(1, 101)]
@@ -143,7 +143,7 @@ def test_every_row_column_and_step_keeps_its_fraction(rate: float) -> None:
         number = over_steps.size // counts.size
         variance = number * rate * (1 - rate)
         chi_squared = np.sum((counts - number * (1 - rate)) ** 2) / variance
-        # Neither more uneven than chance nor more even.
+        # The counts are neither more uneven than chance nor more even.
         below = scipy.stats.chi2.cdf(chi_squared, counts.size)
         assert UNLIKELY < below < 1 - UNLIKELY
 
@@ -210,7 +210,7 @@ def test_a_row_is_the_same_wherever_it_stands() -> None:
 
 
 def test_rows_of_parts_of_examples_go_with_the_example() -> None:
-    """As where a sequence is folded into the batch."""
+    """A model does this where it folds a sequence into the batch."""
 
     def draw(examples: Sequence[int]) -> np.ndarray:
         @tf.function(input_signature=[tf.TensorSpec([None, 3])])
@@ -268,7 +268,7 @@ def test_a_mask_is_shared_along_the_axes_the_layer_says(
     assert values.shape == (2, *shape)
     whole = values.min(axis=shared, keepdims=True)
     np.testing.assert_array_equal(np.broadcast_to(whole, values.shape), values)
-    # 64 numbers are kept or dropped alike once in 2^63.
+    # The chance that all 64 numbers are kept, or all dropped, is 2^-63.
     assert len(np.unique(whole)) == 2
     if 0 not in shared:
         assert (whole[0] != whole[1]).any()
@@ -317,7 +317,7 @@ def test_other_random_layers_are_replayed_too(
 
 
 def test_a_model_that_communicates_while_it_computes() -> None:
-    """MirroredStrategy then traces all replicas' models by turns."""
+    """MirroredStrategy then traces the models of all replicas alternately."""
 
     def layers() -> list[keras.layers.Layer]:
         return [

@@ -1,4 +1,4 @@
-"""What --set=report.replica_statistics=true reports is what replicas computed."""
+"""Checks the statistics that --set=report.replica_statistics=true reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIVIDE = [
 
 @pytest.mark.parametrize("strategy", DIVIDE)
 def test_of_replicas_with_unequal_shares(strategy: str) -> None:
-    """Five rows on three replicas: two, two and one."""
+    """Three replicas have two, two and one of five rows."""
     features = np.random.default_rng(0).standard_normal((5, 2)).astype(np.float64)
     assembly = assemble_custom(
         strategy,
@@ -53,7 +53,12 @@ def test_of_replicas_with_unequal_shares(strategy: str) -> None:
 
 
 def reported(gradients: np.ndarray, num_examples: int) -> StepResults:
-    """As if replicas had these gradients [replicas, weights] of equal shares."""
+    """Returns the results of replicas that had certain gradients.
+
+    Args:
+      gradients: Gradient of each replica [replicas, weights].
+      num_examples: Number of examples, of which the replicas have equal shares.
+    """
     whole = gradients.mean(axis=0)
     sums = {
         "replica/square": [(gradients**2).sum()],
@@ -72,7 +77,7 @@ def reported(gradients: np.ndarray, num_examples: int) -> StepResults:
 
 
 def test_the_noise_scale_is_that_of_the_examples() -> None:
-    """Of gradients whose mean and noise are known."""
+    """The gradients have a known mean and noise."""
     random = np.random.default_rng(0)
     true, noise_of_an_example, examples = np.full(10, 0.1), 0.5, 64
     statistics = ReplicaStatistics()
@@ -80,7 +85,7 @@ def test_the_noise_scale_is_that_of_the_examples() -> None:
         noise = random.standard_normal((4, 10)) * noise_of_an_example
         found = statistics.scalars(reported(true + noise / np.sqrt(16), examples))
     expected = 10 * noise_of_an_example**2 / (true @ true)
-    # With ten other seeds 0.977 to 1.005 of it.
+    # With ten other seeds the result was 0.977 to 1.005 of this.
     assert found["gradient_noise_scale"] == pytest.approx(expected, rel=0.1)
 
 

@@ -1,4 +1,4 @@
-"""Every strategy is the same training as one device, to rounding."""
+"""Checks that every strategy trains as one device does, up to rounding."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.conformance.smooth import smooth
 from tests.markers import chosen
 
 # The bounds of "the same training" in docs/numerics.md. Adam divides by numbers near
-# zero, so that rounding counts for more. In double precision no wrong factor,
-# however small, can hide behind rounding.
+# zero, which makes rounding larger. In double precision rounding cannot hide a wrong
+# factor, however small.
 TOLERANCES = {
     ("float32", "sgd"): 1e-6,
     ("float32", "adamw"): 1e-5,
@@ -34,11 +34,11 @@ TOLERANCES = {
 }
 
 
-# How much the largest loss of a run differs from the smallest, at least.
+# Least difference of the largest and the smallest loss of a run that learns.
 LEARNS = 0.1
 
-# Seeds of initial weights and order, none of them chosen for what it shows: the first
-# two in `make test`.
+# Seeds of initial weights and order. None was chosen for its result; `make test` has
+# the first two.
 SEEDS = [
     pytest.param(range(2), id="seeds0-1"),
     pytest.param(range(2, 10), id="seeds2-9", marks=pytest.mark.exhaustive),
@@ -46,12 +46,15 @@ SEEDS = [
 
 
 def subjects(representatives: list[tuple[str, int]]) -> list[Any]:
-    """One replica, two and four divide what three do not, and add little."""
+    """Returns all subjects, of which `make test` has only the representatives.
+
+    One, two and four replicas divide the batches that three do not, and add little.
+    """
     return chosen(same_training(), representatives)
 
 
 def spec_of(model: str, dtype: str) -> ModelSpec:
-    """Returns what rounding cannot decide: see `tests.conformance.smooth`."""
+    """Returns a model whose training rounding does not decide: see `smooth.py`."""
     return smooth(model) if dtype == "float32" else models.load(model)
 
 
@@ -59,7 +62,7 @@ def spec_of(model: str, dtype: str) -> ModelSpec:
 def subject(
     strategy: str, replicas: int, model: str, update: str, dtype: str
 ) -> Subject:
-    """Kept for the next layout, so that it need not be traced again."""
+    """Assembles a subject, and keeps it for the next layout to save a trace."""
     config = small_config(
         strategy=strategy,
         num_replicas=replicas,
@@ -72,7 +75,7 @@ def subject(
 
 @functools.cache
 def reference(model: str, update: str, dtype: str) -> Subject:
-    """Returns one device, beside the one subject that is kept."""
+    """Assembles one device, and keeps it beside the subject."""
     config = small_config(model=model, dtype=dtype, **UPDATES[update])
     return Subject.of(config, spec_of(model, dtype))
 
@@ -81,7 +84,7 @@ def reference(model: str, update: str, dtype: str) -> Subject:
 def of_one_device(
     model: str, update: str, dtype: str, layout: str, seed: int | None = None
 ) -> Outcome:
-    """What one device does."""
+    """Returns the outcome of one device."""
     outcome = reference(model, update, dtype).run(LAYOUTS[layout], seed=seed)
     assert np.ptp(outcome.losses) > LEARNS, "the reference does not learn anything"
     if update == "adamw":
@@ -90,6 +93,13 @@ def of_one_device(
 
 
 def assert_same_training(outcome: Outcome, expected: Outcome, tolerance: float) -> None:
+    """Asserts that losses and variables equal those of another run.
+
+    Args:
+      outcome: Outcome to check.
+      expected: Outcome of the reference.
+      tolerance: Largest relative difference of a loss, and of a variable by its norm.
+    """
     np.testing.assert_allclose(outcome.losses, expected.losses, rtol=tolerance, atol=0)
     for index, (got, want) in enumerate(
         zip(outcome.variables, expected.variables, strict=True)
@@ -105,7 +115,7 @@ def assert_same_training(outcome: Outcome, expected: Outcome, tolerance: float) 
 def test_same_training_as_one_device(
     strategy: str, replicas: int, model: str, update: str, layout: str
 ) -> None:
-    """In double precision no error is small enough to hide behind rounding."""
+    """In double precision rounding cannot hide an error."""
     outcome = subject(strategy, replicas, model, update, "float64").run(LAYOUTS[layout])
     assert_same_training(
         outcome,
@@ -127,7 +137,7 @@ def test_same_training_as_one_device(
 def test_same_training_in_single_precision(
     strategy: str, replicas: int, model: str, update: str, seeds: range, layout: str
 ) -> None:
-    """Of models without ties, for whichever seed."""
+    """The models have no ties for rounding to decide, so every seed passes."""
     single = subject(strategy, replicas, model, update, "float32")
     for seed in seeds:
         assert_same_training(

@@ -1,4 +1,4 @@
-"""Gradients of embeddings stay sparse, and that changes nothing about the training."""
+"""Checks that gradients of embeddings stay sparse without changing the training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-# Sees the real shapes of all that is computed, which graphs do not know.
+# It sees the real shapes of all computed tensors, which graphs do not know.
 from tensorflow.python.framework import op_callbacks
 
 from tests.conformance.harness import (
@@ -24,17 +24,17 @@ from tests.markers import further
 from trainers.config.config import Config
 from trainers.loop.parts import TrainingParts
 
-# Clips always, so that a norm in which a row counts twice shows.
+# Every step clips, so that a norm that counts a row twice changes the training.
 ADAGRAD = {"optimizer": "adagrad", "learning_rate": 0.1, "clip_global_norm": 0.05}
 EMBEDDING_UPDATES = {**UPDATES, "adagrad": ADAGRAD}
-# Adagrad divides by a root that is never below that of 0.1.
+# Adagrad divides by a root that is never below the root of 0.1, so its bound is SGD's.
 BOUNDS = {
     "sgd": TOLERANCES["float64", "sgd"],
     "adagrad": TOLERANCES["float64", "sgd"],
     "adamw": TOLERANCES["float64", "adamw"],
 }
-# 97 = 4 x 24 + 1: the last batch leaves every replica but one without work. And 24
-# examples of 7 categories use most of them several times, on every replica.
+# 97 = 4 x 24 + 1: only one replica gets an example of the last batch. And 24 examples
+# of 7 categories use most of them several times, on every replica.
 LAYOUT = LAYOUTS["uneven"]
 
 
@@ -91,15 +91,18 @@ def test_the_number_of_shards_does_not_change_the_training(shards: int) -> None:
     )
 
 
-# TensorFlow says that input pipelines are not run eagerly, which is as well.
+# TensorFlow warns that input pipelines do not run eagerly. The test does not need them.
 looks_at_every_operation = pytest.mark.filterwarnings("ignore:Even though the")
 
-# Far more than anything else in this model has numbers; two columns of it.
+# Rows of two columns: far more than the numbers in any other tensor of this model.
 NUM_ROWS = 2 * 50_000
 
 
 def largest_tensor(update: str, **settings: object) -> tuple[int, str]:
-    """How many numbers are in the largest tensor of a few steps, and what made it."""
+    """Returns the number of elements of the largest tensor, and its operation.
+
+    All tensors of three steps count.
+    """
     config = clicks_config(
         update, num_columns=2, num_categories=NUM_ROWS // 2, **settings
     )
@@ -115,7 +118,8 @@ def largest_tensor(update: str, **settings: object) -> tuple[int, str]:
         op_name: Any = None,
         graph: Any = None,
     ) -> None:
-        # The input pipeline alone is still a graph: no tensors to look at.
+        # Only the input pipeline still runs as a graph, which has no tensors to look
+        # at.
         if graph is None:
             name = tf.compat.as_str(operation)
             made.extend((tensor.shape.num_elements(), name) for tensor in outputs)
@@ -153,7 +157,7 @@ def test_bfloat16_converts_no_more_than_the_rows_it_uses() -> None:
 def test_what_passes_over_all_rows_is_noticed(
     update: str, settings: dict[str, object]
 ) -> None:
-    """So that the test before can fail."""
+    """Without this the tests above could not fail."""
     assert largest_tensor(update, **settings) >= (NUM_ROWS, "")
 
 
@@ -162,8 +166,9 @@ def assembly_of(**settings: object) -> TrainingParts:
 
 
 def test_gradient_bytes_are_those_of_the_rows_that_a_replica_uses() -> None:
-    # 3,000 rows of 4 float64 in all; a batch of 8 uses 24 at most, each with its
-    # int64 index. The tower: 12 x 16 + 16 and 16 x 2 + 2.
+    # The tables have 3,000 rows of 4 float64. A batch of 8 uses at most 24 of them,
+    # each with its int64 index. The dense layers have 12 x 16 + 16 and 16 x 2 + 2
+    # weights.
     tower = 8 * (12 * 16 + 16 + 16 * 2 + 2)
     size = {"num_categories": 1000, "global_batch_size": 8}
     assert assembly_of(**size).gradient_bytes() == tower + 24 * (4 * 8 + 8)

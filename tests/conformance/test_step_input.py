@@ -1,4 +1,4 @@
-"""Spans of batches: what steps wait for them is what the clock says, and no more."""
+"""Checks that the measured wait of steps for their batches is the real wait."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def slowly(value: np.ndarray, seconds: float) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of the steps of one call.
+    """The times of the steps of one call.
 
     Attributes:
-      batches: the sum of them.
-      first_wait_seconds: of the first step.
-      wait_seconds: of all steps but the first.
-      seconds: of the call.
+      batches: Sum of the batches, which are numbers.
+      first_wait_seconds: Wait of the first step.
+      wait_seconds: Wait of all steps except the first.
+      seconds: Duration of the call.
     """
 
     batches: int
@@ -40,7 +40,10 @@ class Outcome:
 
 
 class Loop:
-    """Adds up batches, which are numbers, as many in every call."""
+    """A loop that adds up batches, which are numbers.
+
+    Every call takes `NUM_STEPS` of them.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class Loop:
             span = tf.numpy_function(slowly, [span, span_seconds], tf.int64)
             return tf.ensure_shape(span, [None])
 
-        # Read when it is asked for, and not before: by default tf.data looks ahead.
+        # By default tf.data reads ahead; here a span is read when a step asks for it.
         options = tf.data.Options()
         options.experimental_optimization.inject_prefetch = False
         spans = numbers.map(pause) if span_seconds else numbers
@@ -94,7 +97,7 @@ class Loop:
     ) -> Sequence[tf.Tensor]:
         step, batches, first_wait, wait = state
         if self._step_seconds:
-            # Nothing that is returned depends on it, as on a step's update.
+            # As with a step's update, no returned value depends on it.
             tf.numpy_function(slowly, [np.float64(0), self._step_seconds], tf.float64)
             self._applied.assign_add(1)
         first_wait += tf.where(step > 0, _SECONDS, taken.wait)
@@ -107,25 +110,25 @@ _SECONDS = tf.constant(0.0, tf.float64)
 
 @pytest.mark.parametrize("call", [0, 1])
 def test_steps_wait_for_an_input_that_is_slower(call: int) -> None:
-    """By about as much as all but the first span take."""
+    """The steps wait for about as long as all spans except the first take."""
     loop = Loop(span_seconds=PAUSE_SECONDS)
     outcome = [loop.call() for _ in range(call + 1)][-1]
     spans = NUM_STEPS // STEPS_OF_SPAN
-    # The last may have begun when the one before was handed out; sleeping is exact to
-    # much less than a tenth.
+    # The last span may have begun when the loop got the span before it; sleeping is
+    # exact to much less than a tenth.
     assert outcome.wait_seconds > 0.9 * (spans - 2) * PAUSE_SECONDS
     assert outcome.wait_seconds < outcome.seconds
 
 
 def test_a_slow_step_is_not_taken_for_input() -> None:
-    """Nor is an update, which nothing that the loop hands on depends on."""
+    """An update does not count as input either; no value of the loop depends on it."""
     outcome = Loop(step_seconds=PAUSE_SECONDS).call()
     assert outcome.seconds > NUM_STEPS * PAUSE_SECONDS
     assert outcome.wait_seconds < outcome.seconds / 4
 
 
 def test_no_step_waits_for_less_than_no_time() -> None:
-    """Most calls began with -30 to -170 microseconds, and some with milliseconds."""
+    """Most calls began with a wait of -30 to -170 microseconds, and some with less."""
     loop = Loop(num_calls=200)
     outcomes = [loop.call() for _ in range(200)]
     assert min(outcome.first_wait_seconds for outcome in outcomes) >= 0
@@ -133,7 +136,7 @@ def test_no_step_waits_for_less_than_no_time() -> None:
 
 
 def test_the_next_span_is_read_while_steps_are_computed() -> None:
-    """Steps that together take three times as long as their span wait for none."""
+    """Steps that together take three times as long as a span do not wait for it."""
     seconds = 1.5 * PAUSE_SECONDS
     outcome = Loop(span_seconds=PAUSE_SECONDS, step_seconds=seconds).call()
     assert outcome.wait_seconds < NUM_STEPS // STEPS_OF_SPAN * PAUSE_SECONDS / 2

@@ -1,4 +1,4 @@
-"""Clocks inside of steps change no bit of the training, and their times add up."""
+"""Checks that clocks inside of steps change no bit, and that their times add up."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trainers.experiments.explain.breakdown import (
     read_breakdown,
 )
 
-# More than rounding of the clock, and less than a phase that is missing.
+# The bound is more than rounding of the clock, and less than a missing phase.
 TOLERANCE = 0.05
 
-# The others compute in the same way, and are for the exhaustive suite.
+# These repeat a computation that others test, so only the exhaustive suite runs them.
 _ONLY_EXHAUSTIVE = pytest.mark.exhaustive
 
 IN_ONE_PROCESS = [
@@ -36,7 +36,7 @@ IN_ONE_PROCESS = [
     ),
 ]
 IN_SEVERAL = [
-    # Three addends have several orders.
+    # Three workers, because three numbers can be added in several orders.
     pytest.param(
         ("--strategy=multi_worker_mirrored", "--num_workers=3"),
         id="multi_worker_mirrored",
@@ -74,7 +74,7 @@ def train(folder: pathlib.Path, flags: tuple[str, ...], phases: bool) -> pathlib
 
 
 def check_sums(run: pathlib.Path) -> None:
-    """The phases of each replica add up to the wall time, and within the steps."""
+    """Asserts that the phases of each replica add up to the wall time."""
     breakdown = read_breakdown(run)
     for replica in breakdown.replicas:
         assert replica.share(*PHASES) == pytest.approx(1, abs=TOLERANCE)
@@ -82,6 +82,7 @@ def check_sums(run: pathlib.Path) -> None:
 
 
 def check_bits(folder: pathlib.Path, flags: tuple[str, ...]) -> None:
+    """Asserts that a run with clocks has the losses and weights of a run without."""
     with_clocks, without = (train(folder, flags, phases) for phases in (True, False))
     runs = (with_clocks, without)
     losses = [processes.train_losses_of(run) for run in runs]

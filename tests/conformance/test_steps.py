@@ -1,4 +1,4 @@
-"""Exactly the steps that were asked for, from one trace, leaving nothing behind."""
+"""Checks that a call runs exactly the requested steps, from a single trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.conformance.harness import (
 )
 from tests.markers import chosen
 
-# What is tested here does not depend on how many there are, once there are several.
+# Three replicas stand for any number of several replicas in these tests.
 ALONE_AND_UNEVEN = chosen(alone_and_uneven(subjects()), uneven(subjects()))
 
 
@@ -101,7 +101,7 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_alone(
 def test_a_metric_that_is_not_finite_changes_nothing_else(
     strategy: str, replicas: int
 ) -> None:
-    """The last label is infinite for one metric; as in `fit`, training goes on."""
+    """A metric is infinite for the last label; as in `fit`, training continues."""
     assembly = assemble_custom(
         strategy,
         replicas,
@@ -144,7 +144,7 @@ def test_an_example_that_is_not_finite_is_evaluated_with_all_others(
 
 @pytest.mark.parametrize(("strategy", "replicas"), ALONE_AND_UNEVEN)
 def test_evaluation_counts_every_example_once(strategy: str, replicas: int) -> None:
-    """37 = 3 x 10 + 7 held-out examples, each worth its own index."""
+    """37 = 3 x 10 + 7 examples are held out; the metric of each is its index."""
     assembly = assemble_custom(
         strategy,
         replicas,
@@ -157,7 +157,7 @@ def test_evaluation_counts_every_example_once(strategy: str, replicas: int) -> N
 
 
 def step_of_loop(strategy: str, replicas: int) -> tuple[list[Any], dict[str, Any]]:
-    """Nodes of one step of the mlp, and those of all functions by name."""
+    """Returns the nodes of one step of the mlp, and of all functions by name."""
     config = small_config(strategy=strategy, num_replicas=replicas, model="mlp")
     assembly = Subject.of(config).assembly
     batches = assembly.strategy.distribute(assembly.batches(0))
@@ -168,7 +168,7 @@ def step_of_loop(strategy: str, replicas: int) -> tuple[list[Any], dict[str, Any
         (loop,) = (node for node in nodes if node.op == "While")
         return list(functions[loop.attr["body"].func.name])
 
-    # Steps are in the loop over spans.
+    # The loop over steps is inside of the loop over spans.
     return body(body(graph.node)), functions
 
 
@@ -181,19 +181,19 @@ def test_what_a_step_does_not_do_costs_it_next_to_nothing() -> None:
         if node.op in ("If", "StatelessIf")
         for branch in ("then_branch", "else_branch")
     )
-    # Not looked at, looked at, not applied; last what nearly every step does.
+    # The branches: no summary, summary, no update; the largest is the usual update.
     assert len(sizes) == 4
     assert max(sizes[:3]) <= 6 < sizes[3]
 
 
 def test_small_tensors_of_mirrored_replicas_are_summed_in_one() -> None:
-    """One sum of gradients, in single precision, and one of losses and metrics."""
+    """There is one sum of gradients, in single precision, and one of all metrics."""
     step, _ = step_of_loop("mirrored", 2)
     assert sum(node.op == "AddN" for node in step) == 2
 
 
 def test_nothing_is_left_after_close() -> None:
-    """In a process of its own, because TensorFlow's pools outlive every strategy."""
+    """It runs in another process: TensorFlow's thread pools outlive strategies."""
     program = f"""
 import threading, psutil
 from strategies import registry as discovery

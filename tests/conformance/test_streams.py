@@ -1,4 +1,4 @@
-"""Training on a stream is the same training under every strategy of one process."""
+"""Checks that training on a stream is the same under every strategy of one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_STEPS = 9
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """23 examples, so that an epoch of batches of 5 ends with one of 3."""
+    """Writes 23 examples, so that an epoch of batches of 5 ends with one of 3."""
     return write_folder(tmp_path_factory.mktemp("records") / "train", (8, 4, 11))
 
 
@@ -67,7 +67,7 @@ def of_several_replicas() -> list[str]:
 def test_same_training_as_one_device(
     data: pathlib.Path, strategy: str, sharding: str
 ) -> None:
-    """Also by file: all replicas of a process read the same files."""
+    """With sharding by file too, all replicas of a process read the same files."""
     alone = assembled(config_of(data, sharding))
     expected = losses(alone, 0, NUM_STEPS)
     several = assembled(config_of(data, sharding, strategy=strategy, num_replicas=3))
@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_sees_what_it_would_have_seen(data: pathlib.Path) -> 
 def test_what_is_declared_holds_for_the_data_as_well(
     data: pathlib.Path, strategy: str, sharding: str
 ) -> None:
-    """Processes with files of their own train on other global batches."""
+    """Processes that read different files train on other global batches."""
     declared = registry.traits(strategy)
     if sharding != "exact" and not declared.supports_streaming:
         with pytest.raises(ValueError, match=f"--sharding={sharding} does not"):
@@ -110,6 +110,6 @@ def test_what_is_declared_holds_for_the_data_as_well(
 
 
 def test_asynchronous_towers_refuse_a_stream(data: pathlib.Path) -> None:
-    """They read any step on request."""
+    """Asynchronous towers need random access to the batches of all steps."""
     with pytest.raises(ValueError, match=r"--update=async.*--update=sync"):
         config_of(data, "example", strategy="tower", update="async")
