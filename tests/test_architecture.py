@@ -1,4 +1,4 @@
-"""Layers point in one direction, and each concern has one place."""
+"""Checks that imports point in one direction and that each concern has one place."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import re
 import pytest
 
 from strategies import registry
+from strategies.base import Strategy
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGES = ("strategies", "models", "trainers")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
-# Commands of their own, which read their own few flags.
+# Separate commands, which read their few flags themselves.
 TOOLS = {"trainers/cli/tool.py", "trainers/matpow.py", "trainers/write_tfrecord.py"}
 
 
@@ -27,7 +28,7 @@ def tree_of(path: pathlib.Path) -> ast.Module:
 
 
 def imported_modules(path: pathlib.Path, skip_typing: bool = False) -> set[str]:
-    """Everything a file imports anywhere, by its full dotted name.
+    """Returns the full dotted name of everything that a file imports anywhere.
 
     Args:
       path: A file of Python.
@@ -74,7 +75,7 @@ def test_lower_layers_do_not_import_higher_ones(package: str, forbidden: str) ->
     assert offenders == []
 
 
-# A folder imports only folders of the floors below it.
+# A folder imports only folders of the rows above its row.
 FLOORS = (
     ("models", "strategies/common", "strategies/common/private_apis"),
     ("strategies/cluster", "strategies/devices", "strategies/inner_loop"),
@@ -115,7 +116,7 @@ def folder_of(path: pathlib.Path) -> str:
 
 
 def imported_folders(path: pathlib.Path) -> set[str]:
-    """Folders of the modules that a file imports when it runs."""
+    """Returns the folders of the modules that a file imports when it runs."""
     modules = {name_of(p).removesuffix(".py").replace("/", "."): p for p in FILES}
     found = set()
     for name in imported_modules(path, skip_typing=True):
@@ -152,7 +153,7 @@ COLLECTIVES = (
 
 
 def test_only_the_training_program_calls_collectives() -> None:
-    """So that a reporter that does nothing leaves no other task waiting."""
+    """A reporter that does nothing would otherwise leave the other tasks waiting."""
     callers = {
         name_of(path)
         for path in FILES
@@ -165,7 +166,7 @@ def test_only_the_training_program_calls_collectives() -> None:
         "trainers/modes/training_run.py",
         # `agree_on_step`, which the training program calls.
         "trainers/fault_tolerance/rollback.py",
-        # A Keras program runs on every task too, and so do its epochs.
+        # Every task runs the Keras program and its epochs.
         "trainers/keras_program/epochs.py",
         "trainers/keras_program/program.py",
         # `broadcast_json`, which the epochs call.
@@ -203,7 +204,7 @@ _ENDS_OF_PYTHON = ("atexit._run_exitfuncs", "threading._shutdown")
 
 
 def test_private_names_of_libraries_are_in_one_place() -> None:
-    """`thing._name` where thing is neither self nor cls."""
+    """Finds every `thing._name` where thing is neither self nor cls."""
     offenders = {
         f"{name_of(path)}: {ast.unparse(node)}"
         for path in FILES
@@ -211,9 +212,9 @@ def test_private_names_of_libraries_are_in_one_place() -> None:
         if isinstance(node, ast.Attribute)
         and re.match(r"_[a-z]", node.attr)
         and ast.unparse(node.value) not in ("self", "cls")
-        # The first two are public, whatever their names look like. The others are
-        # Python's, for programs that do not load TensorFlow;
-        # tests/cluster/test_own_model.py, keras_program/test_end_of_program.py.
+        # The first two are public in spite of the underscore. The others are names of
+        # Python, for programs that do not load TensorFlow; they are tested in
+        # tests/cluster/test_own_model.py and keras_program/test_end_of_program.py.
         and ast.unparse(node)
         not in ("os._exit", "sys._current_frames", *_ENDS_OF_PYTHON)
         and node.attr not in own_private_names(path) | {"_replace"}
@@ -223,7 +224,7 @@ def test_private_names_of_libraries_are_in_one_place() -> None:
 
 
 def own_private_names(path: pathlib.Path) -> set[str]:
-    """What the file itself defines on its own classes."""
+    """Returns the names that a file defines on its own classes."""
     return {
         node.attr
         for node in ast.walk(tree_of(path))
@@ -252,7 +253,7 @@ def test_nothing_branches_on_the_name_of_a_strategy() -> None:
     assert offenders == set()
 
 
-# What runs or unpickles what a file says, by the name that is called or given.
+# Names of functions, modules and arguments by which a file that is read can run code.
 RUNS_WHAT_IT_READS = {
     *("load_model", "load_weights", "model_from_json", "from_config", "TFSMLayer"),
     *(
@@ -276,34 +277,34 @@ RUNS_WHAT_IT_READS = {
 }
 IMPORT_BY_NAME = {
     *("models/__init__.py", "strategies/registry.py", "trainers/inputs/__init__.py"),
-    # These say the name themselves, or have it from --mode.
+    # These modules contain the names, or get the name from --mode.
     *("trainers/__init__.py", "trainers/main.py", "trainers/cli/app.py"),
     *("trainers/fault_tolerance/tensorflow_errors.py", "trainers/cli/app.py"),
-    # A name that only the command line gives; tests/trainers/user_code/test_names.py.
+    # Only the command line gives this name; see tests/trainers/user_code/test_names.py.
     "models/factories.py",
-    # One module, which would load Keras.
+    # It imports one module late, because that module loads Keras.
     "trainers/api.py",
-    # What a template, or a process that waits for one, imports in advance.
+    # A template, and a process that waits for a template, import these in advance.
     *("strategies/processes/template_process.py", "trainers/cli/warm_start.py"),
     "trainers/modes/compare.py",
-    # Two parts of Keras, by their own names.
+    # It imports two modules of Keras by literal names.
     "trainers/cli/tensorflow_setup.py",
 }
 
 
-# Reads files of Keras's own form, in its safe mode; see
-# tests/fault_injection/test_malicious_files.py.
+# Modules that read Keras's own file formats, in its safe mode, and the names they use;
+# see tests/fault_injection/test_malicious_files.py.
 READS_KERAS_FILES = {
     "trainers/run_dir/export.py": {"load_model", "safe_mode", "load_weights"},
-    # With pickles switched off.
+    # It reads arrays with pickles switched off.
     "trainers/keras_program/encoding.py": {"allow_pickle"},
-    # Files in a temporary folder that the same user's process has just written.
+    # It reads temporary files that a process of the same user has just written.
     "trainers/keras_program/sent_call.py": {"load_model", "safe_mode", "pickle"},
 }
 
 
 def names_in(path: pathlib.Path) -> set[str]:
-    """Every name, attribute, module and keyword argument."""
+    """Returns every name, attribute, module and keyword argument of a file."""
     found = {part for name in imported_modules(path) for part in name.split(".")}
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Name):
@@ -327,12 +328,8 @@ def test_nothing_runs_what_it_reads() -> None:
 
 
 def test_strategies_inherit_only_from_the_contract() -> None:
-    for path in FILES:
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ClassDef) and "Strategy" in map(
-                ast.unparse, node.bases
-            ):
-                assert len(node.bases) == 1, f"{name_of(path)}: {node.name}"
+    for name in registry.names():
+        assert registry.load(name).__bases__ == (Strategy,), name
 
 
 def test_library_code_has_no_assert_and_swallows_nothing() -> None:
@@ -356,7 +353,6 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "strategies/registry.py",
         "strategies/launcher/process.py",
         "strategies/devices/gpu.py",
-        "strategies/devices/gpu.py",
         "strategies/hello_cluster/__main__.py",
         "strategies/cluster/security.py",
         "strategies/launcher/launch_config.py",
@@ -377,7 +373,6 @@ def test_what_is_configured_without_tensorflow_does_not_import_it() -> None:
         "trainers/config/config.py",
         "trainers/config/groups.py",
         "trainers/cli/flags.py",
-        "trainers/cli/help.py",
         "trainers/cli/help.py",
         "trainers/inputs/cifar10_files.py",
         "trainers/matpow.py",
